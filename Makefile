@@ -1,0 +1,65 @@
+# Needs make, Python >= 3.11 and the network once. Everything else is set up by the target that needs it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+UV_REQUIREMENT := uv>=0.9,<1
+# A uv on PATH is used when it runs and is new enough; otherwise one of our own is installed in .tools/.
+ifndef UV
+UV := $(shell uv --version 2>/dev/null | grep -Eq '^uv (0\.(9|[1-9][0-9]+)|[1-9])' && echo uv || echo .tools/bin/uv)
+endif
+RUN := $(UV) run --frozen
+DATA_DIR ?= .stateroom
+PYTEST_ARGS ?=
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+.tools/bin/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv .tools || { echo 'python3 has no venv module (Debian: apt install python3-venv)' >&2; exit 1; }
+	@.tools/bin/python -m pip install --quiet --disable-pip-version-check '$(UV_REQUIREMENT)'
+
+.PHONY: setup
+setup: $(if $(findstring /,$(UV)),$(UV)) ## Install the locked environment into .venv
+	@$(UV) sync --frozen --inexact --quiet
+
+.PHONY: demo
+demo: setup ## Show an agent that crashes, resumes and forks, on real engines (a minute)
+	@$(RUN) python examples/demo.py
+
+.PHONY: serve
+serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DIR (.stateroom)
+	@$(RUN) stateroom serve --embedded --data-dir '$(DATA_DIR)'
+
+.PHONY: test
+test: setup ## Run the tests (PYTEST_ARGS=... is passed on)
+	@$(RUN) pytest -m 'not soak' $(PYTEST_ARGS)
+
+.PHONY: check
+check: setup ## Check style, formatting, types and the import layers
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+	@$(RUN) lint-imports
+
+.PHONY: bench
+bench: setup ## Measure against LangGraph's own PostgreSQL saver
+	@$(RUN) --group bench python -m benchmarks.run
+
+.PHONY: soak
+soak: setup ## Run the long tests
+	@$(RUN) --group bench pytest -m soak $(PYTEST_ARGS)
+
+.PHONY: openapi
+openapi: setup ## Write docs/openapi.json
+	@$(RUN) stateroom openapi > docs/openapi.json.new
+	@mv docs/openapi.json.new docs/openapi.json
+
+.PHONY: clean
+clean: ## Remove environments and caches, never data (DATA_DIR stays)
+	@rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
