@@ -1,0 +1,66 @@
+"""Seals and opens bytes under a context.
+
+This package owns keys in memory, ciphers, the envelope format and root keys. It knows no table, no SQL and no
+HTTP, and it is the only one that imports `cryptography`. Callers use a `Sealer` for a subject's data,
+`SecretKey`, `KeyCache` and the wrapping functions for keys, and a `RootKey` for the outermost one; everything
+fails closed with an error that carries neither payload nor key.
+"""
+
+from crypto.context import Field, Kind, encode_context
+from crypto.digests import CONTENT_ID_BYTES, boundary_digest, content_id, keyed_digest
+from crypto.envelope import (
+    READABLE_ENVELOPE_VERSIONS,
+    WRITE_ENVELOPE_VERSION,
+    Flag,
+    Header,
+    KeyScope,
+    peek_header,
+)
+from crypto.errors import (
+    CryptoError,
+    KeyDenied,
+    KeyDestroyed,
+    KeyUnavailable,
+    OpenError,
+    RootKeyInvalid,
+    SelfTestFailed,
+)
+from crypto.keyring import KCV_BYTES, KeyCache, SecretKey, unwrap_subject_key, wrap_subject_key
+from crypto.roots import FileRootKey, MemoryRootKey, RootKey, WrappedKey, create_root_key
+from crypto.sealer import Sealer
+from crypto.suites import Suite
+
+__all__ = [
+    "CONTENT_ID_BYTES",
+    "KCV_BYTES",
+    "READABLE_ENVELOPE_VERSIONS",
+    "WRITE_ENVELOPE_VERSION",
+    "CryptoError",
+    "Field",
+    "FileRootKey",
+    "Flag",
+    "Header",
+    "KeyCache",
+    "KeyDenied",
+    "KeyDestroyed",
+    "KeyScope",
+    "KeyUnavailable",
+    "Kind",
+    "MemoryRootKey",
+    "OpenError",
+    "RootKey",
+    "RootKeyInvalid",
+    "Sealer",
+    "SecretKey",
+    "SelfTestFailed",
+    "Suite",
+    "WrappedKey",
+    "boundary_digest",
+    "content_id",
+    "create_root_key",
+    "encode_context",
+    "keyed_digest",
+    "peek_header",
+    "unwrap_subject_key",
+    "wrap_subject_key",
+]

@@ -1,0 +1,57 @@
+"""Every failure this package raises, and nothing more than its name.
+
+Owns the exception types of `crypto`. An error carries a code, a version number or a delay; it never carries a
+payload, a key, a context or the cause that could hold one. Mapping errors to HTTP answers belongs to the
+gateway.
+"""
+
+from typing import Literal
+
+OpenCode = Literal["format", "unsupported", "authentication", "size"]
+
+
+class CryptoError(Exception):
+    """Base of every error of this package."""
+
+
+class OpenError(CryptoError):
+    """An envelope was refused; nothing of its content was released.
+
+    Attributes:
+        code: Why. `format`: the bytes are not an envelope. `unsupported`: a newer envelope version, an
+            unknown suite or a reserved flag. `authentication`: wrong key, wrong context, another kind than
+            asked for, or altered bytes. `size`: the content is larger than the caller allows, or its sealed
+            length is untrue.
+    """
+
+    def __init__(self, code: OpenCode) -> None:
+        super().__init__(f"envelope refused: {code}")
+        self.code: OpenCode = code
+
+
+class KeyUnavailable(CryptoError):  # noqa: N818  the word callers read in a log is the condition itself
+    """The key exists but cannot be had now (a root key service is down or throttles); try again later.
+
+    Attributes:
+        retry_after_seconds: The earliest moment at which another try makes sense, in seconds from now.
+    """
+
+    def __init__(self, retry_after_seconds: float) -> None:
+        super().__init__(f"key unavailable, retry after {retry_after_seconds:g} s")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class KeyDenied(CryptoError):  # noqa: N818
+    """The root key refused: no permission, a disabled key, or a wrapping made by another root key."""
+
+
+class KeyDestroyed(CryptoError):  # noqa: N818
+    """The key version an envelope names no longer exists; what it sealed is gone for ever."""
+
+
+class RootKeyInvalid(CryptoError):  # noqa: N818
+    """The root key's configuration or file cannot be used; the message says what to do about it."""
+
+
+class SelfTestFailed(CryptoError):  # noqa: N818
+    """A known answer did not come out, or the library is too old; the process must not serve."""

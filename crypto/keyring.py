@@ -1,0 +1,309 @@
+"""Key material in memory: what holds it, what derives from it, what wraps it, and how long it is cached.
+
+Owns `SecretKey`, the wrapping of subject keys under a tenant key, and `KeyCache`. Wiping is best effort: the
+cipher library, the garbage collector and swap may hold copies this module cannot reach. Where keys are stored
+and who may ask for them is decided above.
+"""
+
+import asyncio
+import hmac
+import os
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Final, Generic, Literal, NoReturn, TypeVar
+from uuid import UUID
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from crypto.context import Field, Kind, encode_context, encode_fields
+from crypto.envelope import Flag, Header, KeyScope, open_body, peek_header, seal_body
+from crypto.errors import KeyUnavailable, OpenError
+from crypto.suites import KEY_BYTES, BytesLike, Suite
+
+KCV_BYTES: Final = 8
+
+SubjectKeyPurpose = Literal["data", "id"]
+
+_KCV_INFO: Final = b"stateroom/v1/kcv"
+_SUBJECT_KEK: Final = b"stateroom/v1/subject-kek"
+_SHA512: Final = hashes.SHA512()
+
+
+class _Material(bytearray):
+    """Bytes that are zeroed when the last view of them is gone."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        self[:] = bytes(len(self))
+
+
+class SecretKey:
+    """32 secret bytes that do not show in a repr, cannot be pickled or copied, and are zeroed at the end.
+
+    Two instances are equal only if they are the same object; compare keys by their `kcv`.
+    """
+
+    __slots__ = ("__weakref__", "_view")
+
+    def __init__(self, material: BytesLike) -> None:
+        """Copy 32 bytes of key material.
+
+        Raises:
+            ValueError: There are not 32 of them.
+        """
+        if len(material) != KEY_BYTES:
+            raise ValueError("a key is 32 bytes")
+        self._view = memoryview(_Material(material)).toreadonly()
+
+    @classmethod
+    def generate(cls) -> "SecretKey":
+        """Return a new key from the operating system's random source."""
+        return cls(os.urandom(KEY_BYTES))
+
+    def borrow(self) -> memoryview:
+        """Return a read-only view of the key for one cryptographic call; do not keep or copy it."""
+        return self._view
+
+    def kcv(self) -> bytes:
+        """Return the key check value: 8 bytes that recognise the key and reveal nothing of it.
+
+        `HKDF-Expand-SHA-512(key, "stateroom/v1/kcv", 8)`.
+        """
+        return HKDFExpand(_SHA512, KCV_BYTES, _KCV_INFO).derive(self._view)
+
+    def derive(self, purpose: bytes, *fields: Field) -> "SecretKey":
+        """Derive an independent key: `HKDF-Expand-SHA-512(key, purpose || 00 || fields, 32)`.
+
+        Fields are encoded as in a context, so that no two purposes with fields share their bytes.
+
+        Raises:
+            ValueError: The purpose is empty or contains a zero byte, or a field cannot be encoded.
+        """
+        if not purpose or 0 in purpose:
+            raise ValueError("a purpose is not empty and has no zero byte")
+        return SecretKey(
+            HKDFExpand(_SHA512, KEY_BYTES, purpose + b"\0" + encode_fields(fields)).derive(self._view),
+        )
+
+    def __repr__(self) -> str:
+        return "SecretKey(...)"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a secret key cannot be pickled or copied")
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a secret key cannot be pickled or copied")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise TypeError("a secret key cannot be pickled or copied")
+
+
+def wrap_subject_key(  # noqa: PLR0917  the order is part of the published signature
+    tenant_key: SecretKey,
+    tenant_key_version: int,
+    deployment_id: UUID,
+    tenant_id: UUID,
+    subject_id: str,
+    purpose: SubjectKeyPurpose,
+    key_version: int,
+    key: SecretKey,
+) -> bytes:
+    """Wrap a subject's data or id key under the tenant key.
+
+    Returns:
+        An envelope of kind SUBJECT_KEY with `key_version` = `tenant_key_version`, sealed under the tenant
+        key's purpose key "stateroom/v1/subject-kek" at the location (purpose, key_version).
+
+    Raises:
+        ValueError: `tenant_key_version` is not 1 to 2^32 - 1.
+    """
+    header = Header(
+        Suite.COBBLESTONE_256,
+        Flag(0),
+        Kind.SUBJECT_KEY,
+        KeyScope.TENANT,
+        tenant_key_version,
+    ).pack()
+    context = encode_context(header, deployment_id, tenant_id, subject_id, (purpose, key_version))
+    wrapping_key = tenant_key.derive(_SUBJECT_KEK)
+    return seal_body(
+        header,
+        wrapping_key.borrow(),
+        context,
+        KEY_BYTES,
+        bytes(key.borrow()),
+    )
+
+
+def unwrap_subject_key(  # noqa: PLR0917  the order is part of the published signature
+    tenant_key: SecretKey,
+    tenant_key_version: int,
+    deployment_id: UUID,
+    tenant_id: UUID,
+    subject_id: str,
+    purpose: SubjectKeyPurpose,
+    key_version: int,
+    wrapped: bytes,
+    kcv: bytes,
+) -> SecretKey:
+    """Unwrap a key made by `wrap_subject_key` and compare its check value with the stored one.
+
+    Raises:
+        OpenError: `format` or `unsupported` if the bytes are no such envelope; `authentication` if the tenant
+            key, its version, any part of the location or the check value is another.
+    """
+    header = peek_header(wrapped)
+    if (
+        header.kind is not Kind.SUBJECT_KEY
+        or header.scope is not KeyScope.TENANT
+        or header.key_version != tenant_key_version
+        or header.suite is not Suite.COBBLESTONE_256
+        or header.flags
+    ):
+        raise OpenError("authentication")
+    context = encode_context(wrapped, deployment_id, tenant_id, subject_id, (purpose, key_version))
+    wrapping_key = tenant_key.derive(_SUBJECT_KEK)
+    raw_bytes, body = open_body(wrapped, wrapping_key.borrow(), context)
+    if raw_bytes != KEY_BYTES or len(body) != KEY_BYTES:
+        raise OpenError("format")
+    key = SecretKey(body)
+    if not hmac.compare_digest(key.kcv(), kcv):
+        raise OpenError("authentication")
+    return key
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class KeyCache(Generic[K, V]):
+    """A bounded cache of opened keys with two ages and one load at a time for each entry.
+
+    Younger than `soft_ttl_seconds`, an entry is used. Between the two ages `get_or_load` loads it anew and
+    falls back to the old value only while the loader says `KeyUnavailable` (an outage must not stop cached
+    tenants). Older than `hard_ttl_seconds`, an entry does not exist. Any other failure of a load evicts the
+    entry: a key that was denied or destroyed must not be served from memory.
+
+    Not thread safe: one instance belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        entries_max: int,
+        soft_ttl_seconds: float,
+        hard_ttl_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """Create an empty cache.
+
+        Args:
+            entries_max: The least recently used entry beyond this number is dropped.
+            soft_ttl_seconds: Age from which an entry is loaded anew.
+            hard_ttl_seconds: Age from which an entry is never used.
+            clock: Monotonic seconds, for example `time.monotonic`.
+
+        Raises:
+            ValueError: No room for one entry, or the ages are negative or out of order.
+        """
+        if entries_max < 1:
+            raise ValueError("entries_max must be at least 1")
+        if not 0 <= soft_ttl_seconds <= hard_ttl_seconds:
+            raise ValueError("0 <= soft_ttl_seconds <= hard_ttl_seconds must hold")
+        self._entries_max = entries_max
+        self._soft_ttl_seconds = soft_ttl_seconds
+        self._hard_ttl_seconds = hard_ttl_seconds
+        self._clock = clock
+        self._entries: OrderedDict[K, tuple[float, V]] = OrderedDict()
+        self._loads: dict[K, asyncio.Task[V]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, cache_key: K) -> V | None:
+        """Return the value if there is one younger than the hard age, else None."""
+        return self._lookup(cache_key, self._hard_ttl_seconds)
+
+    def put(self, cache_key: K, value: V) -> None:
+        """Store a value, newest of all; a load that is under way will not overwrite it."""
+        self._loads.pop(cache_key, None)
+        self._store(cache_key, value)
+
+    def evict(self, cache_key: K) -> None:
+        """Forget a value; a load that is under way will not bring it back."""
+        self._loads.pop(cache_key, None)
+        self._entries.pop(cache_key, None)
+
+    def clear(self) -> None:
+        """Forget everything; loads that are under way will not bring anything back."""
+        self._loads.clear()
+        self._entries.clear()
+
+    async def get_or_load(self, cache_key: K, loader: Callable[[], Awaitable[V]]) -> V:
+        """Return the cached value, or load it once for all who ask at the same time.
+
+        The load runs in its own task: a waiter that is cancelled leaves it to the others. A failed load is
+        not cached; everyone who waited for it gets its error.
+
+        Raises:
+            KeyUnavailable: The loader's, when no value younger than the hard age is left.
+            Exception: Whatever else the loader raises.
+        """
+        value = self._lookup(cache_key, self._soft_ttl_seconds)
+        if value is not None:
+            return value
+        load = self._loads.get(cache_key)
+        # A load cancelled before its first step could not take itself off the list.
+        if load is None or load.done():
+            load = asyncio.get_running_loop().create_task(self._load(cache_key, loader))
+            self._loads[cache_key] = load
+            load.add_done_callback(_retrieve)
+        try:
+            return await asyncio.shield(load)
+        except KeyUnavailable:
+            value = self._lookup(cache_key, self._hard_ttl_seconds)
+            if value is None:
+                raise
+            return value
+
+    async def _load(self, cache_key: K, loader: Callable[[], Awaitable[V]]) -> V:
+        this_load = asyncio.current_task()
+        try:
+            value = await loader()
+        except BaseException as error:
+            if self._loads.get(cache_key) is this_load:
+                del self._loads[cache_key]
+                if not isinstance(error, (KeyUnavailable, asyncio.CancelledError)):
+                    self._entries.pop(cache_key, None)
+            raise
+        # Evicted or replaced meanwhile: what was read before that moment must not come back.
+        if self._loads.get(cache_key) is this_load:
+            del self._loads[cache_key]
+            self._store(cache_key, value)
+        return value
+
+    def _lookup(self, cache_key: K, ttl_seconds: float) -> V | None:
+        entry = self._entries.get(cache_key)
+        if entry is None:
+            return None
+        age_seconds = self._clock() - entry[0]
+        if age_seconds >= self._hard_ttl_seconds:
+            del self._entries[cache_key]
+            return None
+        if age_seconds >= ttl_seconds:
+            return None
+        self._entries.move_to_end(cache_key)
+        return entry[1]
+
+    def _store(self, cache_key: K, value: V) -> None:
+        self._entries[cache_key] = (self._clock(), value)
+        self._entries.move_to_end(cache_key)
+        while len(self._entries) > self._entries_max:
+            self._entries.popitem(last=False)
+
+
+def _retrieve(load: "asyncio.Task[V]") -> None:
+    """Mark a failure as seen, so that a load nobody waits for any more does not log its traceback."""
+    if not load.cancelled():
+        load.exception()

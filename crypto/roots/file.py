@@ -1,0 +1,165 @@
+"""A root key in a file, for single machines and development.
+
+Owns the format `stateroom-root-key/1` (docs/formats/root-key-file.md) and the checks that keep such a file
+from being used when other users of the machine can read or replace it. Losing the file loses every tenant's
+data; a copy of it opens every tenant's data. It does not protect against whoever is this user or root.
+"""
+
+import asyncio
+import base64
+import binascii
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from crypto.envelope import KEY_VERSION_MAX
+from crypto.errors import RootKeyInvalid
+from crypto.keyring import SecretKey
+from crypto.roots.local import LocalRootKey
+from crypto.suites import KEY_BYTES
+
+FORMAT: Final = "stateroom-root-key/1"
+
+_FILE_BYTES_MAX: Final = 65536
+_MEMBERS: Final = frozenset({"format", "active", "keys"})
+_VERSION_TEXT: Final = re.compile(r"[1-9][0-9]{0,9}")
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise ValueError("a name appears twice")
+        members[name] = value
+    return members
+
+
+def _read(path: Path) -> bytes:
+    """Read the file after checking, on the open descriptor, that only this user can read or write it."""
+    try:
+        link = path.lstat()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise RootKeyInvalid(
+            f"no root key file at {path}; restore it from its backup, or create one for a new deployment",
+        ) from None
+    except OSError as error:
+        raise RootKeyInvalid(f"cannot open the root key file {path}: {error.strerror}") from None
+    try:
+        status = os.fstat(descriptor)
+        user_id = os.geteuid()
+        if stat.S_ISLNK(link.st_mode) and link.st_uid != user_id:
+            raise RootKeyInvalid(f"{path} is a symbolic link of another user; name the file itself")
+        if not stat.S_ISREG(status.st_mode):
+            raise RootKeyInvalid(f"{path} is not a regular file")
+        if status.st_uid != user_id:
+            raise RootKeyInvalid(
+                f"{path} belongs to user {status.st_uid}, not to this process's user {user_id}; "
+                f"run chown {user_id} {path}",
+            )
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise RootKeyInvalid(f"other users can reach {path}; run chmod 600 {path}")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            text = file.read(_FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
+    if len(text) > _FILE_BYTES_MAX:
+        raise RootKeyInvalid(f"{path} is larger than a root key file can be")
+    return text
+
+
+def _parse(path: Path, text: bytes) -> tuple[dict[int, SecretKey], int]:
+    try:
+        document = json.loads(text.decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError):
+        raise RootKeyInvalid(f"{path} is not valid JSON; restore it from its backup") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise RootKeyInvalid(f'{path} does not say "format": "{FORMAT}"')
+    if document.keys() != _MEMBERS or not isinstance(document["keys"], dict):
+        raise RootKeyInvalid(f"{path} must have exactly the members format, active and keys")
+    root_keys: dict[int, SecretKey] = {}
+    for number, encoded in document["keys"].items():
+        if not _VERSION_TEXT.fullmatch(number) or int(number) > KEY_VERSION_MAX:
+            raise RootKeyInvalid(f"{path} names a key version that is not a whole number from 1")
+        try:
+            material = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError, TypeError):
+            raise RootKeyInvalid(f"key {number} in {path} is not base64") from None
+        if len(material) != KEY_BYTES:
+            raise RootKeyInvalid(f"key {number} in {path} has {len(material)} bytes; it must have 32")
+        root_keys[int(number)] = SecretKey(material)
+    active = document["active"]
+    if type(active) is not int or active not in root_keys:
+        raise RootKeyInvalid(f"{path} has no key of its active version")
+    return root_keys, active
+
+
+class FileRootKey(LocalRootKey):
+    """A root key read from a file that only this user can read."""
+
+    def __init__(self, path: Path, root_keys: dict[int, SecretKey], active_root_key_version: int) -> None:
+        """Take what `open` read; use `open` or `create`."""
+        super().__init__("file", root_keys, active_root_key_version)
+        self._path = path
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> "FileRootKey":
+        """Create a file with one random key, mode 0600, and open it. An existing file is never overwritten.
+
+        Raises:
+            RootKeyInvalid: There is something at that path already, or it cannot be written.
+        """
+        target = Path(path)
+        encoded = base64.b64encode(os.urandom(KEY_BYTES)).decode()
+        text = json.dumps({"format": FORMAT, "active": 1, "keys": {"1": encoded}}, indent=2) + "\n"
+        try:
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise RootKeyInvalid(
+                f"{target} exists; a root key file is never overwritten: what it wrapped would be lost",
+            ) from None
+        except OSError as error:
+            raise RootKeyInvalid(f"cannot create the root key file {target}: {error.strerror}") from None
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            directory = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            target.unlink(missing_ok=True)
+            raise RootKeyInvalid(f"cannot write the root key file {target}: {error.strerror}") from None
+        return cls.open(target)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "FileRootKey":
+        """Open a root key file.
+
+        Raises:
+            RootKeyInvalid: It is missing, not a regular file of this user, reachable by other users, or
+                malformed. The message names the remedy and never the content.
+        """
+        source = Path(path)
+        root_keys, active = _parse(source, _read(source))
+        return cls(source, root_keys, active)
+
+    async def health(self) -> None:
+        """Check that the file is still there, still private, and still holds every version in use.
+
+        Raises:
+            RootKeyInvalid: As `open`, or a version is missing or differs from the one in memory.
+        """
+        on_disk = await asyncio.to_thread(FileRootKey.open, self._path)
+        for number, root_key in self._root_keys.items():
+            other = on_disk._root_keys.get(number)  # noqa: SLF001  same class
+            if other is None or other.kcv() != root_key.kcv():
+                raise RootKeyInvalid(f"key {number} in {self._path} is not the one this process started with")

@@ -1,0 +1,351 @@
+import asyncio
+import copy
+import gc
+import pickle  # noqa: TID251  the claim is that it refuses
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from crypto.errors import KeyDenied, KeyUnavailable, OpenError
+from crypto.keyring import KeyCache, SecretKey, _Material, unwrap_subject_key, wrap_subject_key
+
+DEPLOYMENT = UUID(int=1)
+TENANT = UUID(int=2)
+MATERIAL = bytes(range(200, 232))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def make_cache(clock: Clock, entries_max: int = 8) -> KeyCache[str, str]:
+    return KeyCache(entries_max, soft_ttl_seconds=300, hard_ttl_seconds=3600, clock=clock)
+
+
+def returning(value: str, calls: list[str]) -> Callable[[], Awaitable[str]]:
+    async def load() -> str:
+        calls.append(value)
+        return value
+
+    return load
+
+
+def failing(error: Exception) -> Callable[[], Awaitable[str]]:
+    async def load() -> str:
+        raise error
+
+    return load
+
+
+def test_a_key_shows_nothing_and_cannot_be_copied() -> None:
+    key = SecretKey(MATERIAL)
+    for text in (repr(key), str(key), f"{key}", f"{key!a}"):
+        assert text == "SecretKey(...)"
+    for leave in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError):
+            leave(key)
+    assert not hasattr(key, "__dict__")
+    assert key != SecretKey(MATERIAL)
+    assert key.kcv() == SecretKey(MATERIAL).kcv()
+
+
+@pytest.mark.parametrize("size", [0, 16, 31, 33, 64])
+def test_a_key_of_another_length_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        SecretKey(bytes(size))
+
+
+def test_generated_keys_differ() -> None:
+    assert len({SecretKey.generate().kcv() for _ in range(100)}) == 100
+
+
+def test_material_is_zeroed_when_the_last_view_is_gone_and_not_before() -> None:
+    wiped: list[bytes] = []
+
+    class Watched(_Material):
+        def __del__(self) -> None:
+            super().__del__()
+            wiped.append(bytes(self))
+
+    view = memoryview(Watched(MATERIAL)).toreadonly()
+    gc.collect()
+    assert bytes(view) == MATERIAL
+    assert wiped == []
+    del view
+    gc.collect()
+    assert wiped == [bytes(32)]
+
+
+def test_a_borrowed_view_outlives_its_key_unwiped() -> None:
+    view = SecretKey(MATERIAL).borrow()
+    gc.collect()
+    assert bytes(view) == MATERIAL
+    with pytest.raises(TypeError):
+        view[0] = 0
+
+
+def test_the_check_value_is_eight_fixed_bytes_of_the_key() -> None:
+    assert len(SecretKey(MATERIAL).kcv()) == 8
+    assert SecretKey(MATERIAL).kcv() != SecretKey(bytes(32)).kcv()
+
+
+def test_derived_keys_depend_on_purpose_and_fields() -> None:
+    key = SecretKey(MATERIAL)
+    derived = [
+        key.derive(b"a"),
+        key.derive(b"b"),
+        key.derive(b"a", ""),
+        key.derive(b"a", b""),
+        key.derive(b"a", None),
+        key.derive(b"a", 0),
+        key.derive(b"a", "x", "y"),
+        key.derive(b"a", "xy"),
+        key,
+    ]
+    assert len({each.kcv() for each in derived}) == len(derived)
+    assert key.derive(b"a", 1).kcv() == SecretKey(MATERIAL).derive(b"a", 1).kcv()
+
+
+@pytest.mark.parametrize("purpose", [b"", b"a\0b"])
+def test_a_purpose_that_could_run_into_its_fields_is_refused(purpose: bytes) -> None:
+    with pytest.raises(ValueError, match="purpose"):
+        SecretKey(MATERIAL).derive(purpose)
+
+
+WRAPPING: dict[str, Any] = {
+    "tenant_key": SecretKey(MATERIAL),
+    "tenant_key_version": 3,
+    "deployment_id": DEPLOYMENT,
+    "tenant_id": TENANT,
+    "subject_id": "user-42",
+    "purpose": "data",
+    "key_version": 7,
+}
+
+
+def test_a_wrapped_subject_key_unwraps_to_the_same_key() -> None:
+    key = SecretKey.generate()
+    wrapped = wrap_subject_key(**WRAPPING, key=key)
+    assert bytes(key.borrow()) not in wrapped
+    assert unwrap_subject_key(**WRAPPING, wrapped=wrapped, kcv=key.kcv()).kcv() == key.kcv()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tenant_key", SecretKey(bytes(32))),
+        ("tenant_key_version", 4),
+        ("deployment_id", UUID(int=9)),
+        ("tenant_id", UUID(int=9)),
+        ("subject_id", "user-43"),
+        ("purpose", "id"),
+        ("key_version", 8),
+        ("kcv", bytes(8)),
+        ("kcv", b""),
+    ],
+)
+def test_a_wrapped_subject_key_moved_elsewhere_is_refused(name: str, value: object) -> None:
+    key = SecretKey.generate()
+    wrapped = wrap_subject_key(**WRAPPING, key=key)
+    with pytest.raises(OpenError) as caught:
+        unwrap_subject_key(**{**WRAPPING, "wrapped": wrapped, "kcv": key.kcv(), name: value})
+    assert caught.value.code == "authentication"
+
+
+def test_every_bit_flip_of_a_wrapped_subject_key_is_refused() -> None:
+    key = SecretKey.generate()
+    wrapped = wrap_subject_key(**WRAPPING, key=key)
+    for bit in range(len(wrapped) * 8):
+        damaged = bytearray(wrapped)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(OpenError):
+            unwrap_subject_key(**WRAPPING, wrapped=bytes(damaged), kcv=key.kcv())
+
+
+def test_a_cache_forgets_the_least_recently_used_entry_first() -> None:
+    cache = make_cache(Clock(), entries_max=2)
+    cache.put("a", "1")
+    cache.put("b", "2")
+    assert cache.get("a") == "1"
+    cache.put("c", "3")
+    assert (cache.get("a"), cache.get("b"), cache.get("c"), len(cache)) == ("1", None, "3", 2)
+
+
+def test_an_entry_is_gone_at_its_hard_age() -> None:
+    clock = Clock()
+    cache = make_cache(clock)
+    cache.put("a", "1")
+    clock.seconds += 3599.9
+    assert cache.get("a") == "1"
+    clock.seconds += 0.1
+    assert cache.get("a") is None
+    assert len(cache) == 0
+
+
+def test_evict_and_clear_forget() -> None:
+    cache = make_cache(Clock())
+    cache.put("a", "1")
+    cache.put("b", "2")
+    cache.evict("a")
+    cache.evict("never there")
+    assert (cache.get("a"), cache.get("b")) == (None, "2")
+    cache.clear()
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize(
+    ("entries_max", "soft", "hard"), [(0, 1, 2), (1, 3, 2), (1, -1, 2)], ids=["room", "order", "negative"]
+)
+def test_a_cache_with_impossible_limits_is_refused(entries_max: int, soft: float, hard: float) -> None:
+    with pytest.raises(ValueError, match=r"entries_max|ttl"):
+        KeyCache(entries_max, soft, hard, Clock())
+
+
+async def test_500_concurrent_misses_make_one_load() -> None:
+    cache = make_cache(Clock())
+    gate = asyncio.Event()
+    started = asyncio.Event()
+    calls: list[str] = []
+
+    async def load() -> str:
+        calls.append("load")
+        started.set()
+        await gate.wait()
+        return "1"
+
+    waiters = [asyncio.create_task(cache.get_or_load("a", load)) for _ in range(500)]
+    await started.wait()
+    gate.set()
+    assert set(await asyncio.gather(*waiters)) == {"1"}
+    assert calls == ["load"]
+    assert cache.get("a") == "1"
+
+
+async def test_a_failed_load_reaches_every_waiter_and_is_not_cached() -> None:
+    cache = make_cache(Clock())
+    waiters = [cache.get_or_load("a", failing(KeyDenied())) for _ in range(5)]
+    results = await asyncio.gather(*waiters, return_exceptions=True)
+    assert [type(result) for result in results] == [KeyDenied] * 5
+    calls: list[str] = []
+    assert await cache.get_or_load("a", returning("2", calls)) == "2"
+    assert calls == ["2"]
+
+
+@pytest.mark.parametrize("cancelled", [0, 1, 2])
+async def test_a_cancelled_waiter_does_not_cancel_the_others_load(cancelled: int) -> None:
+    cache = make_cache(Clock())
+    gate = asyncio.Event()
+
+    async def load() -> str:
+        await gate.wait()
+        return "1"
+
+    waiters = [asyncio.create_task(cache.get_or_load("a", load)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiters[cancelled].cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    results = await asyncio.gather(*waiters, return_exceptions=True)
+    assert isinstance(results.pop(cancelled), asyncio.CancelledError)
+    assert results == ["1", "1"]
+
+
+async def test_a_load_all_waiters_left_still_fills_the_cache() -> None:
+    cache = make_cache(Clock())
+    gate, done = asyncio.Event(), asyncio.Event()
+
+    async def load() -> str:
+        await gate.wait()
+        done.set()
+        return "1"
+
+    waiter = asyncio.create_task(cache.get_or_load("a", load))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    gate.set()
+    await done.wait()
+    assert cache.get("a") == "1"
+
+
+@pytest.mark.parametrize("action", ["evict", "clear"])
+async def test_an_eviction_during_a_load_keeps_its_result_out(action: str) -> None:
+    cache = make_cache(Clock())
+    started, gate = asyncio.Event(), asyncio.Event()
+
+    async def load() -> str:
+        started.set()
+        await gate.wait()
+        return "read before the shred"
+
+    waiter = asyncio.create_task(cache.get_or_load("a", load))
+    await started.wait()
+    if action == "evict":
+        cache.evict("a")
+    else:
+        cache.clear()
+    calls: list[str] = []
+    assert await cache.get_or_load("a", returning("new", calls)) == "new"
+    gate.set()
+    assert await waiter == "read before the shred"
+    assert cache.get("a") == "new"
+
+
+async def test_a_value_put_during_a_load_stays() -> None:
+    cache = make_cache(Clock())
+    started, gate = asyncio.Event(), asyncio.Event()
+
+    async def load() -> str:
+        started.set()
+        await gate.wait()
+        return "old"
+
+    waiter = asyncio.create_task(cache.get_or_load("a", load))
+    await started.wait()
+    cache.put("a", "new")
+    gate.set()
+    assert await waiter == "old"
+    assert cache.get("a") == "new"
+
+
+async def test_an_entry_past_its_soft_age_is_loaded_anew() -> None:
+    clock = Clock()
+    cache = make_cache(clock)
+    calls: list[str] = []
+    assert await cache.get_or_load("a", returning("1", calls)) == "1"
+    clock.seconds += 299
+    assert await cache.get_or_load("a", returning("2", calls)) == "1"
+    clock.seconds += 1
+    assert await cache.get_or_load("a", returning("3", calls)) == "3"
+    assert calls == ["1", "3"]
+
+
+async def test_an_outage_serves_the_old_value_until_its_hard_age() -> None:
+    clock = Clock()
+    cache = make_cache(clock)
+    cache.put("a", "1")
+    clock.seconds += 1000
+    assert await cache.get_or_load("a", failing(KeyUnavailable(1))) == "1"
+    clock.seconds += 2600
+    with pytest.raises(KeyUnavailable) as caught:
+        await cache.get_or_load("a", failing(KeyUnavailable(1.5)))
+    assert caught.value.retry_after_seconds == 1.5
+    assert re.search(r"1\.5 s", str(caught.value))
+
+
+async def test_a_denial_evicts_what_was_cached() -> None:
+    clock = Clock()
+    cache = make_cache(clock)
+    cache.put("a", "1")
+    clock.seconds += 1000
+    with pytest.raises(KeyDenied):
+        await cache.get_or_load("a", failing(KeyDenied()))
+    assert cache.get("a") is None

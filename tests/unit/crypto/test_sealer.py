@@ -1,0 +1,265 @@
+import copy
+import json
+import os
+import pickle  # noqa: TID251  the claim is that it refuses
+import struct
+from uuid import UUID
+
+import pytest
+
+from crypto import digests
+from crypto.compression import compress_if_smaller, inflate, zstd
+from crypto.context import Kind, encode_context
+from crypto.envelope import OVERHEAD_BYTES, Flag, Header, KeyScope, peek_header, seal_body
+from crypto.errors import KeyDestroyed, OpenError
+from crypto.keyring import SecretKey
+from crypto.sealer import Sealer
+from crypto.suites import Suite
+
+DEPLOYMENT = UUID("00000000-0000-4000-8000-000000000001")
+TENANT = UUID("00000000-0000-4000-8000-000000000002")
+LOCATION = ("t1", "", "c1", None, 5)
+DATA_KEY = SecretKey(bytes(range(32)))
+ID_KEY = SecretKey(bytes(range(32, 64)))
+
+
+def make_sealer(suite: Suite = Suite.COBBLESTONE_256, **data_keys: SecretKey) -> Sealer:
+    keys = {int(name[1:]): key for name, key in data_keys.items()} or {1: DATA_KEY}
+    return Sealer(DEPLOYMENT, TENANT, "user-42", keys, max(keys), ID_KEY, suite)
+
+
+def forge(raw_bytes: int, body: bytes, flags: Flag) -> bytes:
+    # What a holder of the key could make; an envelope from outside never gets this far.
+    header = Header(Suite.COBBLESTONE_256, flags, Kind.MANIFEST, KeyScope.SUBJECT, 1).pack()
+    row_key = DATA_KEY.derive(b"stateroom/v1/row", TENANT, "user-42", 1)
+    context = encode_context(header, DEPLOYMENT, TENANT, "user-42", LOCATION)
+    return seal_body(header, row_key.borrow(), context, raw_bytes, body)
+
+
+@pytest.mark.parametrize("suite", list(Suite))
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16375, 16376, 16377, 16384, 40000])
+def test_what_was_sealed_opens(suite: Suite, size: int) -> None:
+    sealer = make_sealer(suite)
+    for plaintext in (os.urandom(size), b"a" * size):
+        envelope = sealer.seal(Kind.MANIFEST, LOCATION, plaintext)
+        assert sealer.open(Kind.MANIFEST, LOCATION, envelope) == plaintext
+
+
+def test_an_incompressible_record_costs_92_bytes() -> None:
+    plaintext = os.urandom(1024)
+    assert (
+        len(make_sealer().seal(Kind.MANIFEST, LOCATION, plaintext)) - len(plaintext) == OVERHEAD_BYTES == 92
+    )
+
+
+def test_compression_is_kept_only_when_it_saves_and_is_allowed() -> None:
+    sealer = make_sealer()
+    text = json.dumps([{"role": "user", "content": f"turn {i}"} for i in range(50)]).encode()
+    assert peek_header(sealer.seal(Kind.MANIFEST, LOCATION, text)).flags == Flag.ZSTD
+    assert peek_header(sealer.seal(Kind.MANIFEST, LOCATION, text, compress=False)).flags == Flag(0)
+    assert peek_header(sealer.seal(Kind.MANIFEST, LOCATION, os.urandom(4096))).flags == Flag(0)
+    assert peek_header(sealer.seal(Kind.MANIFEST, LOCATION, b"a" * 127)).flags == Flag(0)
+
+
+def test_sealing_twice_never_gives_the_same_bytes() -> None:
+    sealer = make_sealer()
+    assert len({sealer.seal(Kind.CHUNK, LOCATION, b"same") for _ in range(100)}) == 100
+
+
+def test_an_envelope_under_an_older_key_version_still_opens() -> None:
+    old = make_sealer(v1=DATA_KEY).seal(Kind.MANIFEST, LOCATION, b"old")
+    sealer = make_sealer(v1=DATA_KEY, v2=SecretKey.generate())
+    assert sealer.active_key_version == 2
+    assert sealer.open(Kind.MANIFEST, LOCATION, old) == b"old"
+    assert peek_header(sealer.seal(Kind.MANIFEST, LOCATION, b"new")).key_version == 2
+
+
+def test_an_envelope_under_a_missing_key_version_says_key_destroyed() -> None:
+    envelope = make_sealer(v2=DATA_KEY).seal(Kind.MANIFEST, LOCATION, b"gone")
+    with pytest.raises(KeyDestroyed):
+        make_sealer(v3=DATA_KEY).open(Kind.MANIFEST, LOCATION, envelope)
+
+
+def test_the_other_suite_opens_too_but_never_under_the_same_row_key() -> None:
+    envelope = make_sealer(Suite.XAES_256_GCM).seal(Kind.MANIFEST, LOCATION, b"x")
+    sealer = make_sealer()
+    assert sealer.open(Kind.MANIFEST, LOCATION, envelope) == b"x"
+    keys = [sealer._row_key(1, suite).kcv() for suite in Suite]
+    assert len(set(keys)) == 2
+
+
+def test_content_longer_than_allowed_is_refused_by_size() -> None:
+    sealer = make_sealer()
+    for plaintext in (os.urandom(1000), b"a" * 1000):
+        envelope = sealer.seal(Kind.MANIFEST, LOCATION, plaintext)
+        with pytest.raises(OpenError) as caught:
+            sealer.open(Kind.MANIFEST, LOCATION, envelope, raw_bytes_max=999)
+        assert caught.value.code == "size"
+        assert sealer.open(Kind.MANIFEST, LOCATION, envelope, raw_bytes_max=1000) == plaintext
+
+
+def unsized_frame(raw: bytes) -> bytes:
+    compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.content_size_flag: 0})
+    return compressor.compress(raw, zstd.ZstdCompressor.FLUSH_FRAME)
+
+
+def wide_window_frame(raw: bytes) -> bytes:
+    options = {zstd.CompressionParameter.window_log: 24, zstd.CompressionParameter.compression_level: 3}
+    compressor = zstd.ZstdCompressor(options=options)
+    compressor.set_pledged_input_size(len(raw))
+    return compressor.compress(raw, zstd.ZstdCompressor.FLUSH_FRAME)
+
+
+BOMB = zstd.compress(bytes(64 << 20))
+FRAME = zstd.compress(b"a" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("raw_bytes", "body", "code"),
+    [
+        pytest.param(1000, BOMB, "size", id="frame states more than the seal"),
+        pytest.param(999, FRAME, "size", id="seal states less than the frame"),
+        pytest.param(1001, FRAME, "size", id="seal states more than the frame"),
+        pytest.param(1000, unsized_frame(b"a" * 1000), "size", id="frame states no size"),
+        pytest.param(1000, FRAME + b"\0", "format", id="bytes after the frame"),
+        pytest.param(1000, FRAME + FRAME, "format", id="second frame"),
+        pytest.param(1000, FRAME[:-1], "size", id="frame cut short"),
+        pytest.param(4, b"\x50\x2a\x4d\x18\x04\0\0\0abcd", "format", id="skippable frame"),
+        pytest.param(9, b"not zstd!", "format", id="no frame"),
+        pytest.param(0, b"", "format", id="nothing"),
+        pytest.param(20 << 20, wide_window_frame(bytes(20 << 20)), "format", id="window above 8 MiB"),
+    ],
+)
+def test_a_frame_that_is_not_what_the_seal_says_is_refused(raw_bytes: int, body: bytes, code: str) -> None:
+    with pytest.raises(OpenError) as caught:
+        make_sealer().open(Kind.MANIFEST, LOCATION, forge(raw_bytes, body, Flag.ZSTD))
+    assert caught.value.code == code
+
+
+def test_an_uncompressed_body_of_another_length_than_the_seal_says_is_refused() -> None:
+    with pytest.raises(OpenError) as caught:
+        make_sealer().open(Kind.MANIFEST, LOCATION, forge(5, b"four", Flag(0)))
+    assert caught.value.code == "size"
+
+
+def test_a_frame_of_32_mib_needs_no_window_above_the_limit() -> None:
+    raw = os.urandom(1 << 16) * (32 << 4)
+    frame = compress_if_smaller(raw)
+    assert frame is not None
+    assert inflate(frame, len(raw)) == raw
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        (b"", "format"),
+        (b"{" + bytes(100), "format"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 2, 1, 0, 0x10, 1, 1) + bytes(100), "unsupported"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 3, 0, 0x10, 1, 1) + bytes(100), "unsupported"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 4, 0x10, 1, 1) + bytes(100), "unsupported"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 8, 0x10, 1, 1) + bytes(100), "unsupported"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 2, 0x10, 1, 1) + bytes(100), "format"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x17, 1, 1) + bytes(100), "format"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x10, 2, 1) + bytes(100), "format"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x10, 1, 0) + bytes(100), "format"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x10, 1, 1) + bytes(79), "format"),
+    ],
+)
+def test_a_header_this_build_does_not_know_is_refused_by_name(header: bytes, code: str) -> None:
+    with pytest.raises(OpenError) as caught:
+        make_sealer().open(Kind.MANIFEST, LOCATION, header)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        Header(Suite.COBBLESTONE_256, Flag(0), Kind.CHUNK, KeyScope.SUBJECT, 0),
+        Header(Suite.COBBLESTONE_256, Flag(0), Kind.CHUNK, KeyScope.SUBJECT, 1 << 32),
+        Header(Suite.COBBLESTONE_256, Flag.PADME, Kind.CHUNK, KeyScope.SUBJECT, 1),
+        Header(Suite.COBBLESTONE_256, Flag(0), Kind.CHUNK, KeyScope.SUBJECT, 1, envelope_version=2),
+    ],
+)
+def test_a_header_this_version_cannot_write_is_not_written(header: Header) -> None:
+    with pytest.raises(ValueError, match=r"key_version|reserved|envelope version"):
+        header.pack()
+
+
+def test_a_header_reads_back_as_it_was_written() -> None:
+    header = Header(Suite.XAES_256_GCM, Flag.ZSTD, Kind.AUDIT, KeyScope.TENANT, 0xFFFF_FFFF)
+    assert Header.unpack(header.pack()) == header
+    assert header.pack().hex() == "c1535201" + "02014000" + "ffffffff"
+
+
+def test_a_sealer_without_its_active_key_or_subject_is_not_made() -> None:
+    with pytest.raises(ValueError, match="active version"):
+        Sealer(DEPLOYMENT, TENANT, "user-42", {1: DATA_KEY}, 2, ID_KEY)
+    with pytest.raises(ValueError, match="subject"):
+        Sealer(DEPLOYMENT, TENANT, "", {1: DATA_KEY}, 1, ID_KEY)
+
+
+def test_a_sealer_shows_and_pickles_no_key() -> None:
+    sealer = make_sealer()
+    sealer.seal(Kind.MANIFEST, LOCATION, b"x")
+    assert repr(sealer) == "Sealer(active_key_version=1)"
+    with pytest.raises(TypeError):
+        pickle.dumps(sealer)
+    with pytest.raises(TypeError):
+        copy.deepcopy(sealer)
+
+
+def test_content_ids_depend_on_subject_kind_encoding_and_bytes() -> None:
+    sealer = make_sealer()
+    other = Sealer(DEPLOYMENT, TENANT, "user-42", {1: DATA_KEY}, 1, SecretKey.generate())
+    ids = [
+        sealer.content_id("a", "bc", b"d"),
+        sealer.content_id("ab", "c", b"d"),
+        sealer.content_id("a", "b", b"cd"),
+        sealer.content_id("", "abc", b"d"),
+        other.content_id("a", "bc", b"d"),
+    ]
+    assert len(set(ids)) == 5
+    assert {len(content_id) for content_id in ids} == {digests.CONTENT_ID_BYTES}
+    assert {content_id[0] for content_id in ids} == {1}
+
+
+@pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 300_000])
+def test_a_content_id_does_not_depend_on_the_buffer_type_or_the_path_by_size(size: int) -> None:
+    sealer = make_sealer()
+    data = os.urandom(size)
+    expected = sealer.content_id("k", "e", data)
+    assert sealer.content_id("k", "e", memoryview(data)) == expected
+    assert sealer.content_id("k", "e", bytearray(data)) == expected
+
+
+def test_the_one_shot_and_the_incremental_digest_agree() -> None:
+    subkey = bytes(range(32))
+    big = os.urandom(70_000)
+    import hmac
+
+    framed = b"".join(len(part).to_bytes(8, "big") + part for part in (b"k", b"", big))
+    assert digests.keyed_digest(subkey, b"k", b"", big) == hmac.digest(subkey, framed, "sha256")
+
+
+def test_macs_differ_by_purpose_and_by_where_parts_end() -> None:
+    sealer = make_sealer()
+    macs = {
+        sealer.mac(b"p", b"ab", b"c"),
+        sealer.mac(b"p", b"a", b"bc"),
+        sealer.mac(b"p", b"abc"),
+        sealer.mac(b"q", b"abc"),
+        sealer.mac(b"p", b"abc", b""),
+    }
+    assert len(macs) == 5
+    assert {len(mac) for mac in macs} == {32}
+    assert sealer.mac(b"q", b"abc") == make_sealer().mac(b"q", b"abc")
+
+
+def test_boundaries_are_keyed_64_bit_numbers() -> None:
+    sealer = make_sealer()
+    other = Sealer(DEPLOYMENT, TENANT, "user-42", {1: DATA_KEY}, 1, SecretKey.generate())
+    numbers = [sealer.boundary(bytes([i])) for i in range(64)]
+    assert len(set(numbers)) == 64
+    assert max(numbers) < 1 << 64
+    assert max(number.bit_length() for number in numbers) > 56
+    assert sealer.boundary(b"x") == sealer.boundary(memoryview(b"x")) != other.boundary(b"x")
