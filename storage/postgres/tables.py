@@ -1,0 +1,240 @@
+"""The tables as SQLAlchemy metadata: what cold statements are built from and what migrations are checked against.
+
+Row-level security, roles and grants are not expressible here; they live in the migrations. Every PRIMARY KEY and
+UNIQUE of a tenant's table begins with ``tenant_id``, and of a subject's with ``tenant_id, subject_id``, so that the
+tables can be distributed by tenant (Citus) and no constraint crosses tenants. Identifiers collate bytewise.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, UUID
+
+SCHEMA = "stateroom"
+PIECE_ID_BYTES = 17
+
+metadata = MetaData(schema=SCHEMA)
+
+
+def _id(name: str, *, nullable: bool = False) -> Column[str]:
+    return Column(name, Text(collation="C"), nullable=nullable)
+
+
+def _moment(name: str, *, nullable: bool = False) -> Column[object]:
+    return Column(name, DateTime(timezone=True), nullable=nullable)
+
+
+def _tenant() -> Column[object]:
+    return Column("tenant_id", UUID(as_uuid=True), nullable=False)
+
+
+deployment = Table(
+    "deployment",
+    metadata,
+    Column("singleton", Boolean, primary_key=True),
+    Column("deployment_id", UUID(as_uuid=True), nullable=False),
+)
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("tenant_id", UUID(as_uuid=True), primary_key=True),
+    Column("name", Text, nullable=False),
+    _moment("created_at"),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("key_id", Text(collation="C"), primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("tenant_id", UUID(as_uuid=True), nullable=True),
+    _id("subject_id", nullable=True),
+    Column("permissions", ARRAY(Text), nullable=False),
+    Column("mac", LargeBinary, nullable=False),
+    Column("pepper_version", Integer, nullable=False),
+    _moment("created_at"),
+    _moment("expires_at", nullable=True),
+    _moment("revoked_at", nullable=True),
+    _moment("last_used_at", nullable=True),
+    Index("api_keys_by_tenant", "tenant_id", "created_at", "key_id"),
+)
+
+tenant_keys = Table(
+    "tenant_keys",
+    metadata,
+    _tenant(),
+    Column("key_version", Integer, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("root_key_id", Text, nullable=False),
+    Column("root_key_version", Text, nullable=False),
+    Column("wrapped", LargeBinary, nullable=True),
+    Column("kcv", LargeBinary, nullable=False),
+    _moment("created_at"),
+    _moment("destroyed_at", nullable=True),
+    PrimaryKeyConstraint("tenant_id", "key_version"),
+    Index("tenant_keys_active", "tenant_id", unique=True, postgresql_where=text("state = 'active'")),
+)
+
+subject_keys = Table(
+    "subject_keys",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    Column("purpose", Text, nullable=False),
+    Column("key_version", Integer, nullable=False),
+    Column("tenant_key_version", Integer, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("wrapped", LargeBinary, nullable=True),
+    Column("kcv", LargeBinary, nullable=False),
+    _moment("created_at"),
+    _moment("destroyed_at", nullable=True),
+    _moment("shred_effective_at", nullable=True),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "purpose", "key_version"),
+    Index(
+        "subject_keys_active",
+        "tenant_id",
+        "subject_id",
+        "purpose",
+        unique=True,
+        postgresql_where=text("state = 'active'"),
+    ),
+)
+
+threads = Table(
+    "threads",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    _id("thread_id"),
+    Column("agent", Text(collation="C"), nullable=True),
+    Column("status", Text, nullable=False),
+    Column("tier", Text, nullable=False),
+    Column("strict", Boolean, nullable=False),
+    Column("activity", BigInteger, nullable=False),
+    _moment("created_at"),
+    _moment("updated_at"),
+    Column("seal", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
+    Index("threads_by_age", "tenant_id", "subject_id", "created_at", "thread_id"),
+)
+
+heads = Table(
+    "heads",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    _id("thread_id"),
+    _id("namespace"),
+    _id("head_id"),
+    Column("sequence", BigInteger, nullable=False),
+    Column("seal", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace"),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    _id("thread_id"),
+    _id("namespace"),
+    _id("checkpoint_id"),
+    _id("parent_id", nullable=True),
+    Column("step", Integer, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("outcome", Text, nullable=True),
+    Column("source", Text(collation="C"), nullable=True),
+    Column("agent", Text(collation="C"), nullable=True),
+    _id("run_id", nullable=True),
+    Column("model", Text, nullable=True),
+    Column("state_schema", Text(collation="C"), nullable=True),
+    Column("state_version", Integer, nullable=True),
+    Column("input_tokens", BigInteger, nullable=True),
+    Column("output_tokens", BigInteger, nullable=True),
+    Column("cost_micros", BigInteger, nullable=True),
+    _moment("created_at"),
+    Column("key_version", Integer, nullable=False),
+    Column("piece_ids", LargeBinary, nullable=False),
+    Column("manifest", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id"),
+    Index("checkpoints_by_age", "tenant_id", "subject_id", "checkpoint_id"),
+    Index(
+        "checkpoints_by_run",
+        "tenant_id",
+        "subject_id",
+        "run_id",
+        postgresql_where=text("run_id IS NOT NULL"),
+    ),
+    Index(
+        "checkpoints_troubled",
+        "tenant_id",
+        "status",
+        "created_at",
+        "step",
+        postgresql_where=text("status IN ('failed', 'waiting') OR outcome IS NOT NULL"),
+    ),
+)
+
+chunks = Table(
+    "chunks",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    _id("thread_id"),
+    Column("piece_id", LargeBinary, nullable=False),
+    Column("key_version", Integer, nullable=False),
+    Column("children", LargeBinary, nullable=True),
+    Column("envelope", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "piece_id"),
+)
+
+pending_writes = Table(
+    "pending_writes",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    _id("thread_id"),
+    _id("namespace"),
+    _id("checkpoint_id"),
+    _id("task_id"),
+    Column("idx", Integer, nullable=False),
+    _id("task_path"),
+    Column("channel", Text(collation="C"), nullable=False),
+    Column("status", Text, nullable=True),
+    _moment("created_at"),
+    Column("key_version", Integer, nullable=False),
+    Column("piece_ids", LargeBinary, nullable=False),
+    Column("value", LargeBinary, nullable=False),
+    PrimaryKeyConstraint(
+        "tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id", "task_id", "idx"
+    ),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    _id("idempotency_key"),
+    Column("request_digest", LargeBinary, nullable=False),
+    Column("receipt", LargeBinary, nullable=True),
+    _moment("created_at"),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "idempotency_key"),
+)
+
+TENANT_TABLES = (tenant_keys,)
+SUBJECT_TABLES = (subject_keys, threads, heads, checkpoints, chunks, pending_writes, idempotency)
