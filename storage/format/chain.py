@@ -1,0 +1,154 @@
+"""Tamper evidence: the sealed rows that say what else must be there.
+
+A **thread seal** holds the thread's random incarnation and a sum over its namespaces. A **head seal** holds the same
+incarnation, the namespace's sequence, and a *live set*: the number of its checkpoints and the sum, modulo 2^256, of a
+MAC for each over (namespace, id, manifest digest). A save adds one MAC, legal removal subtracts, so neither needs to
+read the others; whoever reads all of them can compare. MACs cover plaintext digests, never envelope bytes, so
+re-sealing under a new key changes nothing.
+
+Rolling back a whole thread, or the whole database, is not visible here: that takes a token kept elsewhere.
+"""
+
+import secrets
+import struct
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from crypto import Field
+from crypto.context import encode_fields
+
+from storage.errors import IntegrityFailure
+
+INCARNATION_BYTES = 16
+_SUM_BYTES = 32
+_MODULUS = 1 << (8 * _SUM_BYTES)
+_HEAD = struct.Struct(f">B{INCARNATION_BYTES}sQQ{_SUM_BYTES}s")
+_THREAD = struct.Struct(f">B{INCARNATION_BYTES}sQ{_SUM_BYTES}s")
+_FORMAT = 1
+
+
+class Macs(Protocol):
+    """The keyed digests of one subject, as a `Sealer` gives them."""
+
+    def mac(self, purpose: bytes, *parts: bytes) -> bytes:
+        """A 32-byte MAC over length-prefixed parts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSet:
+    """A multiset of MACs, as their number and their sum."""
+
+    count: int = 0
+    total: int = 0
+
+    def add(self, mac: bytes) -> "LiveSet":
+        """With one more member."""
+        return LiveSet(self.count + 1, (self.total + int.from_bytes(mac)) % _MODULUS)
+
+    def subtract(self, mac: bytes) -> "LiveSet":
+        """With one member less.
+
+        Raises:
+            IntegrityFailure: the set is empty.
+        """
+        if self.count == 0:
+            raise IntegrityFailure
+        return LiveSet(self.count - 1, (self.total - int.from_bytes(mac)) % _MODULUS)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSeal:
+    """What a thread's sealed column says: which incarnation it is and which namespaces it has."""
+
+    incarnation: bytes
+    namespaces: LiveSet
+
+    @classmethod
+    def new(cls) -> "ThreadSeal":
+        """Of a thread that is being created: a random incarnation and no namespace."""
+        return cls(secrets.token_bytes(INCARNATION_BYTES), LiveSet())
+
+    def encode(self) -> bytes:
+        """The plaintext to seal."""
+        return _THREAD.pack(
+            _FORMAT, self.incarnation, self.namespaces.count, self.namespaces.total.to_bytes(_SUM_BYTES)
+        )
+
+    @classmethod
+    def decode(cls, plaintext: bytes) -> "ThreadSeal":
+        """Read what `encode` wrote.
+
+        Raises:
+            IntegrityFailure: it is something else.
+        """
+        try:
+            layout, incarnation, count, total = _THREAD.unpack(plaintext)
+        except struct.error:
+            raise IntegrityFailure from None
+        if layout != _FORMAT:
+            raise IntegrityFailure
+        return cls(incarnation, LiveSet(count, int.from_bytes(total)))
+
+    def with_namespace(self, macs: Macs, namespace: str) -> "ThreadSeal":
+        """With one more namespace."""
+        return replace(self, namespaces=self.namespaces.add(namespace_mac(macs, namespace)))
+
+    def without_namespace(self, macs: Macs, namespace: str) -> "ThreadSeal":
+        """With one namespace less."""
+        return replace(self, namespaces=self.namespaces.subtract(namespace_mac(macs, namespace)))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSeal:
+    """What a head's sealed column says of its namespace."""
+
+    incarnation: bytes
+    sequence: int
+    live: LiveSet
+
+    def encode(self) -> bytes:
+        """The plaintext to seal."""
+        return _HEAD.pack(
+            _FORMAT, self.incarnation, self.sequence, self.live.count, self.live.total.to_bytes(_SUM_BYTES)
+        )
+
+    @classmethod
+    def decode(cls, plaintext: bytes) -> "HeadSeal":
+        """Read what `encode` wrote.
+
+        Raises:
+            IntegrityFailure: it is something else.
+        """
+        try:
+            layout, incarnation, sequence, count, total = _HEAD.unpack(plaintext)
+        except struct.error:
+            raise IntegrityFailure from None
+        if layout != _FORMAT:
+            raise IntegrityFailure
+        return cls(incarnation, sequence, LiveSet(count, int.from_bytes(total)))
+
+
+def namespace_mac(macs: Macs, namespace: str) -> bytes:
+    """A namespace's member of the thread's live set."""
+    return macs.mac(b"namespace", namespace.encode())
+
+
+def manifest_digest(macs: Macs, plaintext: bytes, location: tuple[Field, ...]) -> bytes:
+    """A digest of what a checkpoint is: its manifest and its bound columns."""
+    return macs.mac(b"manifest", plaintext, encode_fields(location))
+
+
+def member_mac(macs: Macs, namespace: str, checkpoint_id: str, digest: bytes) -> bytes:
+    """A checkpoint's member of its namespace's live set."""
+    return macs.mac(b"live", namespace.encode(), checkpoint_id.encode(), digest)
+
+
+def thread_location(thread_id: str, created_at: Field) -> tuple[Field, ...]:
+    """The context fields of a thread seal."""
+    return (thread_id, created_at)
+
+
+def head_location(thread_id: str, namespace: str, head_id: str, sequence: int) -> tuple[Field, ...]:
+    """The context fields of a head seal: the head row's clear columns."""
+    return (thread_id, namespace, head_id, sequence)

@@ -1,0 +1,135 @@
+"""Manifests and pending-write records: what a checkpoint holds, sealed, and what the seal is bound to.
+
+A record is one msgpack array. Its envelope's context holds the place it was asked for at and **every immutable clear
+column of its row**, so that no column can be edited and no row moved without the next read failing. ``status`` is
+the status at save; what may change later (``outcome``, tier, activity) is advisory and not bound.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from crypto import Field
+
+from storage.errors import IntegrityFailure
+from storage.format.pieces import Body
+from storage.model import ChannelVersion
+
+FORMAT = 1
+
+
+class ChannelRecord(msgspec.Struct, array_like=True, frozen=True):
+    """One channel: its adapter's version, the encoding of its bytes, and the cut value."""
+
+    name: str
+    version: ChannelVersion
+    encoding: str
+    body: Body
+
+
+class Manifest(msgspec.Struct, array_like=True, frozen=True):
+    """The sealed list of what a checkpoint holds."""
+
+    format: int
+    channels: list[ChannelRecord]
+    metadata: dict[str, Any]
+    model: dict[str, Any] | None
+    delta_channels: tuple[str, ...]
+
+
+class WriteRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The sealed value of a pending write."""
+
+    format: int
+    encoding: str
+    body: Body
+
+
+_encoder = msgspec.msgpack.Encoder()
+_manifests = msgspec.msgpack.Decoder(Manifest)
+_writes = msgspec.msgpack.Decoder(WriteRecord)
+
+
+def encode(record: Manifest | WriteRecord) -> bytes:
+    """The record's plaintext."""
+    return _encoder.encode(record)
+
+
+def decode_manifest(plaintext: bytes) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        IntegrityFailure: it authenticated but is not a manifest of a known format.
+    """
+    try:
+        manifest = _manifests.decode(plaintext)
+    except msgspec.DecodeError:
+        raise IntegrityFailure from None
+    if manifest.format != FORMAT:
+        raise IntegrityFailure("the manifest was written by a newer release; upgrade this gateway")
+    return manifest
+
+
+def decode_write(plaintext: bytes) -> WriteRecord:
+    """Read a pending write's record.
+
+    Raises:
+        IntegrityFailure: it authenticated but is not a record of a known format.
+    """
+    try:
+        record = _writes.decode(plaintext)
+    except msgspec.DecodeError:
+        raise IntegrityFailure from None
+    if record.format != FORMAT:
+        raise IntegrityFailure("the write was written by a newer release; upgrade this gateway")
+    return record
+
+
+class CheckpointColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """The immutable clear columns of a checkpoint, in the order of its context."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    parent_id: str | None
+    step: int
+    status: str
+    source: str | None
+    agent: str | None
+    run_id: str | None
+    model: str | None
+    state_schema: str | None
+    state_version: int | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cost_micros: int | None
+    created_at: datetime
+    piece_ids: bytes
+
+    def location(self) -> tuple[Field, ...]:
+        """The context fields of the manifest's envelope."""
+        return msgspec.structs.astuple(self)
+
+
+class WriteColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """The immutable clear columns of a pending write, in the order of its context."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    task_id: str
+    idx: int
+    task_path: str
+    channel: str
+    status: str | None
+    created_at: datetime
+    piece_ids: bytes
+
+    def location(self) -> tuple[Field, ...]:
+        """The context fields of the value's envelope."""
+        return msgspec.structs.astuple(self)
+
+
+def chunk_location(piece_id: bytes, children: bytes | None) -> tuple[Field, ...]:
+    """The context fields of a chunk's envelope: no thread, so that copies move ciphertext verbatim."""
+    return (piece_id, children)

@@ -1,0 +1,266 @@
+"""From a scope to its `Sealer`: loading, creating and caching wrapped keys.
+
+A key is created in its own committed transaction, read back, and only then used or cached (DESIGN 6): otherwise a
+rollback would leave data sealed under a key nobody stored, and two gateways that create the same subject's key at
+the same moment would seal under different ones. No connection is held while the root key is asked.
+
+Holding a `Sealer` is the capability to open one subject's state; this module is the only maker. It does not check
+that the keys are still alive when a cached sealer is used: every load and save reads the key's state in its own
+statement and calls `evict`.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
+
+from crypto import (
+    KeyCache,
+    KeyDenied,
+    KeyDestroyed,
+    KeyUnavailable,
+    OpenError,
+    RootKey,
+    Sealer,
+    SecretKey,
+    WrappedKey,
+    unwrap_subject_key,
+    wrap_subject_key,
+)
+
+from storage.clock import Clock
+from storage.errors import IntegrityFailure
+from storage.postgres import keys as sql
+from storage.postgres.unit_of_work import Observer, UnitOfWork
+from storage.scope import Scope, TenantScope
+
+# A sealer holds a handful of 32-byte keys; this many fit in a few tens of megabytes.
+CACHED_SUBJECTS_MAX = 10_000
+CACHED_TENANTS_MAX = 1_000
+SOFT_TTL_SECONDS = 300.0
+# How long a cached key still serves while the root key cannot be reached.
+HARD_TTL_SECONDS = 3600.0
+
+_OPENABLE = {"active", "decrypt_only", "retired", "pending"}
+
+
+@dataclass(frozen=True, slots=True)
+class TenantKeyring:
+    """A tenant's opened keys by version, and which of them wraps new subject keys."""
+
+    keys: Mapping[int, SecretKey]
+    active_key_version: int
+
+
+class Keys:
+    """Gets or creates the keys of a scope."""
+
+    def __init__(
+        self, unit_of_work: UnitOfWork, root_key: RootKey, deployment_id: UUID, clock: Clock, observer: Observer
+    ) -> None:
+        self._unit_of_work = unit_of_work
+        self._root_key = root_key
+        self._deployment_id = deployment_id
+        self._clock = clock
+        self._observer = observer
+        self._tenants: KeyCache[UUID, TenantKeyring] = KeyCache(
+            CACHED_TENANTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, time.monotonic
+        )
+        self._subjects: KeyCache[Scope, Sealer] = KeyCache(
+            CACHED_SUBJECTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, time.monotonic
+        )
+
+    async def sealer(self, scope: Scope) -> Sealer:
+        """The sealer of a scope, whose keys are created if it has none.
+
+        Raises:
+            KeyUnavailable: the root key cannot be reached and nothing is cached.
+            KeyDenied: the root key refuses.
+            KeyDestroyed: the subject or tenant was shredded.
+        """
+        while True:
+            try:
+                return await self._subjects.get_or_load(scope, lambda: self._load_or_create(scope))
+            except _NoKeysError:
+                continue  # joined the load of a reader, who creates nothing
+            except KeyUnavailable:
+                self._observer.key_unavailable()
+                raise
+
+    async def existing_sealer(self, scope: Scope) -> Sealer | None:
+        """The sealer of a scope, or None if it has no keys, hence no data. Creates nothing: for reads.
+
+        Raises:
+            KeyUnavailable: the root key cannot be reached and nothing is cached.
+            KeyDenied: the root key refuses.
+            KeyDestroyed: the subject or tenant was shredded.
+        """
+        try:
+            return await self._subjects.get_or_load(scope, lambda: self._load_or_fail(scope))
+        except _NoKeysError:
+            return None
+        except KeyUnavailable:
+            self._observer.key_unavailable()
+            raise
+
+    def evict(self, scope: Scope) -> None:
+        """Forget a subject's keys in this process; the next use reads them again."""
+        self._subjects.evict(scope)
+
+    async def _load_or_fail(self, scope: Scope) -> Sealer:
+        sealer = await self._load(scope)
+        if sealer is None:
+            raise _NoKeysError
+        return sealer
+
+    async def _load_or_create(self, scope: Scope) -> Sealer:
+        sealer = await self._load(scope)
+        if sealer is None:
+            await self._create_subject_keys(scope)
+            sealer = await self._load_or_fail(scope)
+        return sealer
+
+    async def _load(self, scope: Scope) -> Sealer | None:
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(sql.SUBJECT_KEYS, scope.tenant_id, scope.subject_id)
+        if any(row["state"] == "destroyed" for row in rows) and not any(row["state"] == "active" for row in rows):
+            raise KeyDestroyed
+        opened: dict[str, dict[int, SecretKey]] = {"data": {}, "id": {}}
+        active: dict[str, int] = {}
+        for row in rows:
+            if row["state"] not in _OPENABLE:
+                continue
+            opened[row["purpose"]][row["key_version"]] = await self._unwrap(scope, row)
+            if row["state"] == "active":
+                active[row["purpose"]] = row["key_version"]
+        if active.keys() != opened.keys():
+            return None
+        return Sealer(
+            self._deployment_id,
+            scope.tenant_id,
+            scope.subject_id,
+            opened["data"],
+            active["data"],
+            opened["id"][active["id"]],
+        )
+
+    async def _unwrap(self, scope: Scope, row: Any) -> SecretKey:
+        tenant = await self._tenant(scope.tenant_id)
+        tenant_key = tenant.keys.get(row["tenant_key_version"])
+        if tenant_key is None:
+            # A gateway with a warm cache meets a tenant key that was made after it looked.
+            self._tenants.evict(scope.tenant_id)
+            tenant = await self._tenant(scope.tenant_id)
+            tenant_key = tenant.keys.get(row["tenant_key_version"])
+        if tenant_key is None:
+            raise KeyDestroyed
+        try:
+            return unwrap_subject_key(
+                tenant_key,
+                row["tenant_key_version"],
+                self._deployment_id,
+                scope.tenant_id,
+                scope.subject_id,
+                row["purpose"],
+                row["key_version"],
+                row["wrapped"],
+                row["kcv"],
+            )
+        except OpenError:
+            self._observer.integrity_failure()
+            raise IntegrityFailure("a stored subject key does not authenticate") from None
+
+    async def _create_subject_keys(self, scope: Scope) -> None:
+        tenant = await self._tenant(scope.tenant_id)
+        purposes: tuple[Literal["data"], Literal["id"]] = ("data", "id")
+        rows = []
+        for purpose in purposes:
+            fresh = SecretKey.generate()
+            wrapped = wrap_subject_key(
+                tenant.keys[tenant.active_key_version],
+                tenant.active_key_version,
+                self._deployment_id,
+                scope.tenant_id,
+                scope.subject_id,
+                purpose,
+                1,
+                fresh,
+            )
+            rows.append((purpose, wrapped, fresh.kcv()))
+        async with self._unit_of_work.begin(scope) as transaction:
+            for purpose, wrapped, kcv in rows:
+                await transaction.execute(
+                    sql.ADD_SUBJECT_KEY,
+                    scope.tenant_id,
+                    scope.subject_id,
+                    purpose,
+                    tenant.active_key_version,
+                    wrapped,
+                    kcv,
+                    self._clock.now(),
+                )
+
+    async def _tenant(self, tenant_id: UUID) -> TenantKeyring:
+        return await self._tenants.get_or_load(tenant_id, lambda: self._load_or_create_tenant(tenant_id))
+
+    async def _load_or_create_tenant(self, tenant_id: UUID) -> TenantKeyring:
+        keyring = await self._load_tenant(tenant_id)
+        if keyring is None:
+            await self._create_tenant_key(tenant_id)
+            keyring = await self._load_tenant(tenant_id)
+        if keyring is None:
+            raise KeyDenied
+        return keyring
+
+    async def _load_tenant(self, tenant_id: UUID) -> TenantKeyring | None:
+        async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
+            rows = await transaction.fetch(sql.TENANT_KEYS, tenant_id)
+        if rows and all(row["state"] == "destroyed" for row in rows):
+            raise KeyDestroyed
+        opened: dict[int, SecretKey] = {}
+        active: int | None = None
+        for row in rows:
+            if row["state"] not in _OPENABLE:
+                continue
+            wrapped = WrappedKey(
+                provider=row["provider"],
+                root_key_id=row["root_key_id"],
+                root_key_version=row["root_key_version"],
+                ciphertext=row["wrapped"],
+            )
+            fresh = await self._root_key.unwrap(wrapped, self._root_context(tenant_id, row["key_version"]))
+            if fresh.kcv() != row["kcv"]:
+                self._observer.integrity_failure()
+                raise IntegrityFailure("a stored tenant key does not match its check value")
+            opened[row["key_version"]] = fresh
+            if row["state"] == "active":
+                active = row["key_version"]
+        return None if active is None else TenantKeyring(opened, active)
+
+    async def _create_tenant_key(self, tenant_id: UUID) -> None:
+        fresh = SecretKey.generate()
+        wrapped = await self._root_key.wrap(fresh, self._root_context(tenant_id, 1))
+        async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+            await transaction.execute(
+                sql.ADD_TENANT_KEY,
+                tenant_id,
+                wrapped.provider,
+                wrapped.root_key_id,
+                wrapped.root_key_version,
+                wrapped.ciphertext,
+                fresh.kcv(),
+                self._clock.now(),
+            )
+
+    def _root_context(self, tenant_id: UUID, key_version: int) -> dict[str, str]:
+        return {
+            "deployment": str(self._deployment_id),
+            "tenant": str(tenant_id),
+            "purpose": "tenant",
+            "version": str(key_version),
+        }
+
+
+class _NoKeysError(Exception):
+    """The subject has no keys."""

@@ -1,0 +1,273 @@
+"""Frozen values that storage takes and gives. No behaviour, no I/O."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+from uuid import UUID
+
+Status = Literal["active", "waiting", "failed", "done"]
+Strategy = Literal["keep_latest", "delete"]
+ChannelVersion = str | int | float | None
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A serialised value: ``data`` in ``encoding`` ("msgpack" is the one the gateway can read)."""
+
+    encoding: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelValue:
+    """A channel to save. ``value`` None: unchanged, the parent holds it at ``version``."""
+
+    version: ChannelVersion
+    value: Value | None
+
+
+@dataclass(frozen=True, slots=True)
+class FullState:
+    """All channels of the new checkpoint (save forms ``state`` and ``channels``)."""
+
+    channels: dict[str, ChannelValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Changes to the head's state (save form ``changes``); elements of ``append`` are msgpack values."""
+
+    set: dict[str, Value]
+    append: dict[str, list[bytes]]
+    remove: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """What the caller believes of the head: ``head_id`` from If-Match, or ``absent`` from If-None-Match: *."""
+
+    head_id: str | None = None
+    absent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The parent to record; as a type, because "the head", "none" and "this one" are three things."""
+
+    checkpoint_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """An Idempotency-Key with the digest of its request (32 bytes)."""
+
+    idempotency_key: str
+    request_digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """A checkpoint to save. ``checkpoint_id`` None: minted; ``parent`` None: the head; ``step`` None: parent's + 1."""
+
+    thread_id: str
+    namespace: str = ""
+    content: FullState | Patch
+    checkpoint_id: str | None = None
+    parent: Parent | None = None
+    precondition: Precondition | None = None
+    fork: bool = False
+    status: Status = "active"
+    step: int | None = None
+    source: str | None = None
+    agent: str | None = None
+    run_id: str | None = None
+    model: dict[str, Any] | None = None
+    usage: dict[str, int] | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    state_schema: str | None = None
+    state_version: int | None = None
+    delta_channels: tuple[str, ...] = ()
+    idempotency: Idempotency | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A durable checkpoint. ``created`` False: the same save had been stored before."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    parent_id: str | None
+    step: int
+    status: Status
+    sequence: int
+    created_at: datetime
+    created: bool
+    head_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """A loaded channel."""
+
+    version: ChannelVersion
+    value: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingWrite:
+    """A stored write of a task against a checkpoint."""
+
+    task_id: str
+    idx: int
+    task_path: str
+    channel: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A loaded checkpoint. ``channels`` and ``writes`` are None where they were not asked for."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    parent_id: str | None
+    step: int
+    status: Status
+    source: str | None
+    agent: str | None
+    run_id: str | None
+    created_at: datetime
+    state_schema: str | None
+    state_version: int | None
+    model: dict[str, Any] | None
+    usage: dict[str, int] | None
+    metadata: dict[str, Any]
+    delta_channels: tuple[str, ...]
+    channels: dict[str, Channel] | None
+    writes: list[PendingWrite] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A checkpoint and its namespace's head, read in one statement."""
+
+    checkpoint: Checkpoint
+    head_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryQuery:
+    """Which checkpoints to list, newest first. ``namespace`` None: all; ``thread_id`` None: all of the subject.
+
+    ``after`` continues a page: the (checkpoint id, thread id, namespace) of its last row.
+    """
+
+    thread_id: str | None = None
+    namespace: str | None = None
+    before: str | None = None
+    status: Status | None = None
+    step: int | None = None
+    run_id: str | None = None
+    source: str | None = None
+    agent: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    limit: int = 100
+    with_state: bool = False
+    after: tuple[str, str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Some items, and where the next page begins (None: nowhere)."""
+
+    items: list[T]
+    after: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWrite:
+    """A write to store; ``idx`` >= 0 is kept as first written, < 0 is replaced by the newest."""
+
+    idx: int
+    channel: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritesReceipt:
+    """How many writes were stored, and how many had been before."""
+
+    stored: int
+    unchanged: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelHistory:
+    """Writes to a channel since ``seed``, oldest first."""
+
+    writes: list[PendingWrite]
+    seed: Channel | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread:
+    """A thread's clear record."""
+
+    thread_id: str
+    agent: str | None
+    status: Status
+    tier: Literal["hot", "archive"]
+    strict: bool
+    created_at: datetime
+    updated_at: datetime
+    head_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """What was removed."""
+
+    threads: int
+    checkpoints: int
+    pending_writes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """What a copy holds."""
+
+    thread_id: str
+    checkpoints: int
+    pending_writes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """A tenant."""
+
+    tenant_id: UUID
+    name: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKeyRecord:
+    """An API key as it is stored; ``mac`` is HMAC-SHA256(pepper, secret), never the secret."""
+
+    key_id: str
+    kind: Literal["subject", "service", "operator"]
+    name: str
+    tenant_id: UUID | None
+    subject_id: str | None
+    permissions: tuple[str, ...]
+    mac: bytes = field(repr=False)
+    pepper_version: int
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None

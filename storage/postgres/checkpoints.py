@@ -1,0 +1,263 @@
+"""Statements on checkpoints, chunks and pending writes: the hot path.
+
+Why a save takes two statements after BEGIN, and what each may rely on:
+
+`OPEN` locks the thread (creating it if need be) and reads under that lock. It waits for the lock inside the statement,
+so its snapshot may be older than what the other writer committed. Rows that it locks itself (head, chunks) are read
+in their newest version; a row that did not exist in the snapshot is not seen at all. So whatever `OPEN` reports
+missing is written by `WRITE` under a condition (``ON CONFLICT``, the expected sequence), and a condition that fails
+means: lost a race, run the whole transaction again.
+
+Chunks that a save merely refers to are locked ``FOR KEY SHARE`` after the thread (the join forces the order), so that
+a prune that ran meanwhile makes them missing here, not in a checkpoint that was answered with 2xx.
+"""
+
+_ROW = """
+    thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent, run_id, model,
+    state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, manifest
+"""
+
+OPEN = f"""
+WITH thread AS (
+    INSERT INTO stateroom.threads AS t
+        (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal)
+    VALUES ($1, $2, $3, $4, coalesce($5, 'active'), 'hot', false, 1, $6, $6, $7)
+    ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
+        activity = t.activity + 1,
+        updated_at = excluded.updated_at,
+        agent = coalesce(excluded.agent, t.agent),
+        status = coalesce($5, t.status)
+    RETURNING tenant_id, subject_id, thread_id, tier, strict, created_at, seal
+)
+SELECT t.tier, t.strict, t.created_at AS thread_created_at, t.seal AS thread_seal,
+    (SELECT k.state FROM stateroom.subject_keys k
+     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $8) AS key_state,
+    h.head_id, h.sequence, h.seal AS head_seal,
+    (SELECT array_agg(present.piece_id) FROM (
+        SELECT c.piece_id FROM stateroom.chunks c
+        WHERE c.tenant_id = t.tenant_id AND c.subject_id = t.subject_id AND c.thread_id = t.thread_id
+          AND c.piece_id = ANY($11::bytea[]) AND c.key_version = $8
+        FOR KEY SHARE) present) AS present_ids,
+    (SELECT w.status FROM stateroom.pending_writes w
+     WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $9
+       AND w.checkpoint_id = $10 AND w.status IS NOT NULL ORDER BY w.idx DESC LIMIT 1) AS early_status,
+    EXISTS (SELECT FROM stateroom.checkpoints e
+     WHERE e.tenant_id = $1 AND e.subject_id = $2 AND e.thread_id = $3 AND e.namespace = $9
+       AND e.checkpoint_id = $10) AS stored_before,
+    p.*
+FROM thread t
+LEFT JOIN LATERAL (
+    SELECT head_id, sequence, seal FROM stateroom.heads
+    WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = $9
+    FOR UPDATE) h ON true
+LEFT JOIN LATERAL (
+    SELECT {_ROW} FROM stateroom.checkpoints
+    WHERE $12 AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $9
+      AND checkpoint_id = CASE WHEN $13 THEN h.head_id ELSE $14::text END
+    FOR KEY SHARE) p ON true
+"""
+
+ONE = f"""
+SELECT {_ROW} FROM stateroom.checkpoints
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = $5
+"""
+
+WRITE = """
+WITH chunk AS (
+    INSERT INTO stateroom.chunks AS c (tenant_id, subject_id, thread_id, piece_id, key_version, children, envelope)
+    SELECT $1, $2, $3, p.piece_id, $4, p.children, p.envelope
+    FROM unnest($5::bytea[], $6::bytea[], $7::bytea[]) AS p(piece_id, children, envelope)
+    ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
+        SET key_version = excluded.key_version, envelope = excluded.envelope
+        WHERE c.key_version <> excluded.key_version
+), checkpoint AS (
+    INSERT INTO stateroom.checkpoints
+        (tenant_id, subject_id, thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent,
+         run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at,
+         key_version, piece_ids, manifest)
+    VALUES ($1, $2, $3, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $4, $24, $25)
+    ON CONFLICT DO NOTHING
+    RETURNING 1
+), head AS (
+    INSERT INTO stateroom.heads AS h (tenant_id, subject_id, thread_id, namespace, head_id, sequence, seal)
+    VALUES ($1, $2, $3, $8, $26, $27, $28)
+    ON CONFLICT (tenant_id, subject_id, thread_id, namespace) DO UPDATE
+        SET head_id = excluded.head_id, sequence = excluded.sequence, seal = excluded.seal
+        WHERE h.sequence = excluded.sequence - 1
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head)
+"""
+
+SEAL_THREAD = """
+UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+"""
+
+# Everything one task wrote: chunks depend on the thread's row, so that the lock is held before they are inserted.
+PUT_WRITES = """
+WITH thread AS (
+    INSERT INTO stateroom.threads AS t
+        (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal)
+    VALUES ($1, $2, $3, NULL, coalesce($4, 'active'), 'hot', false, 1, $5, $5, $6)
+    ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
+        activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce($4, t.status)
+    RETURNING tenant_id, subject_id, thread_id, tier
+), chunk AS (
+    INSERT INTO stateroom.chunks AS c (tenant_id, subject_id, thread_id, piece_id, key_version, children, envelope)
+    SELECT t.tenant_id, t.subject_id, t.thread_id, p.piece_id, $7, p.children, p.envelope
+    FROM thread t, unnest($8::bytea[], $9::bytea[], $10::bytea[]) AS p(piece_id, children, envelope)
+    ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
+        SET key_version = excluded.key_version, envelope = excluded.envelope
+        WHERE c.key_version <> excluded.key_version
+), written AS (
+    INSERT INTO stateroom.pending_writes AS w
+        (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status,
+         created_at, key_version, piece_ids, value)
+    SELECT t.tenant_id, t.subject_id, t.thread_id, $11, $12, $13, p.idx, $14, p.channel, $15, $5, $7, p.piece_ids,
+        p.value
+    FROM thread t, unnest($16::int[], $17::text[], $18::bytea[], $19::bytea[]) AS p(idx, channel, piece_ids, value)
+    ON CONFLICT (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id, idx) DO UPDATE SET
+        task_path = excluded.task_path, channel = excluded.channel, status = excluded.status,
+        created_at = excluded.created_at, key_version = excluded.key_version, piece_ids = excluded.piece_ids,
+        value = excluded.value
+        WHERE w.idx < 0
+    RETURNING 1
+), outcome AS (
+    UPDATE stateroom.checkpoints c SET outcome = $15 FROM thread t
+    WHERE $15::text IS NOT NULL AND c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = t.thread_id
+      AND c.namespace = $11 AND c.checkpoint_id = $12
+)
+SELECT t.tier, (SELECT count(*) FROM written) AS stored,
+    (SELECT k.state FROM stateroom.subject_keys k
+     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state
+FROM thread t
+"""
+
+_WRITE_COLUMNS = (
+    "thread_id",
+    "namespace",
+    "checkpoint_id",
+    "task_id",
+    "idx",
+    "task_path",
+    "channel",
+    "status",
+    "created_at",
+    "piece_ids",
+    "value",
+)
+
+
+def _unpacked(column: str) -> str:
+    """The piece ids in a packed column, as rows."""
+    return (
+        f"SELECT substring({column} FROM 1 + 17 * n FOR 17) AS piece_id"
+        f" FROM generate_series(0, length({column}) / 17 - 1) n"
+    )
+
+
+# A whole load: the checkpoint, its namespace's head, its pending writes and every piece both name directly. Columns
+# of many rows come back as parallel arrays, so that it is one row of one statement.
+LOAD = f"""
+WITH target AS MATERIALIZED (
+    SELECT h.head_id AS at_head_id, h.sequence AS at_sequence, h.seal AS at_head_seal, c.*
+    FROM stateroom.heads h
+    LEFT JOIN stateroom.checkpoints c
+        ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $4
+        AND c.checkpoint_id = coalesce($5, h.head_id)
+    WHERE h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $4
+), written AS MATERIALIZED (
+    SELECT w.* FROM stateroom.pending_writes w
+    WHERE $6 AND w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $4
+      AND w.checkpoint_id = (SELECT checkpoint_id FROM target)
+), named AS (
+    SELECT u.piece_id FROM target, LATERAL ({_unpacked("target.piece_ids")}) u WHERE $6
+    UNION
+    SELECT u.piece_id FROM written, LATERAL ({_unpacked("written.piece_ids")}) u
+)
+SELECT {_ROW}, at_head_id, at_sequence, at_head_seal,
+    (SELECT k.state FROM stateroom.subject_keys k
+     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state,
+    writes.*, pieces.*
+FROM target
+LEFT JOIN LATERAL (
+    SELECT {", ".join(f"array_agg(w.{c} ORDER BY w.task_path, w.task_id, w.idx) AS w_{c}" for c in _WRITE_COLUMNS)}
+    FROM written w) writes ON true
+LEFT JOIN LATERAL (
+    SELECT array_agg(c.piece_id) AS p_piece_id, array_agg(c.children) AS p_children,
+        array_agg(c.envelope) AS p_envelope
+    FROM stateroom.chunks c
+    WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
+      AND c.piece_id = ANY(ARRAY(SELECT piece_id FROM named))) pieces ON true
+"""
+
+CHUNKS = """
+SELECT thread_id, piece_id, children, envelope FROM stateroom.chunks
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND piece_id = ANY($4::bytea[])
+"""
+
+KEY_STATE = """
+SELECT state FROM stateroom.subject_keys
+WHERE tenant_id = $1 AND subject_id = $2 AND purpose = 'data' AND key_version = $3
+"""
+
+HEAD = """
+SELECT head_id, sequence, seal FROM stateroom.heads
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4
+"""
+
+WRITES_OF = f"""
+SELECT {", ".join(_WRITE_COLUMNS)} FROM stateroom.pending_writes
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
+  AND ($6::text[] IS NULL OR channel = ANY($6)) AND ($7::text IS NULL OR task_id = $7)
+ORDER BY checkpoint_id, task_path, task_id, idx
+"""
+
+# A page of history, newest first. Writes are fetched apart, in the same snapshot.
+HISTORY = f"""
+SELECT {_ROW} FROM stateroom.checkpoints
+WHERE tenant_id = $1 AND subject_id = $2
+  AND ($3::text IS NULL OR thread_id = $3)
+  AND ($4::text IS NULL OR namespace = $4)
+  AND ($5::text IS NULL OR checkpoint_id < $5)
+  AND ($6::text IS NULL OR coalesce(outcome, status) = $6)
+  AND ($7::int IS NULL OR step = $7)
+  AND ($8::text IS NULL OR run_id = $8)
+  AND ($9::text IS NULL OR source = $9)
+  AND ($10::text IS NULL OR agent = $10)
+  AND ($11::timestamptz IS NULL OR created_at >= $11)
+  AND ($12::timestamptz IS NULL OR created_at < $12)
+  AND ($13::text IS NULL OR (checkpoint_id, thread_id, namespace) < ($13, $14::text, $15::text))
+ORDER BY checkpoint_id DESC, thread_id DESC, namespace DESC
+LIMIT $16
+"""
+
+# A stretch of a checkpoint's ancestors, nearest first. Parents come from clear columns, which the seal of each
+# manifest binds; the depth bound ends a cycle that somebody might have edited in.
+ANCESTORS = f"""
+WITH RECURSIVE line AS (
+    SELECT 1 AS depth, c.* FROM stateroom.checkpoints c
+    WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $4 AND c.checkpoint_id = $5
+    UNION ALL
+    SELECT line.depth + 1, c.* FROM line
+    JOIN stateroom.checkpoints c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
+        AND c.namespace = $4 AND c.checkpoint_id = line.parent_id
+    WHERE line.depth < $6
+)
+SELECT {_ROW} FROM line ORDER BY depth
+"""
+
+CLAIM_IDEMPOTENCY = """
+INSERT INTO stateroom.idempotency (tenant_id, subject_id, idempotency_key, request_digest, created_at)
+VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING RETURNING 1
+"""
+
+READ_IDEMPOTENCY = """
+SELECT request_digest, receipt, created_at FROM stateroom.idempotency
+WHERE tenant_id = $1 AND subject_id = $2 AND idempotency_key = $3
+"""
+
+SETTLE_IDEMPOTENCY = """
+UPDATE stateroom.idempotency SET receipt = $4
+WHERE tenant_id = $1 AND subject_id = $2 AND idempotency_key = $3
+"""

@@ -1,0 +1,64 @@
+"""The connection pool, with every option explicit.
+
+SQLAlchemy keeps the pool; statements run on the pooled asyncpg connection itself, of which SQLAlchemy then does not
+know whether a transaction is open. A request cancelled in the middle would hand its open transaction, tenant binding
+and half a write to the next one (DESIGN 4.6), so a connection that comes back closed or inside a transaction is
+invalidated instead of pooled.
+"""
+
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+POOL_TIMEOUT_SECONDS = 5.0
+COMMAND_TIMEOUT_SECONDS = 30.0
+
+# A thread's lock is held for one save; whoever waits longer is behind something broken and should be told so.
+LOCK_TIMEOUT_MS = 5_000
+STATEMENT_TIMEOUT_MS = 30_000
+IDLE_IN_TRANSACTION_TIMEOUT_MS = 30_000
+
+
+def create_engine(database_url: str, *, connections_max: int) -> AsyncEngine:
+    """Make the pool; nothing connects yet.
+
+    Args:
+        database_url: ``postgresql://`` or ``postgresql+asyncpg://`` with the role gw_app.
+        connections_max: how many connections this process may hold.
+    """
+    url = make_url(database_url).set(drivername="postgresql+asyncpg")
+    engine = create_async_engine(
+        url,
+        pool_size=connections_max,
+        max_overflow=0,
+        pool_timeout=POOL_TIMEOUT_SECONDS,
+        pool_recycle=3600,
+        pool_use_lifo=True,
+        pool_reset_on_return=None,
+        hide_parameters=True,
+        connect_args={
+            "timeout": CONNECT_TIMEOUT_SECONDS,
+            "command_timeout": COMMAND_TIMEOUT_SECONDS,
+            "server_settings": {
+                "application_name": "stateroom",
+                "timezone": "UTC",
+                "jit": "off",
+                "lock_timeout": str(LOCK_TIMEOUT_MS),
+                "statement_timeout": str(STATEMENT_TIMEOUT_MS),
+                "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_TIMEOUT_MS),
+            },
+        },
+    )
+    event.listen(engine.sync_engine.pool, "reset", invalidate_unfinished)
+    return engine
+
+
+def invalidate_unfinished(dbapi_connection: Any, record: ConnectionPoolEntry, _state: Any) -> None:
+    """Pool ``reset`` listener: never pool a connection that is closed or still inside a transaction."""
+    driver = dbapi_connection.driver_connection
+    if driver.is_closed() or driver.is_in_transaction():
+        record.invalidate()

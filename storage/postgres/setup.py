@@ -1,0 +1,204 @@
+"""Making a database ready: roles, schema revisions, and the guard that refuses to serve from an unsafe one.
+
+Runs with the schema owner's credentials (`upgrade`) or a superuser's (`prepare`), never with gw_app's. The guard runs
+with gw_app's and changes nothing.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+import migrations
+from storage.errors import SetupError
+from storage.postgres.tables import SCHEMA
+
+POSTGRES_VERSION_MIN = 160000
+
+_ROLES = Path(__file__).with_name("roles.sql")
+_SCRIPTS = Path(migrations.__file__).parent / "database"
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def db_revision_required() -> str:
+    """The newest revision this build knows; the database must have it or a newer one."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    if head is None:
+        raise SetupError("this build carries no database revision")
+    return head
+
+
+def known_revisions() -> frozenset[str]:
+    """Every revision this build knows; another one in the database is newer than this build."""
+    return frozenset(each.revision for each in ScriptDirectory.from_config(_config()).walk_revisions())
+
+
+async def upgrade(owner_url: str) -> None:
+    """Bring the schema to this build's revision. Safe to run from several places: one waits for the other.
+
+    Args:
+        owner_url: credentials of gw_migrate (or a superuser).
+
+    Raises:
+        SetupError: the database cannot be reached, is too old, or lacks the roles.
+    """
+    await asyncio.to_thread(asyncio.run, _upgrade(owner_url))
+
+
+async def _upgrade(owner_url: str) -> None:
+    engine = create_async_engine(
+        make_url(owner_url).set(drivername="postgresql+asyncpg"), poolclass=NullPool, hide_parameters=True
+    )
+
+    def run(connection: Connection) -> None:
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(run)
+    except OSError as error:
+        raise SetupError(f"the database cannot be reached: {error}") from None
+    finally:
+        await engine.dispose()
+
+
+async def current(url: str) -> str | None:
+    """The database's revision, or None before the first upgrade."""
+    connection = await _connect(url)
+    try:
+        return await _revision(connection)
+    finally:
+        await connection.close()
+
+
+async def _revision(connection: Any) -> str | None:
+    try:
+        return await connection.fetchval(f"SELECT version_num FROM {SCHEMA}.db_revision")  # type: ignore[no-any-return]  # noqa: S608
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+        return None
+
+
+async def _connect(url: str) -> Any:
+    try:
+        return await asyncpg.connect(make_url(url).set(drivername="postgresql").render_as_string(False), timeout=5)
+    except (OSError, asyncpg.PostgresError) as error:
+        raise SetupError(f"the database cannot be reached: {error}") from None
+
+
+async def create_roles(superuser_url: str) -> None:
+    """Create the five roles of the cluster, where they are missing."""
+    connection = await _connect(superuser_url)
+    try:
+        await connection.execute(_ROLES.read_text())
+    finally:
+        await connection.close()
+
+
+async def prepare(superuser_url: str, *, database: str, owner_password: str, app_password: str) -> tuple[str, str]:
+    """Make a cluster of our own ready: roles with passwords, a database, and its schema.
+
+    For embedded engines and tests; in production an administrator runs ``roles.sql``.
+
+    Returns:
+        The URLs of gw_migrate and gw_app.
+    """
+    await create_roles(superuser_url)
+    connection = await _connect(superuser_url)
+    try:
+        for role, password in (("gw_migrate", owner_password), ("gw_app", app_password)):
+            quoted = await connection.fetchval("SELECT quote_literal($1::text)", password)
+            await connection.execute(f"ALTER ROLE {role} PASSWORD {quoted}")
+        if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", database):
+            quoted = await connection.fetchval("SELECT quote_ident($1)", database)
+            await connection.execute(f"CREATE DATABASE {quoted} OWNER gw_migrate")
+    finally:
+        await connection.close()
+    base = make_url(superuser_url).set(database=database)
+    owner_url = base.set(username="gw_migrate", password=owner_password).render_as_string(False)
+    app_url = base.set(username="gw_app", password=app_password).render_as_string(False)
+    await upgrade(owner_url)
+    return owner_url, app_url
+
+
+_ROLE_FAULTS = """
+SELECT rolsuper, rolbypassrls,
+    EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = 'stateroom' AND pg_has_role(current_user, c.relowner, 'MEMBER')) AS owner,
+    EXISTS (SELECT FROM pg_roles r WHERE r.rolbypassrls AND NOT r.rolsuper AND r.rolname <> current_user
+            AND pg_has_role(current_user, r.oid, 'MEMBER')) AS bypass_member
+FROM pg_roles WHERE rolname = current_user
+"""
+
+_UNPROTECTED = """
+SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'stateroom' AND c.relkind IN ('r', 'p')
+  AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped)
+  AND NOT (c.relrowsecurity AND c.relforcerowsecurity)
+ORDER BY 1
+"""
+
+
+async def guard(connection: Any, *, deployment_id: UUID, durable: bool) -> list[str]:
+    """Why this database must not be served from, with this connection's role; empty if it may.
+
+    Args:
+        connection: as the gateway will use it.
+        deployment_id: this deployment; a database remembers the first one that served from it.
+        durable: require ``fsync`` and ``synchronous_commit``.
+    """
+    faults: list[str] = []
+    version = int(await connection.fetchval("SHOW server_version_num"))
+    if version < POSTGRES_VERSION_MIN:
+        faults.append("PostgreSQL is older than 16; upgrade the server")
+    role = await connection.fetchrow(_ROLE_FAULTS)
+    if role["rolsuper"]:
+        faults.append("the gateway's role is a superuser; set DATABASE_URL to the role gw_app")
+    if role["rolbypassrls"] or role["bypass_member"]:
+        faults.append("the gateway's role can bypass row-level security; set DATABASE_URL to the role gw_app")
+    if role["owner"]:
+        faults.append("the gateway's role owns tables; set DATABASE_URL to the role gw_app")
+    revision = await _revision(connection)
+    if revision is None:
+        faults.append("the schema is missing or unreadable; run 'stateroom db upgrade'")
+        return faults
+    if revision in known_revisions() and revision != db_revision_required():
+        faults.append(f"the schema is at revision {revision}, older than this build; run 'stateroom db upgrade'")
+    faults.extend(
+        f"table {row['relname']} is not protected by forced row-level security"
+        for row in await connection.fetch(_UNPROTECTED)
+    )
+    if durable:
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            if await connection.fetchval(f"SHOW {setting}") == "off":
+                faults.append(f"{setting} is off: an acknowledged save could be lost; turn it on")
+    if not faults:
+        faults.extend(await _claim_deployment(connection, deployment_id))
+    return faults
+
+
+async def _claim_deployment(connection: Any, deployment_id: UUID) -> list[str]:
+    await connection.execute(
+        f"INSERT INTO {SCHEMA}.deployment VALUES (true, $1) ON CONFLICT DO NOTHING",  # noqa: S608
+        deployment_id,
+    )
+    found = await connection.fetchval(f"SELECT deployment_id FROM {SCHEMA}.deployment")  # noqa: S608
+    if found != deployment_id:
+        return [f"the database belongs to deployment {found}; DEPLOYMENT_ID says {deployment_id}"]
+    return []

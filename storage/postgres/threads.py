@@ -1,0 +1,150 @@
+"""Statements on whole threads. Every verb that removes rows locks the thread first and computes in a later statement,
+whose snapshot then sees all that was committed before the lock was granted (DESIGN 7)."""
+
+_COLUMNS = """
+    t.thread_id, t.agent, t.status, t.tier, t.strict, t.created_at, t.updated_at,
+    (SELECT h.head_id FROM stateroom.heads h WHERE h.tenant_id = t.tenant_id AND h.subject_id = t.subject_id
+     AND h.thread_id = t.thread_id AND h.namespace = '') AS head_id
+"""
+
+ONE = f"""
+SELECT {_COLUMNS} FROM stateroom.threads t WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
+"""
+
+LIST = f"""
+SELECT {_COLUMNS} FROM stateroom.threads t
+WHERE t.tenant_id = $1 AND t.subject_id = $2
+  AND ($3::text IS NULL OR t.status = $3)
+  AND ($4::text IS NULL OR t.agent = $4)
+  AND ($5::text IS NULL OR t.tier = $5)
+  AND ($6::timestamptz IS NULL OR (t.created_at, t.thread_id) < ($6, $7::text))
+ORDER BY t.created_at DESC, t.thread_id DESC
+LIMIT $8
+"""
+
+PUT = """
+INSERT INTO stateroom.threads AS t
+    (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal)
+VALUES ($1, $2, $3, $4, 'active', 'hot', coalesce($5, false), 1, $6, $6, $7)
+ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
+    activity = t.activity + 1, updated_at = excluded.updated_at,
+    strict = coalesce($5, t.strict), agent = CASE WHEN $8 THEN excluded.agent ELSE t.agent END
+"""
+
+CREATE = """
+INSERT INTO stateroom.threads
+    (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal)
+VALUES ($1, $2, $3, $4, $5, 'hot', $6, 1, $7, $7, $8)
+ON CONFLICT DO NOTHING RETURNING 1
+"""
+
+LOCK = """
+SELECT agent, status, tier, strict, created_at, seal FROM stateroom.threads
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 FOR UPDATE
+"""
+
+READ = LOCK.replace("FOR UPDATE", "")
+
+TOUCH = """
+UPDATE stateroom.threads SET activity = activity + 1, updated_at = $4, seal = $5
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+"""
+
+HEADS = """
+SELECT namespace, head_id, sequence, seal FROM stateroom.heads
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 ORDER BY namespace
+"""
+
+# All checkpoints of a namespace in order, a stretch at a time.
+STRETCH = """
+SELECT thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent, run_id, model,
+    state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, manifest
+FROM stateroom.checkpoints
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id > $5
+ORDER BY checkpoint_id LIMIT $6
+"""
+
+MOVE_HEAD = """
+UPDATE stateroom.heads SET head_id = $5, sequence = $6, seal = $7
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4
+"""
+
+ADD_HEAD = """
+INSERT INTO stateroom.heads (tenant_id, subject_id, thread_id, namespace, head_id, sequence, seal)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+"""
+
+DELETE_HEAD = """
+DELETE FROM stateroom.heads WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4
+"""
+
+DELETE_CHECKPOINTS = """
+DELETE FROM stateroom.checkpoints
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
+"""
+
+DELETE_WRITES = """
+DELETE FROM stateroom.pending_writes
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
+"""
+
+# Chunks that no remaining checkpoint or pending write names, directly or through index pieces.
+COLLECT_CHUNKS = """
+WITH RECURSIVE roots AS (
+    SELECT piece_ids AS packed FROM stateroom.checkpoints
+    WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+    UNION
+    SELECT piece_ids FROM stateroom.pending_writes
+    WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+), live AS (
+    SELECT substring(r.packed FROM 1 + 17 * n FOR 17) AS piece_id
+    FROM roots r, LATERAL generate_series(0, length(r.packed) / 17 - 1) n
+    UNION
+    SELECT substring(c.children FROM 1 + 17 * n FOR 17)
+    FROM live JOIN stateroom.chunks c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
+        AND c.piece_id = live.piece_id,
+        LATERAL generate_series(0, length(c.children) / 17 - 1) n
+    WHERE c.children IS NOT NULL
+)
+DELETE FROM stateroom.chunks c
+WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
+  AND NOT EXISTS (SELECT FROM live WHERE live.piece_id = c.piece_id)
+"""
+
+DELETE_ALL = tuple(
+    f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3"  # noqa: S608
+    for table in ("pending_writes", "checkpoints", "heads", "chunks", "threads")
+)
+
+THREADS_OF_RUNS = """
+SELECT DISTINCT thread_id FROM stateroom.checkpoints
+WHERE tenant_id = $1 AND subject_id = $2 AND run_id = ANY($3::text[]) ORDER BY thread_id
+"""
+
+COPY_CHUNKS = """
+INSERT INTO stateroom.chunks (tenant_id, subject_id, thread_id, piece_id, key_version, children, envelope)
+SELECT tenant_id, subject_id, $4, piece_id, key_version, children, envelope FROM stateroom.chunks
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+"""
+
+ADD_CHECKPOINT = """
+INSERT INTO stateroom.checkpoints
+    (tenant_id, subject_id, key_version, outcome, manifest, thread_id, namespace, checkpoint_id, parent_id, step,
+     status, source, agent, run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros,
+     created_at, piece_ids)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)
+"""
+
+ADD_WRITE = """
+INSERT INTO stateroom.pending_writes
+    (tenant_id, subject_id, key_version, value, thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel,
+     status, created_at, piece_ids)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+"""
+
+ALL_WRITES = """
+SELECT thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status, created_at, piece_ids, value
+FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+  AND (namespace, checkpoint_id, task_id, idx) > ($4, $5, $6, $7)
+ORDER BY namespace, checkpoint_id, task_id, idx LIMIT $8
+"""

@@ -1,0 +1,217 @@
+"""The unit of work: one transaction bound to one scope, and the commit line.
+
+1. ``begin`` takes a pooled connection and sends ``BEGIN`` with the scope's bindings as one simple-protocol message
+   that holds nothing else (Citus replays the whole message on its workers). The bindings are literals because
+   ``set_config()`` is not propagated there.
+2. The caller runs statements.
+3. Leaving the block commits; nothing above says 2xx before that returned. Leaving it by an exception rolls back;
+   leaving it by cancellation gives the connection back as it is, and the pool destroys it.
+
+A lost answer to COMMIT is `CommitUnknown`. This module never retries by itself except through `retrying`, whose
+body must be safe to run again from the start.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol, TypeVar
+
+import asyncpg
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from storage.errors import CommitUnknown, Unavailable
+from storage.scope import AnyScope, OperatorScope, Scope, TenantScope
+
+T = TypeVar("T")
+
+# Losing a race against a concurrent writer of the same thread; each attempt sees a fresh snapshot.
+ATTEMPTS_MAX = 5
+
+_CONNECTION_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,
+    ConnectionError,
+    TimeoutError,
+    OSError,
+)
+_BUSY = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError, asyncpg.IdleInTransactionSessionTimeoutError)
+_LOST_RACE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+
+
+class LostRaceError(Exception):
+    """A concurrent transaction changed what this one was built on; run it again."""
+
+
+class Observer(Protocol):
+    """Where storage reports what operators want to see."""
+
+    def pool_wait(self, seconds: float) -> None:
+        """A connection was waited for."""
+
+    def commit(self, seconds: float) -> None:
+        """A COMMIT returned."""
+
+    def integrity_failure(self) -> None:
+        """Stored state did not authenticate."""
+
+    def key_unavailable(self) -> None:
+        """A root key could not be reached."""
+
+
+class Silent:
+    """An observer that keeps nothing."""
+
+    def pool_wait(self, seconds: float) -> None:
+        """Ignore."""
+
+    def commit(self, seconds: float) -> None:
+        """Ignore."""
+
+    def integrity_failure(self) -> None:
+        """Ignore."""
+
+    def key_unavailable(self) -> None:
+        """Ignore."""
+
+
+class Transaction:
+    """An open transaction, bound to a scope. Only `UnitOfWork.begin` makes one."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def fetch(self, sql: str, *args: object) -> list[Any]:
+        """Run a statement and return its rows."""
+        return await self._connection.fetch(sql, *args)  # type: ignore[no-any-return]
+
+    async def fetchrow(self, sql: str, *args: object) -> Any:
+        """Run a statement and return its first row, or None."""
+        return await self._connection.fetchrow(sql, *args)
+
+    async def fetchval(self, sql: str, *args: object) -> Any:
+        """Run a statement and return the first column of its first row, or None."""
+        return await self._connection.fetchval(sql, *args)
+
+    async def execute(self, sql: str, *args: object) -> int:
+        """Run a statement and return how many rows it touched."""
+        tag: str = await self._connection.execute(sql, *args)
+        count = tag.rsplit(" ", 1)[-1]
+        return int(count) if count.isdecimal() else 0
+
+    async def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
+        """Run a statement once for each row of arguments."""
+        await self._connection.executemany(sql, rows)
+
+
+def _literal(text: str) -> str:
+    """Quote ``text`` as a literal; ``standard_conforming_strings`` leaves only the quote to double."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def bindings(scope: AnyScope) -> str:
+    """The ``SET LOCAL`` statements that bind ``scope``; every setting is set every time."""
+    match scope:
+        case Scope(tenant_id, subject_id):
+            tenant, subject, operator = str(tenant_id), subject_id, ""
+        case TenantScope(tenant_id):
+            tenant, subject, operator = str(tenant_id), "", ""
+        case OperatorScope(founding):
+            tenant, subject, operator = str(founding or ""), "", "on"
+    return (
+        f"SET LOCAL app.tenant_id = '{tenant}'; SET LOCAL app.subject_id = {_literal(subject)};"
+        f" SET LOCAL app.operator = '{operator}'"
+    )
+
+
+class UnitOfWork:
+    """The only way to tenant tables: hands out scope-bound transactions."""
+
+    def __init__(self, engine: AsyncEngine, observer: Observer) -> None:
+        self._engine = engine
+        self._observer = observer
+
+    @asynccontextmanager
+    async def begin(self, scope: AnyScope) -> AsyncIterator[Transaction]:
+        """A read-write transaction, READ COMMITTED."""
+        async with self._transaction("BEGIN", scope) as transaction:
+            yield transaction
+
+    @asynccontextmanager
+    async def snapshot(self, scope: AnyScope) -> AsyncIterator[Transaction]:
+        """A read-only transaction that sees one moment, so that a concurrent save cannot look like damage."""
+        async with self._transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", scope) as transaction:
+            yield transaction
+
+    @asynccontextmanager
+    async def frozen(self, scope: AnyScope) -> AsyncIterator[Transaction]:
+        """A read-write transaction that sees one moment (copying)."""
+        async with self._transaction("BEGIN ISOLATION LEVEL REPEATABLE READ", scope) as transaction:
+            yield transaction
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Any]:
+        """A pooled connection outside any transaction, bound to nothing: sees no tenant's row."""
+        started = time.perf_counter()
+        try:
+            pooled = await self._engine.raw_connection()
+        except PoolTimeoutError:
+            raise Unavailable("no database connection became free in time") from None
+        except (DBAPIError, *_CONNECTION_LOST):
+            raise Unavailable("the database cannot be reached") from None
+        self._observer.pool_wait(time.perf_counter() - started)
+        try:
+            with _translated():
+                yield pooled.driver_connection
+        finally:
+            pooled.close()
+
+    @asynccontextmanager
+    async def _transaction(self, begin: str, scope: AnyScope) -> AsyncIterator[Transaction]:
+        async with self.connection() as connection:
+            await connection.execute(f"{begin}; {bindings(scope)}")
+            try:
+                yield Transaction(connection)
+            except Exception:
+                if connection.is_in_transaction() and not connection.is_closed():
+                    await connection.execute("ROLLBACK")
+                raise
+            started = time.perf_counter()
+            try:
+                await connection.execute("COMMIT")
+            except _CONNECTION_LOST:
+                raise CommitUnknown from None
+            self._observer.commit(time.perf_counter() - started)
+
+    async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Run ``attempt``, which opens its own transaction, again when it lost a race.
+
+        Raises:
+            Unavailable: it lost every time.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return await attempt()
+            except LostRaceError:
+                continue
+        raise Unavailable("too many writers changed this thread at the same moment")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn driver errors into storage errors; a driver's message may hold values and goes no further."""
+    try:
+        yield
+    except _LOST_RACE:
+        raise LostRaceError from None
+    except _BUSY:
+        raise Unavailable("the thread or the database is busy") from None
+    except _CONNECTION_LOST:
+        raise Unavailable("the connection to the database was lost") from None

@@ -1,0 +1,127 @@
+"""Tenants and their credentials as rows. Neither tenants nor operators are state: nothing here can open any.
+
+`look_up_key` is the one read without a scope, because a credential is read before anybody is authenticated; it goes
+through a database function that returns one key's row and is owned by a role that can do nothing else.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from storage.clock import Clock
+from storage.errors import ApiKeyNotFound, TenantNotFound
+from storage.model import ApiKeyRecord, Page, Tenant
+from storage.postgres import tenants as sql
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.scope import OperatorScope, TenantScope
+
+_END_OF_TIME = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+class Tenants:
+    """The verbs on tenants and API keys."""
+
+    def __init__(self, unit_of_work: UnitOfWork, clock: Clock) -> None:
+        self._unit_of_work = unit_of_work
+        self._clock = clock
+
+    async def create(self, scope: OperatorScope, tenant: Tenant, first_key: ApiKeyRecord) -> Tenant:
+        """Create a tenant together with its first credential; ``scope.founding`` must name it."""
+        arguments = {"tenant_id": tenant.tenant_id, "name": tenant.name, "created_at": tenant.created_at}
+        async with self._unit_of_work.begin(scope) as transaction:
+            await transaction.execute(sql.ADD_TENANT.text, *sql.ADD_TENANT.arguments(**arguments))
+            await _add_key(transaction, first_key)
+        return tenant
+
+    async def get(self, scope: OperatorScope, tenant_id: UUID) -> Tenant:
+        """One tenant.
+
+        Raises:
+            TenantNotFound: there is none.
+        """
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            row = await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id)
+        if row is None:
+            raise TenantNotFound
+        return Tenant(**dict(row))
+
+    async def list(
+        self, scope: OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None
+    ) -> Page[Tenant]:
+        """Tenants, newest first."""
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(
+                sql.TENANTS.text,
+                *sql.TENANTS.arguments(
+                    after_at=datetime.fromisoformat(after[0]) if after else _END_OF_TIME,
+                    after_id=UUID(after[1]) if after else UUID(int=0),
+                    page_rows=limit,
+                ),
+            )
+        tenants = [Tenant(**dict(row)) for row in rows]
+        last = tenants[-1] if len(tenants) == limit else None
+        return Page(tenants, (last.created_at.isoformat(), str(last.tenant_id)) if last else None)
+
+    async def look_up_key(self, key_id: str) -> ApiKeyRecord | None:
+        """The stored record of a credential, or None."""
+        async with self._unit_of_work.connection() as connection:
+            row = await connection.fetchrow(sql.LOOK_UP, key_id)
+        return None if row is None else _record(row)
+
+    async def add_key(self, scope: TenantScope | OperatorScope, record: ApiKeyRecord) -> None:
+        """Store a credential of this tenant, or of the operators."""
+        async with self._unit_of_work.begin(scope) as transaction:
+            await _add_key(transaction, record)
+
+    async def list_keys(
+        self, scope: TenantScope | OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None
+    ) -> Page[ApiKeyRecord]:
+        """Credentials, newest first."""
+        statement = sql.KEYS if isinstance(scope, TenantScope) else sql.OPERATOR_KEYS
+        values: dict[str, object] = {
+            "after_at": datetime.fromisoformat(after[0]) if after else _END_OF_TIME,
+            "after_id": after[1] if after else "",
+            "page_rows": limit,
+        }
+        if isinstance(scope, TenantScope):
+            values["wanted"] = scope.tenant_id
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(statement.text, *statement.arguments(**values))
+        records = [_record(row) for row in rows]
+        last = records[-1] if len(records) == limit else None
+        return Page(records, (last.created_at.isoformat(), last.key_id) if last else None)
+
+    async def revoke_key(self, scope: TenantScope | OperatorScope, key_id: str) -> None:
+        """Revoke a credential; doing it again changes nothing.
+
+        Raises:
+            ApiKeyNotFound: this scope has none of this id.
+        """
+        arguments = sql.REVOKE.arguments(wanted=key_id, moment=self._clock.now())
+        async with self._unit_of_work.begin(scope) as transaction:
+            if not await transaction.fetchval(sql.REVOKE.text, *arguments):
+                raise ApiKeyNotFound
+
+    async def touch_keys(self, used: Mapping[tuple[UUID | None, str], datetime]) -> None:
+        """Record when credentials were last used; called in batches, because a row for each request costs too much."""
+        by_tenant: dict[UUID | None, list[tuple[object, ...]]] = {}
+        for (tenant_id, key_id), moment in used.items():
+            row = tuple(sql.TOUCH.arguments(wanted=key_id, moment=moment))
+            by_tenant.setdefault(tenant_id, []).append(row)
+        for tenant_id, rows in by_tenant.items():
+            scope = OperatorScope() if tenant_id is None else TenantScope(tenant_id)
+            async with self._unit_of_work.begin(scope) as transaction:
+                await transaction.executemany(sql.TOUCH.text, rows)
+
+
+async def _add_key(transaction: Transaction, record: ApiKeyRecord) -> None:
+    values = {name: getattr(record, name) for name in ApiKeyRecord.__slots__}
+    values["permissions"] = list(record.permissions)
+    await transaction.execute(sql.ADD_KEY.text, *sql.ADD_KEY.arguments(**values))
+
+
+def _record(row: Any) -> ApiKeyRecord:
+    values = dict(row)
+    values["permissions"] = tuple(values["permissions"])
+    return ApiKeyRecord(**values)

@@ -1,0 +1,468 @@
+"""Whole threads: list, show, settings, copy, delete, prune, delete for runs.
+
+Removal keeps the tamper evidence true: what goes is opened first, compared with the namespace's live set, and
+subtracted. It never takes what a survivor needs: ancestors down to the value that a delta channel is rebuilt from,
+pending writes of checkpoints that stay (or have not arrived yet), and pieces that anything left still names.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from crypto import Sealer
+
+from storage.checkpoints import Checkpoints
+from storage.clock import Clock
+from storage.errors import (
+    DeltaChainNeeded,
+    IntegrityFailure,
+    ThreadArchived,
+    ThreadExists,
+    ThreadNotFound,
+)
+from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.record import (
+    OpenedCheckpoint,
+    open_checkpoint,
+    open_head,
+    open_thread,
+    open_write,
+    seal_checkpoint,
+    seal_head,
+    seal_thread,
+    seal_write,
+)
+from storage.keys import Keys
+from storage.model import Copied, Page, Removal, Status, Strategy, Thread
+from storage.postgres import threads as sql
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.scope import Scope, check_id
+
+# Rows that are opened at a time while a whole thread is walked.
+_STRETCH_ROWS = 500
+
+NOTHING = Removal(threads=0, checkpoints=0, pending_writes=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What removal must know of a checkpoint; its manifest is not kept."""
+
+    checkpoint_id: str
+    parent_id: str | None
+    run_id: str | None
+    member: bytes
+    channels: frozenset[str]
+    delta_channels: tuple[str, ...]
+
+
+class Threads:
+    """The verbs on whole threads."""
+
+    def __init__(self, unit_of_work: UnitOfWork, keys: Keys, checkpoints: Checkpoints, clock: Clock) -> None:
+        self._unit_of_work = unit_of_work
+        self._keys = keys
+        self._checkpoints = checkpoints
+        self._clock = clock
+
+    async def list(
+        self,
+        scope: Scope,
+        *,
+        status: Status | None = None,
+        agent: str | None = None,
+        tier: Literal["hot", "archive"] | None = None,
+        limit: int = 100,
+        after: tuple[str, ...] | None = None,
+    ) -> Page[Thread]:
+        """Threads, newest first. Clear columns only; ``status`` and ``tier`` are advisory."""
+        moment = datetime.fromisoformat(after[0]) if after else None
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(
+                sql.LIST,
+                scope.tenant_id,
+                scope.subject_id,
+                status,
+                agent,
+                tier,
+                moment,
+                after[1] if after else None,
+                limit,
+            )
+        last = (rows[-1]["created_at"].isoformat(), rows[-1]["thread_id"]) if len(rows) == limit else None
+        return Page([Thread(**dict(row)) for row in rows], last)
+
+    async def get(self, scope: Scope, thread_id: str) -> Thread:
+        """One thread.
+
+        Raises:
+            ThreadNotFound: there is none.
+        """
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            return await _get(transaction, scope, thread_id)
+
+    async def put(
+        self,
+        scope: Scope,
+        thread_id: str,
+        *,
+        strict: bool | None = None,
+        agent: str | None = None,
+        agent_given: bool = False,
+    ) -> Thread:
+        """Set what is given, creating the thread if need be."""
+        check_id(thread_id, "thread id")
+
+        async def with_sealer(sealer: Sealer) -> Thread:
+            now = self._clock.now()
+            async with self._unit_of_work.begin(scope) as transaction:
+                await transaction.execute(
+                    sql.PUT,
+                    scope.tenant_id,
+                    scope.subject_id,
+                    thread_id,
+                    agent,
+                    strict,
+                    now,
+                    seal_thread(sealer, thread_id, now, ThreadSeal.new()),
+                    agent_given,
+                )
+                return await _get(transaction, scope, thread_id)
+
+        return await self._checkpoints.with_sealer(scope, with_sealer)
+
+    async def delete(self, scope: Scope, thread_id: str) -> Removal:
+        """Remove a thread with everything in it.
+
+        Raises:
+            ThreadNotFound: there is none.
+        """
+
+        async def attempt() -> Removal:
+            async with self._unit_of_work.begin(scope) as transaction:
+                removal = await _delete(transaction, scope, thread_id)
+            if removal is NOTHING:
+                raise ThreadNotFound
+            return removal
+
+        return await self._unit_of_work.retrying(attempt)
+
+    async def prune(self, scope: Scope, thread_ids: Sequence[str], strategy: Strategy) -> Removal:
+        """Keep each namespace's head and what it needs, or (``delete``) nothing. Unknown threads are passed over.
+
+        One transaction a thread: what was pruned stays pruned if a later thread fails; repeat to finish.
+        """
+        total = NOTHING
+        for thread_id in dict.fromkeys(thread_ids):
+            if strategy == "delete":
+                total = _sum(total, await self._delete_if_there(scope, thread_id))
+            else:
+                total = _sum(total, await self._remove(scope, thread_id, _all_but_latest))
+        return total
+
+    async def delete_runs(self, scope: Scope, run_ids: Sequence[str]) -> Removal:
+        """Remove all checkpoints of these runs, with their writes, in every thread and namespace of the subject.
+
+        Raises:
+            DeltaChainNeeded: a checkpoint of another run is rebuilt from one of them; that thread is unchanged.
+        """
+        wanted = frozenset(run_ids)
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(
+                sql.THREADS_OF_RUNS, scope.tenant_id, scope.subject_id, sorted(wanted)
+            )
+
+        def choose(entries: Sequence[_Entry]) -> set[str]:
+            doomed = {each.checkpoint_id for each in entries if each.run_id in wanted}
+            survivors = [each for each in entries if each.checkpoint_id not in doomed]
+            if doomed & _needed(entries, survivors):
+                raise DeltaChainNeeded
+            return doomed
+
+        total = NOTHING
+        for row in rows:
+            total = _sum(total, await self._remove(scope, row["thread_id"], choose))
+        return total
+
+    async def copy(self, scope: Scope, source: str, target: str) -> Copied:
+        """Copy a thread, history and pending writes included. Chunks move as ciphertext, the rest is re-sealed.
+
+        Raises:
+            ThreadNotFound: there is no source.
+            ThreadExists: the target exists.
+        """
+        check_id(target, "target thread id")
+
+        async def with_sealer(sealer: Sealer) -> Copied:
+            async def attempt() -> Copied:
+                async with self._unit_of_work.frozen(scope) as transaction:
+                    return await _copy(transaction, scope, sealer, source, target, self._clock)
+
+            return await self._unit_of_work.retrying(attempt)
+
+        if await self._keys.existing_sealer(scope) is None:
+            raise ThreadNotFound
+        return await self._checkpoints.with_sealer(scope, with_sealer)
+
+    async def _delete_if_there(self, scope: Scope, thread_id: str) -> Removal:
+        try:
+            return await self.delete(scope, thread_id)
+        except ThreadNotFound:
+            return NOTHING
+
+    async def _remove(
+        self, scope: Scope, thread_id: str, choose: Callable[[Sequence[_Entry]], set[str]]
+    ) -> Removal:
+        async def with_sealer(sealer: Sealer) -> Removal:
+            async def attempt() -> Removal:
+                async with self._unit_of_work.begin(scope) as transaction:
+                    return await _remove(transaction, scope, sealer, thread_id, choose, self._clock)
+
+            return await self._unit_of_work.retrying(attempt)
+
+        if await self._keys.existing_sealer(scope) is None:
+            return NOTHING
+        return await self._checkpoints.with_sealer(scope, with_sealer)
+
+
+def _sum(one: Removal, other: Removal) -> Removal:
+    return Removal(
+        threads=one.threads + other.threads,
+        checkpoints=one.checkpoints + other.checkpoints,
+        pending_writes=one.pending_writes + other.pending_writes,
+    )
+
+
+async def _get(transaction: Transaction, scope: Scope, thread_id: str) -> Thread:
+    row = await transaction.fetchrow(sql.ONE, scope.tenant_id, scope.subject_id, thread_id)
+    if row is None:
+        raise ThreadNotFound
+    return Thread(**dict(row))
+
+
+async def _delete(transaction: Transaction, scope: Scope, thread_id: str) -> Removal:
+    place = (scope.tenant_id, scope.subject_id, thread_id)
+    if await transaction.fetchrow(sql.LOCK, *place) is None:
+        return NOTHING
+    writes, checkpoints, *_ = [await transaction.execute(statement, *place) for statement in sql.DELETE_ALL]
+    return Removal(threads=1, checkpoints=checkpoints, pending_writes=writes)
+
+
+def _all_but_latest(entries: Sequence[_Entry]) -> set[str]:
+    latest = entries[-1]
+    return {each.checkpoint_id for each in entries} - _needed(entries, [latest]) - {latest.checkpoint_id}
+
+
+def _needed(entries: Sequence[_Entry], survivors: Sequence[_Entry]) -> set[str]:
+    """Ancestors that survivors' delta channels are rebuilt from: back to one that holds a value, it included."""
+    by_id = {each.checkpoint_id: each for each in entries}
+    needed: set[str] = set()
+    for survivor in survivors:
+        for channel in survivor.delta_channels:
+            seen: set[str] = set()
+            at = survivor.parent_id
+            while at is not None and at in by_id and at not in seen:
+                seen.add(at)
+                needed.add(at)
+                if channel in by_id[at].channels:
+                    break
+                at = by_id[at].parent_id
+    return needed
+
+
+async def _entries(
+    transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str, live: LiveSet
+) -> list[_Entry]:
+    """A namespace's checkpoints, oldest first, compared with what the head seal says must be there."""
+    entries: list[_Entry] = []
+    found = LiveSet()
+    async for opened in _walk(transaction, scope, sealer, thread_id, namespace):
+        found = found.add(opened.member)
+        entries.append(
+            _Entry(
+                opened.columns.checkpoint_id,
+                opened.columns.parent_id,
+                opened.columns.run_id,
+                opened.member,
+                frozenset(each.name for each in opened.manifest.channels),
+                opened.manifest.delta_channels,
+            )
+        )
+    if found != live:
+        raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
+    return entries
+
+
+async def _walk(
+    transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str
+) -> AsyncIterator[OpenedCheckpoint]:
+    after = ""
+    while True:
+        rows = await transaction.fetch(
+            sql.STRETCH, scope.tenant_id, scope.subject_id, thread_id, namespace, after, _STRETCH_ROWS
+        )
+        for row in rows:
+            yield open_checkpoint(sealer, row)
+        if len(rows) < _STRETCH_ROWS:
+            return
+        after = rows[-1]["checkpoint_id"]
+
+
+async def _remove(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    thread_id: str,
+    choose: Callable[[Sequence[_Entry]], set[str]],
+    clock: Clock,
+) -> Removal:
+    place = (scope.tenant_id, scope.subject_id, thread_id)
+    locked = await transaction.fetchrow(sql.LOCK, *place)
+    if locked is None:
+        return NOTHING
+    if locked["tier"] != "hot":
+        raise ThreadArchived
+    thread = open_thread(sealer, thread_id, locked["created_at"], locked["seal"])
+    removal = NOTHING
+    for row in await transaction.fetch(sql.HEADS, *place):
+        namespace = row["namespace"]
+        head = open_head(sealer, thread_id, namespace, row["head_id"], row["sequence"], row["seal"])
+        if head.incarnation != thread.incarnation:
+            raise IntegrityFailure("the head belongs to another life of this thread")
+        entries = await _entries(transaction, scope, sealer, thread_id, namespace, head.live)
+        doomed = choose(entries)
+        if not doomed:
+            continue
+        ids = sorted(doomed)
+        writes = await transaction.execute(sql.DELETE_WRITES, *place, namespace, ids)
+        await transaction.execute(sql.DELETE_CHECKPOINTS, *place, namespace, ids)
+        removal = _sum(removal, Removal(threads=0, checkpoints=len(ids), pending_writes=writes))
+        left = [each for each in entries if each.checkpoint_id not in doomed]
+        if not left:
+            await transaction.execute(sql.DELETE_HEAD, *place, namespace)
+            thread = thread.without_namespace(sealer, namespace)
+            continue
+        live = head.live
+        for each in entries:
+            if each.checkpoint_id in doomed:
+                live = live.subtract(each.member)
+        after = HeadSeal(head.incarnation, head.sequence + 1, live)
+        head_id = left[-1].checkpoint_id
+        await transaction.execute(
+            sql.MOVE_HEAD,
+            *place,
+            namespace,
+            head_id,
+            after.sequence,
+            seal_head(sealer, thread_id, namespace, head_id, after),
+        )
+    if removal is NOTHING:
+        return NOTHING
+    await transaction.execute(sql.COLLECT_CHUNKS, *place)
+    await transaction.execute(
+        sql.TOUCH, *place, clock.now(), seal_thread(sealer, thread_id, locked["created_at"], thread)
+    )
+    return _sum(removal, Removal(threads=1, checkpoints=0, pending_writes=0))
+
+
+async def _copy(
+    transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str, clock: Clock
+) -> Copied:
+    place = (scope.tenant_id, scope.subject_id, source)
+    found = await transaction.fetchrow(sql.READ, *place)
+    if found is None:
+        raise ThreadNotFound
+    if found["tier"] != "hot":
+        raise ThreadArchived
+    now = clock.now()
+    thread = ThreadSeal.new()
+    heads = await transaction.fetch(sql.HEADS, *place)
+    for row in heads:
+        thread = thread.with_namespace(sealer, row["namespace"])
+    created = await transaction.fetchval(
+        sql.CREATE,
+        scope.tenant_id,
+        scope.subject_id,
+        target,
+        found["agent"],
+        found["status"],
+        found["strict"],
+        now,
+        seal_thread(sealer, target, now, thread),
+    )
+    if not created:
+        raise ThreadExists
+    await transaction.execute(sql.COPY_CHUNKS, *place, target)
+    checkpoints = 0
+    for row in heads:
+        checkpoints += await _copy_namespace(transaction, scope, sealer, source, target, thread, row)
+    writes = await _copy_writes(transaction, scope, sealer, source, target)
+    return Copied(thread_id=target, checkpoints=checkpoints, pending_writes=writes)
+
+
+async def _copy_namespace(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    source: str,
+    target: str,
+    thread: ThreadSeal,
+    row: Any,
+) -> int:
+    namespace = row["namespace"]
+    head = open_head(sealer, source, namespace, row["head_id"], row["sequence"], row["seal"])
+    found, copied = LiveSet(), LiveSet()
+    batch: list[tuple[object, ...]] = []
+    async for opened in _walk(transaction, scope, sealer, source, namespace):
+        found = found.add(opened.member)
+        columns = msgspec.structs.replace(opened.columns, thread_id=target)
+        sealed = seal_checkpoint(sealer, columns, opened.manifest)
+        copied = copied.add(sealed.member)
+        own = (scope.tenant_id, scope.subject_id, sealer.active_key_version, opened.outcome, sealed.envelope)
+        batch.append((*own, *columns.location()))
+        if len(batch) >= _STRETCH_ROWS:
+            await transaction.executemany(sql.ADD_CHECKPOINT, batch)
+            batch = []
+    if batch:
+        await transaction.executemany(sql.ADD_CHECKPOINT, batch)
+    if found != head.live:
+        raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
+    after = HeadSeal(thread.incarnation, copied.count, copied)
+    await transaction.execute(
+        sql.ADD_HEAD,
+        scope.tenant_id,
+        scope.subject_id,
+        target,
+        namespace,
+        row["head_id"],
+        after.sequence,
+        seal_head(sealer, target, namespace, row["head_id"], after),
+    )
+    return copied.count
+
+
+async def _copy_writes(
+    transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str
+) -> int:
+    copied = 0
+    after: tuple[object, ...] = ("", "", "", 0)
+    while True:
+        rows = await transaction.fetch(
+            sql.ALL_WRITES, scope.tenant_id, scope.subject_id, source, *after, _STRETCH_ROWS
+        )
+        batch: list[tuple[object, ...]] = []
+        for row in rows:
+            opened = open_write(sealer, row)
+            columns = msgspec.structs.replace(opened.columns, thread_id=target)
+            value = seal_write(sealer, columns, opened.record)
+            batch.append(
+                (scope.tenant_id, scope.subject_id, sealer.active_key_version, value, *columns.location())
+            )
+            after = (columns.namespace, columns.checkpoint_id, columns.task_id, columns.idx)
+        if batch:
+            await transaction.executemany(sql.ADD_WRITE, batch)
+        copied += len(batch)
+        if len(rows) < _STRETCH_ROWS:
+            return copied

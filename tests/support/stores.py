@@ -1,0 +1,75 @@
+"""A migrated database, cloned from a template for each module, and a `Store` on it as gw_app."""
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+import pytest
+from crypto import MemoryRootKey
+from sqlalchemy.engine import make_url
+
+from gateway.cli.embedded import EmbeddedPostgres
+from storage.postgres.setup import prepare
+from storage.scope import Scope
+from storage.service import Store
+from tests.support.engines import create_database, drop_database, fresh_database
+
+DEPLOYMENT_ID = UUID("5742e700-0000-4000-8000-000000000001")
+OWNER_PASSWORD = "owner"
+APP_PASSWORD = "app"
+
+
+class MigratedDatabase(NamedTuple):
+    superuser_url: str
+    owner_url: str
+    app_url: str
+
+    @staticmethod
+    def dsn(url: str) -> str:
+        return url.replace("+asyncpg", "", 1)
+
+
+@pytest.fixture(scope="session")
+async def migrated_template(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """The name of a database with the schema, to clone from; nobody stays connected to it."""
+    empty = await create_database(postgres)
+    await prepare(
+        postgres.superuser_url(), database=empty.name, owner_password=OWNER_PASSWORD, app_password=APP_PASSWORD
+    )
+    yield empty.name
+    await drop_database(postgres, empty.name)
+
+
+@pytest.fixture(scope="module")
+async def database(postgres: EmbeddedPostgres, migrated_template: str) -> AsyncIterator[MigratedDatabase]:
+    async with fresh_database(postgres, template=migrated_template) as made:
+        base = make_url(made.superuser_url)
+        yield MigratedDatabase(
+            made.superuser_url,
+            base.set(username="gw_migrate", password=OWNER_PASSWORD).render_as_string(False),
+            base.set(username="gw_app", password=APP_PASSWORD).render_as_string(False),
+        )
+
+
+@pytest.fixture(scope="session")
+def root_key() -> MemoryRootKey:
+    return MemoryRootKey()
+
+
+@pytest.fixture(scope="module")
+async def store(database: MigratedDatabase, root_key: MemoryRootKey) -> AsyncIterator[Store]:
+    opened = await Store.open(
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=8,
+        durable=False,
+    )
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def scope() -> Scope:
+    """A subject of a tenant that nobody else uses."""
+    return Scope(uuid4(), "user-1")
