@@ -28,7 +28,6 @@ from crypto import (
     unwrap_subject_key,
     wrap_subject_key,
 )
-
 from storage.clock import Clock
 from storage.errors import IntegrityFailure
 from storage.postgres import keys as sql
@@ -57,7 +56,12 @@ class Keys:
     """Gets or creates the keys of a scope."""
 
     def __init__(
-        self, unit_of_work: UnitOfWork, root_key: RootKey, deployment_id: UUID, clock: Clock, observer: Observer
+        self,
+        unit_of_work: UnitOfWork,
+        root_key: RootKey,
+        deployment_id: UUID,
+        clock: Clock,
+        observer: Observer,
     ) -> None:
         self._unit_of_work = unit_of_work
         self._root_key = root_key

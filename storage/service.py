@@ -6,9 +6,10 @@ Owns opening and closing. It decides nothing else; what each verb promises is sa
 from dataclasses import dataclass
 from uuid import UUID
 
-from crypto import RootKey
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from crypto import RootKey
+from storage.access import Access
 from storage.checkpoints import Checkpoints
 from storage.clock import Clock, SystemClock
 from storage.errors import SetupError, Unavailable
@@ -46,8 +47,9 @@ class Store:
         self._engine = engine
         self.unit_of_work = UnitOfWork(engine, observer)
         self.keys = Keys(self.unit_of_work, root_key, deployment_id, clock, observer)
-        self.checkpoints = Checkpoints(self.unit_of_work, self.keys, clock, observer)
-        self.threads = Threads(self.unit_of_work, self.keys, self.checkpoints, clock)
+        access = Access(self.unit_of_work, self.keys, clock, observer)
+        self.checkpoints = Checkpoints(access)
+        self.threads = Threads(access)
         self.tenants = Tenants(self.unit_of_work, clock)
 
     @classmethod
@@ -78,18 +80,24 @@ class Store:
             Unavailable: the database cannot be reached.
         """
         engine = create_engine(database_url, connections_max=connections_max)
-        store = cls(
-            engine, root_key=root_key, deployment_id=deployment_id, clock=clock, observer=observer
-        )
+        store = cls(engine, root_key=root_key, deployment_id=deployment_id, clock=clock, observer=observer)
         try:
-            async with store.unit_of_work.connection() as connection:
-                faults = await guard(connection, deployment_id=deployment_id, durable=durable)
-            if faults:
-                raise SetupError("\n".join(faults))
+            await store.check(deployment_id, durable=durable)
         except BaseException:
             await store.close()
             raise
         return store
+
+    async def check(self, deployment_id: UUID, *, durable: bool) -> None:
+        """Refuse a database that must not be served from.
+
+        Raises:
+            SetupError: why not, and what to do, a line each.
+        """
+        async with self.unit_of_work.connection() as connection:
+            faults = await guard(connection, deployment_id=deployment_id, durable=durable)
+        if faults:
+            raise SetupError("\n".join(faults))
 
     async def close(self) -> None:
         """Close the pool. What is under way must have ended."""

@@ -46,9 +46,7 @@ class Tenants:
             raise TenantNotFound
         return Tenant(**dict(row))
 
-    async def list(
-        self, scope: OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None
-    ) -> Page[Tenant]:
+    async def list(self, scope: OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None) -> Page[Tenant]:
         """Tenants, newest first."""
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(

@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
-from crypto import Sealer
 
-from storage.checkpoints import Checkpoints
+from crypto import Sealer
+from storage.access import Access
 from storage.clock import Clock
 from storage.errors import (
     DeltaChainNeeded,
@@ -34,10 +34,9 @@ from storage.format.record import (
     seal_thread,
     seal_write,
 )
-from storage.keys import Keys
 from storage.model import Copied, Page, Removal, Status, Strategy, Thread
 from storage.postgres import threads as sql
-from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, check_id
 
 # Rows that are opened at a time while a whole thread is walked.
@@ -61,11 +60,8 @@ class _Entry:
 class Threads:
     """The verbs on whole threads."""
 
-    def __init__(self, unit_of_work: UnitOfWork, keys: Keys, checkpoints: Checkpoints, clock: Clock) -> None:
-        self._unit_of_work = unit_of_work
-        self._keys = keys
-        self._checkpoints = checkpoints
-        self._clock = clock
+    def __init__(self, access: Access) -> None:
+        self._access = access
 
     async def list(
         self,
@@ -79,7 +75,7 @@ class Threads:
     ) -> Page[Thread]:
         """Threads, newest first. Clear columns only; ``status`` and ``tier`` are advisory."""
         moment = datetime.fromisoformat(after[0]) if after else None
-        async with self._unit_of_work.snapshot(scope) as transaction:
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(
                 sql.LIST,
                 scope.tenant_id,
@@ -100,7 +96,7 @@ class Threads:
         Raises:
             ThreadNotFound: there is none.
         """
-        async with self._unit_of_work.snapshot(scope) as transaction:
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
             return await _get(transaction, scope, thread_id)
 
     async def put(
@@ -116,8 +112,8 @@ class Threads:
         check_id(thread_id, "thread id")
 
         async def with_sealer(sealer: Sealer) -> Thread:
-            now = self._clock.now()
-            async with self._unit_of_work.begin(scope) as transaction:
+            now = self._access.clock.now()
+            async with self._access.unit_of_work.begin(scope) as transaction:
                 await transaction.execute(
                     sql.PUT,
                     scope.tenant_id,
@@ -131,7 +127,7 @@ class Threads:
                 )
                 return await _get(transaction, scope, thread_id)
 
-        return await self._checkpoints.with_sealer(scope, with_sealer)
+        return await self._access.writing(scope, with_sealer)
 
     async def delete(self, scope: Scope, thread_id: str) -> Removal:
         """Remove a thread with everything in it.
@@ -141,13 +137,13 @@ class Threads:
         """
 
         async def attempt() -> Removal:
-            async with self._unit_of_work.begin(scope) as transaction:
+            async with self._access.unit_of_work.begin(scope) as transaction:
                 removal = await _delete(transaction, scope, thread_id)
             if removal is NOTHING:
                 raise ThreadNotFound
             return removal
 
-        return await self._unit_of_work.retrying(attempt)
+        return await self._access.unit_of_work.retrying(attempt)
 
     async def prune(self, scope: Scope, thread_ids: Sequence[str], strategy: Strategy) -> Removal:
         """Keep each namespace's head and what it needs, or (``delete``) nothing. Unknown threads are passed over.
@@ -169,10 +165,8 @@ class Threads:
             DeltaChainNeeded: a checkpoint of another run is rebuilt from one of them; that thread is unchanged.
         """
         wanted = frozenset(run_ids)
-        async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(
-                sql.THREADS_OF_RUNS, scope.tenant_id, scope.subject_id, sorted(wanted)
-            )
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(sql.THREADS_OF_RUNS, scope.tenant_id, scope.subject_id, sorted(wanted))
 
         def choose(entries: Sequence[_Entry]) -> set[str]:
             doomed = {each.checkpoint_id for each in entries if each.run_id in wanted}
@@ -195,16 +189,11 @@ class Threads:
         """
         check_id(target, "target thread id")
 
-        async def with_sealer(sealer: Sealer) -> Copied:
-            async def attempt() -> Copied:
-                async with self._unit_of_work.frozen(scope) as transaction:
-                    return await _copy(transaction, scope, sealer, source, target, self._clock)
+        async def attempt(sealer: Sealer) -> Copied:
+            async with self._access.unit_of_work.frozen(scope) as transaction:
+                return await _copy(transaction, scope, sealer, source, target, self._access.clock)
 
-            return await self._unit_of_work.retrying(attempt)
-
-        if await self._keys.existing_sealer(scope) is None:
-            raise ThreadNotFound
-        return await self._checkpoints.with_sealer(scope, with_sealer)
+        return await self._access.reading(scope, attempt, ThreadNotFound())
 
     async def _delete_if_there(self, scope: Scope, thread_id: str) -> Removal:
         try:
@@ -212,19 +201,15 @@ class Threads:
         except ThreadNotFound:
             return NOTHING
 
-    async def _remove(
-        self, scope: Scope, thread_id: str, choose: Callable[[Sequence[_Entry]], set[str]]
-    ) -> Removal:
-        async def with_sealer(sealer: Sealer) -> Removal:
-            async def attempt() -> Removal:
-                async with self._unit_of_work.begin(scope) as transaction:
-                    return await _remove(transaction, scope, sealer, thread_id, choose, self._clock)
+    async def _remove(self, scope: Scope, thread_id: str, choose: Callable[[Sequence[_Entry]], set[str]]) -> Removal:
+        async def attempt(sealer: Sealer) -> Removal:
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                return await _remove(transaction, scope, sealer, thread_id, choose, self._access.clock)
 
-            return await self._unit_of_work.retrying(attempt)
-
-        if await self._keys.existing_sealer(scope) is None:
+        try:
+            return await self._access.reading(scope, attempt, ThreadNotFound())
+        except ThreadNotFound:
             return NOTHING
-        return await self._checkpoints.with_sealer(scope, with_sealer)
 
 
 def _sum(one: Removal, other: Removal) -> Removal:
@@ -443,23 +428,17 @@ async def _copy_namespace(
     return copied.count
 
 
-async def _copy_writes(
-    transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str
-) -> int:
+async def _copy_writes(transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str) -> int:
     copied = 0
     after: tuple[object, ...] = ("", "", "", 0)
     while True:
-        rows = await transaction.fetch(
-            sql.ALL_WRITES, scope.tenant_id, scope.subject_id, source, *after, _STRETCH_ROWS
-        )
+        rows = await transaction.fetch(sql.ALL_WRITES, scope.tenant_id, scope.subject_id, source, *after, _STRETCH_ROWS)
         batch: list[tuple[object, ...]] = []
         for row in rows:
             opened = open_write(sealer, row)
             columns = msgspec.structs.replace(opened.columns, thread_id=target)
             value = seal_write(sealer, columns, opened.record)
-            batch.append(
-                (scope.tenant_id, scope.subject_id, sealer.active_key_version, value, *columns.location())
-            )
+            batch.append((scope.tenant_id, scope.subject_id, sealer.active_key_version, value, *columns.location()))
             after = (columns.namespace, columns.checkpoint_id, columns.task_id, columns.idx)
         if batch:
             await transaction.executemany(sql.ADD_WRITE, batch)

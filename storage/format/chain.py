@@ -16,7 +16,6 @@ from typing import Protocol
 
 from crypto import Field
 from crypto.context import encode_fields
-
 from storage.errors import IntegrityFailure
 
 INCARNATION_BYTES = 16

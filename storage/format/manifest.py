@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from crypto import Field
 
+from crypto import Field
 from storage.errors import IntegrityFailure
 from storage.format.pieces import Body
 from storage.model import ChannelVersion

@@ -14,6 +14,7 @@ the exact bytes. Cutting hides nothing about sizes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import msgpack
@@ -124,9 +125,7 @@ class Cutter:
         """
         return self._cut_elements(header, memoryview(tail), element_bounds(tail), kept)
 
-    def _cut_elements(
-        self, header: bytes, view: memoryview, bounds: list[int], kept: Sequence[bytes] = ()
-    ) -> Body:
+    def _cut_elements(self, header: bytes, view: memoryview, bounds: list[int], kept: Sequence[bytes] = ()) -> Body:
         closed = list(kept)
         group_start = 0  # index into bounds of the open group's first element
         for number in range(len(bounds) - 1):
@@ -136,8 +135,7 @@ class Cutter:
                 closed.append(self._piece(ELEMENTS, view[bounds[group_start] : start]))
                 group_start = number
             if end - bounds[group_start] >= PIECE_BYTES_MIN and (
-                end - start > GROUP_BYTES_MAX
-                or self.digests.boundary(view[start:end]) % GROUP_ELEMENTS_AVERAGE == 0
+                end - start > GROUP_BYTES_MAX or self.digests.boundary(view[start:end]) % GROUP_ELEMENTS_AVERAGE == 0
             ):
                 closed.append(self._piece(ELEMENTS, view[bounds[group_start] : end]))
                 group_start = number + 1
@@ -149,7 +147,7 @@ class Cutter:
     def _cut_tail(self, view: memoryview, bounds: list[int]) -> list[Leaf]:
         leaves: list[Leaf] = []
         run_start = bounds[0]
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in pairwise(bounds):
             if end - start >= PIECE_BYTES_MIN:
                 if run_start < start:
                     leaves.append(self._leaf(ELEMENTS, view[run_start:start]))

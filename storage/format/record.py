@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any
 
 from crypto import Kind, OpenError, Sealer
-
 from storage.errors import IntegrityFailure
 from storage.format.chain import (
     HeadSeal,
@@ -138,18 +137,14 @@ class OpenedCheckpoint:
                 return Channel(version=channel.version, value=Value(channel.encoding, data))
         return None
 
-    def value(
-        self, look_up: Callable[[bytes], Opened] | None, writes: list[PendingWrite] | None
-    ) -> Checkpoint:
+    def value(self, look_up: Callable[[bytes], Opened] | None, writes: list[PendingWrite] | None) -> Checkpoint:
         """The checkpoint as callers see it; ``look_up`` None leaves the state out."""
         columns, manifest = self.columns, self.manifest
         channels: dict[str, Channel] | None = None
         if look_up is not None:
             ids = self.ids
             channels = {
-                each.name: Channel(
-                    version=each.version, value=Value(each.encoding, join(each.body, ids, look_up))
-                )
+                each.name: Channel(version=each.version, value=Value(each.encoding, join(each.body, ids, look_up)))
                 for each in manifest.channels
             }
         usage = {
@@ -197,9 +192,7 @@ def open_checkpoint(sealer: Sealer, row: Row) -> OpenedCheckpoint:
     location = columns.location()
     with _authenticated():
         plaintext = sealer.open(Kind.MANIFEST, location, row["manifest"])
-    member = member_mac(
-        sealer, columns.namespace, columns.checkpoint_id, manifest_digest(sealer, plaintext, location)
-    )
+    member = member_mac(sealer, columns.namespace, columns.checkpoint_id, manifest_digest(sealer, plaintext, location))
     return OpenedCheckpoint(columns, decode_manifest(plaintext), member, row["outcome"])
 
 

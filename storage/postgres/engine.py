@@ -2,8 +2,9 @@
 
 SQLAlchemy keeps the pool; statements run on the pooled asyncpg connection itself, of which SQLAlchemy then does not
 know whether a transaction is open. A request cancelled in the middle would hand its open transaction, tenant binding
-and half a write to the next one (DESIGN 4.6), so a connection that comes back closed or inside a transaction is
-invalidated instead of pooled.
+and half a write to the next one, so a connection that comes back closed, inside a transaction or in the middle of a
+statement is invalidated instead of pooled. The driver itself does not say the last: until the server has answered
+BEGIN, it reports no transaction. Whoever uses a connection therefore marks it `UNFINISHED` while it does.
 """
 
 from typing import Any
@@ -16,6 +17,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 CONNECT_TIMEOUT_SECONDS = 5.0
 POOL_TIMEOUT_SECONDS = 5.0
 COMMAND_TIMEOUT_SECONDS = 30.0
+
+UNFINISHED = "stateroom.unfinished"
 
 # A thread's lock is held for one save; whoever waits longer is behind something broken and should be told so.
 LOCK_TIMEOUT_MS = 5_000
@@ -58,7 +61,7 @@ def create_engine(database_url: str, *, connections_max: int) -> AsyncEngine:
 
 
 def invalidate_unfinished(dbapi_connection: Any, record: ConnectionPoolEntry, _state: Any) -> None:
-    """Pool ``reset`` listener: never pool a connection that is closed or still inside a transaction."""
+    """Pool ``reset`` listener: never pool a connection whose last user did not finish with it."""
     driver = dbapi_connection.driver_connection
-    if driver.is_closed() or driver.is_in_transaction():
+    if record.info.pop(UNFINISHED, False) or driver.is_closed() or driver.is_in_transaction():
         record.invalidate()

@@ -90,7 +90,7 @@ async def current(url: str) -> str | None:
 
 async def _revision(connection: Any) -> str | None:
     try:
-        return await connection.fetchval(f"SELECT version_num FROM {SCHEMA}.db_revision")  # type: ignore[no-any-return]  # noqa: S608
+        return await connection.fetchval(f"SELECT version_num FROM {SCHEMA}.db_revision")  # type: ignore[no-any-return]
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
         return None
 
@@ -164,41 +164,45 @@ async def guard(connection: Any, *, deployment_id: UUID, durable: bool) -> list[
         durable: require ``fsync`` and ``synchronous_commit``.
     """
     faults: list[str] = []
-    version = int(await connection.fetchval("SHOW server_version_num"))
-    if version < POSTGRES_VERSION_MIN:
+    if int(await connection.fetchval("SHOW server_version_num")) < POSTGRES_VERSION_MIN:
         faults.append("PostgreSQL is older than 16; upgrade the server")
-    role = await connection.fetchrow(_ROLE_FAULTS)
-    if role["rolsuper"]:
-        faults.append("the gateway's role is a superuser; set DATABASE_URL to the role gw_app")
-    if role["rolbypassrls"] or role["bypass_member"]:
-        faults.append("the gateway's role can bypass row-level security; set DATABASE_URL to the role gw_app")
-    if role["owner"]:
-        faults.append("the gateway's role owns tables; set DATABASE_URL to the role gw_app")
+    faults += await _role_faults(connection)
+    if durable:
+        faults += await _durability_faults(connection)
     revision = await _revision(connection)
     if revision is None:
-        faults.append("the schema is missing or unreadable; run 'stateroom db upgrade'")
-        return faults
+        return [*faults, "the schema is missing or unreadable; run 'stateroom db upgrade'"]
     if revision in known_revisions() and revision != db_revision_required():
         faults.append(f"the schema is at revision {revision}, older than this build; run 'stateroom db upgrade'")
-    faults.extend(
+    faults += [
         f"table {row['relname']} is not protected by forced row-level security"
         for row in await connection.fetch(_UNPROTECTED)
+    ]
+    return faults or await _claim_deployment(connection, deployment_id)
+
+
+async def _role_faults(connection: Any) -> list[str]:
+    role = await connection.fetchrow(_ROLE_FAULTS)
+    found = (
+        (role["rolsuper"], "is a superuser"),
+        (role["rolbypassrls"] or role["bypass_member"], "can bypass row-level security"),
+        (role["owner"], "owns tables"),
     )
-    if durable:
-        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-            if await connection.fetchval(f"SHOW {setting}") == "off":
-                faults.append(f"{setting} is off: an acknowledged save could be lost; turn it on")
-    if not faults:
-        faults.extend(await _claim_deployment(connection, deployment_id))
-    return faults
+    return [f"the gateway's role {what}; set DATABASE_URL to the role gw_app" for wrong, what in found if wrong]
+
+
+async def _durability_faults(connection: Any) -> list[str]:
+    settings = ("fsync", "synchronous_commit", "full_page_writes")
+    off = [each for each in settings if await connection.fetchval(f"SHOW {each}") == "off"]
+    return [f"{each} is off: an acknowledged save could be lost; turn it on" for each in off]
 
 
 async def _claim_deployment(connection: Any, deployment_id: UUID) -> list[str]:
     await connection.execute(
-        f"INSERT INTO {SCHEMA}.deployment VALUES (true, $1) ON CONFLICT DO NOTHING",  # noqa: S608
+        f"INSERT INTO {SCHEMA}.deployment VALUES (true, $1) ON CONFLICT DO NOTHING",
         deployment_id,
     )
-    found = await connection.fetchval(f"SELECT deployment_id FROM {SCHEMA}.deployment")  # noqa: S608
+    found = await connection.fetchval(f"SELECT deployment_id FROM {SCHEMA}.deployment")
     if found != deployment_id:
         return [f"the database belongs to deployment {found}; DEPLOYMENT_ID says {deployment_id}"]
     return []

@@ -219,9 +219,7 @@ pending_writes = Table(
     Column("key_version", Integer, nullable=False),
     Column("piece_ids", LargeBinary, nullable=False),
     Column("value", LargeBinary, nullable=False),
-    PrimaryKeyConstraint(
-        "tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id", "task_id", "idx"
-    ),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id", "task_id", "idx"),
 )
 
 idempotency = Table(

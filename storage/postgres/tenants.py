@@ -3,19 +3,21 @@
 from typing import Any
 
 from sqlalchemy import Select, bindparam, func, literal_column, select, tuple_, update
-from sqlalchemy.dialects.postgresql import asyncpg as dialect
+from sqlalchemy.engine import make_url
 from sqlalchemy.sql import ClauseElement, insert
 
 from storage.postgres.tables import api_keys, tenants
+
+_DIALECT = make_url("postgresql+asyncpg://").get_dialect()()
 
 
 class Compiled:
     """A statement's text with positional parameters, and the order of its named ones."""
 
     def __init__(self, statement: ClauseElement) -> None:
-        compiled = statement.compile(dialect=dialect.dialect(), compile_kwargs={"render_postcompile": True})
+        compiled: Any = statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
         self.text = str(compiled)
-        self._names: list[str] = list(compiled.positiontup or [])
+        self._names: list[str] = list(compiled.positiontup)
 
     def arguments(self, **values: object) -> list[object]:
         """Arguments in the order the text wants them."""
@@ -52,8 +54,6 @@ OPERATOR_KEYS = _page(
 
 _revoke = update(api_keys).where(api_keys.c.key_id == bindparam("wanted"))
 REVOKE = Compiled(
-    _revoke.values(revoked_at=func.coalesce(api_keys.c.revoked_at, bindparam("moment"))).returning(
-        literal_column("1")
-    )
+    _revoke.values(revoked_at=func.coalesce(api_keys.c.revoked_at, bindparam("moment"))).returning(literal_column("1"))
 )
 TOUCH = Compiled(_revoke.values(last_used_at=func.greatest(api_keys.c.last_used_at, bindparam("moment"))))

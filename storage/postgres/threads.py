@@ -1,5 +1,8 @@
-"""Statements on whole threads. Every verb that removes rows locks the thread first and computes in a later statement,
-whose snapshot then sees all that was committed before the lock was granted (DESIGN 7)."""
+"""Statements on whole threads.
+
+Every verb that removes rows locks the thread first and computes in a later statement, whose snapshot then sees all
+that was committed before the lock was granted.
+"""
 
 _COLUMNS = """
     t.thread_id, t.agent, t.status, t.tier, t.strict, t.created_at, t.updated_at,
@@ -112,7 +115,7 @@ WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
 """
 
 DELETE_ALL = tuple(
-    f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3"  # noqa: S608
+    f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
     for table in ("pending_writes", "checkpoints", "heads", "chunks", "threads")
 )
 

@@ -22,6 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from storage.errors import CommitUnknown, Unavailable
+from storage.postgres.engine import UNFINISHED
 from storage.scope import AnyScope, OperatorScope, Scope, TenantScope
 
 T = TypeVar("T")
@@ -42,7 +43,11 @@ _CONNECTION_LOST = (
     TimeoutError,
     OSError,
 )
-_BUSY = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError, asyncpg.IdleInTransactionSessionTimeoutError)
+_BUSY = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+)
 _LOST_RACE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 
 
@@ -167,9 +172,15 @@ class UnitOfWork:
         except (DBAPIError, *_CONNECTION_LOST):
             raise Unavailable("the database cannot be reached") from None
         self._observer.pool_wait(time.perf_counter() - started)
+        pooled.info[UNFINISHED] = True
         try:
             with _translated():
                 yield pooled.driver_connection
+        except Exception:
+            del pooled.info[UNFINISHED]
+            raise
+        else:
+            del pooled.info[UNFINISHED]
         finally:
             pooled.close()
 

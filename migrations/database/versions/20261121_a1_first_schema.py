@@ -15,7 +15,15 @@ TENANT = "tenant_id = nullif(current_setting('app.tenant_id', true), '')::uuid"
 SUBJECT = f"{TENANT} AND subject_id = nullif(current_setting('app.subject_id', true), '')"
 OPERATOR = "current_setting('app.operator', true) = 'on'"
 
-SUBJECT_TABLES = ("subject_keys", "threads", "heads", "checkpoints", "chunks", "pending_writes", "idempotency")
+SUBJECT_TABLES = (
+    "subject_keys",
+    "threads",
+    "heads",
+    "checkpoints",
+    "chunks",
+    "pending_writes",
+    "idempotency",
+)
 
 # Columns that gw_ops may read: what operators ask about. No sealed byte, no key material.
 CLEAR_COLUMNS = {
@@ -245,9 +253,7 @@ def upgrade() -> None:
         )
     op.execute(f"CREATE POLICY tenant_rows ON stateroom.tenant_keys TO gw_app USING ({TENANT}) WITH CHECK ({TENANT})")
     op.execute(f"CREATE POLICY own_row ON stateroom.tenants FOR SELECT TO gw_app USING ({TENANT})")
-    op.execute(
-        f"CREATE POLICY operator_rows ON stateroom.tenants TO gw_app USING ({OPERATOR}) WITH CHECK ({OPERATOR})"
-    )
+    op.execute(f"CREATE POLICY operator_rows ON stateroom.tenants TO gw_app USING ({OPERATOR}) WITH CHECK ({OPERATOR})")
     op.execute(f"CREATE POLICY tenant_rows ON stateroom.api_keys TO gw_app USING ({TENANT}) WITH CHECK ({TENANT})")
     operator_keys = f"{OPERATOR} AND tenant_id IS NULL"
     op.execute(

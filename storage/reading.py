@@ -1,0 +1,236 @@
+"""Reading inside an open transaction: rows and pieces into opened records.
+
+Every function sees one snapshot and either returns what authenticates or raises. Nothing here begins or ends a
+transaction, and nothing is written.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from crypto import Sealer
+from storage.errors import CheckpointNotFound, IntegrityFailure
+from storage.format.manifest import WriteColumns
+from storage.format.record import OpenedCheckpoint, OpenedWrite, PieceReader, open_checkpoint, open_write
+from storage.model import ChannelHistory, Checkpoint, HistoryQuery, Page
+from storage.postgres import checkpoints as sql
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
+
+# How many rows a request may open to match undeclared metadata, before it answers with a cursor instead.
+HISTORY_SCAN_ROWS_MAX = 10_000
+# Opened state on one page of history; a page that reaches it ends early, with a cursor.
+HISTORY_BYTES_MAX = 16 * 1024 * 1024
+_SCAN_ROWS = 500
+_STATE_ROWS = 16
+_ANCESTORS_ROWS = 256
+
+
+async def one(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    thread_id: str,
+    namespace: str,
+    checkpoint_id: str | None,
+) -> OpenedCheckpoint | None:
+    """One checkpoint, or None."""
+    row = await transaction.fetchrow(sql.ONE, scope.tenant_id, scope.subject_id, thread_id, namespace, checkpoint_id)
+    return None if row is None else open_checkpoint(sealer, row)
+
+
+async def read_chunks(
+    transaction: Transaction, scope: Scope, reader: PieceReader, thread_id: str, ids: Iterable[bytes]
+) -> None:
+    """Read pieces, and whatever index pieces among them name, until nothing is missing that exists."""
+    wanted = reader.missing(ids)
+    while wanted:
+        rows = await transaction.fetch(sql.CHUNKS, scope.tenant_id, scope.subject_id, thread_id, wanted)
+        found = [(row["piece_id"], row["children"], row["envelope"]) for row in rows]
+        if len(found) != len(wanted):
+            raise IntegrityFailure("a stored piece is missing")
+        wanted = reader.add(found)
+
+
+def open_write_arrays(sealer: Sealer, row: Any) -> list[OpenedWrite]:
+    """Pending writes that came as parallel arrays in the row of a load."""
+    names = [*WriteColumns.__struct_fields__, "value"]
+    arrays = [row[f"w_{name}"] for name in names]
+    if arrays[0] is None:
+        return []
+    return [open_write(sealer, dict(zip(names, values, strict=True))) for values in zip(*arrays, strict=True)]
+
+
+def ids_of(records: Iterable[OpenedCheckpoint | OpenedWrite]) -> list[bytes]:
+    """The pieces these records name directly."""
+    return [piece_id for each in records for piece_id in each.ids]
+
+
+def _contains(found: Any, wanted: Any) -> bool:
+    """Whether ``found`` has everything ``wanted`` has; objects recursively, everything else by equality."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(
+            name in found and _contains(found[name], value) for name, value in wanted.items()
+        )
+    return bool(found == wanted)
+
+
+async def scan(
+    transaction: Transaction, scope: Scope, sealer: Sealer, query: HistoryQuery
+) -> tuple[list[OpenedCheckpoint], tuple[str, ...] | None]:
+    """The rows of a page, and where the next one begins."""
+    matches: list[OpenedCheckpoint] = []
+    after = query.after
+    looked_at = 0
+    while True:
+        size = min(_SCAN_ROWS, query.limit if not query.metadata else _SCAN_ROWS)
+        rows = await transaction.fetch(
+            sql.HISTORY,
+            scope.tenant_id,
+            scope.subject_id,
+            query.thread_id,
+            query.namespace,
+            query.before,
+            query.status,
+            query.step,
+            query.run_id,
+            query.source,
+            query.agent,
+            query.since,
+            query.until,
+            *(after or (None, None, None)),
+            size,
+        )
+        for row in rows:
+            after = (row["checkpoint_id"], row["thread_id"], row["namespace"])
+            opened = open_checkpoint(sealer, row)
+            if _contains(opened.manifest.metadata, query.metadata):
+                matches.append(opened)
+                if len(matches) == query.limit:
+                    return matches, after
+        looked_at += len(rows)
+        if len(rows) < size:
+            return matches, None
+        if looked_at >= HISTORY_SCAN_ROWS_MAX:
+            return matches, after
+
+
+async def with_state(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    matches: list[OpenedCheckpoint],
+    after: tuple[str, ...] | None,
+) -> Page[Checkpoint]:
+    """Read writes and pieces for a page, a few checkpoints at a time, until the byte budget is spent."""
+    page: list[Checkpoint] = []
+    readers: dict[str, PieceReader] = {}
+    spent = 0
+    for start in range(0, len(matches), _STATE_ROWS):
+        for place, group in _by_place(matches[start : start + _STATE_ROWS]):
+            thread_id, namespace = place
+            rows = await transaction.fetch(
+                sql.WRITES_OF,
+                scope.tenant_id,
+                scope.subject_id,
+                thread_id,
+                namespace,
+                [each.columns.checkpoint_id for each in group],
+                None,
+                None,
+            )
+            writes: dict[str, list[OpenedWrite]] = {}
+            for row in rows:
+                writes.setdefault(row["checkpoint_id"], []).append(open_write(sealer, row))
+            reader = readers.setdefault(thread_id, PieceReader(sealer))
+            ids = ids_of(group) + ids_of(each for some in writes.values() for each in some)
+            await read_chunks(transaction, scope, reader, thread_id, ids)
+            for opened in group:
+                own = [each.value(reader.look_up) for each in writes.get(opened.columns.checkpoint_id, ())]
+                checkpoint = opened.value(reader.look_up, own)
+                page.append(checkpoint)
+                spent += sum(len(each.value.data) for each in (checkpoint.channels or {}).values())
+                spent += sum(len(each.value.data) for each in own)
+                last = (opened.columns.checkpoint_id, thread_id, namespace)
+                if spent >= HISTORY_BYTES_MAX and len(page) < len(matches):
+                    return Page(page, last)
+    return Page(page, after)
+
+
+def _by_place(
+    rows: Sequence[OpenedCheckpoint],
+) -> list[tuple[tuple[str, str], list[OpenedCheckpoint]]]:
+    """Neighbouring checkpoints of the same thread and namespace, in order."""
+    groups: list[tuple[tuple[str, str], list[OpenedCheckpoint]]] = []
+    for each in rows:
+        place = (each.columns.thread_id, each.columns.namespace)
+        if groups and groups[-1][0] == place:
+            groups[-1][1].append(each)
+        else:
+            groups.append((place, [each]))
+    return groups
+
+
+async def channel_history(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    thread_id: str,
+    namespace: str,
+    checkpoint_id: str | None,
+    channels: Sequence[str],
+) -> dict[str, ChannelHistory]:
+    """What `Checkpoints.channel_history` promises, in an open snapshot."""
+    place = (scope.tenant_id, scope.subject_id, thread_id, namespace)
+    if checkpoint_id is None:
+        head = await transaction.fetchrow(sql.HEAD, *place)
+        if head is None:
+            raise CheckpointNotFound
+        checkpoint_id = head["head_id"]
+    target = await one(transaction, scope, sealer, thread_id, namespace, checkpoint_id)
+    if target is None:
+        raise CheckpointNotFound
+    lines, seeds = await _walk(transaction, sealer, place, target.columns.parent_id, channels)
+    ancestors = max((len(line) for line in lines.values()), default=0)
+    longest = next((line for line in lines.values() if len(line) == ancestors), [])
+    rows = await transaction.fetch(sql.WRITES_OF, *place, longest, list(channels), None)
+    opened = [open_write(sealer, row) for row in rows]
+    reader = PieceReader(sealer)
+    await read_chunks(transaction, scope, reader, thread_id, ids_of([*opened, *seeds.values()]))
+    result: dict[str, ChannelHistory] = {}
+    for name in channels:
+        depth = {each: at for at, each in enumerate(lines[name])}
+        own = [each for each in opened if each.columns.channel == name and each.columns.checkpoint_id in depth]
+        own.sort(key=lambda each: -depth[each.columns.checkpoint_id])  # stable: order inside a checkpoint stays
+        seed = seeds[name].channel(name, reader.look_up) if name in seeds else None
+        result[name] = ChannelHistory(writes=[each.value(reader.look_up) for each in own], seed=seed)
+    return result
+
+
+async def _walk(
+    transaction: Transaction,
+    sealer: Sealer,
+    place: tuple[Any, ...],
+    parent_id: str | None,
+    channels: Sequence[str],
+) -> tuple[dict[str, list[str]], dict[str, OpenedCheckpoint]]:
+    """For each channel its ancestors, nearest first, up to and with the one that holds a value, if any."""
+    lines: dict[str, list[str]] = {name: [] for name in channels}
+    seeds: dict[str, OpenedCheckpoint] = {}
+    seen: set[str] = set()
+    while parent_id is not None and parent_id not in seen and len(seeds) < len(lines):
+        rows = await transaction.fetch(sql.ANCESTORS, *place, parent_id, _ANCESTORS_ROWS)
+        if not rows:
+            break
+        for row in rows:
+            ancestor = open_checkpoint(sealer, row)
+            if ancestor.columns.checkpoint_id in seen:
+                return lines, seeds
+            seen.add(ancestor.columns.checkpoint_id)
+            held = {each.name for each in ancestor.manifest.channels}
+            for name in channels:
+                if name not in seeds:
+                    lines[name].append(ancestor.columns.checkpoint_id)
+                    if name in held:
+                        seeds[name] = ancestor
+            parent_id = ancestor.columns.parent_id
+    return lines, seeds

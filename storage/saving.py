@@ -1,0 +1,436 @@
+"""One save: lock and verify what it stands on, compose the new checkpoint, seal what is new, write it.
+
+`save_once` is one transaction. It relies on `storage.postgres.checkpoints` for what each statement may believe of the
+other's; every condition that fails there starts the whole save over on a fresh snapshot. It holds no state between
+saves and caches nothing.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from crypto import Kind, OpenError, Sealer
+from storage.access import Access
+from storage.errors import (
+    ChannelUnchangedUnknown,
+    CheckpointExists,
+    HeadMoved,
+    IdempotencyKeyReused,
+    IntegrityFailure,
+    InvalidState,
+    PreconditionRequired,
+    ThreadArchived,
+)
+from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.ids import mint_checkpoint_id
+from storage.format.manifest import FORMAT, ChannelRecord, CheckpointColumns, Manifest
+from storage.format.pieces import Body, Cutter, join, list_bounds, list_count, list_header, piece_ids_of
+from storage.format.record import (
+    OpenedCheckpoint,
+    PieceReader,
+    open_checkpoint,
+    open_head,
+    open_thread,
+    seal_checkpoint,
+    seal_head,
+    seal_piece,
+    seal_thread,
+)
+from storage.model import FullState, Patch, Save, Saved, Value
+from storage.postgres import checkpoints as sql
+from storage.postgres.unit_of_work import LostRaceError, Transaction
+from storage.reading import one, read_chunks
+from storage.scope import Scope
+
+
+async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save) -> Saved:
+    """One attempt at a save, in a transaction of its own.
+
+    Raises:
+        LostRaceError: run it again.
+        StorageError: as `Checkpoints.save`.
+    """
+    now = access.clock.now()
+    cutter = Cutter(sealer)
+    full = save.content if isinstance(save.content, FullState) else None
+    cut = {
+        name: cutter.cut(each.value) for name, each in (full.channels.items() if full else ()) if each.value is not None
+    }
+    needs_parent = full is None or len(cut) < len(full.channels) or save.step is None
+    async with access.unit_of_work.begin(scope) as transaction:
+        if save.idempotency is not None:
+            replayed = await _claim(transaction, scope, sealer, save, now)
+            if replayed is not None:
+                return replayed
+        row = await transaction.fetchrow(
+            sql.OPEN,
+            scope.tenant_id,
+            scope.subject_id,
+            save.thread_id,
+            save.agent,
+            save.status if save.namespace == "" else None,
+            now,
+            seal_thread(sealer, save.thread_id, now, ThreadSeal.new()),
+            sealer.active_key_version,
+            save.namespace,
+            save.checkpoint_id,
+            list(cutter.pieces),
+            needs_parent,
+            save.parent is None,
+            save.parent.checkpoint_id if save.parent else None,
+        )
+        access.check_key(scope, row["key_state"])
+        if row["tier"] != "hot":
+            raise ThreadArchived
+        base = None if row["checkpoint_id"] is None else open_checkpoint(sealer, row)
+        standing = _Standing.open(sealer, save, row)
+        if row["stored_before"]:
+            return await _saved_before(transaction, scope, sealer, save, standing, cut, cutter)
+        standing.check(save, row["strict"])
+        parent_id = standing.head_id if save.parent is None else save.parent.checkpoint_id
+        if base is None and needs_parent and save.parent is None and standing.head_id is not None:
+            raise LostRaceError  # the head is newer than this statement's snapshot
+        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base)
+        columns = _columns(
+            save,
+            checkpoint_id=save.checkpoint_id or mint_checkpoint_id(now, standing.head_id),
+            parent_id=parent_id,
+            step=save.step if save.step is not None else (base.columns.step + 1 if base else 0),
+            created_at=now,
+            piece_ids=cutter.listed.pack(),
+        )
+        saved = await _write(transaction, scope, sealer, save, standing, columns, channels, cutter, row)
+        if save.idempotency is not None:
+            await _settle(transaction, scope, sealer, save, saved)
+        return saved
+
+
+async def _write(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    save: Save,
+    standing: "_Standing",
+    columns: CheckpointColumns,
+    channels: list[ChannelRecord],
+    cutter: Cutter,
+    row: Any,
+) -> Saved:
+    sealed = seal_checkpoint(sealer, columns, _manifest(save, channels))
+    head_id = max(standing.head_id or "", columns.checkpoint_id, key=str.encode)
+    head = standing.with_member(sealed.member)
+    present = set(row["present_ids"] or ())
+    fresh = [piece for piece in cutter.pieces.values() if piece.piece_id not in present]
+    written = await transaction.fetchval(
+        sql.WRITE,
+        scope.tenant_id,
+        scope.subject_id,
+        save.thread_id,
+        sealer.active_key_version,
+        [piece.piece_id for piece in fresh],
+        [piece.children for piece in fresh],
+        [seal_piece(sealer, piece) for piece in fresh],
+        columns.namespace,
+        columns.checkpoint_id,
+        columns.parent_id,
+        columns.step,
+        columns.status,
+        row["early_status"],
+        columns.source,
+        columns.agent,
+        columns.run_id,
+        columns.model,
+        columns.state_schema,
+        columns.state_version,
+        columns.input_tokens,
+        columns.output_tokens,
+        columns.cost_micros,
+        columns.created_at,
+        columns.piece_ids,
+        sealed.envelope,
+        head_id,
+        head.sequence,
+        seal_head(sealer, save.thread_id, save.namespace, head_id, head),
+    )
+    if written != 2:  # the checkpoint, and the head on top of the one that was read
+        raise LostRaceError
+    if standing.head is None:
+        thread = standing.thread.with_namespace(sealer, save.namespace)
+        await transaction.execute(
+            sql.SEAL_THREAD,
+            scope.tenant_id,
+            scope.subject_id,
+            save.thread_id,
+            seal_thread(sealer, save.thread_id, row["thread_created_at"], thread),
+        )
+    return _saved(columns, sequence=head.sequence, head_id=head_id, created=True)
+
+
+async def _saved_before(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    save: Save,
+    standing: "_Standing",
+    cut: dict[str, Body],
+    cutter: Cutter,
+) -> Saved:
+    """Answer a save whose id is stored: the same save again is a no-op, another one a conflict."""
+    stored = await one(transaction, scope, sealer, save.thread_id, save.namespace, save.checkpoint_id)
+    if stored is None or standing.head is None or standing.head_id is None:
+        raise LostRaceError
+    # An unchanged channel is compared with what was stored; a patch is applied to the same parent again.
+    base: OpenedCheckpoint | None = stored
+    if isinstance(save.content, Patch):
+        base = await one(transaction, scope, sealer, save.thread_id, save.namespace, stored.columns.parent_id)
+        if base is None:
+            raise CheckpointExists
+    try:
+        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base)
+    except (ChannelUnchangedUnknown, InvalidState):
+        raise CheckpointExists from None
+    again = _columns(
+        save,
+        checkpoint_id=stored.columns.checkpoint_id,
+        parent_id=stored.columns.parent_id if save.parent is None else save.parent.checkpoint_id,
+        step=stored.columns.step if save.step is None else save.step,
+        created_at=stored.columns.created_at,
+        piece_ids=cutter.listed.pack(),
+    )
+    if again != stored.columns or _manifest(save, channels) != stored.manifest:
+        raise CheckpointExists
+    return _saved(stored.columns, sequence=standing.head.sequence, head_id=standing.head_id, created=False)
+
+
+class _Standing:
+    """What a save stands on: the thread's and the namespace's seals, verified."""
+
+    def __init__(self, thread: ThreadSeal, head_id: str | None, head: HeadSeal | None) -> None:
+        self.thread = thread
+        self.head_id = head_id
+        self.head = head
+
+    @classmethod
+    def open(cls, sealer: Sealer, save: Save, row: Any) -> "_Standing":
+        thread = open_thread(sealer, save.thread_id, row["thread_created_at"], row["thread_seal"])
+        head_id = row["head_id"]
+        if head_id is None:
+            return cls(thread, None, None)
+        head = open_head(sealer, save.thread_id, save.namespace, head_id, row["sequence"], row["head_seal"])
+        if head.incarnation != thread.incarnation:
+            raise IntegrityFailure("the head belongs to another life of this thread")
+        return cls(thread, head_id, head)
+
+    def check(self, save: Save, strict: bool) -> None:
+        """Compare with what the caller believes of the head."""
+        believed = save.precondition
+        if believed is not None:
+            if (believed.absent and self.head_id is not None) or (
+                not believed.absent and believed.head_id != self.head_id
+            ):
+                raise HeadMoved(self.head_id)
+            return
+        if isinstance(save.content, Patch):
+            raise PreconditionRequired
+        if strict and not save.fork:
+            # An adapter names its parent with every save; that says as much as If-Match.
+            if save.parent is None:
+                raise PreconditionRequired
+            if save.parent.checkpoint_id != self.head_id:
+                raise HeadMoved(self.head_id)
+
+    def with_member(self, member: bytes) -> HeadSeal:
+        """The head seal after one more checkpoint."""
+        if self.head is None:
+            return HeadSeal(self.thread.incarnation, 1, LiveSet().add(member))
+        return HeadSeal(self.head.incarnation, self.head.sequence + 1, self.head.live.add(member))
+
+
+def _columns(
+    save: Save,
+    *,
+    checkpoint_id: str,
+    parent_id: str | None,
+    step: int,
+    created_at: datetime,
+    piece_ids: bytes,
+) -> CheckpointColumns:
+    usage = save.usage or {}
+    return CheckpointColumns(
+        thread_id=save.thread_id,
+        namespace=save.namespace,
+        checkpoint_id=checkpoint_id,
+        parent_id=parent_id,
+        step=step,
+        status=save.status,
+        source=save.source,
+        agent=save.agent,
+        run_id=save.run_id,
+        model=save.model["name"] if save.model else None,
+        state_schema=save.state_schema,
+        state_version=save.state_version,
+        input_tokens=usage.get("input_tokens"),
+        output_tokens=usage.get("output_tokens"),
+        cost_micros=usage.get("cost_micros"),
+        created_at=created_at,
+        piece_ids=piece_ids,
+    )
+
+
+def _manifest(save: Save, channels: list[ChannelRecord]) -> Manifest:
+    return Manifest(FORMAT, channels, save.metadata, save.model, save.delta_channels)
+
+
+def _saved(columns: CheckpointColumns, *, sequence: int, head_id: str, created: bool) -> Saved:
+    return Saved(
+        thread_id=columns.thread_id,
+        namespace=columns.namespace,
+        checkpoint_id=columns.checkpoint_id,
+        parent_id=columns.parent_id,
+        step=columns.step,
+        status=columns.status,  # type: ignore[arg-type]
+        sequence=sequence,
+        created_at=columns.created_at,
+        created=created,
+        head_id=head_id,
+    )
+
+
+async def _compose(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    save: Save,
+    cut: Mapping[str, Body],
+    cutter: Cutter,
+    base: OpenedCheckpoint | None,
+) -> list[ChannelRecord]:
+    """The channels of the new checkpoint; ``base`` is the parent that unchanged channels and patches refer to."""
+    if isinstance(save.content, FullState):
+        channels = []
+        for name, each in save.content.channels.items():
+            if each.value is not None:
+                channels.append(ChannelRecord(name, each.version, each.value.encoding, cut[name]))
+                continue
+            held = _held(base, name)
+            if base is None or held is None or held.version != each.version:
+                raise ChannelUnchangedUnknown(name)
+            channels.append(msgspec.structs.replace(held, body=_adopt(held.body, base.ids, cutter)))
+        return channels
+    return await _apply(transaction, scope, sealer, save.content, cutter, base, save.thread_id)
+
+
+def _held(base: OpenedCheckpoint | None, name: str) -> ChannelRecord | None:
+    channels = base.manifest.channels if base else []
+    return next((each for each in channels if each.name == name), None)
+
+
+def _adopt(body: Body, ids: Sequence[bytes], cutter: Cutter) -> Body:
+    """A body of another record, renumbered for this one; its pieces are alive as long as that record is."""
+    if isinstance(body, bytes):
+        return body
+    prefix, leaves, closed = body
+    return (
+        prefix,
+        [leaf if isinstance(leaf, bytes) else cutter.listed.number(ids[leaf]) for leaf in leaves],
+        closed,
+    )
+
+
+async def _apply(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    patch: Patch,
+    cutter: Cutter,
+    base: OpenedCheckpoint | None,
+    thread_id: str,
+) -> list[ChannelRecord]:
+    held = {each.name: each for each in (base.manifest.channels if base else [])}
+    ids = base.ids if base else []
+    for position, name in enumerate(patch.remove):
+        if name not in held:
+            raise InvalidState(f"there is no channel {name!r} to remove", f"/changes/remove/{position}")
+    tails: list[bytes] = []
+    for name in patch.append:
+        body = held[name].body if name in held else b""
+        if not isinstance(body, bytes):
+            prefix, leaves, closed = body
+            tails.extend(piece_ids_of((prefix, leaves[closed:], 0), ids))
+    reader = PieceReader(sealer)
+    await read_chunks(transaction, scope, reader, thread_id, tails)
+    channels: dict[str, ChannelRecord] = {}
+    for name, each in held.items():
+        if name not in patch.remove and name not in patch.set and name not in patch.append:
+            channels[name] = msgspec.structs.replace(each, body=_adopt(each.body, ids, cutter))
+    for name, value in patch.set.items():
+        channels[name] = ChannelRecord(name, None, value.encoding, cutter.cut(value))
+    for name, elements in patch.append.items():
+        body = _appended(name, held.get(name), ids, elements, cutter, reader)
+        channels[name] = ChannelRecord(name, None, "msgpack", body)
+    order = [*held, *(name for name in channels if name not in held)]
+    return [channels[name] for name in order if name in channels]
+
+
+def _appended(
+    name: str,
+    held: ChannelRecord | None,
+    ids: Sequence[bytes],
+    elements: Sequence[bytes],
+    cutter: Cutter,
+    reader: PieceReader,
+) -> Body:
+    added = b"".join(elements)
+    if held is None:
+        return cutter.cut(Value("msgpack", list_header(len(elements)) + added))
+    if held.encoding == "msgpack" and isinstance(held.body, bytes):
+        bounds = list_bounds(held.body)
+        if bounds is not None:
+            count = len(bounds) - 1 + len(elements)
+            return cutter.cut(Value("msgpack", list_header(count) + held.body[bounds[0] :] + added))
+    if held.encoding == "msgpack" and not isinstance(held.body, bytes) and held.body[0]:
+        prefix, leaves, closed = held.body
+        tail = join((b"", leaves[closed:], 0), ids, reader.look_up)
+        return cutter.append(
+            list_header(list_count(prefix) + len(elements)),
+            piece_ids_of((b"", leaves[:closed], 0), ids),
+            tail + added,
+        )
+    raise InvalidState(f"channel {name!r} is not a list", f"/changes/append/{name}")
+
+
+async def _claim(transaction: Transaction, scope: Scope, sealer: Sealer, save: Save, now: datetime) -> Saved | None:
+    """Take an Idempotency-Key, or replay what was answered under it. Waits for a request that is under way."""
+    idempotency = save.idempotency
+    if idempotency is None:
+        return None
+    claim = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
+    if await transaction.fetchval(sql.CLAIM_IDEMPOTENCY, *claim, idempotency.request_digest, now):
+        return None
+    row = await transaction.fetchrow(sql.READ_IDEMPOTENCY, *claim)
+    if row is None or row["receipt"] is None:
+        raise LostRaceError
+    if row["request_digest"] != idempotency.request_digest:
+        raise IdempotencyKeyReused
+    try:
+        receipt = sealer.open(Kind.IDEMPOTENCY, (idempotency.idempotency_key, row["request_digest"]), row["receipt"])
+    except OpenError:
+        raise IntegrityFailure from None
+    return dataclasses.replace(msgspec.msgpack.decode(receipt, type=Saved), created=False)
+
+
+async def _settle(transaction: Transaction, scope: Scope, sealer: Sealer, save: Save, saved: Saved) -> None:
+    if save.idempotency is None:
+        return
+    location = (save.idempotency.idempotency_key, save.idempotency.request_digest)
+    receipt = sealer.seal(Kind.IDEMPOTENCY, location, msgspec.msgpack.encode(saved))
+    await transaction.execute(
+        sql.SETTLE_IDEMPOTENCY,
+        scope.tenant_id,
+        scope.subject_id,
+        save.idempotency.idempotency_key,
+        receipt,
+    )
