@@ -215,6 +215,10 @@ class Checkpoints:
                 self._access.check_key(scope, row["key_state"])
                 if row["tier"] != "hot":
                     raise ThreadArchived
+                if status is not None:
+                    await transaction.execute(
+                        sql.OUTCOME, scope.tenant_id, scope.subject_id, thread_id, namespace, checkpoint_id, status
+                    )
             return WritesReceipt(stored=row["stored"], unchanged=len(writes) - row["stored"])
 
         return await self._access.writing(scope, attempt)

@@ -12,13 +12,12 @@ from typing import Any
 
 import msgspec
 
-from crypto import Kind, OpenError, Sealer
+from crypto import Sealer
 from storage.access import Access
 from storage.errors import (
     ChannelUnchangedUnknown,
     CheckpointExists,
     HeadMoved,
-    IdempotencyKeyReused,
     IntegrityFailure,
     InvalidState,
     PreconditionRequired,
@@ -39,6 +38,7 @@ from storage.format.record import (
     seal_piece,
     seal_thread,
 )
+from storage.idempotency import claim, settle
 from storage.model import FullState, Patch, Save, Saved, Value
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import LostRaceError, Transaction
@@ -62,9 +62,9 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save) ->
     needs_parent = full is None or len(cut) < len(full.channels) or save.step is None
     async with access.unit_of_work.begin(scope) as transaction:
         if save.idempotency is not None:
-            replayed = await _claim(transaction, scope, sealer, save, now)
+            replayed = await claim(transaction, scope, sealer, save.idempotency, now, Saved)
             if replayed is not None:
-                return replayed
+                return dataclasses.replace(replayed, created=False)
         row = await transaction.fetchrow(
             sql.OPEN,
             scope.tenant_id,
@@ -88,11 +88,16 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save) ->
         base = None if row["checkpoint_id"] is None else open_checkpoint(sealer, row)
         standing = _Standing.open(sealer, save, row)
         if row["stored_before"]:
-            return await _saved_before(transaction, scope, sealer, save, standing, cut, cutter)
+            saved = await _saved_before(transaction, scope, sealer, save, standing, cut, cutter)
+            await _settle(transaction, scope, sealer, save, saved)
+            return saved
         standing.check(save, row["strict"])
         parent_id = standing.head_id if save.parent is None else save.parent.checkpoint_id
-        if base is None and needs_parent and save.parent is None and standing.head_id is not None:
-            raise LostRaceError  # the head is newer than this statement's snapshot
+        if base is None and needs_parent and parent_id is not None:
+            # It may be newer than the snapshot of the statement that waited for the lock.
+            base = await one(transaction, scope, sealer, save.thread_id, save.namespace, parent_id)
+            if base is None and save.parent is None:
+                raise IntegrityFailure("the head's checkpoint is missing")
         channels = await _compose(transaction, scope, sealer, save, cut, cutter, base)
         columns = _columns(
             save,
@@ -103,8 +108,7 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save) ->
             piece_ids=cutter.listed.pack(),
         )
         saved = await _write(transaction, scope, sealer, save, standing, columns, channels, cutter, row)
-        if save.idempotency is not None:
-            await _settle(transaction, scope, sealer, save, saved)
+        await _settle(transaction, scope, sealer, save, saved)
         return saved
 
 
@@ -138,7 +142,6 @@ async def _write(
         columns.parent_id,
         columns.step,
         columns.status,
-        row["early_status"],
         columns.source,
         columns.agent,
         columns.run_id,
@@ -186,7 +189,7 @@ async def _saved_before(
     base: OpenedCheckpoint | None = stored
     if isinstance(save.content, Patch):
         base = await one(transaction, scope, sealer, save.thread_id, save.namespace, stored.columns.parent_id)
-        if base is None:
+        if base is None and stored.columns.parent_id is not None:
             raise CheckpointExists
     try:
         channels = await _compose(transaction, scope, sealer, save, cut, cutter, base)
@@ -402,35 +405,6 @@ def _appended(
     raise InvalidState(f"channel {name!r} is not a list", f"/changes/append/{name}")
 
 
-async def _claim(transaction: Transaction, scope: Scope, sealer: Sealer, save: Save, now: datetime) -> Saved | None:
-    """Take an Idempotency-Key, or replay what was answered under it. Waits for a request that is under way."""
-    idempotency = save.idempotency
-    if idempotency is None:
-        return None
-    claim = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
-    if await transaction.fetchval(sql.CLAIM_IDEMPOTENCY, *claim, idempotency.request_digest, now):
-        return None
-    row = await transaction.fetchrow(sql.READ_IDEMPOTENCY, *claim)
-    if row is None or row["receipt"] is None:
-        raise LostRaceError
-    if row["request_digest"] != idempotency.request_digest:
-        raise IdempotencyKeyReused
-    try:
-        receipt = sealer.open(Kind.IDEMPOTENCY, (idempotency.idempotency_key, row["request_digest"]), row["receipt"])
-    except OpenError:
-        raise IntegrityFailure from None
-    return dataclasses.replace(msgspec.msgpack.decode(receipt, type=Saved), created=False)
-
-
 async def _settle(transaction: Transaction, scope: Scope, sealer: Sealer, save: Save, saved: Saved) -> None:
-    if save.idempotency is None:
-        return
-    location = (save.idempotency.idempotency_key, save.idempotency.request_digest)
-    receipt = sealer.seal(Kind.IDEMPOTENCY, location, msgspec.msgpack.encode(saved))
-    await transaction.execute(
-        sql.SETTLE_IDEMPOTENCY,
-        scope.tenant_id,
-        scope.subject_id,
-        save.idempotency.idempotency_key,
-        receipt,
-    )
+    if save.idempotency is not None:
+        await settle(transaction, scope, sealer, save.idempotency, saved)

@@ -34,7 +34,8 @@ from storage.format.record import (
     seal_thread,
     seal_write,
 )
-from storage.model import Copied, Page, Removal, Status, Strategy, Thread
+from storage.idempotency import claim, settle
+from storage.model import Copied, Idempotency, Page, Removal, Status, Strategy, Thread
 from storage.postgres import threads as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, check_id
@@ -180,7 +181,7 @@ class Threads:
             total = _sum(total, await self._remove(scope, row["thread_id"], choose))
         return total
 
-    async def copy(self, scope: Scope, source: str, target: str) -> Copied:
+    async def copy(self, scope: Scope, source: str, target: str, idempotency: Idempotency | None = None) -> Copied:
         """Copy a thread, history and pending writes included. Chunks move as ciphertext, the rest is re-sealed.
 
         Raises:
@@ -191,7 +192,15 @@ class Threads:
 
         async def attempt(sealer: Sealer) -> Copied:
             async with self._access.unit_of_work.frozen(scope) as transaction:
-                return await _copy(transaction, scope, sealer, source, target, self._access.clock)
+                now = self._access.clock.now()
+                if idempotency is None:
+                    return await _copy(transaction, scope, sealer, source, target, now)
+                replayed = await claim(transaction, scope, sealer, idempotency, now, Copied)
+                if replayed is not None:
+                    return replayed
+                copied = await _copy(transaction, scope, sealer, source, target, now)
+                await settle(transaction, scope, sealer, idempotency, copied)
+                return copied
 
         return await self._access.reading(scope, attempt, ThreadNotFound())
 
@@ -353,7 +362,7 @@ async def _remove(
 
 
 async def _copy(
-    transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str, clock: Clock
+    transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str, now: datetime
 ) -> Copied:
     place = (scope.tenant_id, scope.subject_id, source)
     found = await transaction.fetchrow(sql.READ, *place)
@@ -361,7 +370,6 @@ async def _copy(
         raise ThreadNotFound
     if found["tier"] != "hot":
         raise ThreadArchived
-    now = clock.now()
     thread = ThreadSeal.new()
     heads = await transaction.fetch(sql.HEADS, *place)
     for row in heads:

@@ -275,7 +275,7 @@ def list_header(count: int) -> bytes:
 
 def list_bounds(data: bytes) -> list[int] | None:
     """Offsets of a msgpack list's elements and of its end, or None if ``data`` is not exactly one list."""
-    first = data[0]
+    first = data[0] if data else 0
     if not (0x90 <= first <= 0x9F or first in {0xDC, 0xDD}):
         return None
     try:

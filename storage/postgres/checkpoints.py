@@ -38,9 +38,6 @@ SELECT t.tier, t.strict, t.created_at AS thread_created_at, t.seal AS thread_sea
         WHERE c.tenant_id = t.tenant_id AND c.subject_id = t.subject_id AND c.thread_id = t.thread_id
           AND c.piece_id = ANY($11::bytea[]) AND c.key_version = $8
         FOR KEY SHARE) present) AS present_ids,
-    (SELECT w.status FROM stateroom.pending_writes w
-     WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $9
-       AND w.checkpoint_id = $10 AND w.status IS NOT NULL ORDER BY w.idx DESC LIMIT 1) AS early_status,
     EXISTS (SELECT FROM stateroom.checkpoints e
      WHERE e.tenant_id = $1 AND e.subject_id = $2 AND e.thread_id = $3 AND e.namespace = $9
        AND e.checkpoint_id = $10) AS stored_before,
@@ -62,6 +59,7 @@ SELECT {_ROW} FROM stateroom.checkpoints
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = $5
 """
 
+# A task's outcome may have arrived before its checkpoint; it is read here, under the lock, where no write is missed.
 WRITE = """
 WITH chunk AS (
     INSERT INTO stateroom.chunks AS c (tenant_id, subject_id, thread_id, piece_id, key_version, children, envelope)
@@ -70,21 +68,30 @@ WITH chunk AS (
     ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
         SET key_version = excluded.key_version, envelope = excluded.envelope
         WHERE c.key_version <> excluded.key_version
+), early AS (
+    SELECT w.status FROM stateroom.pending_writes w
+    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $8
+      AND w.checkpoint_id = $9 AND w.status IS NOT NULL
+    ORDER BY w.created_at DESC, w.idx LIMIT 1
 ), checkpoint AS (
     INSERT INTO stateroom.checkpoints
         (tenant_id, subject_id, thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent,
          run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at,
          key_version, piece_ids, manifest)
-    VALUES ($1, $2, $3, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $4, $24, $25)
+    VALUES ($1, $2, $3, $8, $9, $10, $11, $12, (SELECT status FROM early), $13, $14, $15, $16, $17, $18, $19, $20,
+        $21, $22, $4, $23, $24)
     ON CONFLICT DO NOTHING
     RETURNING 1
 ), head AS (
     INSERT INTO stateroom.heads AS h (tenant_id, subject_id, thread_id, namespace, head_id, sequence, seal)
-    VALUES ($1, $2, $3, $8, $26, $27, $28)
+    VALUES ($1, $2, $3, $8, $25, $26, $27)
     ON CONFLICT (tenant_id, subject_id, thread_id, namespace) DO UPDATE
         SET head_id = excluded.head_id, sequence = excluded.sequence, seal = excluded.seal
         WHERE h.sequence = excluded.sequence - 1
     RETURNING 1
+), thread AS (
+    UPDATE stateroom.threads t SET status = early.status FROM early
+    WHERE $8 = '' AND t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
 )
 SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head)
 """
@@ -122,15 +129,18 @@ WITH thread AS (
         value = excluded.value
         WHERE w.idx < 0
     RETURNING 1
-), outcome AS (
-    UPDATE stateroom.checkpoints c SET outcome = $15 FROM thread t
-    WHERE $15::text IS NOT NULL AND c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = t.thread_id
-      AND c.namespace = $11 AND c.checkpoint_id = $12
 )
 SELECT t.tier, (SELECT count(*) FROM written) AS stored,
     (SELECT k.state FROM stateroom.subject_keys k
      WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state
 FROM thread t
+"""
+
+# In a later statement than PUT_WRITES: it sees a checkpoint that was saved while that one waited for the lock. A save
+# that waits for the writes reads their status in WRITE, so one of the two always knows of the other.
+OUTCOME = """
+UPDATE stateroom.checkpoints SET outcome = $6
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = $5
 """
 
 _WRITE_COLUMNS = (

@@ -12,7 +12,7 @@ from gateway.cli.embedded import EmbeddedPostgres
 from storage.postgres.setup import prepare
 from storage.scope import Scope
 from storage.service import Store
-from tests.support.engines import create_database, drop_database, fresh_database
+from tests.support.engines import drop_database, fresh_database
 
 DEPLOYMENT_ID = UUID("5742e700-0000-4000-8000-000000000001")
 OWNER_PASSWORD = "owner"
@@ -32,12 +32,10 @@ class MigratedDatabase(NamedTuple):
 @pytest.fixture(scope="session")
 async def migrated_template(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
     """The name of a database with the schema, to clone from; nobody stays connected to it."""
-    empty = await create_database(postgres)
-    await prepare(
-        postgres.superuser_url(), database=empty.name, owner_password=OWNER_PASSWORD, app_password=APP_PASSWORD
-    )
-    yield empty.name
-    await drop_database(postgres, empty.name)
+    name = f"t_{uuid4().hex}"
+    await prepare(postgres.superuser_url(), database=name, owner_password=OWNER_PASSWORD, app_password=APP_PASSWORD)
+    yield name
+    await drop_database(postgres, name)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,349 @@
+"""Every call of API v1 that the clients make, as steps without I/O.
+
+This module owns paths, bodies and preconditions. Both clients and the LangGraph saver drive the same steps,
+so that they cannot drift apart. It does not retry (``_core.Attempts`` does) and keeps no state (``_thread``
+does).
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from stateroom._core import Call, Steps, encode_body, is_repeatable, path
+from stateroom._wire import (
+    ChannelHistories,
+    ChannelsPage,
+    CheckpointPage,
+    CheckpointWithChannels,
+    CheckpointWithState,
+    CopyRequest,
+    PruneRequest,
+    RunsDeleteRequest,
+    SaveRequest,
+    ThreadPage,
+    ThreadSettings,
+    WriteIn,
+    WritesPage,
+    WritesReceipt,
+    WritesRequest,
+)
+from stateroom.errors import CheckpointNotFound, InvalidRequest, ThreadNotFound
+from stateroom.types import CopyReceipt, RemovalReceipt, SaveReceipt, Status, ThreadInfo, WhoAmI
+
+IDS_PER_REQUEST_MAX = 1000
+PAGE_MAX = 1000
+PAGE_DEFAULT = 100
+WRITES_PER_REQUEST_MAX = 1000
+
+
+def plain_call(
+    method: str,
+    target: str,
+    *,
+    params: Mapping[str, str | int | None] | None = None,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    idempotency_key: str | None = None,
+) -> Call:
+    """A call to any path, for callers that know the API themselves."""
+    sent = dict(headers or {})
+    if idempotency_key is not None:
+        sent["Idempotency-Key"] = idempotency_key
+    return Call(
+        method=method.upper(),
+        path=target if target.startswith("/") else "/" + target,
+        query=tuple((params or {}).items()),
+        body=None if body is None else encode_body(body),
+        headers=sent,
+        repeatable=is_repeatable(method.upper()) or idempotency_key is not None,
+        subject_optional=True,
+    )
+
+
+def whoami() -> Steps[WhoAmI]:
+    """Who the credential is."""
+    answer = yield Call(method="GET", path="/whoami", repeatable=True, subject_optional=True)
+    return answer.decode(WhoAmI)  # type: ignore[no-any-return]
+
+
+def save(
+    thread_id: str,
+    body: SaveRequest,
+    *,
+    if_match: str | None = None,
+    if_new: bool = False,
+) -> Steps[SaveReceipt]:
+    """Save a checkpoint; without an id of its own it carries an Idempotency-Key, so no retry doubles it."""
+    headers: dict[str, str] = {}
+    if body.id is msgspec.UNSET:
+        headers["Idempotency-Key"] = str(uuid4())
+    if if_match is not None:
+        headers["If-Match"] = f'"{if_match}"'
+    elif if_new:
+        headers["If-None-Match"] = "*"
+    answer = yield Call(
+        method="POST",
+        path=path("threads", ":", thread_id, "checkpoints"),
+        body=encode_body(body),
+        headers=headers,
+        repeatable=True,
+    )
+    return answer.decode(SaveReceipt)  # type: ignore[no-any-return]
+
+
+def load_state(
+    thread_id: str, namespace: str, checkpoint_id: str | None
+) -> Steps[tuple[CheckpointWithState, str | None] | None]:
+    """A checkpoint with its state and the namespace's head id; ``None`` when there is none."""
+    call = _load_call(thread_id, namespace, checkpoint_id, "state")
+    try:
+        answer = yield call
+    except (CheckpointNotFound, ThreadNotFound):
+        return None
+    return answer.decode(CheckpointWithState), answer.etag
+
+
+def load_channels(thread_id: str, namespace: str, checkpoint_id: str | None) -> Steps[CheckpointWithChannels | None]:
+    """A checkpoint with serialised channels; ``None`` when there is none."""
+    call = _load_call(thread_id, namespace, checkpoint_id, "channels")
+    try:
+        answer = yield call
+    except (CheckpointNotFound, ThreadNotFound):
+        return None
+    return answer.decode(CheckpointWithChannels)  # type: ignore[no-any-return]
+
+
+def _load_call(thread_id: str, namespace: str, checkpoint_id: str | None, view: str) -> Call:
+    place = ("latest",) if checkpoint_id is None else (":", checkpoint_id)
+    return Call(
+        method="GET",
+        path=path("threads", ":", thread_id, "checkpoints", *place),
+        query=(("namespace", namespace), ("view", view)),
+        repeatable=True,
+    )
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checkpoints to list.
+
+    Attributes:
+        thread_id: One thread, or ``None`` for all of the subject's.
+        namespace: One namespace, or ``None`` for all.
+        before: Only checkpoints with smaller ids.
+        status: Only this status.
+        step: Only this step.
+        run_id: Only this run.
+        source: Only this source.
+        agent: Only this agent; across threads only.
+        since: Not stored before this time; across threads only.
+        until: Stored before this time; across threads only.
+        matching: Metadata that must be contained.
+    """
+
+    thread_id: str | None = None
+    namespace: str | None = None
+    before: str | None = None
+    status: Status | None = None
+    step: int | None = None
+    run_id: str | None = None
+    source: str | None = None
+    agent: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    matching: Mapping[str, Any] | None = None
+
+    def call(self, *, view: str, limit: int, cursor: str | None) -> Call:
+        """The call for one page.
+
+        Raises:
+            InvalidRequest: The metadata to match has no JSON form, or a time has no time zone.
+        """
+        for moment in (self.since, self.until):
+            if moment is not None and moment.tzinfo is None:
+                raise InvalidRequest("since and until need a time zone")
+        try:
+            wanted = msgspec.json.encode(dict(self.matching)).decode() if self.matching else None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequest(f"the metadata to match has no JSON form: {type(error).__name__}") from None
+        return Call(
+            method="GET",
+            path="/checkpoints" if self.thread_id is None else path("threads", ":", self.thread_id, "checkpoints"),
+            query=(
+                ("namespace", self.namespace),
+                ("before", self.before),
+                ("limit", limit),
+                ("cursor", cursor),
+                ("view", view),
+                ("status", self.status),
+                ("step", self.step),
+                ("run_id", self.run_id),
+                ("source", self.source),
+                ("agent", self.agent),
+                ("since", self.since.isoformat() if self.since else None),
+                ("until", self.until.isoformat() if self.until else None),
+                ("filter", wanted),
+            ),
+            repeatable=True,
+        )
+
+
+def list_infos(selection: Selection, limit: int, cursor: str | None) -> Steps[CheckpointPage]:
+    """A page of checkpoints without state; an unknown thread has none."""
+    call = selection.call(view="none", limit=limit, cursor=cursor)
+    try:
+        answer = yield call
+    except ThreadNotFound:
+        return CheckpointPage(checkpoints=[])
+    return answer.decode(CheckpointPage)  # type: ignore[no-any-return]
+
+
+def list_channels(selection: Selection, limit: int, cursor: str | None) -> Steps[ChannelsPage]:
+    """A page of checkpoints with serialised channels; an unknown thread has none."""
+    call = selection.call(view="channels", limit=limit, cursor=cursor)
+    try:
+        answer = yield call
+    except ThreadNotFound:
+        return ChannelsPage(checkpoints=[])
+    return answer.decode(ChannelsPage)  # type: ignore[no-any-return]
+
+
+def channel_history(
+    thread_id: str, namespace: str, checkpoint_id: str | None, channels: Sequence[str]
+) -> Steps[ChannelHistories]:
+    """What ancestors wrote to channels; nothing when the checkpoint does not exist."""
+    place = ("latest",) if checkpoint_id is None else (":", checkpoint_id)
+    call = Call(
+        method="GET",
+        path=path("threads", ":", thread_id, "checkpoints", *place, "channel-history"),
+        query=(("namespace", namespace), *(("channel", name) for name in channels)),
+        repeatable=True,
+    )
+    try:
+        answer = yield call
+    except (CheckpointNotFound, ThreadNotFound):
+        return ChannelHistories(channels={})
+    return answer.decode(ChannelHistories)  # type: ignore[no-any-return]
+
+
+def write(
+    thread_id: str,
+    checkpoint_id: str,
+    task_id: str,
+    writes: list[WriteIn],
+    *,
+    namespace: str = "",
+    task_path: str = "",
+    status: Status | None = None,
+) -> Steps[WritesReceipt]:
+    """Store a task's pending writes; more than a request may hold go in several."""
+    target = path("threads", ":", thread_id, "checkpoints", ":", checkpoint_id, "writes", ":", task_id)
+    stored = unchanged = 0
+    for start in range(0, len(writes), WRITES_PER_REQUEST_MAX):
+        body = WritesRequest(
+            writes=writes[start : start + WRITES_PER_REQUEST_MAX],
+            namespace=namespace,
+            task_path=task_path,
+            status=status,
+        )
+        answer = yield Call(method="PUT", path=target, body=encode_body(body), repeatable=True)
+        receipt = answer.decode(WritesReceipt)
+        stored += receipt.stored
+        unchanged += receipt.unchanged
+    return WritesReceipt(stored=stored, unchanged=unchanged)
+
+
+def read_writes(thread_id: str, namespace: str, checkpoint_id: str, task_id: str) -> Steps[WritesPage]:
+    """A task's pending writes as plain values; none when nothing was written."""
+    call = Call(
+        method="GET",
+        path=path("threads", ":", thread_id, "checkpoints", ":", checkpoint_id, "writes", ":", task_id),
+        query=(("namespace", namespace),),
+        repeatable=True,
+    )
+    try:
+        answer = yield call
+    except (CheckpointNotFound, ThreadNotFound):
+        return WritesPage(writes=[])
+    return answer.decode(WritesPage)  # type: ignore[no-any-return]
+
+
+def list_threads(
+    limit: int, cursor: str | None, *, status: Status | None, agent: str | None, tier: str | None
+) -> Steps[ThreadPage]:
+    """A page of the subject's threads."""
+    answer = yield Call(
+        method="GET",
+        path="/threads",
+        query=(("status", status), ("agent", agent), ("tier", tier), ("limit", limit), ("cursor", cursor)),
+        repeatable=True,
+    )
+    return answer.decode(ThreadPage)  # type: ignore[no-any-return]
+
+
+def show_thread(thread_id: str) -> Steps[ThreadInfo | None]:
+    """A thread, or ``None``."""
+    call = Call(method="GET", path=path("threads", ":", thread_id), repeatable=True)
+    try:
+        answer = yield call
+    except ThreadNotFound:
+        return None
+    return answer.decode(ThreadInfo)  # type: ignore[no-any-return]
+
+
+def change_thread(thread_id: str, settings: ThreadSettings) -> Steps[ThreadInfo]:
+    """Change a thread's settings; creates the thread."""
+    answer = yield Call(method="PUT", path=path("threads", ":", thread_id), body=encode_body(settings), repeatable=True)
+    return answer.decode(ThreadInfo)  # type: ignore[no-any-return]
+
+
+def delete_thread(thread_id: str) -> Steps[bool]:
+    """Delete a thread; false when there was none (which is also what a repeated attempt finds)."""
+    call = Call(method="DELETE", path=path("threads", ":", thread_id), repeatable=True)
+    try:
+        yield call
+    except ThreadNotFound:
+        return False
+    return True
+
+
+def copy_thread(thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:
+    """Copy a whole thread to one that does not exist yet."""
+    answer = yield Call(
+        method="POST",
+        path=path("threads", ":", thread_id, "copy"),
+        body=encode_body(CopyRequest(target_thread_id=target_thread_id)),
+        headers={"Idempotency-Key": str(uuid4())},
+        repeatable=True,
+    )
+    return answer.decode(CopyReceipt)  # type: ignore[no-any-return]
+
+
+def prune(thread_ids: Sequence[str], strategy: str) -> Steps[RemovalReceipt]:
+    """Prune threads, a thousand at a time; no thread, no request."""
+    total = RemovalReceipt()
+    for start in range(0, len(thread_ids), IDS_PER_REQUEST_MAX):
+        body = PruneRequest(thread_ids=list(thread_ids[start : start + IDS_PER_REQUEST_MAX]), strategy=strategy)
+        answer = yield Call(method="POST", path="/prune", body=encode_body(body), repeatable=True)
+        total = _sum(total, answer.decode(RemovalReceipt))
+    return total
+
+
+def delete_runs(run_ids: Sequence[str]) -> Steps[RemovalReceipt]:
+    """Remove runs, a thousand at a time; no run, no request."""
+    total = RemovalReceipt()
+    for start in range(0, len(run_ids), IDS_PER_REQUEST_MAX):
+        body = RunsDeleteRequest(run_ids=list(run_ids[start : start + IDS_PER_REQUEST_MAX]))
+        answer = yield Call(method="POST", path="/runs/delete", body=encode_body(body), repeatable=True)
+        total = _sum(total, answer.decode(RemovalReceipt))
+    return total
+
+
+def _sum(total: RemovalReceipt, more: RemovalReceipt) -> RemovalReceipt:
+    return RemovalReceipt(
+        threads=total.threads + more.threads,
+        checkpoints=total.checkpoints + more.checkpoints,
+        pending_writes=total.pending_writes + more.pending_writes,
+    )

@@ -1,0 +1,420 @@
+"""The protocol without I/O: requests, answers, retries and time budgets.
+
+This module owns how a call becomes an HTTP request and how an answer becomes a value, an error or a delay
+before the next attempt. It opens no socket, reads no clock and sleeps never; ``client`` and ``async_client``
+do. It does not know what the calls mean; ``_calls`` does.
+"""
+
+import base64
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Generator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from secrets import SystemRandom
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from stateroom.errors import (
+    GatewayUnavailable,
+    InvalidRequest,
+    NotConfigured,
+    Problem,
+    StateroomError,
+    error_from_problem,
+)
+from stateroom.subject import Subject, resolve_subject
+
+MSGPACK = "application/msgpack"
+API_PREFIX = "/v1"
+BACKOFF_FIRST_SECONDS = 0.1
+BACKOFF_SECONDS_MAX = 3.0
+
+_PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}")
+_HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
+_REPEATABLE_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+_PROXY_STATUSES = frozenset({502, 503, 504})
+_POSSIBLY_DONE = frozenset({"commit-unknown", "unexpected-answer"})
+_JITTER = SystemRandom()
+
+T = TypeVar("T")
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a call may take.
+
+    Attributes:
+        connect_seconds: Longest wait for a connection.
+        attempt_seconds: Longest wait inside one attempt without any progress on the connection.
+        total_seconds: Budget of a call with all of its retries; no attempt or wait begins that would overrun
+            it.
+    """
+
+    connect_seconds: float = 2.0
+    attempt_seconds: float = 10.0
+    total_seconds: float = 30.0
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One logical request, whatever number of attempts it takes.
+
+    Attributes:
+        method: HTTP method.
+        path: Path below ``/v1`` with encoded segments.
+        query: Query parameters; ``None`` values are left out.
+        body: Encoded body.
+        headers: Additional headers.
+        repeatable: Whether a second attempt is harmless when the first one's answer was lost.
+        subject_optional: Whether the call makes sense without a subject.
+    """
+
+    method: str
+    path: str
+    query: tuple[tuple[str, str | int | None], ...] = ()
+    body: bytes | None = None
+    headers: Mapping[str, str] = {}
+    repeatable: bool = False
+    subject_optional: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A successful response.
+
+    Attributes:
+        status: HTTP status, 2xx.
+        headers: Headers with lower-case names.
+        body: The undecoded body.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def etag(self) -> str | None:
+        """The entity tag without quotes: the head's id."""
+        tag = self.headers.get("etag")
+        return tag.removeprefix("W/").strip('"') if tag else None
+
+    def decode(self, kind: Any = Any) -> Any:
+        """The body as ``kind``.
+
+        Args:
+            kind: A type msgspec can decode to; plain values when left out.
+
+        Raises:
+            GatewayUnavailable: The body is not what this API version promises (a proxy's page, for example).
+        """
+        media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            if media_type == MSGPACK:
+                return msgspec.msgpack.decode(self.body, type=kind)
+            if media_type == "application/json" or media_type.endswith("+json"):
+                return msgspec.json.decode(self.body, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise GatewayUnavailable("the answer could not be decoded", status=self.status) from None
+        if not self.body and kind is Any:
+            return None
+        raise GatewayUnavailable("the answer has an unexpected content type", status=self.status)
+
+
+Steps = Generator[Call, Answer, T]
+"""A procedure that yields calls and is sent their answers; a client drives it."""
+
+
+def encode_id(identifier: str) -> str:
+    """An id as it travels in a path or in ``Stateroom-Subject``.
+
+    Args:
+        identifier: Any non-empty text.
+
+    Returns:
+        The id itself when it matches the plain pattern, else ``~`` and its base64url without padding.
+
+    Raises:
+        InvalidRequest: The id is empty or not encodable as UTF-8.
+    """
+    if _PLAIN_ID.fullmatch(identifier):
+        return identifier
+    if not identifier:
+        raise InvalidRequest("an id must not be empty")
+    try:
+        raw = identifier.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("an id must be valid Unicode text") from None
+    return "~" + base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
+
+
+def path(*segments: str) -> str:
+    """A path of fixed words and ids, each id encoded: ``path("threads", ":", thread_id)``.
+
+    Args:
+        segments: Words; the one after a ``":"`` is an id.
+
+    Returns:
+        The path with a leading slash.
+    """
+    parts: list[str] = []
+    is_id = False
+    for segment in segments:
+        if segment == ":" and not is_id:
+            is_id = True
+            continue
+        parts.append(quote(encode_id(segment), safe="~._:@+-") if is_id else segment)
+        is_id = False
+    return "/" + "/".join(parts)
+
+
+class Pinned(msgspec.Struct, frozen=True):
+    """A subject decided once for several requests; ``None`` inside is the credential's own."""
+
+    subject: str | None
+
+
+class Endpoint:
+    """Where a client talks to and as whom.
+
+    Args:
+        url: The gateway's URL, with or without ``/v1``.
+        api_key: The API key; never shown by ``repr``.
+        subject: A subject, a callable that returns one, or ``None`` for the key's own.
+
+    Raises:
+        NotConfigured: The URL is not http or https, or the key cannot be an HTTP header.
+    """
+
+    def __init__(self, url: str, api_key: str, subject: Subject) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise NotConfigured("the gateway's URL must begin with http:// or https:// and name a host")
+        if parts.username or parts.query or parts.fragment:
+            raise NotConfigured("the gateway's URL must not hold credentials, a query or a fragment")
+        if not _HEADER_SAFE.fullmatch(api_key):
+            raise NotConfigured("the API key is empty or has characters that no key has")
+        self.url = url.rstrip("/").removesuffix(API_PREFIX)
+        self._api_key = api_key
+        self.subject = subject
+
+    @staticmethod
+    def read_env() -> tuple[str, str]:
+        """The URL and the API key from ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
+
+        Raises:
+            NotConfigured: A variable is missing.
+        """
+        url, api_key = (_required_env(name) for name in ("STATEROOM_URL", "STATEROOM_API_KEY"))
+        return url, api_key
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.url!r})"
+
+    def target(self, call: Call) -> str:
+        """The call's absolute URL."""
+        query = [(name, str(text)) for name, text in call.query if text is not None]
+        tail = "?" + urlencode(query, quote_via=quote) if query else ""
+        return f"{self.url}{API_PREFIX}{call.path}{tail}"
+
+    def pin(self) -> "Pinned":
+        """The subject of this moment, for a listing whose later pages must not act for somebody else.
+
+        Raises:
+            SubjectRequired: Nobody said for which subject to act.
+        """
+        return Pinned(subject=resolve_subject(self.subject))
+
+    def headers(self, call: Call, pinned: "Pinned | None" = None) -> dict[str, str]:
+        """The call's headers.
+
+        Args:
+            call: The call.
+            pinned: The subject decided earlier; decided now when left out.
+
+        Raises:
+            SubjectRequired: Nobody said for which subject to act.
+        """
+        headers = {"Authorization": f"Bearer {self._api_key}", "Accept": MSGPACK}
+        if call.body is not None:
+            headers["Content-Type"] = MSGPACK
+        try:
+            subject = resolve_subject(self.subject) if pinned is None else pinned.subject
+        except StateroomError:
+            if not call.subject_optional:
+                raise
+            subject = None
+        if subject is not None:
+            # The one name that begins with a tilde and is meant literally: the tenant's own subject.
+            headers["Stateroom-Subject"] = subject if subject == "~shared" else encode_id(subject)
+        headers.update(call.headers)
+        return headers
+
+
+def _required_env(name: str) -> str:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        raise NotConfigured(f"the environment variable {name} is not set")
+    return text
+
+
+def _full_jitter(ceiling_seconds: float) -> float:
+    return _JITTER.uniform(0.0, ceiling_seconds)
+
+
+class Attempts:
+    """Decides, for one call, about every further attempt.
+
+    Only what the gateway calls ``retryable`` is repeated, and what got no answer if the call is repeatable or
+    cannot have been received. The wait is exponential with full jitter and never shorter than
+    ``Retry-After``.
+
+    Args:
+        call: The call.
+        timeouts: Its budget.
+        monotonic: A clock in seconds.
+        jitter: Picks a wait between 0 and its argument, in seconds.
+        now: Wall clock, for a ``Retry-After`` that is a date.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        timeouts: Timeouts,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        jitter: Callable[[float], float] = _full_jitter,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._call = call
+        self._timeouts = timeouts
+        self._monotonic = monotonic
+        self._jitter = jitter
+        self._now = now
+        self._began = monotonic()
+        self.count = 0
+
+    def begin(self) -> tuple[float, float]:
+        """Start an attempt.
+
+        Returns:
+            Seconds for connecting and for each wait inside the attempt.
+        """
+        self.count += 1
+        left = max(self._remaining_seconds(), 0.001)
+        return min(self._timeouts.connect_seconds, left), min(self._timeouts.attempt_seconds, left)
+
+    def failed(self, reason: str, *, received: bool) -> float:
+        """The attempt got no answer.
+
+        Args:
+            reason: What happened, without any payload.
+            received: Whether the gateway may have received the request.
+
+        Returns:
+            Seconds to wait before the next attempt.
+
+        Raises:
+            GatewayUnavailable: There is no next attempt.
+        """
+        error = GatewayUnavailable(f"{reason} (attempt {self.count})", retryable=True)
+        if received and not self._call.repeatable:
+            raise error
+        return self._wait_seconds(error, None)
+
+    def answered(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer | float:
+        """The attempt got an answer.
+
+        Args:
+            status: HTTP status.
+            headers: Headers with lower-case names.
+            body: The body.
+
+        Returns:
+            The answer, or seconds to wait before the next attempt.
+
+        Raises:
+            StateroomError: The gateway refused and there is no next attempt.
+        """
+        if 200 <= status < 300:
+            return Answer(status=status, headers=headers, body=body)
+        error = _error_from_response(status, headers, body)
+        if not error.retryable:
+            raise error
+        if not self._call.repeatable and error.code in _POSSIBLY_DONE:
+            raise error
+        return self._wait_seconds(error, headers.get("retry-after"))
+
+    def _remaining_seconds(self) -> float:
+        return self._timeouts.total_seconds - (self._monotonic() - self._began)
+
+    def _wait_seconds(self, error: StateroomError, retry_after: str | None) -> float:
+        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_FIRST_SECONDS * 2.0 ** (self.count - 1))
+        wait = self._jitter(ceiling)
+        if retry_after is not None:
+            wait = max(wait, retry_after_seconds(retry_after, self._now))
+        if wait >= self._remaining_seconds():
+            raise error
+        return wait
+
+
+def retry_after_seconds(text: str, now: Callable[[], datetime]) -> float:
+    """Seconds that a ``Retry-After`` (RFC 9110, 10.2.3) asks for; 0 when it cannot be read.
+
+    Args:
+        text: The header's value.
+        now: Wall clock.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            until = parsedate_to_datetime(text)
+        except ValueError:
+            return 0.0
+        if until.tzinfo is None:
+            until = until.replace(tzinfo=UTC)
+        seconds = (until - now()).total_seconds()
+    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
+
+
+def _error_from_response(status: int, headers: Mapping[str, str], body: bytes) -> StateroomError:
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    problem: Problem | None = None
+    try:
+        if media_type.endswith("json"):
+            problem = msgspec.json.decode(body, type=Problem)
+        elif media_type.endswith("msgpack"):
+            problem = msgspec.msgpack.decode(body, type=Problem)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        problem = None
+    if problem is None or not problem.code:
+        # Something between the client and the gateway answered; only a gateway's code may be believed.
+        return GatewayUnavailable(
+            f"unexpected answer with status {status}",
+            code="unexpected-answer",
+            status=status,
+            retryable=status in _PROXY_STATUSES,
+            request_id=headers.get("x-request-id", ""),
+        )
+    error = error_from_problem(problem, status)
+    error.request_id = error.request_id or headers.get("x-request-id", "")
+    return error
+
+
+def is_repeatable(method: str) -> bool:
+    """Whether the method is idempotent by definition (RFC 9110, 9.2.2)."""
+    return method in _REPEATABLE_METHODS
+
+
+def encode_body(body: Any) -> bytes:
+    """A body as MessagePack.
+
+    Raises:
+        InvalidRequest: It holds something that has no MessagePack form; the value itself is not shown.
+    """
+    try:
+        return msgspec.msgpack.encode(body)
+    except (TypeError, OverflowError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the request cannot be encoded: {type(error).__name__}") from None

@@ -1,0 +1,223 @@
+"""What a thread object remembers, and its procedures without I/O.
+
+This module owns the position of a thread object: the head it last saw, the step it reached, the checkpoint a
+fork starts from. It is not safe to use one thread object from several threads or tasks at once; make one
+each, a race between them is then reported as ``HeadMoved``.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic
+
+from msgspec import UNSET
+
+from stateroom import _calls
+from stateroom._core import Steps
+from stateroom._state import from_plain, result_type, state_from_plain, state_to_plain, to_plain
+from stateroom._wire import (
+    Changes,
+    CheckpointWithState,
+    SaveRequest,
+    ThreadSettings,
+    WriteIn,
+    unset_if_none,
+)
+from stateroom.errors import CheckpointNotFound, InvalidRequest
+from stateroom.types import Head, Model, SaveReceipt, StateT, Status, ThreadInfo, Usage
+
+ONCE_ANCHOR = "stateroom:once"
+"""The checkpoint id that all ``once`` results of a namespace are kept under. No checkpoint has it.
+
+Writes may precede their checkpoint, and pruning removes writes of removed checkpoints only; so results found
+here are as old as the thread itself, whatever was saved or pruned since.
+"""
+
+CHANNEL_BYTES_MAX = 255
+
+
+def once_place(once_key: str) -> tuple[str, str]:
+    """Where the result of a once-call is kept.
+
+    Args:
+        once_key: The call's name inside its thread and namespace.
+
+    Returns:
+        Task id and channel: a digest of the name (stable between processes and releases), and the name
+        itself, or its digest when it is too long for a channel.
+
+    Raises:
+        InvalidRequest: The name is empty or not a valid text.
+    """
+    if not isinstance(once_key, str) or not once_key:
+        raise InvalidRequest("a once-call needs a name that is a non-empty text")
+    try:
+        raw = once_key.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("a once-call's name must be valid Unicode text") from None
+    digest = hashlib.sha256(raw).hexdigest()
+    channel = once_key if len(raw) <= CHANNEL_BYTES_MAX else f"sha256:{digest}"
+    return f"once:{digest[:32]}", channel
+
+
+class ThreadSteps(Generic[StateT]):
+    """A thread's procedures, which ``Thread`` and ``AsyncThread`` drive."""
+
+    def __init__(self, thread_id: str, *, agent: str | None, state_type: Any, namespace: str) -> None:
+        self.thread_id = thread_id
+        self.agent = agent
+        self.namespace = namespace
+        self._state_type = state_type
+        # Three positions: never looked (known is false), looked and found nothing (None), a head.
+        self._known = False
+        self._head_id: str | None = None
+        self._step: int | None = None
+        self._fork_of: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.thread_id!r}, namespace={self.namespace!r})"
+
+    @property
+    def head_id(self) -> str | None:
+        """The head this object last loaded or saved; ``None`` when it found none or never looked."""
+        return self._head_id
+
+    def _take_position(self, head_id: str | None, step: int | None) -> None:
+        self._known = True
+        self._head_id = head_id
+        self._step = step
+
+    def _as_head(self, found: CheckpointWithState) -> Head[StateT]:
+        fields = {name: getattr(found, name) for name in found.__struct_fields__}
+        fields["state"] = state_from_plain(found.state, self._state_type)
+        return Head(**fields)
+
+    def _load(self) -> Steps[Head[StateT] | None]:
+        found = yield from _calls.load_state(self.thread_id, self.namespace, self._fork_of)
+        if found is None:
+            if self._fork_of is not None:
+                raise CheckpointNotFound("the checkpoint to fork from is gone")
+            self._take_position(None, None)
+            return None
+        checkpoint, head_id = found
+        self._take_position(head_id or checkpoint.id, checkpoint.step)
+        return self._as_head(checkpoint)
+
+    def _at(self, checkpoint_id: str) -> Steps[Head[StateT]]:
+        found = yield from _calls.load_state(self.thread_id, self.namespace, checkpoint_id)
+        if found is None:
+            raise CheckpointNotFound("the namespace has no such checkpoint")
+        return self._as_head(found[0])
+
+    def _fork_from(self, checkpoint_id: str) -> Steps[None]:
+        """Position this fresh object at an old checkpoint."""
+        self._fork_of = checkpoint_id
+        yield from self._load()
+
+    def _save_request(
+        self,
+        *,
+        status: Status,
+        step: int | None,
+        metadata: Mapping[str, Any] | None,
+        model: Model | None,
+        usage: Usage | None,
+        run_id: str | None,
+        source: str | None,
+        checkpoint_id: str | None,
+        state_schema: str | None,
+        state_version: int | None,
+    ) -> SaveRequest:
+        if step is None and self._step is not None:
+            step = self._step + 1
+        return SaveRequest(
+            id=unset_if_none(checkpoint_id),
+            parent_id=unset_if_none(self._fork_of),
+            fork=self._fork_of is not None,
+            namespace=self.namespace,
+            status=status,
+            step=unset_if_none(step),
+            source=source or ("fork" if self._fork_of is not None else None),
+            agent=self.agent,
+            run_id=run_id,
+            model=model,
+            usage=usage,
+            metadata=to_plain(dict(metadata)) if metadata else {},
+            state_schema=state_schema,
+            state_version=state_version,
+        )
+
+    def _save(self, state: StateT, request: SaveRequest) -> Steps[SaveReceipt]:
+        request.state = state_to_plain(state)
+        receipt = yield from _calls.save(
+            self.thread_id,
+            request,
+            if_match=self._head_id,
+            if_new=self._known and self._head_id is None,
+        )
+        self._follow(receipt)
+        return receipt
+
+    def _patch(
+        self,
+        set_: Mapping[str, Any] | None,
+        append: Mapping[str, Sequence[Any]] | None,
+        remove: Sequence[str],
+        build: Callable[[], SaveRequest],
+    ) -> Steps[SaveReceipt]:
+        if self._fork_of is not None:
+            raise InvalidRequest("a patch changes the head; save the fork first")
+        if self._head_id is None and (yield from self._load()) is None:
+            raise CheckpointNotFound("there is no head to patch")
+        request = build()
+        request.changes = Changes(
+            set=state_to_plain(dict(set_ or {})),
+            append={name: to_plain(list(elements)) for name, elements in (append or {}).items()},
+            remove=list(remove),
+        )
+        receipt = yield from _calls.save(self.thread_id, request, if_match=self._head_id)
+        self._follow(receipt)
+        return receipt
+
+    def _follow(self, receipt: SaveReceipt) -> None:
+        self._fork_of = None
+        self._take_position(receipt.id, receipt.step)
+
+    def _recall(self, once_key: str) -> Steps[tuple[bool, Any]]:
+        """Whether a once-call finished before, and its result."""
+        task_id, channel = once_place(once_key)
+        page = yield from _calls.read_writes(self.thread_id, self.namespace, ONCE_ANCHOR, task_id)
+        for kept in page.writes:
+            if kept.channel == channel:
+                return True, kept.value
+        return False, None
+
+    def _record(self, once_key: str, result: Any) -> Steps[Any]:
+        """Keep a result; the one kept first wins and is returned."""
+        task_id, channel = once_place(once_key)
+        plain = to_plain(result)
+        receipt = yield from _calls.write(
+            self.thread_id,
+            ONCE_ANCHOR,
+            task_id,
+            [WriteIn(channel=channel, idx=0, value=plain)],
+            namespace=self.namespace,
+        )
+        if receipt.stored == 0:
+            was_kept, kept = yield from self._recall(once_key)
+            if was_kept:
+                return kept
+        return plain
+
+    @staticmethod
+    def _typed_result(plain: Any, fn: Callable[..., Any]) -> Any:
+        return from_plain(plain, result_type(fn))
+
+    def _change(self, *, strict: bool | None, agent: str | None) -> Steps[ThreadInfo]:
+        settings = ThreadSettings(strict=UNSET if strict is None else strict, agent=UNSET if agent is None else agent)
+        return (yield from _calls.change_thread(self.thread_id, settings))
+
+    def _delete(self) -> Steps[bool]:
+        deleted = yield from _calls.delete_thread(self.thread_id)
+        self._fork_of = None
+        self._known, self._head_id, self._step = False, None, None
+        return deleted

@@ -1,0 +1,621 @@
+"""The synchronous client.
+
+This module owns sockets and sleeping for callers that block. A ``Client`` may be shared between threads; a
+``Thread`` object may not. It promises that nothing is acknowledged that the gateway did not acknowledge.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
+
+import httpx2
+
+from stateroom import _calls
+from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
+from stateroom._thread import ThreadSteps
+from stateroom._transport import LIMITS, failure_reason, lower_headers, timeout_of, was_received
+from stateroom.subject import Subject
+from stateroom.types import (
+    CheckpointInfo,
+    CopyReceipt,
+    Head,
+    Model,
+    RemovalReceipt,
+    SaveReceipt,
+    StateT,
+    Status,
+    ThreadInfo,
+    Usage,
+    WhoAmI,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Clock(Protocol):
+    """What a client knows of time."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+class Client:
+    """A connection pool to one gateway, acting for one subject or for whoever ``subject`` names at the time.
+
+    Args:
+        url: The gateway's URL.
+        api_key: The API key.
+        subject: The subject's id, a callable that returns it (such as ``current_subject``), or ``None`` to
+            act for the subject the key is bound to.
+        timeouts: Time budgets of a call.
+        transport: Another transport than a network connection, for tests and embedding.
+        clock: Another clock.
+
+    Raises:
+        NotConfigured: The URL or the key cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str,
+        *,
+        subject: Subject = None,
+        timeouts: Timeouts | None = None,
+        transport: httpx2.BaseTransport | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._endpoint = Endpoint(url, api_key, subject)
+        self._timeouts = timeouts or Timeouts()
+        self._clock: Clock = clock or SystemClock()
+        self._http = httpx2.Client(transport=transport, limits=LIMITS, follow_redirects=False)
+
+    @classmethod
+    def from_env(
+        cls,
+        *,
+        subject: Subject = None,
+        timeouts: Timeouts | None = None,
+        transport: httpx2.BaseTransport | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
+        """A client configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
+
+        Args:
+            subject: As for the class.
+            timeouts: As for the class.
+            transport: As for the class.
+            clock: As for the class.
+
+        Raises:
+            NotConfigured: A variable is missing or unusable.
+        """
+        url, api_key = Endpoint.read_env()
+        return cls(url, api_key, subject=subject, timeouts=timeouts, transport=transport, clock=clock)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._endpoint.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. The client cannot be used afterwards."""
+        self._http.close()
+
+    def pin(self) -> Pinned:
+        """Decide the subject now, for several calls of ``drive``.
+
+        Raises:
+            SubjectRequired: Nobody said for which subject to act.
+        """
+        return self._endpoint.pin()
+
+    def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
+        """Carry out a procedure of calls.
+
+        Args:
+            steps: Yields calls and is sent their answers or thrown their errors.
+            pinned: A subject decided earlier by ``pin``.
+
+        Returns:
+            What the procedure returns.
+
+        Raises:
+            StateroomError: What the procedure did not catch.
+        """
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    answer = self._send(call, pinned)
+                except Exception as error:  # noqa: BLE001 - the procedure decides about every failure
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answer)
+        except StopIteration as finished:
+            return cast(R, finished.value)
+        finally:
+            steps.close()
+
+    def _send(self, call: Call, pinned: Pinned | None = None) -> Answer:
+        target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
+        attempts = Attempts(call, self._timeouts, monotonic=self._clock.monotonic)
+        while True:
+            timeout = timeout_of(attempts.begin())
+            try:
+                response = self._http.request(call.method, target, headers=headers, content=call.body, timeout=timeout)
+            except httpx2.RequestError as error:
+                # The cause holds the request with its credential, so it is not chained.
+                reason, received = failure_reason(error), was_received(error)
+            else:
+                answer = attempts.answered(response.status_code, lower_headers(response.headers), response.content)
+                if isinstance(answer, Answer):
+                    return answer
+                self._clock.sleep(answer)
+                continue
+            self._clock.sleep(attempts.failed(reason, received=received))
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int | None] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Answer:
+        """Call any path of the API, with the client's retries and time budgets.
+
+        Args:
+            method: HTTP method.
+            path: Path below ``/v1``; encode ids with ``stateroom.encode_id``.
+            params: Query parameters; ``None`` values are left out.
+            body: Anything MessagePack can say.
+            headers: Additional headers.
+            idempotency_key: Makes a POST repeatable where the path supports it.
+
+        Returns:
+            The answer; ``answer.decode()`` gives its value.
+
+        Raises:
+            StateroomError: The gateway refused or could not be reached.
+        """
+        call = _calls.plain_call(
+            method, path, params=params, body=body, headers=headers, idempotency_key=idempotency_key
+        )
+        return self._send(call)
+
+    def whoami(self) -> WhoAmI:
+        """Who the credential is.
+
+        Raises:
+            Unauthenticated: The API key is not accepted.
+        """
+        return self.drive(_calls.whoami())
+
+    @overload
+    def thread(
+        self, thread_id: str, *, agent: str | None = ..., state_type: type[StateT], namespace: str = ...
+    ) -> "Thread[StateT]": ...
+
+    @overload
+    def thread(
+        self, thread_id: str, *, agent: str | None = ..., state_type: None = ..., namespace: str = ...
+    ) -> "Thread[dict[str, Any]]": ...
+
+    def thread(
+        self, thread_id: str, *, agent: str | None = None, state_type: Any = None, namespace: str = ""
+    ) -> "Thread[Any]":
+        """A thread to load from and save to. Makes no request; the first save creates the thread.
+
+        Args:
+            thread_id: The thread's id, unique within the subject.
+            agent: The program's name, saved with every checkpoint.
+            state_type: What ``load`` converts states to; ``dict`` when left out.
+            namespace: A sub-agent's namespace.
+        """
+        return Thread(self, thread_id, agent=agent, state_type=state_type, namespace=namespace)
+
+    def threads(
+        self,
+        *,
+        status: Status | None = None,
+        agent: str | None = None,
+        tier: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[ThreadInfo]:
+        """The subject's threads, newest first, page by page.
+
+        Args:
+            status: Only this status.
+            agent: Only this agent.
+            tier: ``hot`` or ``archive``.
+            limit: At most so many.
+        """
+        return self._threads(self.pin(), limit, status=status, agent=agent, tier=tier)
+
+    def _threads(
+        self,
+        pinned: Pinned,
+        limit: int | None,
+        *,
+        status: Status | None,
+        agent: str | None,
+        tier: str | None,
+    ) -> Iterator[ThreadInfo]:
+        cursor: str | None = None
+        left = limit
+        while left is None or left > 0:
+            size = _calls.PAGE_DEFAULT if left is None else min(left, _calls.PAGE_MAX)
+            steps = _calls.list_threads(size, cursor, status=status, agent=agent, tier=tier)
+            page = self.drive(steps, pinned)
+            yield from page.threads[:left]
+            left = None if left is None else left - len(page.threads)
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def checkpoints(
+        self,
+        *,
+        namespace: str | None = None,
+        status: Status | None = None,
+        step: int | None = None,
+        run_id: str | None = None,
+        source: str | None = None,
+        agent: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        matching: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointInfo]:
+        """Checkpoints of all of the subject's threads, newest first, page by page.
+
+        Args:
+            namespace: Only this namespace.
+            status: Only this status.
+            step: Only this step.
+            run_id: Only this run.
+            source: Only this source.
+            agent: Only this agent.
+            since: Not stored before this time.
+            until: Stored before this time.
+            matching: Metadata that must be contained.
+            limit: At most so many.
+        """
+        selection = _calls.Selection(
+            namespace=namespace,
+            status=status,
+            step=step,
+            run_id=run_id,
+            source=source,
+            agent=agent,
+            since=since,
+            until=until,
+            matching=matching,
+        )
+        return self.infos(selection, limit)
+
+    def infos(self, selection: _calls.Selection, limit: int | None) -> Iterator[CheckpointInfo]:
+        """Selected checkpoints, newest first, page by page. The subject is decided here, not at each page.
+
+        Args:
+            selection: Which.
+            limit: At most so many.
+        """
+        return self._infos(self.pin(), selection, limit)
+
+    def _infos(self, pinned: Pinned, selection: _calls.Selection, limit: int | None) -> Iterator[CheckpointInfo]:
+        cursor: str | None = None
+        left = limit
+        while left is None or left > 0:
+            size = _calls.PAGE_DEFAULT if left is None else min(left, _calls.PAGE_MAX)
+            page = self.drive(_calls.list_infos(selection, size, cursor), pinned)
+            yield from page.checkpoints[:left]
+            left = None if left is None else left - len(page.checkpoints)
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> RemovalReceipt:
+        """Remove old checkpoints of threads.
+
+        Args:
+            thread_ids: The threads; unknown ones are passed over.
+            strategy: ``keep_latest`` keeps each namespace's head and what it needs; ``delete`` removes
+                everything.
+        """
+        return self.drive(_calls.prune(thread_ids, strategy))
+
+    def delete_runs(self, run_ids: Sequence[str]) -> RemovalReceipt:
+        """Remove all checkpoints of runs, and their pending writes.
+
+        Args:
+            run_ids: The runs; unknown ones are passed over.
+
+        Raises:
+            DeltaChainNeeded: A surviving checkpoint is rebuilt from what would be removed.
+        """
+        return self.drive(_calls.delete_runs(run_ids))
+
+
+class Thread(ThreadSteps[StateT], Generic[StateT]):
+    """One thread, and the head this object last saw of it. Not to be shared between threads of execution."""
+
+    def __init__(self, client: Client, thread_id: str, *, agent: str | None, state_type: Any, namespace: str) -> None:
+        super().__init__(thread_id, agent=agent, state_type=state_type, namespace=namespace)
+        self._client = client
+
+    def load(self) -> Head[StateT] | None:
+        """The newest checkpoint, or the one a fork starts from; later saves follow it.
+
+        Returns:
+            The checkpoint with its state, or ``None`` when the thread is new.
+
+        Raises:
+            IntegrityFailure: The stored state is damaged or was tampered with.
+            msgspec.ValidationError: The state does not fit ``state_type``.
+        """
+        return self._client.drive(self._load())
+
+    def at(self, checkpoint_id: str) -> Head[StateT]:
+        """An old checkpoint, without changing what later saves follow.
+
+        Args:
+            checkpoint_id: Its id.
+
+        Raises:
+            CheckpointNotFound: There is none.
+        """
+        return self._client.drive(self._at(checkpoint_id))
+
+    def save(
+        self,
+        state: StateT,
+        *,
+        status: Status = "active",
+        step: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        model: Model | None = None,
+        usage: Usage | None = None,
+        run_id: str | None = None,
+        source: str | None = None,
+        checkpoint_id: str | None = None,
+        state_schema: str | None = None,
+        state_version: int | None = None,
+    ) -> SaveReceipt:
+        """Save a checkpoint; when this returns, it is durable.
+
+        Args:
+            state: The whole state; only what changed is stored.
+            status: ``active``, ``waiting`` (for a person), ``failed`` or ``done``.
+            step: The agent's step; one more than the last when left out.
+            metadata: Anything JSON can say, up to 16 KiB.
+            model: Which model produced the step.
+            usage: What the step consumed.
+            run_id: The run that makes it.
+            source: What made it.
+            checkpoint_id: An id of the caller's own; minted by the gateway when left out.
+            state_schema: Name of the state's schema.
+            state_version: Version of the state within its schema.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            HeadMoved: Somebody saved since this object last loaded or saved. Load and try again.
+            CheckpointExists: ``checkpoint_id`` is taken by other content.
+            GatewayUnavailable: No answer in time. Saving the same again is safe.
+        """
+        request = self._save_request(
+            status=status,
+            step=step,
+            metadata=metadata,
+            model=model,
+            usage=usage,
+            run_id=run_id,
+            source=source,
+            checkpoint_id=checkpoint_id,
+            state_schema=state_schema,
+            state_version=state_version,
+        )
+        return self._client.drive(self._save(state, request))
+
+    def patch(
+        self,
+        *,
+        set: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the API
+        append: Mapping[str, Sequence[Any]] | None = None,
+        remove: Sequence[str] = (),
+        status: Status = "active",
+        step: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        model: Model | None = None,
+        usage: Usage | None = None,
+        run_id: str | None = None,
+        source: str | None = None,
+        checkpoint_id: str | None = None,
+    ) -> SaveReceipt:
+        """Save a checkpoint by saying what changed since the head.
+
+        Args:
+            set: Top-level keys to set.
+            append: Elements to append to lists, by top-level key.
+            remove: Top-level keys to remove.
+            status: As for ``save``.
+            step: As for ``save``.
+            metadata: As for ``save``.
+            model: As for ``save``.
+            usage: As for ``save``.
+            run_id: As for ``save``.
+            source: As for ``save``.
+            checkpoint_id: As for ``save``.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            CheckpointNotFound: There is no head to change.
+            HeadMoved: Somebody saved since this object last loaded or saved.
+        """
+        steps = self._patch(
+            set,
+            append,
+            remove,
+            lambda: self._save_request(
+                status=status,
+                step=step,
+                metadata=metadata,
+                model=model,
+                usage=usage,
+                run_id=run_id,
+                source=source,
+                checkpoint_id=checkpoint_id,
+                state_schema=None,
+                state_version=None,
+            ),
+        )
+        return self._client.drive(steps)
+
+    def once(self, once_key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call ``fn`` unless a call of this name finished before in this thread and namespace.
+
+        The result is kept in the gateway as a pending write, outlives later saves and pruning, and is found
+        by a resumed process even if nothing was saved after the call. It is returned as a plain tree,
+        converted to ``fn``'s annotated return type, in the first call just as in later ones.
+
+        A crash after the effect and before its result is kept stays ambiguous: nobody can tell whether the
+        effect happened, and the next call repeats it. Give ``once_key`` to the service that is called, as its
+        idempotency key, where that matters. Two processes calling at the same time may both run ``fn``; the
+        result kept first wins and both return it.
+
+        Args:
+            once_key: The call's name, unique in this thread and namespace.
+            fn: What to call.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The result, or the one kept earlier.
+
+        Raises:
+            InvalidRequest: The result has no plain form (the effect happened, and is not kept).
+        """
+        was_kept, kept = self._client.drive(self._recall(once_key))
+        if not was_kept:
+            kept = self._client.drive(self._record(once_key, fn(*args, **kwargs)))
+        return cast(R, self._typed_result(kept, fn))
+
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | None = None,
+        status: Status | None = None,
+        step: int | None = None,
+        run_id: str | None = None,
+        source: str | None = None,
+        matching: Mapping[str, Any] | None = None,
+    ) -> Iterator[CheckpointInfo]:
+        """The namespace's checkpoints, newest first, page by page, without their states (see ``at``).
+
+        Args:
+            limit: At most so many.
+            before: Only checkpoints with smaller ids.
+            status: Only this status.
+            step: Only this step.
+            run_id: Only this run.
+            source: Only this source.
+            matching: Metadata that must be contained.
+        """
+        selection = _calls.Selection(
+            thread_id=self.thread_id,
+            namespace=self.namespace,
+            before=before,
+            status=status,
+            step=step,
+            run_id=run_id,
+            source=source,
+            matching=matching,
+        )
+        return self._client.infos(selection, limit)
+
+    def fork(self, checkpoint_id: str) -> "Thread[StateT]":
+        """A new object of the same thread, whose next save continues from an old checkpoint.
+
+        Nothing is removed: the fork's first save becomes the head, and the branch it leaves stays in the
+        history. That save raises ``HeadMoved`` if somebody saved after the fork was made.
+
+        Args:
+            checkpoint_id: Where to continue from.
+
+        Raises:
+            CheckpointNotFound: There is no such checkpoint.
+        """
+        forked: Thread[StateT] = Thread(
+            self._client,
+            self.thread_id,
+            agent=self.agent,
+            state_type=self._state_type,
+            namespace=self.namespace,
+        )
+        self._client.drive(forked._fork_from(checkpoint_id))
+        return forked
+
+    def info(self) -> ThreadInfo | None:
+        """The thread's settings and status; ``None`` when it does not exist."""
+        return self._client.drive(_calls.show_thread(self.thread_id))
+
+    def change(self, *, strict: bool | None = None, agent: str | None = None) -> ThreadInfo:
+        """Change settings; creates the thread when it does not exist.
+
+        Args:
+            strict: Refuse saves that do not name the head they follow.
+            agent: The program's name.
+        """
+        return self._client.drive(self._change(strict=strict, agent=agent))
+
+    def copy(self, target_thread_id: str) -> CopyReceipt:
+        """Copy the whole thread, history and pending writes included.
+
+        Args:
+            target_thread_id: A thread that does not exist yet.
+
+        Raises:
+            ThreadExists: It exists.
+            ThreadNotFound: This thread does not exist.
+        """
+        return self._client.drive(_calls.copy_thread(self.thread_id, target_thread_id))
+
+    def delete(self) -> bool:
+        """Delete the whole thread, all namespaces included.
+
+        Returns:
+            Whether there was one.
+        """
+        return self._client.drive(self._delete())

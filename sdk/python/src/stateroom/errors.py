@@ -1,0 +1,360 @@
+"""What can go wrong, as exceptions.
+
+This module owns the mapping from a problem's stable ``code`` (RFC 9457 problem details) to an exception
+class. It promises that no exception carries state, a credential or a request body; it does not promise that a
+``detail`` text stays the same between releases. Catch classes or compare ``code``, never texts.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a request is at fault.
+
+    Attributes:
+        detail: What is wrong there.
+        pointer: JSON Pointer (RFC 6901) into the body, when the body is at fault.
+        parameter: Name of the query parameter at fault.
+        header: Name of the header at fault.
+    """
+
+    detail: str
+    pointer: str | None = None
+    parameter: str | None = None
+    header: str | None = None
+
+
+class Problem(msgspec.Struct, omit_defaults=True):
+    """Problem details as the gateway sends them (RFC 9457 with extension members)."""
+
+    code: str = ""
+    title: str = ""
+    detail: str = ""
+    status: int = 0
+    retryable: bool = False
+    request_id: str = ""
+    errors: list[Fault] = []
+    limit: str | None = None
+    head_id: str | None = None
+
+
+class StateroomError(Exception):
+    """Base of everything this package raises about the gateway.
+
+    Attributes:
+        code: Stable name of the problem; compare this, not the text.
+        detail: One sentence for people.
+        status: HTTP status, or 0 when no answer was received.
+        retryable: Whether the same request may succeed later. The client has retried already.
+        request_id: What to quote to an operator; empty when no answer was received.
+        errors: Where the request is at fault.
+        limit: Name of the limit that was exceeded.
+        head_id: The namespace's head when the request was refused because it moved.
+    """
+
+    default_code = "stateroom-error"
+
+    def __init__(
+        self,
+        detail: str = "",
+        *,
+        code: str = "",
+        status: int = 0,
+        retryable: bool = False,
+        request_id: str = "",
+        errors: tuple[Fault, ...] = (),
+        limit: str | None = None,
+        head_id: str | None = None,
+    ) -> None:
+        self.code = code or self.default_code
+        self.detail = detail
+        self.status = status
+        self.retryable = retryable
+        self.request_id = request_id
+        self.errors = errors
+        self.limit = limit
+        self.head_id = head_id
+        super().__init__(detail)
+
+    def __str__(self) -> str:
+        parts = [self.code]
+        if self.detail:
+            parts.append(f": {self.detail}")
+        parts.extend(f" [{_place(fault)}{fault.detail}]" for fault in self.errors)
+        if self.request_id:
+            parts.append(f" (request {self.request_id})")
+        return "".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.detail, {name: getattr(self, name) for name in _FIELDS}))
+
+
+_FIELDS = ("code", "status", "retryable", "request_id", "errors", "limit", "head_id")
+
+
+def _rebuild(kind: type[StateroomError], detail: str, fields: dict[str, Any]) -> StateroomError:
+    """Recreate an error in another process, so that worker pools can carry it."""
+    return kind(detail, **fields)
+
+
+def _place(fault: Fault) -> str:
+    place = fault.pointer or fault.parameter or fault.header
+    return f"{place}: " if place else ""
+
+
+class NotConfigured(StateroomError):
+    """The client lacks its URL or API key, or one of them cannot be used."""
+
+    default_code = "not-configured"
+
+
+class GatewayUnavailable(StateroomError):
+    """No usable answer within the time budget, or the gateway says that it cannot serve now.
+
+    Nothing was acknowledged. A save may nevertheless have been stored if the connection broke after it was
+    sent; sending the same save again is safe.
+    """
+
+    default_code = "gateway-unavailable"
+
+
+class CommitUnknown(GatewayUnavailable):
+    """The gateway lost the answer to its COMMIT; the same save may be sent again."""
+
+    default_code = "commit-unknown"
+
+
+class KeyUnavailable(StateroomError):
+    """The tenant's key cannot be reached now, so nothing can be sealed or opened."""
+
+    default_code = "key-unavailable"
+
+
+class KeyDestroyed(StateroomError):
+    """The subject was shredded; its state can never be opened again."""
+
+    default_code = "key-destroyed"
+
+
+class IntegrityFailure(StateroomError):
+    """Stored state failed authentication: it was damaged or tampered with, and was not returned."""
+
+    default_code = "integrity-failure"
+
+
+class InternalError(StateroomError):
+    """The gateway has a defect; quote ``request_id``."""
+
+    default_code = "internal"
+
+
+class Unauthenticated(StateroomError):
+    """The API key is missing, malformed, unknown, expired or revoked."""
+
+    default_code = "unauthenticated"
+
+
+class PermissionDenied(StateroomError):
+    """The credential lacks the permission."""
+
+    default_code = "permission-denied"
+
+
+class SubjectMismatch(PermissionDenied):
+    """The credential is bound to another subject than the one named."""
+
+    default_code = "subject-mismatch"
+
+
+class SubjectRequired(StateroomError):
+    """Nobody said for which subject to act; raised before a request is sent whenever the client can tell."""
+
+    default_code = "subject-required"
+
+
+class NotFound(StateroomError):
+    """There is no such thing in this scope."""
+
+    default_code = "not-found"
+
+
+class ThreadNotFound(NotFound):
+    """The subject has no such thread."""
+
+    default_code = "thread-not-found"
+
+
+class CheckpointNotFound(NotFound):
+    """The thread's namespace has no such checkpoint."""
+
+    default_code = "checkpoint-not-found"
+
+
+class Conflict(StateroomError):
+    """The request contradicts what is stored."""
+
+    default_code = "conflict"
+
+
+class HeadMoved(Conflict):
+    """Somebody else saved first; ``head_id`` is the head now. Load, apply the change again, save."""
+
+    default_code = "head-moved"
+
+
+class CheckpointExists(Conflict):
+    """A checkpoint with this id and other content is stored; checkpoints are write-once."""
+
+    default_code = "checkpoint-exists"
+
+
+class ThreadExists(Conflict):
+    """The target thread of a copy exists."""
+
+    default_code = "thread-exists"
+
+
+class ThreadArchived(Conflict):
+    """The thread is in the archive tier and is not thawed yet."""
+
+    default_code = "thread-archived"
+
+
+class ChannelUnchangedUnknown(Conflict):
+    """A channel was sent without data, but the parent does not hold that version of it."""
+
+    default_code = "channel-unchanged-unknown"
+
+
+class DeltaChainNeeded(Conflict):
+    """What was to be removed is needed to rebuild a surviving checkpoint's delta channels."""
+
+    default_code = "delta-chain-needed"
+
+
+class IdempotencyInFlight(Conflict):
+    """The same save is still being worked on."""
+
+    default_code = "idempotency-in-flight"
+
+
+class PreconditionRequired(StateroomError):
+    """The thread is strict: load it before saving, so that the save can name the head it follows."""
+
+    default_code = "precondition-required"
+
+
+class InvalidRequest(StateroomError):
+    """The request is not understood; ``errors`` says where."""
+
+    default_code = "invalid-request"
+
+
+class LimitExceeded(StateroomError):
+    """A named limit was exceeded; see ``limit``."""
+
+    default_code = "limit-exceeded"
+
+
+class BodyTooLarge(LimitExceeded):
+    """The request body is larger than the gateway accepts."""
+
+    default_code = "body-too-large"
+
+
+class Busy(StateroomError):
+    """Too much at once; the client already waited and tried again."""
+
+    default_code = "busy"
+
+
+class TenantBusy(Busy):
+    """The tenant has as many requests in flight as it may have."""
+
+    default_code = "tenant-busy"
+
+
+class ThreadBusy(Busy):
+    """One thread has as many requests in flight as it may have."""
+
+    default_code = "thread-busy"
+
+
+_BY_CODE: dict[str, type[StateroomError]] = {
+    kind.default_code: kind
+    for kind in (
+        CommitUnknown,
+        KeyUnavailable,
+        KeyDestroyed,
+        IntegrityFailure,
+        InternalError,
+        Unauthenticated,
+        PermissionDenied,
+        SubjectMismatch,
+        SubjectRequired,
+        NotFound,
+        ThreadNotFound,
+        CheckpointNotFound,
+        HeadMoved,
+        CheckpointExists,
+        ThreadExists,
+        ThreadArchived,
+        ChannelUnchangedUnknown,
+        DeltaChainNeeded,
+        IdempotencyInFlight,
+        PreconditionRequired,
+        InvalidRequest,
+        LimitExceeded,
+        BodyTooLarge,
+        TenantBusy,
+        ThreadBusy,
+    )
+} | {
+    "overloaded": GatewayUnavailable,
+    "database-unavailable": GatewayUnavailable,
+    "draining": GatewayUnavailable,
+    "malformed-body": InvalidRequest,
+    "unsupported-media-type": InvalidRequest,
+    "not-acceptable": InvalidRequest,
+    "method-not-allowed": InvalidRequest,
+    "idempotency-key-reused": InvalidRequest,
+}
+
+_BY_STATUS: dict[int, type[StateroomError]] = {
+    401: Unauthenticated,
+    403: PermissionDenied,
+    404: NotFound,
+    409: Conflict,
+    412: HeadMoved,
+    413: BodyTooLarge,
+    428: PreconditionRequired,
+    429: Busy,
+    500: InternalError,
+}
+
+
+def error_from_problem(problem: Problem, status: int) -> StateroomError:
+    """The exception for a problem; unknown codes of a newer gateway fall back to the status.
+
+    Args:
+        problem: Problem details as decoded from the body.
+        status: HTTP status of the response.
+
+    Returns:
+        An exception to raise.
+    """
+    kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(status)
+    if kind is None:
+        kind = GatewayUnavailable if status >= 500 else InvalidRequest
+    return kind(
+        problem.detail or problem.title,
+        code=problem.code,
+        status=status,
+        retryable=problem.retryable,
+        request_id=problem.request_id,
+        errors=tuple(problem.errors),
+        limit=problem.limit,
+        head_id=problem.head_id,
+    )

@@ -1,0 +1,767 @@
+"""LangGraph's checkpointer on Stateroom.
+
+This module owns how a LangGraph checkpoint becomes channels of a Stateroom checkpoint and back. Values are
+serialised here, channel by channel, and the gateway never instantiates them; only what LangGraph says has
+changed is sent. It does not decide who may see what: tenant and subject come from the API key and from
+``subject``, never from a graph's config.
+"""
+
+import asyncio
+import math
+import re
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from secrets import randbelow
+from types import TracebackType
+from typing import Any, Self, cast
+from weakref import WeakKeyDictionary
+
+import httpx2
+import msgspec
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    EXCLUDED_METADATA_KEYS,
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_id,
+    get_serializable_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
+
+from stateroom import _calls
+from stateroom._core import Endpoint, Steps, Timeouts
+from stateroom._wire import (
+    ChannelIn,
+    ChannelOut,
+    CheckpointWithChannels,
+    SaveRequest,
+    SerialisedWrite,
+    WriteIn,
+    unset_if_none,
+)
+from stateroom.async_client import AsyncClient
+from stateroom.client import Client
+from stateroom.errors import ChannelUnchangedUnknown, IntegrityFailure, InvalidRequest
+from stateroom.subject import Subject, current_subject
+from stateroom.types import Status
+
+SKELETON = "~langgraph"
+"""The channel that holds what a LangGraph checkpoint has besides its channels' values."""
+
+_OWN_ENCODINGS = frozenset({"null", "bytes", "bytearray", "msgpack"})
+_FORKING_SOURCES = frozenset({"fork", "update"})
+_WORD = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_CREDENTIAL_NAME = re.compile(
+    r"(api[_-]?key|secret|passw(or)?d|passphrase|token|authorization|credentials?|cookie|private[_-]?key)\Z",
+    re.IGNORECASE,
+)
+_NAME_LENGTH_MAX = 255
+_STEP_MIN, _STEP_MAX = -(2**31), 2**31 - 1
+_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1
+_PAGE = 100
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """The only three things a request takes from a graph's config, which also holds live objects."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None
+
+    @classmethod
+    def of(cls, config: RunnableConfig) -> "_Place":
+        configurable = config["configurable"]
+        return cls(
+            str(configurable["thread_id"]),
+            str(configurable.get("checkpoint_ns") or ""),
+            get_checkpoint_id(config) or None,
+        )
+
+    def config(self, checkpoint_id: str) -> RunnableConfig:
+        return {
+            "configurable": {
+                "thread_id": self.thread_id,
+                "checkpoint_ns": self.namespace,
+                "checkpoint_id": checkpoint_id,
+            }
+        }
+
+
+class _Connections:
+    """The clients of a saver and of its shallow copies: one for worker threads, one for every event loop."""
+
+    def __init__(self, blocking: Callable[[], Client], on_loop: Callable[[], AsyncClient]) -> None:
+        self._make_blocking = blocking
+        self._make_on_loop = on_loop
+        self._lock = threading.Lock()
+        self._blocking: Client | None = None
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[AsyncClient, AsyncGenerator[None, None]]] = (
+            WeakKeyDictionary()
+        )
+
+    def blocking(self) -> Client:
+        with self._lock:
+            if self._blocking is None:
+                self._blocking = self._make_blocking()
+            return self._blocking
+
+    async def on_loop(self) -> AsyncClient:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            found = self._by_loop.get(loop)
+            if found is not None:
+                return found[0]
+            for other in [other for other in self._by_loop if other.is_closed()]:
+                del self._by_loop[other]
+            client = self._make_on_loop()
+            lifetime = _until_loop_ends(client)
+            self._by_loop[loop] = client, lifetime
+        # Starting the generator registers it with the loop, which finishes it when it shuts down.
+        await anext(lifetime)
+        return client
+
+    def close_blocking(self) -> None:
+        with self._lock:
+            client, self._blocking = self._blocking, None
+        if client is not None:
+            client.close()
+
+    async def close_on_loop(self) -> None:
+        with self._lock:
+            found = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if found is not None:
+            await found[1].aclose()
+
+
+async def _until_loop_ends(client: AsyncClient) -> AsyncGenerator[None, None]:
+    """Close a client together with its event loop (``asyncio.run`` finishes pending async generators)."""
+    try:
+        yield
+    finally:
+        await client.close()
+
+
+class StateroomSaver(BaseCheckpointSaver[str]):
+    """A LangGraph checkpointer whose state lives in a Stateroom gateway.
+
+    One saver serves any number of users, threads of execution and event loops at once; nothing is locked
+    around a request. A put, a write and a load are one request each. Blocking methods may be called from
+    worker threads while loops run.
+
+    Status is derived: an ``__error__`` write marks the checkpoint ``failed``, an ``__interrupt__`` write
+    ``waiting``.
+
+    Args:
+        url: The gateway's URL.
+        api_key: The API key.
+        subject: Whose state it is: a subject's id, a callable that returns it (``current_subject`` by
+            default, set by ``with acting_for(...)``), or ``None`` for the subject the key is bound to. Never
+            read from the graph's config, which does not travel with time travel and deletion.
+        agent: The program's name; the graph's own name when left out.
+        serde: Another serialiser. The default writes msgpack and instantiates only the types LangGraph calls
+            safe plus ``allowed_msgpack_modules``; nothing stored can run code. Bytes are sealed by the
+            gateway, so encryption here is needed only against the gateway itself.
+        allowed_msgpack_modules: Your own state types that may be rebuilt on load, as classes or as
+            ``(module, name)``. Others come back as plain trees. With ``LANGGRAPH_STRICT_MSGPACK=true``
+            LangGraph derives them from the graph.
+        metadata_exclude: Names of config entries that must not become metadata. LangGraph copies every plain
+            value of ``configurable`` and ``metadata`` there; names that look like a credential are always
+            left out.
+        timeouts: Time budgets of a request.
+        transport: Makes another transport for the blocking methods, for tests and embedding.
+        async_transport: Makes another transport for each event loop.
+
+    Raises:
+        NotConfigured: The URL or the key cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str,
+        *,
+        subject: Subject = current_subject,
+        agent: str | None = None,
+        serde: SerializerProtocol | None = None,
+        allowed_msgpack_modules: Sequence[type | tuple[str, ...]] | None = None,
+        metadata_exclude: Sequence[str] = (),
+        timeouts: Timeouts | None = None,
+        transport: Callable[[], httpx2.BaseTransport] | None = None,
+        async_transport: Callable[[], httpx2.AsyncBaseTransport] | None = None,
+    ) -> None:
+        if serde is not None and allowed_msgpack_modules is not None:
+            raise ValueError("allowed_msgpack_modules configures the default serialiser, not yours")
+        self._own_serde = serde is None
+        super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=allowed_msgpack_modules or None))
+        # Refuses an unusable address now, not at the first request.
+        self._endpoint = Endpoint(url, api_key, subject)
+        self._agent = agent
+        self._metadata_exclude = frozenset(metadata_exclude)
+        self._connections = _Connections(
+            lambda: Client(url, api_key, subject=subject, timeouts=timeouts, transport=transport and transport()),
+            lambda: AsyncClient(
+                url,
+                api_key,
+                subject=subject,
+                timeouts=timeouts,
+                transport=async_transport and async_transport(),
+            ),
+        )
+
+    @classmethod
+    def from_env(
+        cls,
+        *,
+        subject: Subject = current_subject,
+        agent: str | None = None,
+        serde: SerializerProtocol | None = None,
+        allowed_msgpack_modules: Sequence[type | tuple[str, ...]] | None = None,
+        metadata_exclude: Sequence[str] = (),
+        timeouts: Timeouts | None = None,
+    ) -> Self:
+        """A saver configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
+
+        Args:
+            subject: As for the class.
+            agent: As for the class.
+            serde: As for the class.
+            allowed_msgpack_modules: As for the class.
+            metadata_exclude: As for the class.
+            timeouts: As for the class.
+
+        Raises:
+            NotConfigured: A variable is missing or unusable.
+        """
+        url, api_key = Endpoint.read_env()
+        return cls(
+            url,
+            api_key,
+            subject=subject,
+            agent=agent,
+            serde=serde,
+            allowed_msgpack_modules=allowed_msgpack_modules,
+            metadata_exclude=metadata_exclude,
+            timeouts=timeouts,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def close(self) -> None:
+        """Close the connections of the blocking methods; a later call opens new ones.
+
+        Connections of an event loop are closed by ``aclose`` on it, or when it shuts down.
+        """
+        self._connections.close_blocking()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop and of the blocking methods."""
+        await self._connections.close_on_loop()
+        self._connections.close_blocking()
+
+    # Reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The addressed checkpoint, or the newest of its namespace; ``None`` when there is none."""
+        return self._connections.blocking().drive(self._get(config))
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The addressed checkpoint, or the newest of its namespace; ``None`` when there is none."""
+        return await (await self._connections.on_loop()).drive(self._get(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's word
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, newest first, fetched page by page.
+
+        Args:
+            config: Thread and, if given, namespace and checkpoint; ``None`` for all of the subject's threads.
+            filter: Metadata that must be equal, by any key.
+            before: Only checkpoints with smaller ids than this one's.
+            limit: At most so many.
+        """
+        # The subject is decided now: the caller may take later pages outside of its `acting_for` block.
+        pinned = self._endpoint.pin()
+        client = self._connections.blocking()
+        listing = _Listing(config, filter, before, limit)
+
+        def pages() -> Iterator[CheckpointTuple]:
+            while listing.wants_more:
+                page = client.drive(listing.page(), pinned)
+                yield from map(self._tuple, listing.take(page))
+
+        return pages()
+
+    def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's word
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Checkpoints, newest first, fetched page by page; arguments as for ``list``."""
+        pinned = self._endpoint.pin()
+        listing = _Listing(config, filter, before, limit)
+
+        async def pages() -> AsyncIterator[CheckpointTuple]:
+            client = await self._connections.on_loop()
+            while listing.wants_more:
+                page = await client.drive(listing.page(), pinned)
+                for found in listing.take(page):
+                    yield self._tuple(found)
+
+        return pages()
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """What ancestors of a checkpoint wrote to channels since their last stored value, in one request.
+
+        Args:
+            config: The checkpoint; the newest of its namespace when none is addressed.
+            channels: The channels; none, no request.
+        """
+        return self._connections.blocking().drive(self._delta_history(config, channels))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """What ancestors wrote to channels; arguments as for ``get_delta_channel_history``."""
+        return await (await self._connections.on_loop()).drive(self._delta_history(config, channels))
+
+    # Writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; durable when this returns.
+
+        Args:
+            config: Thread, namespace and, as ``checkpoint_id``, the parent.
+            checkpoint: The checkpoint.
+            metadata: Its metadata.
+            new_versions: The channels that changed since the parent.
+        """
+        return self._connections.blocking().drive(self._put(config, checkpoint, metadata, new_versions))
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; arguments as for ``put``."""
+        client = await self._connections.on_loop()
+        return await client.drive(self._put(config, checkpoint, metadata, new_versions))
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store a task's pending writes; durable when this returns. The checkpoint need not exist yet.
+
+        Args:
+            config: Thread, namespace and checkpoint.
+            writes: Channels and values.
+            task_id: The task.
+            task_path: Where the task stands in the graph.
+        """
+        self._connections.blocking().drive(self._put_writes(config, writes, task_id, task_path))
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store a task's pending writes; arguments as for ``put_writes``."""
+        client = await self._connections.on_loop()
+        await client.drive(self._put_writes(config, writes, task_id, task_path))
+
+    # Removing and copying
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread with all of its namespaces; one that does not exist is passed over."""
+        self._connections.blocking().drive(_calls.delete_thread(str(thread_id)))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete a thread with all of its namespaces; one that does not exist is passed over."""
+        await (await self._connections.on_loop()).drive(_calls.delete_thread(str(thread_id)))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs and their writes.
+
+        Args:
+            run_ids: The runs; unknown ones are passed over.
+
+        Raises:
+            DeltaChainNeeded: A surviving checkpoint's delta channel is rebuilt from what would be deleted.
+        """
+        self._connections.blocking().drive(_calls.delete_runs([str(run_id) for run_id in run_ids]))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs and their writes; arguments as for ``delete_for_runs``."""
+        client = await self._connections.on_loop()
+        await client.drive(_calls.delete_runs([str(run_id) for run_id in run_ids]))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a whole thread, writes included, to one that does not exist yet.
+
+        Args:
+            source_thread_id: The thread to copy.
+            target_thread_id: The new thread.
+
+        Raises:
+            ThreadNotFound: The source does not exist.
+            ThreadExists: The target does.
+        """
+        steps = _calls.copy_thread(str(source_thread_id), str(target_thread_id))
+        self._connections.blocking().drive(steps)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a whole thread; arguments as for ``copy_thread``."""
+        client = await self._connections.on_loop()
+        await client.drive(_calls.copy_thread(str(source_thread_id), str(target_thread_id)))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Remove old checkpoints.
+
+        Args:
+            thread_ids: The threads; unknown ones are passed over.
+            strategy: ``keep_latest`` keeps each namespace's newest checkpoint and whatever its delta channels
+                are rebuilt from; ``delete`` (or ``delete_all``, as LangGraph's server says) removes
+                everything.
+
+        Raises:
+            ValueError: The strategy is none of these.
+        """
+        self._connections.blocking().drive(self._prune(thread_ids, strategy))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Remove old checkpoints; arguments as for ``prune``."""
+        await (await self._connections.on_loop()).drive(self._prune(thread_ids, strategy))
+
+    def get_next_version(self, current: str | float | None, channel: None) -> str:
+        """A version greater than ``current``, as texts compare; random, so that two forks never share one.
+
+        Args:
+            current: The version so far, of this saver or of one with integer versions.
+            channel: Not used.
+        """
+        del channel
+        number = int(current.partition(".")[0]) if isinstance(current, str) else int(current or 0)
+        return f"{number + 1:032}.{randbelow(10**16):016}"
+
+    # Steps without I/O, driven by either client
+
+    def _get(self, config: RunnableConfig) -> Steps[CheckpointTuple | None]:
+        place = _Place.of(config)
+        found = yield from _calls.load_channels(place.thread_id, place.namespace, place.checkpoint_id)
+        return None if found is None else self._tuple(found)
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> Steps[RunnableConfig]:
+        place = _Place.of(config)
+        kept = self._metadata(config, metadata)
+        step = kept.get("step")
+        source = kept.get("source")
+        counters = kept.get("counters_since_delta_snapshot")
+        # Without a parent there is nothing that a channel could be unchanged from.
+        changed = None if place.checkpoint_id is None else new_versions
+        request = SaveRequest(
+            channels=self._channels(checkpoint, changed),
+            id=checkpoint["id"],
+            parent_id=place.checkpoint_id,
+            namespace=place.namespace,
+            step=unset_if_none(step if _is_step(step) else None),
+            source=source if isinstance(source, str) and _WORD.fullmatch(source) else None,
+            run_id=_name(kept.get("run_id")),
+            agent=_name(self._agent) or _graph_name(config),
+            metadata=kept,
+            delta_channels=sorted(counters) if isinstance(counters, dict) else [],
+            fork=isinstance(source, str) and source in _FORKING_SOURCES,
+        )
+        try:
+            yield from _calls.save(place.thread_id, request)
+        except ChannelUnchangedUnknown:
+            request.channels = self._channels(checkpoint, None)
+            yield from _calls.save(place.thread_id, request)
+        return place.config(checkpoint["id"])
+
+    def _put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> Steps[None]:
+        place = _Place.of(config)
+        if place.checkpoint_id is None:
+            raise ValueError("pending writes need a checkpoint_id in the config")
+        # By index, because of two special writes in one call the later one counts.
+        by_idx: dict[int, WriteIn] = {}
+        for position, (channel, value) in enumerate(writes):
+            encoding, data = self.serde.dumps_typed(value)
+            idx = WRITES_IDX_MAP.get(channel, position)
+            by_idx[idx] = WriteIn(channel=channel, idx=idx, encoding=encoding, data=bytes(data))
+        yield from _calls.write(
+            place.thread_id,
+            place.checkpoint_id,
+            task_id,
+            [*by_idx.values()],
+            namespace=place.namespace,
+            task_path=task_path,
+            status=_status_of({channel for channel, _ in writes}),
+        )
+
+    def _prune(self, thread_ids: Sequence[str], strategy: str) -> Steps[None]:
+        known = {"keep_latest": "keep_latest", "delete": "delete", "delete_all": "delete"}
+        if strategy not in known:
+            raise ValueError(f"unknown strategy: {strategy}")
+        yield from _calls.prune([str(thread_id) for thread_id in thread_ids], known[strategy])
+
+    def _delta_history(
+        self, config: RunnableConfig, channels: Sequence[str]
+    ) -> Steps[Mapping[str, DeltaChannelHistory]]:
+        if not channels:
+            return {}
+        place = _Place.of(config)
+        found = yield from _calls.channel_history(
+            place.thread_id, place.namespace, place.checkpoint_id, [*dict.fromkeys(channels)]
+        )
+        histories: dict[str, DeltaChannelHistory] = {}
+        for name in channels:
+            history = found.channels.get(name)
+            if history is None:
+                histories[name] = {"writes": []}
+                continue
+            entry: DeltaChannelHistory = {"writes": [self._write(kept) for kept in history.writes]}
+            if isinstance(history.seed, ChannelOut):
+                entry["seed"] = self._value(history.seed)
+            histories[name] = entry
+        return histories
+
+    # Between LangGraph's values and the wire's
+
+    def _channels(self, checkpoint: Checkpoint, changed: ChannelVersions | None) -> dict[str, ChannelIn]:
+        """The channels of a save; those not in ``changed`` go without data, unless it is ``None``."""
+        values = checkpoint["channel_values"]
+        versions = checkpoint["channel_versions"]
+        if SKELETON in values:
+            raise InvalidRequest(f"a graph cannot have a channel named {SKELETON}")
+        skeleton: dict[str, Any] = {
+            name: part for name, part in checkpoint.items() if name not in {"id", "channel_values"}
+        }
+        skeleton["channel_versions"] = {name: version for name, version in versions.items() if name not in values}
+        encoding, data = self.serde.dumps_typed(skeleton)
+        channels = {SKELETON: ChannelIn(encoding=encoding, data=bytes(data))}
+        for name, value in values.items():
+            version = versions.get(name)
+            if changed is not None and version is not None and name not in changed:
+                channels[name] = ChannelIn(version=version)
+            else:
+                encoding, data = self.serde.dumps_typed(value)
+                channels[name] = ChannelIn(version=version, encoding=encoding, data=bytes(data))
+        return channels
+
+    def _tuple(self, found: CheckpointWithChannels) -> CheckpointTuple:
+        place = _Place(found.thread_id, found.namespace, found.id)
+        kept = found.channels.get(SKELETON)
+        skeleton = {} if kept is None else self._value(kept)
+        if not isinstance(skeleton, dict):
+            raise IntegrityFailure("the checkpoint was not saved by LangGraph")
+        values: dict[str, Any] = {}
+        versions: ChannelVersions = dict(skeleton.get("channel_versions") or {})
+        for name, channel in found.channels.items():
+            if name == SKELETON:
+                continue
+            values[name] = self._value(channel)
+            if channel.version is not None:
+                versions[name] = channel.version
+        checkpoint = {
+            # What a checkpoint lacks that a plain client saved into the thread.
+            "v": 4,
+            "ts": found.created_at.isoformat(),
+            "versions_seen": {},
+            "updated_channels": None,
+            **skeleton,
+            "id": found.id,
+            "channel_values": values,
+            "channel_versions": versions,
+        }
+        return CheckpointTuple(
+            config=place.config(found.id),
+            checkpoint=cast(Checkpoint, checkpoint),
+            metadata=cast(CheckpointMetadata, found.metadata),
+            parent_config=None if found.parent_id is None else place.config(found.parent_id),
+            pending_writes=[self._write(kept) for kept in found.pending_writes],
+        )
+
+    def _write(self, kept: SerialisedWrite) -> tuple[str, str, Any]:
+        return kept.task_id, kept.channel, self._value(kept)
+
+    def _value(self, kept: ChannelOut | SerialisedWrite) -> Any:
+        if self._own_serde and kept.encoding not in _OWN_ENCODINGS:
+            # The serialiser would also read its legacy encoding, which constructs objects by name.
+            raise IntegrityFailure("a value has an encoding that this saver does not write")
+        return self.serde.loads_typed((kept.encoding, kept.data))
+
+    def _metadata(self, config: RunnableConfig, metadata: CheckpointMetadata) -> dict[str, Any]:
+        """Plain metadata: the checkpoint's own, and what LangGraph copies from the config, less secrets."""
+        bare: dict[str, Any] = {**config}
+        for part in ("metadata", "configurable"):
+            bare[part] = {
+                name: value
+                for name, value in (cast(dict[str, Any], config).get(part) or {}).items()
+                if not (name in self._metadata_exclude or _CREDENTIAL_NAME.search(name))
+                and name not in EXCLUDED_METADATA_KEYS
+            }
+        merged = get_serializable_checkpoint_metadata(cast(RunnableConfig, bare), metadata)
+        return cast(dict[str, Any], _plain(merged))
+
+
+class _Listing:
+    """The progress of one listing."""
+
+    def __init__(
+        self,
+        config: RunnableConfig | None,
+        matching: dict[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> None:
+        configurable = config["configurable"] if config else {}
+        thread_id = configurable.get("thread_id")
+        rest = dict(matching or {})
+        columns = _take_columns(rest)
+        self._only_id = get_checkpoint_id(config) if config else None
+        self._before = get_checkpoint_id(before) if before else None
+        self._left = limit
+        self._cursor: str | None = None
+        self._ended = False
+        ceiling = self._before
+        if self._only_id:
+            # The smallest id above the wanted one: "+" is the least character an id can have.
+            above = self._only_id + "+"
+            ceiling = above if ceiling is None else min(ceiling, above, key=str.encode)
+        self._selection = _calls.Selection(
+            thread_id=None if thread_id is None else str(thread_id),
+            namespace=configurable.get("checkpoint_ns"),
+            before=ceiling,
+            step=columns.get("step"),
+            source=columns.get("source"),
+            run_id=columns.get("run_id"),
+            matching=rest or None,
+        )
+
+    @property
+    def wants_more(self) -> bool:
+        return not self._ended and (self._left is None or self._left > 0)
+
+    def page(self) -> Steps[Any]:
+        size = _PAGE if self._left is None else min(self._left, _calls.PAGE_MAX)
+        return _calls.list_channels(self._selection, size, self._cursor)
+
+    def take(self, page: Any) -> Iterator[CheckpointWithChannels]:
+        self._cursor = page.next_cursor
+        self._ended = page.next_cursor is None
+        for found in page.checkpoints:
+            if self._only_id and found.id != self._only_id:
+                if found.id < self._only_id:
+                    self._ended = True
+                continue
+            if self._left is not None:
+                if self._left <= 0:
+                    return
+                self._left -= 1
+            yield found
+
+
+def _take_columns(matching: dict[str, Any]) -> dict[str, Any]:
+    """Take out of a filter what the gateway keeps in columns of its own and can look up."""
+    taken: dict[str, Any] = {}
+    if _is_step(matching.get("step")):
+        taken["step"] = matching.pop("step")
+    source = matching.get("source")
+    if isinstance(source, str) and _WORD.fullmatch(source):
+        taken["source"] = matching.pop("source")
+    if _name(matching.get("run_id")) is not None:
+        taken["run_id"] = matching.pop("run_id")
+    return taken
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and _STEP_MIN <= value <= _STEP_MAX
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= _NAME_LENGTH_MAX else None
+
+
+def _graph_name(config: RunnableConfig) -> str | None:
+    metadata = config.get("metadata") or {}
+    return _name(metadata.get("lc_agent_name")) or _name(metadata.get("graph_id")) or _name(config.get("run_name"))
+
+
+def _status_of(channels: set[str]) -> Status | None:
+    if ERROR in channels:
+        return "failed"
+    return "waiting" if INTERRUPT in channels else None
+
+
+_NOTHING = object()
+
+
+def _plain(value: Any) -> Any:
+    """A value without whatever is no plain data: live objects in a config must not travel."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        # As the serialiser does with values: a lone surrogate has no UTF-8.
+        return value.encode("utf-8", "replace").decode() if not value.isascii() else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _NOTHING
+    if isinstance(value, int):
+        return value if _INTEGER_MIN <= value <= _INTEGER_MAX else _NOTHING
+    if isinstance(value, Mapping):
+        pairs = ((name, _plain(inner)) for name, inner in value.items() if isinstance(name, str))
+        return {name: inner for name, inner in pairs if inner is not _NOTHING}
+    if isinstance(value, (list, tuple)):
+        return [inner for inner in map(_plain, value) if inner is not _NOTHING]
+    return _NOTHING

@@ -1,0 +1,213 @@
+"""What the client returns, as plain values.
+
+This module owns the shapes of results. It promises that unknown fields of a newer gateway are ignored; it
+does not promise an order of fields, so construct and match by name.
+"""
+
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+Status = Literal["active", "waiting", "failed", "done"]
+StateT = TypeVar("StateT")
+
+
+class Model(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Which model produced a step, so that a replay can be told from a re-run.
+
+    Attributes:
+        name: The model's name.
+        hash: Digest of its weights or deployment.
+        temperature: Sampling temperature.
+        top_p: Nucleus sampling mass.
+        seed: Sampling seed.
+    """
+
+    name: str
+    hash: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+
+
+class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a step consumed.
+
+    Attributes:
+        input_tokens: Tokens read.
+        output_tokens: Tokens written.
+        cost_micros: Money, in millionths of the tenant's currency.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_micros: int = 0
+
+
+class SaveReceipt(msgspec.Struct, kw_only=True):
+    """A checkpoint is durable.
+
+    Attributes:
+        thread_id: The thread.
+        namespace: The sub-agent's namespace; empty for the root.
+        id: The checkpoint's id.
+        parent_id: The checkpoint it follows.
+        step: Its step.
+        status: Its status.
+        sequence: How many saves the namespace has seen.
+        created_at: When it was stored.
+        created: False when the very same save had been stored before.
+    """
+
+    thread_id: str
+    namespace: str
+    id: str
+    parent_id: str | None
+    step: int
+    status: Status
+    sequence: int
+    created_at: datetime
+    created: bool
+
+
+class PendingWrite(msgspec.Struct, kw_only=True):
+    """A write that a task made against a checkpoint, not yet part of a later one.
+
+    Attributes:
+        task_id: The task.
+        idx: Its position among the task's writes.
+        channel: The channel it is meant for.
+        task_path: Where the task stands in the agent's plan.
+        value: The value as a plain tree.
+    """
+
+    task_id: str
+    idx: int
+    channel: str
+    task_path: str = ""
+    value: Any = None
+
+
+class CheckpointInfo(msgspec.Struct, kw_only=True):
+    """A checkpoint without its state.
+
+    Attributes:
+        thread_id: The thread.
+        namespace: The sub-agent's namespace; empty for the root.
+        id: The checkpoint's id. Greater ids are newer, compared as bytes.
+        parent_id: The checkpoint it follows; ``None`` for the first.
+        step: The agent's step.
+        status: The status it was saved with.
+        created_at: When it was stored.
+        source: What made it, for example ``input``, ``loop``, ``update`` or ``fork``.
+        agent: The program's name.
+        run_id: The run that made it.
+        state_schema: Name of the state's schema.
+        state_version: Version of the state within its schema.
+        model: Which model produced the step.
+        usage: What the step consumed.
+        metadata: Whatever was saved with it.
+        delta_channels: Channels whose value is rebuilt from ancestors' pending writes.
+    """
+
+    thread_id: str
+    namespace: str
+    id: str
+    parent_id: str | None
+    step: int
+    status: Status
+    created_at: datetime
+    source: str | None = None
+    agent: str | None = None
+    run_id: str | None = None
+    state_schema: str | None = None
+    state_version: int | None = None
+    model: Model | None = None
+    usage: Usage | None = None
+    metadata: dict[str, Any] = {}
+    delta_channels: list[str] = []
+
+
+class Head(CheckpointInfo, Generic[StateT], kw_only=True):
+    """A checkpoint with its state.
+
+    Attributes:
+        state: The state, converted to the thread's ``state_type``.
+        pending_writes: Writes made against it, in (task_path, task_id, idx) order.
+    """
+
+    state: StateT
+    pending_writes: list[PendingWrite] = []
+
+
+class ThreadInfo(msgspec.Struct, kw_only=True):
+    """A thread without its state.
+
+    Attributes:
+        thread_id: The thread.
+        status: Status of the root namespace's newest checkpoint.
+        tier: ``hot`` (PostgreSQL) or ``archive`` (object storage).
+        strict: Whether a save must name the head it follows.
+        created_at: When it was created.
+        updated_at: When it last changed.
+        head_id: Head of the root namespace.
+        agent: The program's name.
+    """
+
+    thread_id: str
+    status: Status
+    tier: Literal["hot", "archive"]
+    strict: bool
+    created_at: datetime
+    updated_at: datetime
+    head_id: str | None = None
+    agent: str | None = None
+
+
+class CopyReceipt(msgspec.Struct, kw_only=True):
+    """What a copied thread holds.
+
+    Attributes:
+        thread_id: The new thread.
+        checkpoints: How many checkpoints it holds.
+        pending_writes: How many pending writes it holds.
+    """
+
+    thread_id: str
+    checkpoints: int
+    pending_writes: int
+
+
+class RemovalReceipt(msgspec.Struct, kw_only=True):
+    """How much was removed.
+
+    Attributes:
+        threads: Whole threads.
+        checkpoints: Checkpoints.
+        pending_writes: Pending writes.
+    """
+
+    threads: int = 0
+    checkpoints: int = 0
+    pending_writes: int = 0
+
+
+class WhoAmI(msgspec.Struct, kw_only=True):
+    """Who the credential is.
+
+    Attributes:
+        credential_id: The API key's public id.
+        kind: ``subject``, ``service`` or ``operator``.
+        tenant_id: Its tenant; ``None`` for an operator.
+        subject_id: The subject requests act for.
+        permissions: What it may do.
+        expires_at: When it ends.
+    """
+
+    credential_id: str
+    kind: str
+    tenant_id: str | None = None
+    subject_id: str | None = None
+    permissions: list[str] = []
+    expires_at: datetime | None = None

@@ -1,0 +1,408 @@
+import dataclasses
+import inspect
+from datetime import UTC, datetime
+from typing import TypedDict
+
+import httpx2
+import msgspec
+import pytest
+from msgspec.msgpack import Ext
+from pydantic import BaseModel
+
+from sdk.python.tests.fakes import API_KEY, URL, Script, checkpoint, packed, problem, receipt
+from stateroom import (
+    AsyncClient,
+    AsyncThread,
+    Client,
+    GatewayUnavailable,
+    HeadMoved,
+    InvalidRequest,
+    NotConfigured,
+    SubjectRequired,
+    Thread,
+    current_subject,
+)
+from stateroom._state import result_type, to_plain
+from stateroom._thread import ONCE_ANCHOR, once_place
+
+HEAD = "1ef00000-0000-6000-8000-000000000001"
+NEXT = "1ef00000-0000-6000-8000-000000000002"
+
+
+@pytest.fixture
+def client_of(clock):
+    clients = []
+
+    def make(*answers, **options):
+        script = Script(*answers)
+        client = Client(URL, API_KEY, transport=script.transport, clock=clock, **options)
+        clients.append(client)
+        return client, script
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def sent(request):
+    return msgspec.msgpack.decode(request.content)
+
+
+def public_names(kind):
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def parameters(kind, name):
+    member = inspect.getattr_static(kind, name)
+    if isinstance(member, property):
+        return None
+    function = member.__func__ if isinstance(member, classmethod) else member
+    return [
+        (parameter.name, parameter.kind, parameter.default)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+
+
+@pytest.mark.parametrize(("blocking", "on_loop"), [(Client, AsyncClient), (Thread, AsyncThread)])
+def test_api_parity_both_clients_offer_the_same(blocking, on_loop):
+    assert public_names(blocking) == public_names(on_loop)
+    for name in public_names(blocking):
+        assert parameters(blocking, name) == parameters(on_loop, name), name
+
+
+def test_a_gateway_that_is_down_is_reported_within_the_total_budget(client_of, clock):
+    client, script = client_of(httpx2.ConnectError("refused"))
+    began = clock.seconds
+    with pytest.raises(GatewayUnavailable):
+        client.whoami()
+    assert len(script.requests) > 3
+    assert clock.seconds - began <= 30.0
+
+
+def test_a_transport_failure_does_not_leak_the_credential_through_its_cause(client_of):
+    client, _ = client_of(httpx2.ConnectError("refused"))
+    with pytest.raises(GatewayUnavailable) as caught:
+        client.whoami()
+    seen = caught.value
+    while seen is not None:
+        assert not isinstance(seen, httpx2.HTTPError)
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+
+
+def test_a_retried_save_is_the_same_save(client_of):
+    client, script = client_of(
+        httpx2.ReadTimeout("slow"),
+        problem(503, "commit-unknown", retryable=True, headers={"retry-after": "1"}),
+        receipt(),
+    )
+    client.thread("t").save({"a": 1})
+    first, second, third = script.requests
+    assert first.content == second.content == third.content
+    keys = {request.headers["idempotency-key"] for request in script.requests}
+    assert len(keys) == 1
+
+
+def test_two_saves_are_two_saves(client_of):
+    client, script = client_of(receipt())
+    thread = client.thread("t")
+    thread.save({"a": 1})
+    thread.save({"a": 1})
+    assert script.requests[0].headers["idempotency-key"] != script.requests[1].headers["idempotency-key"]
+
+
+def test_a_save_with_its_own_id_needs_no_idempotency_key(client_of):
+    client, script = client_of(receipt())
+    client.thread("t").save({"a": 1}, checkpoint_id="mine")
+    assert "idempotency-key" not in script.requests[0].headers
+    assert sent(script.requests[0])["id"] == "mine"
+
+
+def test_a_save_follows_the_head_that_was_loaded(client_of):
+    client, script = client_of(checkpoint(HEAD, step=4, state={"a": 1}), receipt(NEXT, 5), receipt(NEXT, 6))
+    thread = client.thread("t")
+    head = thread.load()
+    assert head is not None
+    thread.save(head.state)
+    thread.save(head.state)
+    _, first, second = script.requests
+    assert (first.headers["if-match"], sent(first)["step"]) == (f'"{HEAD}"', 5)
+    assert (second.headers["if-match"], sent(second)["step"]) == (f'"{NEXT}"', 6)
+
+
+def test_the_first_save_of_a_thread_found_new_insists_that_it_still_is(client_of):
+    client, script = client_of(problem(404, "checkpoint-not-found"), receipt())
+    thread = client.thread("t")
+    assert thread.load() is None
+    thread.save({})
+    assert script.requests[1].headers["if-none-match"] == "*"
+    assert "if-match" not in script.requests[1].headers
+
+
+def test_a_save_without_a_load_says_nothing_about_the_head(client_of):
+    client, script = client_of(receipt())
+    client.thread("t").save({})
+    assert not {"if-match", "if-none-match"} & set(script.requests[0].headers)
+    assert "step" not in sent(script.requests[0])
+
+
+def test_a_race_is_reported_with_the_current_head_and_not_retried(client_of):
+    client, script = client_of(problem(412, "head-moved", head_id=NEXT))
+    with pytest.raises(HeadMoved) as caught:
+        client.thread("t").save({})
+    assert caught.value.head_id == NEXT
+    assert len(script.requests) == 1
+
+
+def test_a_fork_names_its_parent_and_declares_itself(client_of):
+    client, script = client_of(checkpoint(HEAD, head=NEXT, step=2, state={"a": 1}), receipt("x", 3), receipt("y", 4))
+    forked = client.thread("t", agent="travel").fork(HEAD)
+    forked.save({"a": 2})
+    forked.save({"a": 3})
+    _, first, second = script.requests
+    assert sent(first) | {"parent_id": HEAD, "fork": True, "step": 3, "source": "fork"} == sent(first)
+    assert first.headers["if-match"] == f'"{NEXT}"'
+    assert {"parent_id", "fork"}.isdisjoint(sent(second))
+    assert second.headers["if-match"] == '"x"'
+
+
+def test_a_patch_loads_the_head_when_none_is_known(client_of):
+    client, script = client_of(checkpoint(HEAD, step=1, state={}), receipt(NEXT, 2))
+    client.thread("t").patch(set={"a": 1}, append={"log": ["x"]}, remove=["b"])
+    body = sent(script.requests[1])
+    assert body["changes"] == {"set": {"a": 1}, "append": {"log": ["x"]}, "remove": ["b"]}
+    assert (script.requests[1].headers["if-match"], body["step"]) == (f'"{HEAD}"', 2)
+
+
+def test_without_a_subject_no_request_is_made(client_of):
+    client, script = client_of(receipt(), subject=current_subject)
+    for attempt in (
+        lambda: client.thread("t").save({}),
+        lambda: client.thread("t").load(),
+        client.threads,
+        client.checkpoints,
+    ):
+        with pytest.raises(SubjectRequired):
+            attempt()
+    assert script.requests == []
+
+
+def test_from_env_says_which_variable_is_missing(monkeypatch):
+    monkeypatch.delenv("STATEROOM_URL", raising=False)
+    monkeypatch.setenv("STATEROOM_API_KEY", API_KEY)
+    with pytest.raises(NotConfigured, match="STATEROOM_URL"):
+        Client.from_env()
+    monkeypatch.setenv("STATEROOM_URL", URL)
+    with Client.from_env(subject="user-42") as client:
+        assert URL in repr(client)
+        assert API_KEY not in repr(client)
+
+
+def test_listings_go_on_until_the_cursor_ends_even_through_short_pages(client_of):
+    def page(ids, cursor):
+        infos = [msgspec.msgpack.decode(checkpoint(name).content) for name in ids]
+        return packed({"checkpoints": infos, "next_cursor": cursor})
+
+    client, script = client_of(page(["c"], "1"), page([], "2"), page(["b", "a"], None))
+    assert [info.id for info in client.thread("t").history()] == ["c", "b", "a"]
+    assert [request.url.params.get("cursor") for request in script.requests] == [None, "1", "2"]
+
+
+def test_a_listing_stops_at_its_limit(client_of):
+    infos = [msgspec.msgpack.decode(checkpoint(name).content) for name in ("c", "b")]
+    client, script = client_of(packed({"checkpoints": infos, "next_cursor": "1"}))
+    assert [info.id for info in client.thread("t").history(limit=2)] == ["c", "b"]
+    assert len(script.requests) == 1
+    assert script.requests[0].url.params["limit"] == "2"
+
+
+def test_the_low_level_request_repeats_a_post_only_with_an_idempotency_key(client_of):
+    client, script = client_of(httpx2.ReadTimeout("slow"), packed({"ok": True}))
+    with pytest.raises(GatewayUnavailable):
+        client.request("POST", "/api-keys", body={})
+    script.answers = [httpx2.ReadTimeout("slow"), packed({"ok": True})]
+    assert client.request("POST", "/api-keys", body={}, idempotency_key="k").decode() == {"ok": True}
+
+
+def test_once_places_are_stable_between_releases():
+    assert once_place("book-hotel") == ("once:5b678e1b1413a3247cc2dc24348b09fd", "book-hotel")
+    assert once_place("book-hotels") != once_place("book-hotel")
+
+
+def test_long_once_names_stay_within_a_channel_name():
+    task, channel = once_place("ü" * 200)
+    assert channel.startswith("sha256:")
+    assert len(task) == len("once:") + 32
+    assert once_place("ü" * 201)[1] != channel
+    for bad in ("", None, 7, "\ud800"):
+        with pytest.raises(InvalidRequest):
+            once_place(bad)
+
+
+class WriteStore:
+    """Pending writes as the contract has them: first wins at an index of 0 or more."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def __call__(self, request):
+        place = request.url.path
+        if request.method == "GET":
+            kept = self.kept.get(place)
+            return packed({"writes": [] if kept is None else [{"task_id": place.rsplit("/", 1)[1], **kept}]})
+        (write,) = msgspec.msgpack.decode(request.content)["writes"]
+        fresh = self.kept.setdefault(place, write) is write
+        return packed({"stored": int(fresh), "unchanged": int(not fresh)})
+
+
+@dataclasses.dataclass
+class Booking:
+    number: int
+    at: datetime
+
+
+def test_once_calls_once_per_name_and_finds_the_result_in_another_process(client_of):
+    calls = []
+
+    def book(number: int) -> Booking:
+        calls.append(number)
+        return Booking(number, datetime(2026, 11, 21, tzinfo=UTC))
+
+    store = WriteStore()
+    client, script = client_of(store)
+    resumed, _ = client_of(store)
+    first = client.thread("t").once("hotel", book, 1)
+    again = resumed.thread("t").once("hotel", book, 2)
+    other = resumed.thread("t").once("car", book, 3)
+    assert calls == [1, 3]
+    assert first == again == Booking(1, datetime(2026, 11, 21, tzinfo=UTC))
+    assert other.number == 3
+    assert f"/checkpoints/{ONCE_ANCHOR}/writes/once:" in script.requests[0].url.path
+
+
+def test_once_keeps_nothing_when_the_call_fails(client_of):
+    store = WriteStore()
+    client, _ = client_of(store)
+    with pytest.raises(ZeroDivisionError):
+        client.thread("t").once("divide", lambda: 1 // 0)
+    assert store.kept == {}
+    assert client.thread("t").once("divide", lambda: 7) == 7
+
+
+def test_of_two_processes_in_the_same_once_call_both_return_the_result_kept_first(client_of):
+    store = WriteStore()
+    client, _ = client_of(store)
+    rival, _ = client_of(store)
+
+    def slow():
+        rival.thread("t").once("race", lambda: "rival")
+        return "mine"
+
+    assert client.thread("t").once("race", slow) == "rival"
+
+
+def test_once_keeps_none_as_a_result(client_of):
+    store = WriteStore()
+    client, _ = client_of(store)
+    calls = []
+    for _ in range(2):
+        assert client.thread("t").once("notify", lambda: calls.append(1)) is None
+    assert calls == [1]
+
+
+async def test_once_awaits_coroutines_and_accepts_plain_functions(async_clock):
+    store = WriteStore()
+
+    async def book() -> Booking:
+        return Booking(1, datetime(2026, 11, 21, tzinfo=UTC))
+
+    async with AsyncClient(URL, API_KEY, transport=Script(store).transport, clock=async_clock) as client:
+        thread = client.thread("t")
+        assert (await thread.once("hotel", book)).number == 1
+        assert (await thread.once("hotel", book)).number == 1
+        assert await thread.once("car", lambda: {"number": 2}) == {"number": 2}
+
+
+class Trip(msgspec.Struct):
+    plan: list[str]
+    done: list[Booking]
+
+
+class TripDict(TypedDict):
+    plan: list[str]
+
+
+class TripModel(BaseModel):
+    plan: list[str]
+    at: datetime
+
+
+@dataclasses.dataclass
+class Mixed:
+    model: TripModel
+    tags: set[str]
+    blob: bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        (None, {"a": [1, None, {"b": 2.5}], "blob": b"\x00\xff"}),
+        (Trip, Trip(plan=["x"], done=[Booking(1, datetime(2026, 1, 1, tzinfo=UTC))])),
+        (TripDict, TripDict(plan=["x"])),
+        (TripModel, TripModel(plan=["x"], at=datetime(2026, 1, 1, tzinfo=UTC))),
+        (Mixed, Mixed(TripModel(plan=[], at=datetime(2026, 1, 1, tzinfo=UTC)), {"a"}, b"\x00")),
+    ],
+)
+def test_states_of_every_supported_type_come_back_as_they_were(client_of, kind, state):
+    stored = {}
+
+    def gateway(request):
+        if request.method == "POST":
+            stored["state"] = sent(request)["state"]
+            return receipt()
+        return checkpoint(state=stored["state"])
+
+    client, _ = client_of(gateway)
+    thread = client.thread("t", state_type=kind)
+    thread.save(state)
+    head = thread.load()
+    assert head is not None
+    assert head.state == state
+
+
+@pytest.mark.parametrize("bad", [[1], "text", {1: 2}, {"a": object()}, {"~mine": 1}])
+def test_a_state_without_a_plain_form_is_refused_before_any_request(client_of, bad):
+    client, script = client_of(receipt())
+    with pytest.raises(InvalidRequest):
+        client.thread("t").save(bad)
+    assert script.requests == []
+
+
+def test_extension_values_of_other_programs_pass_through(client_of):
+    foreign = {"a": Ext(5, b"xyz"), "b": [Ext(1, b"")]}
+    assert to_plain(foreign) == foreign
+    client, _ = client_of(checkpoint(state={**foreign, "~langgraph": {"v": 4}}))
+    head = client.thread("t").load()
+    assert head is not None
+    assert head.state == foreign
+
+
+def test_the_result_type_is_read_from_the_annotation_if_it_can_be():
+    def plain(): ...
+    def unknown() -> "Missing": ...  # noqa: F821
+    def known() -> list[int]: ...
+
+    assert [result_type(fn) for fn in (known,)] == [list[int]]
+    assert {str(result_type(fn)) for fn in (plain, unknown)} == {"typing.Any"}
+
+
+async def test_the_async_client_retries_and_pages_like_the_blocking_one(async_clock):
+    infos = [msgspec.msgpack.decode(checkpoint(name).content) for name in ("c", "b")]
+    script = Script(
+        httpx2.ReadError("reset"),
+        packed({"checkpoints": infos[:1], "next_cursor": "1"}),
+        packed({"checkpoints": infos[1:], "next_cursor": None}),
+    )
+    async with AsyncClient(URL, API_KEY, transport=script.transport, clock=async_clock) as client:
+        assert [info.id async for info in client.thread("t").history()] == ["c", "b"]
+    assert len(async_clock.slept) == 1

@@ -1,0 +1,56 @@
+"""Idempotency keys: the answer to a request, kept so that repeating the request repeats the answer.
+
+The claim and the receipt are part of the transaction that does the work. So a key is either unknown, or its work is
+done and its receipt is there; whoever comes while the work is under way waits for it in the database.
+"""
+
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+
+from crypto import Kind, OpenError, Sealer
+from storage.errors import IdempotencyKeyReused, IntegrityFailure
+from storage.model import Idempotency
+from storage.postgres import checkpoints as sql
+from storage.postgres.unit_of_work import LostRaceError, Transaction
+from storage.scope import Scope
+
+T = TypeVar("T")
+
+
+async def claim(
+    transaction: Transaction, scope: Scope, sealer: Sealer, idempotency: Idempotency, now: datetime, kind: type[T]
+) -> T | None:
+    """Take a key, or return the receipt (of type ``kind``) of the request that took it before.
+
+    Raises:
+        IdempotencyKeyReused: that was another request.
+        LostRaceError: the other request ended while this one waited; run the transaction again.
+    """
+    place = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
+    if await transaction.fetchval(sql.CLAIM_IDEMPOTENCY, *place, idempotency.request_digest, now):
+        return None
+    row = await transaction.fetchrow(sql.READ_IDEMPOTENCY, *place)
+    if row is None or row["receipt"] is None:
+        raise LostRaceError
+    if row["request_digest"] != idempotency.request_digest:
+        raise IdempotencyKeyReused
+    try:
+        receipt = sealer.open(
+            Kind.IDEMPOTENCY, (idempotency.idempotency_key, idempotency.request_digest), row["receipt"]
+        )
+        return msgspec.msgpack.decode(receipt, type=kind)
+    except (OpenError, msgspec.DecodeError):
+        raise IntegrityFailure from None
+
+
+async def settle(
+    transaction: Transaction, scope: Scope, sealer: Sealer, idempotency: Idempotency, receipt: object
+) -> None:
+    """Keep the receipt under a key that was claimed in this transaction."""
+    location = (idempotency.idempotency_key, idempotency.request_digest)
+    sealed = sealer.seal(Kind.IDEMPOTENCY, location, msgspec.msgpack.encode(receipt))
+    await transaction.execute(
+        sql.SETTLE_IDEMPOTENCY, scope.tenant_id, scope.subject_id, idempotency.idempotency_key, sealed
+    )

@@ -1,0 +1,430 @@
+import asyncio
+import operator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from itertools import pairwise
+from typing import Annotated, TypedDict
+from uuid import uuid4
+
+import httpx2
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.types import Command, Send, interrupt
+from pydantic import BaseModel
+
+from stateroom import Client, IntegrityFailure, SubjectRequired, acting_for
+from stateroom.langgraph import StateroomSaver
+
+DURABILITIES = ["sync", "async", "exit"]
+
+
+class Count(TypedDict):
+    total: Annotated[int, operator.add]
+    log: Annotated[list[str], operator.add]
+
+
+def step(name, amount=1):
+    def node(state: Count):
+        return {"total": amount, "log": [name]}
+
+    return node
+
+
+def line(*names):
+    builder = StateGraph(Count)
+    for before, name in zip([START, *names], names, strict=False):
+        builder.add_node(name, step(name))
+        builder.add_edge(before, name)
+    builder.add_edge(names[-1], END)
+    return builder
+
+
+def stripped(snapshots):
+    """What two savers must agree on: everything but ids and times."""
+    return [
+        (snapshot.values, snapshot.next, snapshot.metadata["step"], snapshot.metadata.get("source"))
+        for snapshot in snapshots
+    ]
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+async def test_a_graph_keeps_the_same_history_as_in_memory(saver, config, durability):
+    builder = line("a", "b", "c")
+    graph, reference = builder.compile(checkpointer=saver), builder.compile(checkpointer=InMemorySaver())
+    for _ in range(2):
+        ours = await graph.ainvoke({"total": 1, "log": []}, config, durability=durability)
+        theirs = await reference.ainvoke({"total": 1, "log": []}, config, durability=durability)
+        assert ours == theirs
+    ours = [snapshot async for snapshot in graph.aget_state_history(config)]
+    theirs = [snapshot async for snapshot in reference.aget_state_history(config)]
+    assert stripped(ours) == stripped(theirs)
+    for child, parent in pairwise(ours):
+        assert child.parent_config == parent.config
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_blocking_graphs_work_the_same(saver, config, durability):
+    graph = line("a", "b").compile(checkpointer=saver)
+    assert graph.invoke({"total": 0, "log": []}, config, durability=durability)["log"] == ["a", "b"]
+    assert graph.invoke({"total": 0, "log": []}, config, durability=durability)["total"] == 4
+    assert graph.get_state(config).values["log"] == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+async def test_an_interrupt_is_kept_and_answered_by_another_process(gateway_env, subject, saver, config, durability):
+    ran = []
+
+    async def ask(state: Count):
+        ran.append("ask")
+        return {"log": [interrupt({"question": "go?"})]}
+
+    builder = StateGraph(Count)
+    builder.add_node("before", step("before"))
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "before")
+    builder.add_edge("before", "ask")
+    graph = builder.compile(checkpointer=saver)
+    paused = await graph.ainvoke({"total": 0, "log": []}, config, durability=durability)
+    assert paused["__interrupt__"][0].value == {"question": "go?"}
+
+    with Client(gateway_env.url, gateway_env.api_key, subject=subject) as client:
+        thread_id = config["configurable"]["thread_id"]
+        info = client.thread(thread_id).info()
+        assert info is not None
+        assert info.status == "waiting"
+        assert [found.thread_id for found in client.threads(status="waiting")] == [thread_id]
+
+    async with StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject) as other:
+        resumed = builder.compile(checkpointer=other)
+        state = await resumed.aget_state(config)
+        assert state.next == ("ask",)
+        assert state.interrupts[0].value == {"question": "go?"}
+        done = await resumed.ainvoke(Command(resume="yes"), config, durability=durability)
+    assert done["log"] == ["before", "yes"]
+    assert ran == ["ask", "ask"]
+
+
+async def test_a_failed_step_is_marked_and_finished_tasks_are_not_repeated(gateway_env, subject, saver, config):
+    ran = []
+    good_began = asyncio.Event()
+
+    async def good(state: Count):
+        ran.append("good")
+        good_began.set()
+        return {"total": 1}
+
+    async def bad(state: Count):
+        ran.append("bad")
+        if ran.count("bad") == 1:
+            await good_began.wait()
+            raise RuntimeError("no luck")
+        return {"total": 10}
+
+    builder = StateGraph(Count)
+    builder.add_node("good", good)
+    builder.add_node("bad", bad)
+    builder.add_edge(START, "good")
+    builder.add_edge(START, "bad")
+    graph = builder.compile(checkpointer=saver)
+    with pytest.raises(RuntimeError, match="no luck"):
+        await graph.ainvoke({"total": 0, "log": []}, config, durability="sync")
+    with Client(gateway_env.url, gateway_env.api_key, subject=subject) as client:
+        info = client.thread(config["configurable"]["thread_id"]).info()
+        assert info is not None
+        assert info.status == "failed"
+    assert (await graph.ainvoke(None, config))["total"] == 11
+    assert ran.count("good") == 1
+
+
+async def test_several_interrupts_of_parallel_tasks_are_answered_by_id(saver, config):
+    async def ask(state: dict):
+        return {"log": [f"{state['name']}={interrupt(state['name'])}"]}
+
+    builder = StateGraph(Count)
+    builder.add_node("ask", ask)
+    builder.add_conditional_edges(START, lambda _: [Send("ask", {"name": name}) for name in "abc"], ["ask"])
+    graph = builder.compile(checkpointer=saver)
+    paused = await graph.ainvoke({"total": 0, "log": []}, config)
+    answers = {asked.id: asked.value.upper() for asked in paused["__interrupt__"]}
+    assert len(answers) == 3
+    done = await graph.ainvoke(Command(resume=answers), config)
+    assert sorted(done["log"]) == ["a=A", "b=B", "c=C"]
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+async def test_subgraphs_keep_their_own_namespaces(saver, config, durability):
+    def pause(state: Count):
+        return {"log": [interrupt("inner?")]}
+
+    inner = StateGraph(Count)
+    inner.add_node("first", step("inner"))
+    inner.add_node("pause", pause)
+    inner.add_edge(START, "first")
+    inner.add_edge("first", "pause")
+    outer = StateGraph(Count)
+    outer.add_node("sub", inner.compile())
+    outer.add_edge(START, "sub")
+    graph = outer.compile(checkpointer=saver)
+    await graph.ainvoke({"total": 0, "log": []}, config, durability=durability)
+    state = await graph.aget_state(config, subgraphs=True)
+    assert state.tasks[0].state.values["log"] == ["inner"]
+    assert state.tasks[0].state.config["configurable"]["checkpoint_ns"].startswith("sub:")
+    done = await graph.ainvoke(Command(resume="yes"), config, durability=durability)
+    assert done["log"][-2:] == ["inner", "yes"]
+
+
+async def test_parallel_subgraphs_do_not_disturb_each_other(saver, config):
+    inner = line("one", "two").compile()
+
+    def named(name):
+        async def run(state: Count):
+            result = await inner.ainvoke({"total": 0, "log": [name]})
+            return {"log": ["+".join(result["log"])], "total": result["total"]}
+
+        return run
+
+    outer = StateGraph(Count)
+    for name in "abcd":
+        outer.add_node(name, named(name))
+        outer.add_edge(START, name)
+    graph = outer.compile(checkpointer=saver)
+    done = await graph.ainvoke({"total": 0, "log": []}, config)
+    assert sorted(done["log"]) == [f"{name}+one+two" for name in "abcd"]
+    assert done["total"] == 8
+
+
+async def test_a_subgraph_with_memory_of_its_own_remembers_between_runs(saver, config):
+    inner = line("note").compile(checkpointer=True)
+    outer = StateGraph(Count)
+
+    async def run(state: Count):
+        result = await inner.ainvoke({"total": 1, "log": []})
+        return {"total": result["total"]}
+
+    outer.add_node("run", run)
+    outer.add_edge(START, "run")
+    graph = outer.compile(checkpointer=saver)
+    assert (await graph.ainvoke({"total": 0, "log": []}, config))["total"] == 2
+    assert (await graph.ainvoke({"total": 0, "log": []}, config))["total"] == 6
+
+
+async def test_update_state_forks_and_time_travel_replays_from_an_id(saver, config):
+    graph = line("a", "b", "c").compile(checkpointer=saver)
+    await graph.ainvoke({"total": 0, "log": []}, config)
+    history = [snapshot async for snapshot in graph.aget_state_history(config)]
+    after_a = next(snapshot for snapshot in history if snapshot.values.get("log") == ["a"])
+    forked = await graph.aupdate_state(after_a.config, {"log": ["edited"]})
+    assert (await graph.aget_state(forked)).values["log"] == ["a", "edited"]
+    done = await graph.ainvoke(None, forked)
+    assert done["log"] == ["a", "edited", "b", "c"]
+    replayed = await graph.ainvoke(None, after_a.config)
+    assert replayed["log"] == ["a", "b", "c"]
+    # History is only ever added to.
+    kept = {snapshot.config["configurable"]["checkpoint_id"] async for snapshot in graph.aget_state_history(config)}
+    assert {snapshot.config["configurable"]["checkpoint_id"] for snapshot in history} < kept
+    assert (await graph.aget_state(after_a.config)).values["log"] == ["a"]
+
+
+async def test_time_travel_into_a_graph_with_a_subgraph_works(saver, config):
+    inner = line("one", "two").compile()
+    outer = StateGraph(Count)
+    outer.add_node("start", step("start"))
+    outer.add_node("sub", inner)
+    outer.add_edge(START, "start")
+    outer.add_edge("start", "sub")
+    graph = outer.compile(checkpointer=saver)
+    first = await graph.ainvoke({"total": 0, "log": []}, config)
+    history = [snapshot async for snapshot in graph.aget_state_history(config)]
+    before_sub = next(snapshot for snapshot in history if snapshot.next == ("sub",))
+    assert await graph.ainvoke(None, before_sub.config) == first
+
+
+async def test_history_can_be_filtered_limited_and_continued(saver, config):
+    graph = line("a", "b", "c").compile(checkpointer=saver)
+    tagged = {**config, "metadata": {"batch": "nightly"}}
+    await graph.ainvoke({"total": 0, "log": []}, tagged)
+    await graph.ainvoke({"total": 0, "log": []}, config)
+    nightly = [found async for found in saver.alist(config, filter={"batch": "nightly"})]
+    assert len(nightly) == 5
+    assert {found.metadata["batch"] for found in nightly} == {"nightly"}
+    everything = [found.checkpoint["id"] async for found in saver.alist(config)]
+    newest = [found async for found in saver.alist(config, limit=2)]
+    rest = [found.checkpoint["id"] async for found in saver.alist(config, before=newest[-1].config)]
+    assert [found.checkpoint["id"] for found in newest] + rest == everything
+    only = [found async for found in saver.alist(nightly[1].config)]
+    assert [found.checkpoint["id"] for found in only] == [nightly[1].checkpoint["id"]]
+
+
+async def test_messages_come_back_as_messages(saver, config):
+    class Chat(TypedDict):
+        messages: Annotated[list[AnyMessage], add_messages]
+
+    def answer(state: Chat):
+        return {"messages": [AIMessage(f"echo {state['messages'][-1].content}", id=str(uuid4()))]}
+
+    builder = StateGraph(Chat)
+    builder.add_node("answer", answer)
+    builder.add_edge(START, "answer")
+    graph = builder.compile(checkpointer=saver)
+    for text in ("one", "two \x00 \ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")):
+        await graph.ainvoke({"messages": [HumanMessage(text, id=str(uuid4()))]}, config)
+    kept = (await graph.aget_state(config)).values["messages"]
+    assert [type(message) for message in kept] == [HumanMessage, AIMessage] * 2
+    assert kept[3].content == "echo two \x00 \U0001f600"
+
+
+async def test_a_delta_channel_is_rebuilt_over_many_turns_forks_and_pruning(saver, config):
+    def extend(state, writes):
+        return [*state, *(element for write in writes for element in write)]
+
+    class Log(TypedDict):
+        lines: Annotated[list[str], DeltaChannel(extend, list, snapshot_frequency=4)]
+
+    def note(state: Log):
+        return {"lines": [f"reply-{len(state['lines'])}"]}
+
+    builder = StateGraph(Log)
+    builder.add_node("note", note)
+    builder.add_edge(START, "note")
+    graph = builder.compile(checkpointer=saver)
+    reference = builder.compile(checkpointer=InMemorySaver())
+    for turn in range(7):
+        ours = await graph.ainvoke({"lines": [f"turn-{turn}"]}, config)
+        assert ours == await reference.ainvoke({"lines": [f"turn-{turn}"]}, config)
+    history = [snapshot.values async for snapshot in graph.aget_state_history(config)]
+    assert history == [snapshot.values async for snapshot in reference.aget_state_history(config)]
+    await saver.aprune([config["configurable"]["thread_id"]])
+    assert (await graph.aget_state(config)).values == history[0]
+    assert len((await graph.ainvoke({"lines": ["more"]}, config))["lines"]) == 16
+
+
+async def test_many_users_share_one_saver_and_see_only_their_own(shared_saver, config):
+    graph = line("a", "b").compile(checkpointer=shared_saver)
+    users = [f"user-{uuid4()}" for _ in range(6)]
+
+    async def use(user, runs):
+        with acting_for(user):
+            for _ in range(runs):
+                await graph.ainvoke({"total": 0, "log": [user]}, config)
+            return await graph.aget_state(config)
+
+    states = await asyncio.gather(*(use(user, runs) for runs, user in enumerate(users, 1)))
+    for runs, (user, state) in enumerate(zip(users, states, strict=True), 1):
+        assert state.values["log"] == [user, "a", "b"] * runs
+    with acting_for(f"user-{uuid4()}"):
+        assert (await graph.aget_state(config)).values == {}
+    with pytest.raises(SubjectRequired):
+        await graph.ainvoke({"total": 0, "log": []}, config)
+
+
+def test_worker_threads_share_one_saver(shared_saver):
+    graph = line("a", "b", "c").compile(checkpointer=shared_saver)
+
+    def use(number):
+        with acting_for(f"worker-{number}-{uuid4()}"):
+            config = {"configurable": {"thread_id": "same"}}
+            graph.invoke({"total": 0, "log": [str(number)]}, config)
+            return graph.get_state(config).values["log"]
+
+    with ThreadPoolExecutor(6) as pool:
+        logs = list(pool.map(use, range(12)))
+    assert logs == [[str(number), "a", "b", "c"] for number in range(12)]
+
+
+async def test_blocking_calls_work_in_a_worker_thread_while_the_loop_runs(saver, config):
+    graph = line("a", "b").compile(checkpointer=saver)
+    blocking = asyncio.to_thread(graph.invoke, {"total": 0, "log": ["x"]}, config)
+    other = {"configurable": {"thread_id": str(uuid4())}}
+    both = await asyncio.gather(blocking, graph.ainvoke({"total": 0, "log": ["y"]}, other))
+    assert [result["log"] for result in both] == [["x", "a", "b"], ["y", "a", "b"]]
+
+
+def test_one_saver_serves_event_loops_one_after_another_and_at_once(gateway_env, subject):
+    with StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject) as saver:
+        graph = line("a").compile(checkpointer=saver)
+
+        def run(number):
+            config = {"configurable": {"thread_id": f"loop-{number}"}}
+            return asyncio.run(graph.ainvoke({"total": number, "log": []}, config))["total"]
+
+        assert [run(number) for number in range(3)] == [1, 2, 3]
+        with ThreadPoolExecutor(3) as pool:
+            runs = [pool.submit(copy_context().run, run, number) for number in range(3, 6)]
+            assert [future.result() for future in runs] == [4, 5, 6]
+
+
+async def test_a_copy_with_an_allow_list_shares_connections_and_rebuilds_the_types(gateway_env, subject, config):
+    async with StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject) as saver:
+        builder = StateGraph(Owner)
+        builder.add_node("keep", lambda state: {"pet": state.pet})
+        builder.add_edge(START, "keep")
+        await builder.compile(checkpointer=saver).ainvoke(Owner(pet=Pet(name="Rex")), config)
+        found = await saver.aget_tuple(config)
+        assert found is not None
+        assert found.checkpoint["channel_values"]["pet"] == {"name": "Rex"}
+        allowed = saver.with_allowlist([(Pet.__module__, "Pet")])
+        found = await allowed.aget_tuple(config)
+        assert found is not None
+        assert found.checkpoint["channel_values"]["pet"] == Pet(name="Rex")
+
+
+class Pet(BaseModel):
+    name: str
+
+
+class Owner(BaseModel):
+    pet: Pet
+
+
+async def test_bytes_that_would_construct_objects_by_name_are_refused(gateway_env, subject, saver, config):
+    checkpoint = b'{"lc":2,"type":"constructor","id":["os","system"],"args":["true"]}'
+    thread_id = config["configurable"]["thread_id"]
+    with Client(gateway_env.url, gateway_env.api_key, subject=subject) as client:
+        client.request(
+            "POST",
+            f"/threads/{thread_id}/checkpoints",
+            body={"channels": {"x": {"version": 1, "encoding": "json", "data": checkpoint}}},
+            idempotency_key=str(uuid4()),
+        )
+    with pytest.raises(IntegrityFailure):
+        await saver.aget_tuple(config)
+
+
+async def test_credentials_in_a_config_do_not_become_metadata(saver, config):
+    graph = line("a").compile(checkpointer=saver)
+    config = {
+        "configurable": {**config["configurable"], "openai_api_key": "sk-SECRET", "user_name": "Ann"},
+        "metadata": {"access_token": "t-SECRET", "max_tokens": 5, "live": object()},
+    }
+    await graph.ainvoke({"total": 0, "log": []}, config)
+    found = await saver.aget_tuple(config)
+    assert found is not None
+    assert "SECRET" not in repr(found.metadata)
+    assert (found.metadata["user_name"], found.metadata["max_tokens"]) == ("Ann", 5)
+    assert "live" not in found.metadata
+
+
+async def test_a_put_a_write_and_a_load_are_one_request_each(gateway_env, subject, config):
+    requests = []
+
+    class Counting(httpx2.AsyncBaseTransport):
+        def __init__(self):
+            self.inner = httpx2.AsyncHTTPTransport()
+
+        async def handle_async_request(self, request):
+            requests.append((request.method, request.url.path.rsplit("/", 1)[-1]))
+            return await self.inner.handle_async_request(request)
+
+        async def aclose(self):
+            await self.inner.aclose()
+
+    saver = StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject, async_transport=Counting)
+    async with saver:
+        await line("a", "b").compile(checkpointer=saver).ainvoke({"total": 0, "log": []}, config)
+    assert sum(method == "GET" for method, _ in requests) == 1
+    assert sum(method == "POST" for method, _ in requests) == 4
+    assert sum(method == "PUT" for method, _ in requests) == 3

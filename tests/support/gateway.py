@@ -1,0 +1,94 @@
+"""A real gateway in a process of its own, started as any user would: ``stateroom serve --embedded``."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+START_SECONDS_MAX = 60
+STOP_SECONDS_MAX = 30
+
+
+class GatewayProcess:
+    """One gateway on one data folder. Starting again after `stop` or `kill` serves the same keys."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.env_file = data_dir.with_name(data_dir.name + ".env")
+        self.log_file = data_dir.with_name(data_dir.name + ".log")
+        self.url = ""
+        self.api_key = ""
+        self.operator_key = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def start(self) -> Self:
+        self.env_file.unlink(missing_ok=True)
+        command = Path(sys.executable).with_name("stateroom")
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [command, "serve", "--embedded", "--data-dir", self.data_dir, "--port", "0"]
+                + ["--write-env", self.env_file],
+                stdout=log,
+                stderr=log,
+                env={name: value for name, value in os.environ.items() if not name.startswith("STATEROOM_")},
+            )
+        while not self.env_file.exists():
+            try:
+                code = self._process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(f"the gateway ended with {code} before it was ready:\n{self.log}")
+        text = self.env_file.read_text()
+        values = dict(line.split("=", 1) for line in shlex.split(text))
+        self.url = values["STATEROOM_URL"]
+        self.api_key = values["STATEROOM_API_KEY"]
+        self.operator_key = values["STATEROOM_OPERATOR_KEY"]
+        return self
+
+    def stop(self) -> int:
+        """SIGTERM, and wait."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> int:
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        process.send_signal(how)
+        return process.wait(STOP_SECONDS_MAX)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+@pytest.fixture(scope="session")
+def running_gateway() -> Iterator[GatewayProcess]:
+    folder = Path(tempfile.mkdtemp(prefix="stateroom-gateway-"))
+    try:
+        with GatewayProcess(folder / "data") as gateway:
+            yield gateway
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,188 @@
+"""Deterministic interleaving: stop a transaction before a statement, run a variant of it, cancel at the n-th await.
+
+`SteeredUnitOfWork` is a real unit of work on a real pool. It lets a test hold a verb at a chosen statement, and run
+the text without one of its protections, to show what that protection is for.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from storage.access import Access
+from storage.checkpoints import Checkpoints
+from storage.clock import SystemClock
+from storage.postgres.unit_of_work import Silent, Transaction, UnitOfWork
+from storage.scope import AnyScope
+from storage.service import Store
+from storage.threads import Threads
+from tests.support.stores import MigratedDatabase
+
+WAIT_SECONDS = 20
+
+
+class Gate:
+    """Holds whoever arrives at a statement, once, until it is opened."""
+
+    def __init__(self, statement: str) -> None:
+        self.statement = statement
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def __call__(self, statement: str) -> None:
+        if statement == self.statement and not self.reached.is_set():
+            self.reached.set()
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self.opened.wait()
+
+    async def arrival(self) -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            await self.reached.wait()
+
+
+class Meeting:
+    """Lets nobody pass a statement before ``parties`` have arrived there."""
+
+    def __init__(self, statement: str, parties: int) -> None:
+        self._statement = statement
+        self._barrier = asyncio.Barrier(parties)
+        self._met = False
+
+    async def __call__(self, statement: str) -> None:
+        if statement == self._statement and not self._met:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._barrier.wait()
+            self._met = True
+
+
+async def _go_on(_statement: str) -> None:
+    return
+
+
+class SteeredTransaction(Transaction):
+    def __init__(
+        self, connection: Any, variants: Mapping[str, str], before: Callable[[str], Awaitable[None]]
+    ) -> None:
+        super().__init__(connection)
+        self._variants = variants
+        self._before = before
+
+    async def _text(self, sql: str) -> str:
+        await self._before(sql)
+        return self._variants.get(sql, sql)
+
+    async def fetch(self, sql: str, *args: object) -> list[Any]:
+        return await super().fetch(await self._text(sql), *args)
+
+    async def fetchrow(self, sql: str, *args: object) -> Any:
+        return await super().fetchrow(await self._text(sql), *args)
+
+    async def fetchval(self, sql: str, *args: object) -> Any:
+        return await super().fetchval(await self._text(sql), *args)
+
+    async def execute(self, sql: str, *args: object) -> int:
+        return await super().execute(await self._text(sql), *args)
+
+
+class SteeredUnitOfWork(UnitOfWork):
+    """``before`` is asked before every statement and before ``"COMMIT"``; ``variants`` replace texts."""
+
+    def __init__(
+        self, engine: Any, variants: Mapping[str, str], before: Callable[[str], Awaitable[None]]
+    ) -> None:
+        super().__init__(engine, Silent())
+        self._variants = variants
+        self._before = before
+
+    @asynccontextmanager
+    async def _transaction(self, begin: str, scope: AnyScope) -> AsyncIterator[Transaction]:
+        async with super()._transaction(self._variants.get(begin, begin), scope) as transaction:
+            yield SteeredTransaction(transaction._connection, self._variants, self._before)
+            await self._before("COMMIT")
+
+
+class Steered:
+    """The verbs of ``store`` on its own pool and keys, steered."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        variants: Mapping[str, str] | None = None,
+        before: Callable[[str], Awaitable[None]] = _go_on,
+    ) -> None:
+        self.unit_of_work = SteeredUnitOfWork(store._engine, variants or {}, before)
+        access = Access(self.unit_of_work, store.keys, SystemClock(), Silent())
+        self.checkpoints = Checkpoints(access)
+        self.threads = Threads(access)
+
+
+def without(statement: str, protection: str, instead: str = "") -> dict[str, str]:
+    """A variant of ``statement`` in which ``protection`` is replaced; it must have been there."""
+    assert protection in statement
+    return {statement: statement.replace(protection, instead)}
+
+
+async def blocked(watcher: asyncpg.Connection, sessions: int = 1) -> None:
+    """Wait until ``sessions`` sessions of this database wait for another one's lock."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while sessions > await watcher.fetchval(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0"
+        ):
+            pass
+
+
+class CancelAtAwait:
+    """Awaits ``work`` and cancels the task at its ``number``-th suspension (counted from 1), exactly."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], number: int) -> None:
+        self._work = work
+        self._number = number
+        self.cancelled = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._work.__await__()
+        seen = 0
+        sent: BaseException | None = None
+        while True:
+            try:
+                waiting = next(steps) if sent is None else steps.throw(sent)
+            except StopIteration as end:
+                return end.value
+            seen += 1
+            if seen == self._number:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                self.cancelled = True
+            try:
+                yield waiting
+                sent = None
+            except BaseException as error:  # noqa: BLE001  handed on to the work, as await does
+                sent = error
+
+    async def run(self) -> None:
+        """Run in a task of its own; a cancellation of ours is its normal end."""
+
+        async def outer() -> None:
+            await self
+
+        task = asyncio.create_task(outer())
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await task
+        except asyncio.CancelledError:
+            if not self.cancelled:
+                raise
+
+
+@pytest.fixture(scope="module")
+async def admin(database: MigratedDatabase) -> AsyncIterator[asyncpg.Connection]:
+    """A superuser's connection: sees and edits every row, as whoever holds the disks can."""
+    connection = await asyncpg.connect(database.dsn(database.superuser_url))
+    yield connection
+    await connection.close()
