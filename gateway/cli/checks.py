@@ -1,0 +1,276 @@
+"""What `stateroom doctor` looks at: one check after another, each with what to do when it fails.
+
+It connects as the serving role, changes nothing, and reports identifiers and settings, never secrets. A check
+whose ground failed is skipped and says so. It does not prove that the gateway will keep working; it proves
+that it is set up as it requires.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import asyncpg
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from crypto import selftest
+from crypto.errors import CryptoError
+from crypto.roots import create_root_key
+from gateway.settings import Settings, SettingsError
+from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.errors import StorageError
+from storage.postgres import setup
+from storage.postgres.tables import SCHEMA
+
+POSTGRES_VERSION_MIN = 16
+CLOCK_SKEW_SECONDS_MAX = 5.0  # timestamps of checkpoints come from this machine, leases from the database
+CONNECT_SECONDS_MAX = 5.0
+ROLES = {
+    "gw_migrate": True,
+    "gw_app": False,
+    "gw_auth": False,
+    "gw_worker": False,
+    "gw_ops": False,
+}  # BYPASSRLS
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check; ``fix`` says what to do when it is not ``ok``."""
+
+    check: str
+    outcome: Literal["ok", "failed", "skipped"]
+    detail: str
+    fix: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Return the finding as JSON members."""
+        return asdict(self)
+
+
+def ok(check: str, detail: str) -> Finding:
+    """A check that passed."""
+    return Finding(check, "ok", detail)
+
+
+def failed(check: str, detail: str, fix: str) -> Finding:
+    """A check that did not."""
+    return Finding(check, "failed", detail, fix)
+
+
+def skipped(check: str, why: str) -> Finding:
+    """A check that could not be made."""
+    return Finding(check, "skipped", why)
+
+
+async def examine(environ: Mapping[str, str]) -> list[Finding]:
+    """Check the whole set-up that ``environ`` describes.
+
+    Args:
+        environ: The environment the gateway would start with.
+
+    Returns:
+        The findings, in the order of a start.
+    """
+    findings = [_check_selftest()]
+    try:
+        settings = Settings.from_environment(environ)
+    except SettingsError as error:
+        findings.append(failed("settings", str(error), "See docs/operations/cli.md for all settings."))
+        rest = ("root key", "database", "object storage")
+        return findings + [skipped(name, "needs valid settings") for name in rest]
+    findings.append(ok("settings", f"deployment {settings.deployment_id}"))
+    findings.append(ok("API key pepper", f"{len(settings.api_key_pepper)} bytes"))
+    findings.append(await _check_root_key(settings.root_key))
+    findings += await _check_database(settings)
+    findings.append(await _check_s3("object storage", "STATEROOM_S3_URL", settings.s3_url))
+    if settings.archive_url is not None:
+        findings.append(await _check_s3("archive", "STATEROOM_ARCHIVE_URL", settings.archive_url))
+    return findings
+
+
+def _check_selftest() -> Finding:
+    try:
+        selftest.run()
+    except CryptoError as error:
+        return failed("cryptography", str(error), "Reinstall the package `cryptography`; do not serve with this one.")
+    return ok("cryptography", "known answers match")
+
+
+async def _check_root_key(spec: str) -> Finding:
+    try:
+        root_key = create_root_key(spec)
+        await root_key.health()
+    except CryptoError as error:
+        fix = "New deployment: stateroom root-key create PATH. Existing one: restore the key from its backup."
+        return failed("root key", str(error), fix)
+    return ok("root key", f"provider {root_key.provider}, readable by this user only")
+
+
+async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
+    if url is None:
+        return skipped(check, f"{variable} is not set")
+    try:
+        location = S3Location.parse(url)
+    except ValueError as error:
+        return failed(check, str(error), f"Correct {variable}.")
+    store = S3BlobStore(location, threads=1)
+    try:
+        await store.health()
+    except StorageError as error:
+        return failed(check, str(error), f"Check {variable}, the network, the credentials and that the bucket exists.")
+    finally:
+        await store.aclose()
+    return ok(check, f"bucket {location.bucket} answers")
+
+
+async def _check_database(settings: Settings) -> list[Finding]:
+    try:
+        url = make_url(settings.database_url).set(drivername="postgresql")
+    except ArgumentError:
+        fix = "Set STATEROOM_DATABASE_URL to postgresql://user:password@host/database."
+        return [failed("database", "STATEROOM_DATABASE_URL is not a database URL", fix)]
+    dsn = url.render_as_string(hide_password=False)
+    place = f"{url.host or 'local socket'}{f':{url.port}' if url.port else ''}/{url.database or ''}"
+    try:
+        connection = await asyncpg.connect(dsn, timeout=CONNECT_SECONDS_MAX, command_timeout=CONNECT_SECONDS_MAX)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+        # The class tells enough (InvalidPasswordError, ConnectionRefusedError); the text may quote the URL.
+        fix = "Check STATEROOM_DATABASE_URL, the network, the password, and that the server runs."
+        return [failed("database", f"{place} does not answer: {type(error).__name__}", fix)]
+    try:
+        findings = [ok("database", f"{place} answers")]
+        for check, examine_one in _DATABASE_CHECKS.items():
+            findings.append(await _guarded(check, examine_one, connection))
+        findings.append(await _guarded("deployment id", lambda conn: _check_deployment(conn, settings), connection))
+    finally:
+        await connection.close()
+    return findings
+
+
+async def _guarded(check: str, examine_one: Callable[[Any], Awaitable[Finding]], connection: Any) -> Finding:
+    try:
+        return await examine_one(connection)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        fix = "Run stateroom db upgrade; then see that STATEROOM_DATABASE_URL names the role gw_app."
+        return failed(check, f"the database refused: {type(error).__name__}", fix)
+
+
+async def _check_server_version(connection: Any) -> Finding:
+    version = connection.get_server_version()
+    if version.major < POSTGRES_VERSION_MIN:
+        fix = f"Upgrade the server to PostgreSQL {POSTGRES_VERSION_MIN} or newer."
+        return failed("PostgreSQL version", f"{version.major}.{version.minor}", fix)
+    return ok("PostgreSQL version", f"{version.major}.{version.minor}")
+
+
+async def _check_durability(connection: Any) -> Finding:
+    names = ("fsync", "synchronous_commit", "full_page_writes")
+    found = {name: await connection.fetchval(f"SHOW {name}") for name in names}
+    shown = ", ".join(f"{name}={value}" for name, value in found.items())
+    if off := [name for name, value in found.items() if value == "off"]:
+        fix = f"Set {' and '.join(off)} to on: an acknowledged save must survive a power cut."
+        return failed("durability", shown, fix)
+    return ok("durability", shown)
+
+
+async def _check_own_role(connection: Any) -> Finding:
+    row = await connection.fetchrow(
+        "SELECT rolname, rolsuper, rolbypassrls, EXISTS (SELECT FROM pg_class c JOIN pg_namespace n"
+        " ON n.oid = c.relnamespace WHERE n.nspname = $1 AND pg_has_role(current_user, c.relowner, 'MEMBER'))"
+        " AS owns FROM pg_roles WHERE rolname = current_user",
+        SCHEMA,
+    )
+    powers = {
+        "a superuser": row["rolsuper"],
+        "BYPASSRLS": row["rolbypassrls"],
+        "owner of tables": row["owns"],
+    }
+    if too_much := [power for power, held in powers.items() if held]:
+        fix = "Serve as gw_app: a role with these powers would see every tenant's rows."
+        return failed("serving role", f"{row['rolname']} is {', '.join(too_much)}", fix)
+    return ok("serving role", f"{row['rolname']} is bound by row-level security")
+
+
+async def _check_roles(connection: Any) -> Finding:
+    rows = await connection.fetch(
+        "SELECT rolname, rolsuper, rolbypassrls FROM pg_roles WHERE rolname = ANY($1::text[])", list(ROLES)
+    )
+    found = {row["rolname"]: row for row in rows}
+    wrong = [f"{name} is missing" for name in ROLES if name not in found]
+    for name, row in found.items():
+        if row["rolsuper"]:
+            wrong.append(f"{name} is a superuser")
+        elif row["rolbypassrls"] != ROLES[name]:
+            wrong.append(f"{name} must {'' if ROLES[name] else 'not '}have BYPASSRLS")
+    if wrong:
+        fix = "Run storage/postgres/roles.sql as a superuser, or correct the roles with ALTER ROLE."
+        return failed("roles", "; ".join(wrong), fix)
+    return ok("roles", ", ".join(ROLES))
+
+
+async def _check_row_level_security(connection: Any) -> Finding:
+    rows = await connection.fetch(
+        "SELECT c.relname, c.relrowsecurity AND c.relforcerowsecurity AS forced"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped"
+        " WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') ORDER BY c.relname",
+        SCHEMA,
+    )
+    if not rows:
+        return failed("row-level security", "there are no tables yet", "Run stateroom db upgrade.")
+    if bare := [row["relname"] for row in rows if not row["forced"]]:
+        fix = "ALTER TABLE ... FORCE ROW LEVEL SECURITY; then find out who changed it."
+        return failed("row-level security", f"not forced on {', '.join(bare)}", fix)
+    return ok("row-level security", f"forced on all {len(rows)} tables of tenants")
+
+
+async def _check_writable(connection: Any) -> Finding:
+    if await connection.fetchval("SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"):
+        fix = "Point STATEROOM_DATABASE_URL at the primary."
+        return failed("writable", "the server is a standby or read-only", fix)
+    return ok("writable", "the server accepts writes")
+
+
+async def _check_clock(connection: Any) -> Finding:
+    before = time.time()
+    theirs = (await connection.fetchval("SELECT clock_timestamp()")).timestamp()
+    after = time.time()
+    skew = theirs - (before + after) / 2
+    if abs(skew) - (after - before) / 2 > CLOCK_SKEW_SECONDS_MAX:
+        return failed("clock", f"the database is {skew:+.1f} s away", "Run NTP (chrony) on both machines.")
+    return ok("clock", f"the database is {skew:+.3f} s away")
+
+
+async def _check_revision(connection: Any) -> Finding:
+    found = await connection.fetchval(f"SELECT version_num FROM {SCHEMA}.db_revision")  # noqa: S608 - a constant
+    required = setup.db_revision_required()
+    if found == required:
+        return ok("database schema", f"db_revision {found}")
+    if found is None or found in setup.known_revisions():
+        detail = f"db_revision {found or 'none'}, this build requires {required}"
+        return failed("database schema", detail, "Run stateroom db upgrade.")
+    return ok("database schema", f"db_revision {found}, newer than this build's {required}")
+
+
+async def _check_deployment(connection: Any, settings: Settings) -> Finding:
+    found = await connection.fetchval(f"SELECT deployment_id FROM {SCHEMA}.deployment")  # noqa: S608 - a constant
+    if found is None:
+        return skipped("deployment id", "the database belongs to no deployment yet: stateroom init")
+    if found != settings.deployment_id:
+        fix = f"Set STATEROOM_DEPLOYMENT_ID to {found}, or STATEROOM_DATABASE_URL to the right database."
+        return failed("deployment id", "the database belongs to another deployment", fix)
+    return ok("deployment id", "the database belongs to this deployment")
+
+
+_DATABASE_CHECKS: dict[str, Callable[[Any], Awaitable[Finding]]] = {
+    "PostgreSQL version": _check_server_version,
+    "writable": _check_writable,
+    "durability": _check_durability,
+    "clock": _check_clock,
+    "roles": _check_roles,
+    "serving role": _check_own_role,
+    "row-level security": _check_row_level_security,
+    "database schema": _check_revision,
+}

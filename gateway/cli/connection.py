@@ -1,0 +1,210 @@
+"""A gateway as the command line sees it: the SDK's client, with problems turned into failures to act on.
+
+Owns which credential a command uses and what is said about each problem. Credentials come from the
+environment (``STATEROOM_API_KEY``, ``STATEROOM_OPERATOR_KEY``, or a file named by the same name with
+``_FILE``), never from the command line, where other users of the host could read them.
+"""
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies
+
+import stateroom
+from gateway.cli.environment import secret
+from gateway.cli.failure import ExitCode, Failure
+from stateroom import errors
+
+KEY_HINT = "An embedded gateway writes its keys: stateroom serve --embedded --write-env FILE; then: . FILE"
+PAGE_ROWS_MAX = 1000  # the API's own limit of a page
+PAGE_ROWS_STEP = 200  # of an open-ended listing: the first rows should come soon
+TIMEOUTS = stateroom.Timeouts(connect_seconds=2.0, attempt_seconds=10.0, total_seconds=10.0)  # somebody waits
+
+_NOBODY_THERE = "Does a gateway run at STATEROOM_URL? stateroom serve --embedded starts one here."
+_HINTS = {
+    "unauthenticated": "Is {credential} the whole key, of this gateway, neither expired nor revoked?",
+    "permission-denied": "This command needs another permission than the key in {credential} has.",
+    "subject-required": "Name the subject with --subject or STATEROOM_SUBJECT.",
+    "subject-mismatch": "The key is bound to a subject; leave out --subject and STATEROOM_SUBJECT.",
+    "thread-not-found": "Threads belong to a subject: is --subject the right one? See: stateroom thread list",
+    "checkpoint-not-found": "See: stateroom checkpoint list THREAD_ID (and --namespace).",
+    "thread-exists": "Choose another id, or delete that thread first.",
+    "draining": "The gateway is shutting down; another one should answer soon.",
+    "internal": "This is a defect of the gateway: its log tells more under the request id.",
+    "integrity-failure": "Stored state was changed outside the gateway or lost; its log tells more.",
+}
+
+
+def failure_from(error: errors.StateroomError, credential: str) -> Failure:
+    """Return what to tell a person about ``error``."""
+    places = [
+        f"{fault.pointer or fault.parameter or fault.header or 'request'}: {fault.detail}" for fault in error.errors
+    ]
+    facts = {"code": error.code}
+    if error.status:
+        facts["status"] = str(error.status)
+    if error.request_id:
+        facts["request id"] = error.request_id
+    if error.limit:
+        facts["limit"] = error.limit
+    if error.head_id:
+        facts["head"] = error.head_id
+    hint = _HINTS.get(error.code, "The same command may succeed in a moment." if error.retryable else "")
+    if isinstance(error, errors.GatewayUnavailable) and not error.status:
+        hint = _NOBODY_THERE
+    return Failure(
+        error.code.replace("-", " ").capitalize(),
+        detail="\n".join([error.detail, *places]).strip(),
+        hint=hint.format(credential=credential),
+        facts=facts,
+        exit_code=_exit_code(error),
+    )
+
+
+def _exit_code(error: errors.StateroomError) -> ExitCode:
+    match error:
+        case errors.SubjectRequired() | errors.NotConfigured():
+            return ExitCode.USAGE
+        case errors.NotFound():
+            return ExitCode.NOT_FOUND
+        case errors.Unauthenticated() | errors.PermissionDenied():
+            return ExitCode.DENIED
+        case errors.GatewayUnavailable() | errors.Busy() | errors.KeyUnavailable():
+            return ExitCode.UNAVAILABLE
+        case errors.Conflict() | errors.PreconditionRequired():
+            return ExitCode.CONFLICT
+        case _:
+            return ExitCode.FAILURE
+
+
+def _knock(url: str) -> None:
+    """See whether anybody listens at ``url``: the SDK would wait and try again, a person wants to know now.
+
+    Raises:
+        Failure: Nobody does. Through a proxy nothing can be said, and nothing is.
+    """
+    parts = urlsplit(url)
+    if parts.scheme in getproxies():
+        return
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=TIMEOUTS.connect_seconds).close()
+    except OSError as error:
+        raise Failure(
+            "Gateway unavailable",
+            detail=f"{parts.hostname}:{port}: {error.strerror or type(error).__name__}",
+            hint=_NOBODY_THERE,
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from None
+
+
+class Connection:
+    """Calls of one gateway with one credential.
+
+    Args:
+        client: The SDK's client.
+        credential: Name of the variable the credential came from, for hints.
+    """
+
+    def __init__(self, client: stateroom.Client, credential: str) -> None:
+        self._client = client
+        self._credential = credential
+
+    @classmethod
+    def open(
+        cls,
+        url: str | None,
+        *,
+        credential: str,
+        subject: str | None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Self:
+        """Return a connection to a gateway that can be reached; nothing is sent yet.
+
+        Args:
+            url: Where the gateway answers.
+            credential: Name of the variable that holds the API key.
+            subject: The subject to act for, or None for the key's own.
+            environ: Where the credential is looked for.
+
+        Raises:
+            Failure: The URL or the credential is missing or unusable, or nobody listens there.
+        """
+        if not url:
+            raise Failure(
+                "STATEROOM_URL is not set",
+                hint="Name the gateway with --url or STATEROOM_URL, such as http://127.0.0.1:8080",
+                exit_code=ExitCode.USAGE,
+            )
+        api_key = secret(credential, hint=KEY_HINT, environ=environ)
+        try:
+            client = stateroom.Client(url, api_key, subject=subject, timeouts=TIMEOUTS)
+        except errors.StateroomError as error:
+            raise failure_from(error, credential) from None
+        _knock(url)
+        return cls(client, credential)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def call(
+        self,
+        method: str,
+        path: Sequence[str],
+        *,
+        query: Mapping[str, str | int | None] | None = None,
+        body: Any = None,
+    ) -> Any:
+        """Call the API and return the plain value of its answer, None when it has none.
+
+        Args:
+            method: HTTP method.
+            path: Segments below ``/v1``, ids as they are.
+            query: Parameters; None is left out.
+            body: What to send.
+
+        Raises:
+            Failure: The gateway refused or did not answer.
+        """
+        try:
+            target = "/" + "/".join(quote(stateroom.encode_id(part), safe="~._:@+-") for part in path)
+            # JSON, so that what is printed with --json is what the API documents.
+            headers = {"Accept": "application/json"}
+            answer = self._client.request(method, target, params=query, body=body, headers=headers)
+            return answer.decode() if answer.body else None
+        except errors.StateroomError as error:
+            raise failure_from(error, self._credential) from None
+
+    def pages(
+        self,
+        path: Sequence[str],
+        member: str,
+        *,
+        query: Mapping[str, str | int | None] | None = None,
+        rows_wanted: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the items of a listing, page after page, as long as somebody takes them.
+
+        Args:
+            path: As for `call`.
+            member: The page's member that holds the items.
+            query: As for `call`.
+            rows_wanted: How many will be taken at most; None for all.
+
+        Raises:
+            Failure: As for `call`.
+        """
+        # One more than is shown tells whether there are more.
+        limit = PAGE_ROWS_STEP if rows_wanted is None else min(rows_wanted + 1, PAGE_ROWS_MAX)
+        cursor: str | None = None
+        while True:
+            page = self.call("GET", path, query={**(query or {}), "limit": limit, "cursor": cursor})
+            yield from page[member]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return

@@ -1,0 +1,283 @@
+"""One embedded gateway's folder: its engines, its secrets, its database, made once and found again.
+
+Owns the folder given as ``--data-dir``: a lock so that one process uses it, ``embedded.json`` (mode 0600)
+with the secrets that must outlive a restart, the root key file, and the two engines of
+`gateway.cli.embedded`. Secrets are written before anything depends on them and every step may be repeated, so
+a start after SIGKILL finishes what the killed one began. It promises neither replication nor backups: losing
+the folder loses everything in it.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Literal, Self
+from uuid import UUID, uuid4
+
+import msgspec
+
+from gateway import api_keys
+from gateway.cli.embedded import EmbeddedEngineError, EmbeddedPostgres, EmbeddedS3
+from gateway.cli.failure import Failure
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from storage.service import Store
+
+DATABASE = "stateroom"
+NAME = "embedded"  # of the tenant and of its keys
+PERMISSIONS = ("state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin")
+# What a person may still choose for an embedded gateway; the rest follows from the folder.
+PASSED_ON = ("STATEROOM_LOG_LEVEL", "STATEROOM_METRICS_LISTEN", "STATEROOM_REQUESTS_IN_FLIGHT_MAX")
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The secrets of a folder, made once.
+
+    Attributes:
+        format: Names the shape of the file.
+        deployment_id: Part of every seal's context.
+        tenant_id: The one tenant.
+        api_key_pepper: 32 bytes in hex, mixed into stored API keys.
+        owner_password: Password of the database role that owns the schema.
+        app_password: Password of the database role that serves.
+        operator_key: The operator's API key.
+        api_key: A service key of the tenant.
+    """
+
+    format: Literal["stateroom-embedded/1"]
+    deployment_id: UUID
+    tenant_id: UUID
+    api_key_pepper: str
+    owner_password: str
+    app_password: str
+    operator_key: str
+    api_key: str
+
+    def __repr__(self) -> str:
+        return f"Identity(deployment_id={self.deployment_id})"
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Make new secrets."""
+        return cls(
+            format="stateroom-embedded/1",
+            deployment_id=uuid4(),
+            tenant_id=uuid4(),
+            api_key_pepper=secrets.token_hex(32),
+            owner_password=secrets.token_hex(24),
+            app_password=secrets.token_hex(24),
+            operator_key=api_keys.generate().reveal(),
+            api_key=api_keys.generate().reveal(),
+        )
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file only its owner can read; it appears whole, durably, or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise Failure(f"cannot write {path}", detail=str(error.strerror)) from None
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class Instance:
+    """An embedded gateway's folder while this process owns it.
+
+    Args:
+        data_dir: The folder; created when missing.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir.absolute()
+        self._lock: IO[str] | None = None
+        self._postgres = EmbeddedPostgres(self.data_dir)
+        self._s3 = EmbeddedS3(self.data_dir)
+        self._starts: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def own(self) -> None:
+        """Take the folder.
+
+        Raises:
+            Failure: Another process has it, or it cannot be used.
+        """
+        try:
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = (self.data_dir / "serve.lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise Failure(f"cannot use {self.data_dir}", detail=str(error.strerror)) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read(20).strip()
+            lock.close()
+            raise Failure(
+                f"a gateway already runs on {self.data_dir}",
+                detail=f"It is process {owner}." if owner.isdecimal() else "",
+                hint="Use that one, stop it, or give this one another --data-dir.",
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+
+    def begin_engines(self) -> None:
+        """Begin to start PostgreSQL and the S3 server, side by side; `engines_ready` waits for them."""
+        threads = ThreadPoolExecutor(2)
+        self._starts = [threads.submit(engine.start) for engine in (self._postgres, self._s3)]
+        threads.shutdown(wait=False)
+
+    def engines_ready(self) -> None:
+        """Return once both engines answer.
+
+        Raises:
+            Failure: One of them did not start.
+        """
+        try:
+            for start in self._starts:
+                start.result()
+        except (EmbeddedEngineError, OSError) as error:
+            raise Failure("an embedded engine did not start", detail=str(error)) from None
+
+    def stop(self) -> None:
+        """Stop what runs and give the folder free; may be repeated."""
+        wait(self._starts)
+        with ThreadPoolExecutor(2) as threads:
+            stops = [threads.submit(engine.stop) for engine in (self._postgres, self._s3)]
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        for stop in stops:
+            stop.result()
+
+    def identity(self) -> Identity:
+        """Return the folder's secrets, made on its first use.
+
+        Raises:
+            Failure: The file is damaged, or missing although there is a database.
+        """
+        path = self.data_dir / "embedded.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Identity)
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            raise Failure(f"{path} cannot be read", hint="Restore it from a backup of the folder.") from None
+        if (self.data_dir / "postgres").exists():
+            raise Failure(
+                f"{path} is missing, but the folder has a database",
+                hint="Restore the file from a backup, or start with an empty folder.",
+            )
+        identity = Identity.generate()
+        write_private(path, msgspec.json.encode(identity).decode())
+        return identity
+
+    def root_key_spec(self) -> str:
+        """Return the setting that names the folder's root key file, created on first use."""
+        from crypto.roots.file import FileRootKey
+
+        path = self.data_dir / "root.key"
+        if not path.exists():
+            # Created beside and renamed: a half-written file would look like a lost key.
+            fresh = self.data_dir / "root.key.new"
+            fresh.unlink(missing_ok=True)
+            FileRootKey.create(fresh)
+            fresh.rename(path)
+        return f"file:{path}"
+
+    async def prepare(self, identity: Identity) -> str:
+        """Bring the database up to this build's schema and return the serving role's URL.
+
+        Raises:
+            StorageError: The database cannot be set up.
+        """
+        from storage.postgres import setup
+
+        _, app_url = await setup.prepare(
+            self._postgres.superuser_url(),
+            database=DATABASE,
+            owner_password=identity.owner_password,
+            app_password=identity.app_password,
+        )
+        return app_url
+
+    def settings(self, identity: Identity, app_url: str, public_url: str, environ: Mapping[str, str]) -> Settings:
+        """Return the settings the gateway of this folder runs with.
+
+        Args:
+            identity: The folder's secrets.
+            app_url: The serving role's database URL.
+            public_url: Where the gateway answers.
+            environ: The environment; only what `PASSED_ON` names counts.
+
+        Raises:
+            SettingsError: One of those is wrong.
+        """
+        chosen = {name: environ[name] for name in PASSED_ON if environ.get(name)}
+        return Settings.from_environment(
+            {
+                "STATEROOM_METRICS_LISTEN": "off",  # several instances live side by side
+                "STATEROOM_LOG_LEVEL": "warning",  # a line for each request would hide what a person reads
+                **chosen,
+                "STATEROOM_DATABASE_URL": app_url,
+                "STATEROOM_DEPLOYMENT_ID": str(identity.deployment_id),
+                "STATEROOM_API_KEY_PEPPER": identity.api_key_pepper,
+                "STATEROOM_ROOT_KEY": self.root_key_spec(),
+                "STATEROOM_S3_URL": self._s3.url(),
+                "STATEROOM_PUBLIC_URL": public_url,
+                "STATEROOM_DRAIN_SECONDS": "0",  # nobody balances load over one process
+            }
+        )
+
+
+async def register_keys(store: "Store", identity: Identity) -> None:
+    """Make the operator key, the tenant and its service key known to the database, unless they are.
+
+    Raises:
+        StorageError: The database cannot serve this now.
+    """
+    from gateway.cli.keys import operator_record, service_record
+    from storage.model import Tenant
+    from storage.scope import OperatorScope
+
+    pepper = bytes.fromhex(identity.api_key_pepper)
+    now = datetime.now(UTC)
+    operator, service = (_presented(text) for text in (identity.operator_key, identity.api_key))
+    if await store.tenants.look_up_key(operator.key_id) is None:
+        await store.tenants.add_key(OperatorScope(), operator_record(operator, pepper, name=NAME, now=now))
+    if await store.tenants.look_up_key(service.key_id) is not None:
+        return
+    tenant = Tenant(tenant_id=identity.tenant_id, name=NAME, created_at=now)
+    record = service_record(service, pepper, tenant.tenant_id, permissions=PERMISSIONS, name=NAME, now=now)
+    await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, record)
+
+
+def _presented(text: str) -> api_keys.PresentedKey:
+    presented = api_keys.parse(text)
+    if presented is None:
+        raise Failure("embedded.json holds a key that is not one", hint="Restore it from a backup of the folder.")
+    return presented

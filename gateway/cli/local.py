@@ -1,0 +1,439 @@
+"""The commands that run or set up a gateway on this machine: `serve`, `init`, `doctor`, `db`, `root-key`.
+
+They read the same settings as the gateway (`gateway.settings`) and open the same storage. `init` and
+`root-key` create secrets; each is shown once or written once, never logged.
+"""
+
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import rich_click as click
+
+from gateway.cli import render
+from gateway.cli.failure import ExitCode, Failure
+from gateway.cli.parameters import json_option
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+    from socket import socket
+
+    from gateway.cli.instance import Identity
+    from gateway.cli.serving import StopRequest
+    from gateway.readiness import Probe
+    from gateway.settings import Address, Settings
+    from storage.service import Store
+
+T = TypeVar("T")
+
+DATA_DIR = Path(".stateroom")
+EMBEDDED_PORT = 8080
+
+
+def _settings() -> "Settings":
+    from gateway.settings import Settings, SettingsError
+
+    try:
+        return Settings.from_environment(os.environ)
+    except SettingsError as error:
+        raise Failure("the settings are not complete", detail=str(error), hint="stateroom doctor checks all.") from None
+
+
+def _owner_url() -> str:
+    from gateway.cli.environment import secret
+
+    # Only this setting matters to a migration: it needs no root key.
+    return secret(
+        "STATEROOM_DATABASE_OWNER_URL",
+        hint="Set it to postgresql://gw_migrate:password@host/database, the role that owns the schema.",
+    )
+
+
+def _run(coroutine: "Coroutine[Any, Any, Any]") -> Any:
+    """Run ``coroutine`` on uvloop; refusals of crypto and storage become failures to act on."""
+    import uvloop
+
+    from crypto.errors import CryptoError
+    from gateway.settings import SettingsError
+    from storage.errors import SetupError, StorageError, Unavailable
+
+    try:
+        return uvloop.run(coroutine)
+    except SetupError as error:
+        raise Failure(
+            "the database is not set up as the gateway requires",
+            detail=str(error),
+            hint="stateroom db upgrade brings the schema up to date; stateroom doctor checks everything.",
+        ) from None
+    except Unavailable as error:
+        raise Failure(
+            "the database is not available",
+            detail=str(error),
+            hint="stateroom doctor tells why.",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from None
+    except (StorageError, CryptoError, SettingsError) as error:
+        raise Failure("the gateway refuses to start", detail=str(error), hint="stateroom doctor tells more.") from None
+
+
+class _Listen(click.ParamType[Any]):
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from urllib.parse import urlsplit
+
+        from gateway.settings import Address
+
+        if isinstance(value, Address):
+            return value
+        try:
+            parts = urlsplit(f"//{value}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host or port is None or parts.path or parts.username:
+            self.fail(f"{value!r} is not HOST:PORT, such as 127.0.0.1:8080 or [::1]:8080", param, ctx)
+        return Address(host, port)
+
+
+@click.command("serve")
+@click.option("--embedded", is_flag=True, help="Bring PostgreSQL and S3 along, in one folder; for one machine.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help=f"Folder of the embedded gateway.  [default: {DATA_DIR}]",
+)
+@click.option(
+    "--write-env",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Once ready, write STATEROOM_URL and the keys to FILE.  [default: DATA_DIR/env]",
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 picks a free one.")
+@click.option("--listen", type=_Listen(), metavar="HOST:PORT", help="Where to listen.  [env var: STATEROOM_LISTEN]")
+def serve(
+    *,
+    embedded: bool,
+    data_dir: Path | None,
+    write_env: Path | None,
+    port: int | None,
+    listen: "Address | None",
+) -> None:
+    """Run the gateway until SIGTERM or Ctrl-C.
+
+    Without --embedded all settings come from the environment (STATEROOM_...); `stateroom doctor` checks them.
+    """
+    from gateway.settings import Address
+
+    if not embedded:
+        if data_dir or write_env:
+            raise click.UsageError("--data-dir and --write-env need --embedded.")
+        _serve_configured(port, listen)
+        return
+    address = listen or Address("127.0.0.1", EMBEDDED_PORT)
+    if port is not None:
+        address = Address(address.host, port)
+    folder = data_dir or DATA_DIR
+    _serve_embedded(folder, address, write_env)
+
+
+def _serve_configured(port: int | None, listen: "Address | None") -> None:
+    from msgspec.structs import replace
+
+    from gateway.cli import serving
+    from gateway.settings import Address
+
+    settings = _settings()
+    address = listen or settings.listen
+    if port is not None:
+        address = Address(address.host, port)
+    with serving.StopRequest() as stop, serving.bind(address.host, address.port) as listener:
+        bound = Address(address.host, listener.getsockname()[1])
+        settings = replace(settings, listen=bound)
+
+        def on_ready() -> None:
+            render.say(f"Stateroom {_version()} is ready on {bound}; public URL {settings.public_url}")
+
+        _run(_serve(settings, listener, stop, on_ready))
+
+
+def _serve_embedded(folder: Path, address: "Address", write_env: Path | None) -> None:
+    from gateway.cli import instance, serving
+    from gateway.settings import Address
+
+    env_file = (write_env or folder / "env").absolute()
+    if write_env is not None and not env_file.parent.is_dir():
+        raise Failure(f"cannot write {env_file}", detail="Its folder does not exist.")
+    with (
+        serving.StopRequest() as stop,
+        serving.bind(address.host, address.port) as listener,
+        instance.Instance(folder) as owned,
+    ):
+        owned.own()
+        env_file.unlink(missing_ok=True)  # whoever waits for it must not find the last run's
+        bound = Address(address.host, listener.getsockname()[1])
+        url = f"http://{bound}"
+        identity = owned.identity()
+        owned.begin_engines()
+        import gateway.app  # noqa: F401 - its second of imports passes while the engines start
+
+        owned.engines_ready()
+        if stop.count:
+            return
+
+        def on_ready() -> None:
+            instance.write_private(
+                env_file,
+                f"STATEROOM_URL='{url}'\n"
+                f"STATEROOM_API_KEY='{identity.api_key}'\n"
+                f"STATEROOM_OPERATOR_KEY='{identity.operator_key}'\n",
+            )
+            render.say(
+                f"Stateroom {_version()} is ready.\n"
+                f"  URL   {url}\n"
+                f"  Docs  {url}/docs\n"
+                f"  Data  {owned.data_dir}\n"
+                f"  Keys  set -a; . {env_file}; set +a\n"
+                f"  Stop  Ctrl-C"
+            )
+
+        async def run() -> None:
+            app_url = await owned.prepare(identity)
+            settings = owned.settings(identity, app_url, url, os.environ)
+            if not stop.count:
+                await _serve(settings, listener, stop, on_ready, identity=identity)
+
+        _run(run())
+
+
+def _migrating(work: "Coroutine[Any, Any, T]") -> "T":
+    """Run ``work`` on the database as its owner; the driver's errors become a failure without the URL."""
+    import asyncio
+
+    from asyncpg import InterfaceError, PostgresError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from storage.errors import StorageError
+
+    hint = "Check STATEROOM_DATABASE_OWNER_URL, and that its role owns the schema (gw_migrate)."
+    try:
+        return asyncio.run(work)
+    except StorageError as error:
+        raise Failure("the database refused", detail=str(error), hint=hint) from None
+    except (OSError, SQLAlchemyError, PostgresError, InterfaceError) as error:
+        cause = getattr(error, "orig", None) or error
+        raise Failure("the database refused", detail=type(cause).__name__, hint=hint) from None
+
+
+async def _serve(
+    settings: "Settings",
+    listener: "socket",
+    stop: "StopRequest",
+    on_ready: "Callable[[], None]",
+    *,
+    identity: "Identity | None" = None,
+) -> None:
+    """Serve until a stop is asked for, after making the keys of an embedded gateway's ``identity`` known."""
+    from contextlib import AsyncExitStack
+
+    from gateway.app import open_app
+    from gateway.cli import serving
+    from gateway.telemetry import Metrics, MetricsServer, configure_logging
+
+    configure_logging(settings.log_level)
+    metrics = Metrics()
+    async with AsyncExitStack() as stack:
+        if settings.metrics_listen is not None:
+            try:
+                stack.callback(MetricsServer(metrics, settings.metrics_listen).close)
+            except OSError as error:
+                raise Failure(
+                    f"cannot listen for metrics on {settings.metrics_listen}",
+                    detail=str(error.strerror),
+                    hint="Set STATEROOM_METRICS_LISTEN to another address, or to off.",
+                ) from None
+        blob_health = await stack.enter_async_context(_blob_health(settings.s3_url))
+        app = await stack.enter_async_context(open_app(settings, metrics=metrics, blob_health=blob_health))
+        if identity is not None:
+            from gateway.cli.instance import register_keys
+
+            await register_keys(app.services.store, identity)
+        await serving.serve(app, listener, stop=stop, drain=app.services.drain, on_ready=on_ready)
+
+
+@asynccontextmanager
+async def _blob_health(url: str | None) -> "AsyncIterator[Probe | None]":
+    """The probe of S3 that ``/readyz`` shows, while it is in use."""
+    if url is None:
+        yield None
+        return
+    from storage.blobs.s3 import S3BlobStore, S3Location
+
+    try:
+        location = S3Location.parse(url)
+    except ValueError as error:
+        raise Failure("STATEROOM_S3_URL is wrong", detail=str(error)) from None
+    store = S3BlobStore(location, threads=1)
+
+    async def probe() -> bool:
+        await store.health()  # raises when it is not
+        return True
+
+    try:
+        yield probe
+    finally:
+        await store.aclose()
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("stateroom-gateway")
+
+
+@click.command("init")
+@click.option("--another", is_flag=True, help="Create one more operator key although there is one.")
+@click.option("--name", default="operator", show_default=True, help="What the key is for.")
+@json_option
+def init(*, another: bool, name: str, as_json: bool) -> None:
+    """Check the settings and create the first operator key, which is printed this once.
+
+    Run it once per deployment, after `stateroom db upgrade`.
+    """
+    if not os.environ.get("STATEROOM_DEPLOYMENT_ID"):
+        from uuid import uuid4
+
+        raise Failure(
+            "STATEROOM_DEPLOYMENT_ID is not set",
+            detail=f"A new deployment may use STATEROOM_DEPLOYMENT_ID={uuid4()}",
+            hint="Keep it with the settings for good: every sealed record is bound to it.",
+            exit_code=ExitCode.USAGE,
+        )
+    settings = _settings()
+    api_key, key_id = _run(_create_operator_key(settings, name, another=another))
+    if as_json:
+        render.emit_json({"key_id": key_id, "kind": "operator", "name": name, "api_key": api_key})
+        return
+    render.record({"key_id": key_id, "api_key": api_key})
+    render.say("The operator key is shown only now: keep it as STATEROOM_OPERATOR_KEY where your secrets are.")
+
+
+async def _create_operator_key(settings: "Settings", name: str, *, another: bool) -> tuple[str, str]:
+    from datetime import UTC, datetime
+
+    from crypto.roots import create_root_key
+    from gateway import api_keys
+    from gateway.cli.keys import operator_record
+    from storage.scope import OperatorScope
+    from storage.service import Store
+
+    store = await Store.open(
+        settings.database_url,
+        root_key=create_root_key(settings.root_key),
+        deployment_id=settings.deployment_id,
+        connections_max=1,
+    )
+    try:
+        if not another and await _has_operator_key(store):
+            raise Failure(
+                "there is an operator key already",
+                hint="Use that one, or create one more with --another; revoke what is lost.",
+                exit_code=ExitCode.CONFLICT,
+            )
+        presented = api_keys.generate()
+        record = operator_record(presented, settings.api_key_pepper, name=name, now=datetime.now(UTC))
+        await store.tenants.add_key(OperatorScope(), record)
+    finally:
+        await store.close()
+    return presented.reveal(), presented.key_id
+
+
+async def _has_operator_key(store: "Store") -> bool:
+    from datetime import UTC, datetime
+
+    from storage.scope import OperatorScope
+
+    now = datetime.now(UTC)
+    after = None
+    while True:
+        page = await store.tenants.list_keys(OperatorScope(), limit=100, after=after)
+        for record in page.items:
+            if record.revoked_at is None and (record.expires_at is None or record.expires_at > now):
+                return True
+        if page.after is None:
+            return False
+        after = page.after
+
+
+@click.group("db")
+def database_group() -> None:
+    """The database schema, as its owner (STATEROOM_DATABASE_OWNER_URL)."""
+
+
+@database_group.command("upgrade")
+def database_upgrade() -> None:
+    """Bring the schema up to this build's revision; running it again changes nothing."""
+    url = _owner_url()
+    from storage.postgres import setup
+
+    _migrating(setup.upgrade(url))
+    render.say(f"The database is at db_revision {_migrating(setup.current(url))}.")
+
+
+@database_group.command("current")
+@json_option
+def database_current(*, as_json: bool) -> None:
+    """Print the schema's revision and the one this build requires; exit with 1 when an upgrade is due."""
+    url = _owner_url()
+    from storage.postgres import setup
+
+    found, required = _migrating(setup.current(url)), setup.db_revision_required()
+    due = found is None or (found != required and found in setup.known_revisions())
+    if as_json:
+        render.emit_json({"db_revision": found, "db_revision_required": required, "upgrade_due": due})
+    else:
+        render.record({"db_revision": found or "none", "required": required})
+    if due:
+        raise Failure("the schema is older than this build requires", hint="stateroom db upgrade")
+
+
+@click.group("root-key")
+def root_key_group() -> None:
+    """The root key, which wraps every tenant's key."""
+
+
+@root_key_group.command("create")
+@click.argument("path", type=click.Path(path_type=Path))
+def root_key_create(*, path: Path) -> None:
+    """Create a root key file that only you can read; an existing file is never overwritten."""
+    from crypto.errors import CryptoError
+    from crypto.roots import FileRootKey
+
+    try:
+        FileRootKey.create(path)
+    except CryptoError as error:
+        raise Failure("no root key was created", detail=str(error)) from None
+    render.line(f"STATEROOM_ROOT_KEY=file:{path.absolute()}")
+    render.say("Back the file up apart from the database: without it nothing stored can ever be opened.")
+
+
+@click.command("doctor")
+@json_option
+@click.pass_context
+def doctor(context: click.Context, *, as_json: bool) -> None:
+    """Check the whole set-up of a gateway with these settings; exit with 1 when something is wrong."""
+    from gateway.cli import checks
+
+    findings = _run(checks.examine(os.environ))
+    healthy = all(finding.outcome != "failed" for finding in findings)
+    if as_json:
+        render.emit_json({"ok": healthy, "checks": [finding.as_json() for finding in findings]})
+    else:
+        for finding in findings:
+            render.finding(finding)
+    if not healthy:
+        context.exit(ExitCode.FAILURE)
+
+
+COMMANDS = (serve, init, doctor, database_group, root_key_group)

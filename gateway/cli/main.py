@@ -1,0 +1,73 @@
+"""Entry of the command line `stateroom`: its groups, `--version`, and how a failure leaves the process.
+
+Nothing here or in the command modules imports a server, a database or an SDK before a command runs, so that
+every `--help` answers at once.
+"""
+
+import sys
+from typing import NoReturn
+
+import rich_click as click
+from rich_click.utils import CommandGroupDict
+
+from gateway.cli import local, remote, render
+from gateway.cli.failure import ExitCode, Failure
+
+COMMAND_GROUPS: list[CommandGroupDict] = [
+    {"name": "Run a gateway", "commands": ["serve", "init", "doctor", "db", "root-key"]},
+    {"name": "Use a gateway over HTTP", "commands": ["tenant", "api-key", "thread", "checkpoint"]},
+]
+EPILOGUE = (
+    "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, "
+    "5 gateway or database unavailable, 6 conflict."
+)
+
+
+def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from importlib.metadata import version
+
+        print(f"stateroom {version('stateroom-gateway')}")
+        context.exit()
+
+
+@click.group(
+    name="stateroom",
+    epilog=EPILOGUE,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def commands() -> None:
+    """Stateroom: secure multi-tenant persistence for AI agents, their save game.
+
+    `stateroom serve --embedded` starts a whole gateway on this machine.
+    """
+
+
+for _command in (*local.COMMANDS, *remote.COMMANDS):
+    commands.add_command(_command)
+click.rich_click.COMMAND_GROUPS = {"stateroom": COMMAND_GROUPS}
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code; failures are printed, never raised."""
+    try:
+        commands.main(arguments, prog_name="stateroom")
+    except Failure as found:
+        render.failure(found)
+        return found.exit_code
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else ExitCode.OK
+    return ExitCode.OK
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))

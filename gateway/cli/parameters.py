@@ -1,0 +1,81 @@
+"""Options and values that several commands share."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypeVar
+
+import rich_click as click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PAGE_ROWS = 50  # what a person reads; --limit or --all asks for more
+_DURATION = re.compile(r"(\d{1,6})([smhdw])", re.ASCII)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+class Moment(click.ParamType[datetime]):
+    """A time: RFC 3339 with an offset, or a duration such as ``24h`` counted from now.
+
+    Args:
+        direction: Whether a duration lies in the past or in the future.
+    """
+
+    name = "time"
+
+    def __init__(self, direction: Literal["ago", "ahead"]) -> None:
+        self._sign = -1 if direction == "ago" else 1
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Return the time that ``value`` names, in UTC."""
+        if isinstance(value, datetime):
+            return value
+        if found := _DURATION.fullmatch(value):
+            return datetime.now(UTC) + self._sign * timedelta(**{_UNITS[found[2]]: int(found[1])})
+        try:
+            parsed = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a duration such as 24h nor an RFC 3339 time", param, ctx)
+        if parsed.tzinfo is None:
+            self.fail(f"{value!r} needs a time zone, such as {value}Z", param, ctx)
+        return parsed.astimezone(UTC)
+
+
+def json_option(command: Command) -> Command:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line.")(command)
+
+
+def page_options(command: Command) -> Command:
+    """Add ``--limit`` and ``--all``."""
+    every = click.option("--all", "everything", is_flag=True, help="List everything, page after page.")
+    limit = click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        default=PAGE_ROWS,
+        show_default=True,
+        help="List at most this many.",
+    )
+    return limit(every(command))
+
+
+def url_option(command: Command) -> Command:
+    """Add ``--url``."""
+    return click.option(
+        "--url",
+        envvar="STATEROOM_URL",
+        show_envvar=True,
+        metavar="URL",
+        help="Where the gateway answers.",
+    )(command)
+
+
+def subject_option(command: Command) -> Command:
+    """Add ``--subject``."""
+    return click.option(
+        "--subject",
+        envvar="STATEROOM_SUBJECT",
+        show_envvar=True,
+        metavar="ID",
+        help="The subject to act for, when the API key is a service key; ~shared is the tenant's own.",
+    )(command)

@@ -1,0 +1,183 @@
+"""What the command line prints: tables for people, JSON for programs, failures for both.
+
+Results go to stdout, remarks and failures to stderr. Text that came from an agent or a user (ids, states,
+names) is never interpreted: no rich markup, and control characters are shown as escapes, so that a stored
+message cannot drive the operator's terminal.
+"""
+
+import json
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from gateway.cli.failure import Failure
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gateway.cli.checks import Finding
+    from gateway.cli.state_diff import Change
+
+PIPE_COLUMNS = 1000  # a pipe has no edge to wrap at: keep one row on one line
+_UNSAFE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # controls, bidi overrides, surrogates, line separators
+
+
+def safe(text: str) -> str:
+    """Return ``text`` with everything that could move a cursor or reorder a line shown as an escape."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        character.encode("unicode_escape", "surrogatepass").decode()
+        if unicodedata.category(character) in _UNSAFE
+        else character
+        for character in text
+    )
+
+
+def console(stream: TextIO) -> "Console":
+    """Return a console for ``stream``: as wide as the terminal, or practically endless on a pipe."""
+    from rich.console import Console
+
+    return Console(
+        file=stream,
+        width=None if stream.isatty() else PIPE_COLUMNS,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=False,
+    )
+
+
+def say(text: str) -> None:
+    """Print a remark of one or more lines to stderr."""
+    print("\n".join(map(safe, text.split("\n"))), file=sys.stderr, flush=True)
+
+
+def line(text: str) -> None:
+    """Print one line of the result to stdout."""
+    print(safe(text), flush=True)
+
+
+def emit_json(value: Any) -> None:
+    """Print one JSON document on one line; ASCII only, so that it is harmless on a terminal as well."""
+    print(json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=_plain), flush=True)
+
+
+def _plain(value: Any) -> Any:
+    from datetime import date
+    from uuid import UUID
+
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        from base64 import b64encode
+
+        return {"$bytes": b64encode(value).decode()}
+    raise TypeError(f"cannot print {type(value).__name__} as JSON")
+
+
+def compact(value: Any) -> str:
+    """Return ``value`` as one line of readable JSON."""
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def cell(value: Any) -> str:
+    """Return ``value`` as it stands in a table: "-" for nothing, lists separated by commas."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(item) for item in value) or "-"
+    if isinstance(value, dict):
+        return safe(compact(value)) if value else "-"
+    return safe(str(value))
+
+
+def moment(value: str | None) -> str:
+    """Return an RFC 3339 time to the second, in UTC, for a table."""
+    if not value:
+        return "-"
+    from datetime import UTC, datetime
+
+    try:
+        parsed = datetime.fromisoformat(value)
+    except ValueError:
+        return safe(value)
+    return parsed.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) -> None:
+    """Print a table to stdout, or the remark ``empty`` to stderr when there are no rows."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        grid.add_column(column, overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(value) for value in row))
+    if grid.row_count:
+        console(sys.stdout).print(grid)
+    else:
+        say(empty)
+
+
+def record(fields: Mapping[str, str]) -> None:
+    """Print named values to stdout, one a line."""
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        print(f"{name:<{width}}  {value}", flush=True)
+
+
+def failure(found: Failure) -> None:
+    """Print a failure to stderr: title, detail, facts and hint."""
+    from rich.text import Text
+
+    lines = [Text.assemble(("error: ", "bold red"), (safe(found.title), "bold"))]
+    lines += [Text(f"  {safe(text)}") for text in found.detail.splitlines()]
+    lines += [Text.assemble((f"  {name}: ", "dim"), safe(value)) for name, value in found.facts.items()]
+    lines += [Text.assemble(("  hint: ", "green"), safe(text)) for text in found.hint.splitlines()]
+    output = console(sys.stderr)
+    for text_line in lines:
+        output.print(text_line)
+
+
+def document(value: Any) -> None:
+    """Print a JSON value over several lines, indented, harmless on a terminal."""
+    for text in json.dumps(value, ensure_ascii=False, indent=2, default=_plain).splitlines():
+        print(safe(text), flush=True)
+
+
+def change(found: "Change", *, value_characters_max: int | None) -> None:
+    """Print one difference of two states: a line for its path, and one for each side."""
+    from rich.text import Text
+
+    from gateway.cli.state_diff import ABSENT
+
+    output = console(sys.stdout)
+    sign, style = {"added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow")}[found.kind]
+    output.print(Text(f"{sign} {safe(found.path or '/')}", style=style), soft_wrap=True)
+    for side, value, colour in (("-", found.before, "red"), ("+", found.after, "green")):
+        if value is not ABSENT:
+            text = safe(compact(value))
+            if value_characters_max is not None and len(text) > value_characters_max:
+                text = f"{text[:value_characters_max]}... ({len(text):,} characters)"
+            output.print(Text(f"    {side} {text}", style=colour), soft_wrap=True)
+
+
+def finding(found: "Finding") -> None:
+    """Print one check of `stateroom doctor` on one line, and below it what to do when it failed."""
+    from rich.text import Text
+
+    output = console(sys.stdout)
+    word, style = {"ok": ("ok", "green"), "failed": ("FAILED", "bold red"), "skipped": ("skipped", "yellow")}[
+        found.outcome
+    ]
+    output.print(Text.assemble((f"{word:<8}", style), f"{found.check:<20}{safe(found.detail)}"), soft_wrap=True)
+    if found.outcome == "failed":
+        output.print(Text(f"{'':<8}{'':<20}{safe(found.fix)}", style="green"), soft_wrap=True)

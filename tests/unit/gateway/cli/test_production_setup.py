@@ -1,0 +1,184 @@
+"""`db`, `init` and `doctor` against a real, durable PostgreSQL."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from gateway import api_keys
+from gateway.cli import serving
+from gateway.cli.embedded import EmbeddedPostgres
+from gateway.cli.main import run
+from storage.postgres import setup
+
+
+@pytest.fixture(scope="module")
+def durable_postgres() -> Iterator[EmbeddedPostgres]:
+    # With fsync on, which the shared engine has not: `init` and `doctor` insist on it.
+    folder = Path(tempfile.mkdtemp(prefix="stateroom-cli-"))
+    with EmbeddedPostgres(folder) as engine:
+        yield engine
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+async def urls(durable_postgres):
+    return await setup.prepare(
+        durable_postgres.superuser_url(), database="production", owner_password="o" * 20, app_password="a" * 20
+    )
+
+
+@pytest.fixture
+def production(urls, environment, tmp_path, capsys):
+    owner_url, app_url = urls
+    assert run(["root-key", "create", str(tmp_path / "root.key")]) == 0
+    capsys.readouterr()
+    environment.setenv("STATEROOM_DATABASE_URL", app_url)
+    environment.setenv("STATEROOM_DATABASE_OWNER_URL", owner_url)
+    environment.setenv("STATEROOM_ROOT_KEY", f"file:{tmp_path / 'root.key'}")
+    environment.setenv("STATEROOM_API_KEY_PEPPER", "ab" * 32)
+    environment.setenv("STATEROOM_DEPLOYMENT_ID", "00000000-0000-4000-8000-000000000001")
+    return environment
+
+
+def test_upgrading_again_changes_nothing_and_current_agrees(production, capsys):
+    assert run(["db", "upgrade"]) == 0
+    capsys.readouterr()
+    assert run(["db", "current", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["db_revision"] == found["db_revision_required"]
+    assert found["upgrade_due"] is False
+
+
+def test_an_empty_database_is_due_for_an_upgrade(production, durable_postgres, capsys):
+    production.setenv("STATEROOM_DATABASE_OWNER_URL", durable_postgres.superuser_url())
+    assert run(["db", "current"]) == 1
+    assert "stateroom db upgrade" in capsys.readouterr().err
+
+
+def test_a_wrong_password_is_no_stack_trace_and_is_not_shown(production, urls, capsys):
+    production.setenv("STATEROOM_DATABASE_OWNER_URL", urls[0].replace("o" * 20, "hunter2"))
+    for arguments in (["db", "upgrade"], ["db", "current"]):
+        assert run(arguments) == 1
+        errors = capsys.readouterr().err
+        assert "Traceback" not in errors
+        assert "hunter2" not in errors
+
+
+def test_the_first_operator_key_is_printed_once_and_a_second_needs_to_be_asked_for(production, capsys):
+    assert run(["init", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    presented = api_keys.parse(first["api_key"])
+    assert presented is not None
+    assert presented.key_id == first["key_id"]
+    assert run(["init"]) == 6
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--another" in captured.err
+    assert run(["init", "--another", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["api_key"] != first["api_key"]
+
+
+def test_another_deployments_database_is_refused(production, capsys):
+    assert run(["init", "--another"]) == 0
+    capsys.readouterr()
+    production.setenv("STATEROOM_DEPLOYMENT_ID", "00000000-0000-4000-8000-000000000002")
+    assert run(["init", "--another"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "deployment" in captured.err
+    assert run(["doctor"]) == 1
+    assert "belongs to another deployment" in capsys.readouterr().out
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_right_setup(production, capsys):
+    assert run(["init", "--another"]) == 0
+    capsys.readouterr()
+    assert run(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is True
+    outcomes = {check["check"]: check["outcome"] for check in found["checks"]}
+    assert outcomes.pop("object storage") == "skipped"
+    assert set(outcomes.values()) == {"ok"}
+    assert {"root key", "durability", "roles", "serving role", "row-level security", "deployment id"} <= set(outcomes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "repair", "check"),
+    [
+        (
+            "ALTER TABLE stateroom.threads NO FORCE ROW LEVEL SECURITY",
+            "ALTER TABLE stateroom.threads FORCE ROW LEVEL SECURITY",
+            "row-level security",
+        ),
+        ("ALTER ROLE gw_app BYPASSRLS", "ALTER ROLE gw_app NOBYPASSRLS", "serving role"),
+        ("ALTER ROLE gw_worker BYPASSRLS", "ALTER ROLE gw_worker NOBYPASSRLS", "roles"),
+        (
+            "ALTER ROLE gw_app SET synchronous_commit = off",
+            "ALTER ROLE gw_app RESET synchronous_commit",
+            "durability",
+        ),
+    ],
+    ids=lambda value: value,
+)
+async def test_the_doctor_names_what_was_weakened(production, durable_postgres, damage, repair, check):
+    import os
+
+    from gateway.cli import checks
+
+    owner = durable_postgres.superuser_url("production").replace("+asyncpg", "")
+    connection = await asyncpg.connect(owner)
+    try:
+        await connection.execute(damage)
+        findings = {finding.check: finding for finding in await checks.examine(os.environ)}
+        await connection.execute(repair)
+    finally:
+        await connection.close()
+    assert findings[check].outcome == "failed"
+    assert findings[check].fix
+
+
+def test_a_configured_gateway_serves_until_sigterm_and_says_no_secret(production, urls):
+    production.setenv("STATEROOM_METRICS_LISTEN", "off")
+    production.setenv("STATEROOM_DRAIN_SECONDS", "0")
+    production.setenv("STATEROOM_LISTEN", "127.0.0.1:1")
+    with subprocess.Popen(
+        [sys.executable, "-c", "from gateway.cli.main import main; main()", "serve", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        shown = ""
+        while "is ready on" not in shown:
+            line = process.stderr.readline()
+            assert line, shown
+            shown += line
+        url = re.search(r"is ready on (127\.0\.0\.1:[0-9]+);", shown)
+        assert url is not None
+        with urllib.request.urlopen(f"http://{url[1]}/readyz", timeout=10) as answer:
+            assert json.load(answer)["ready"] is True
+        process.send_signal(signal.SIGTERM)
+        shown += process.stderr.read()
+        assert process.stdout.read() == ""
+        assert process.wait(40) == 0
+    assert "a" * 20 not in shown
+    assert "ab" * 32 not in shown
+
+
+def test_a_port_for_metrics_that_is_taken_is_named(production, capsys):
+    with serving.bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        production.setenv("STATEROOM_METRICS_LISTEN", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert run(["serve", "--port", "0"]) == 1
+    assert "STATEROOM_METRICS_LISTEN" in capsys.readouterr().err
