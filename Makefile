@@ -55,9 +55,11 @@ soak: setup ## Run the long tests
 	@$(RUN) --group bench pytest -m soak $(PYTEST_ARGS)
 
 .PHONY: openapi
-openapi: setup ## Write docs/openapi.json
-	@$(RUN) stateroom openapi > docs/openapi.json.new
-	@mv docs/openapi.json.new docs/openapi.json
+openapi: setup ## Write the OpenAPI snapshot and the page of problem codes
+	@$(RUN) python -m gateway.openapi > tests/golden/openapi.json.new
+	@mv tests/golden/openapi.json.new tests/golden/openapi.json
+	@$(RUN) python -m gateway.problems > docs/problems.md.new
+	@mv docs/problems.md.new docs/problems.md
 
 .PHONY: clean
 clean: ## Remove environments and caches, never data (DATA_DIR stays)

@@ -73,15 +73,16 @@ class Changes(Request):
 class SaveRequest(Request):
     """Save a checkpoint: exactly one of ``state``, ``changes`` (needs If-Match) or ``channels``.
 
-    ``parent_id`` absent: the namespace's head when the save is applied; ``null``: no parent. ``fork`` declares that
-    an older parent is meant. ``delta_channels`` names channels whose value is rebuilt from ancestors' pending writes.
+    ``parent_id`` absent: the namespace's head when the save is applied; ``null``: no parent. ``fork``
+    declares that an older parent is meant. ``delta_channels`` names channels whose value is rebuilt from
+    ancestors' pending writes.
     """
 
     state: dict[Name, Raw] | UnsetType = UNSET
     changes: Changes | UnsetType = UNSET
     channels: dict[Name, ChannelIn] | UnsetType = UNSET
     id: CheckpointIdText | UnsetType = UNSET
-    parent_id: CheckpointIdText | None | UnsetType = UNSET
+    parent_id: CheckpointIdText | UnsetType | None = UNSET
     namespace: Namespace = ""
     status: Status = "active"
     step: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | UnsetType = UNSET
@@ -120,7 +121,7 @@ class ChannelOut(Response):
 
 
 class WriteOut(Response, omit_defaults=True):
-    """A pending write: ``value`` in the ``state`` view, ``encoding`` and ``data`` in the ``channels`` view."""
+    """A pending write: ``value`` in the ``state`` view, ``encoding`` and ``data`` in ``channels``."""
 
     task_id: str
     idx: int
@@ -134,9 +135,9 @@ class WriteOut(Response, omit_defaults=True):
 class Checkpoint(Response):
     """A checkpoint as it is loaded.
 
-    ``state`` (view ``state``) maps channels to plain values; ``channels`` (view ``channels``) gives the serialised
-    bytes; view ``none`` gives neither. In JSON, bytes inside a state are ``{"$bytes": base64}``, MessagePack
-    extension values ``{"$ext": [code, base64]}`` and values in a foreign encoding
+    ``state`` (view ``state``) maps channels to plain values; ``channels`` (view ``channels``) gives the
+    serialised bytes; view ``none`` gives neither. In JSON, bytes inside a state are ``{"$bytes": base64}``,
+    MessagePack extension values ``{"$ext": [code, base64]}`` and values in a foreign encoding
     ``{"$encoded": [encoding, base64]}``.
     """
 
@@ -204,7 +205,7 @@ class TaskWrites(Response):
 
 
 class ChannelHistory(Response, omit_defaults=True):
-    """Writes to a channel, oldest first, since ``seed``: the nearest ancestor's stored value (absent: none)."""
+    """Writes to a channel, oldest first, since ``seed``: the nearest ancestor's value (absent: none)."""
 
     writes: list[WriteOut]
     seed: ChannelOut | UnsetType = UNSET
@@ -240,7 +241,7 @@ class ThreadSettings(Request):
     """Settings of a thread; what is absent stays. ``strict`` makes If-Match mandatory for saves."""
 
     strict: bool | UnsetType = UNSET
-    agent: Name | None | UnsetType = UNSET
+    agent: Name | UnsetType | None = UNSET
 
 
 class CopyRequest(Request):
@@ -278,9 +279,7 @@ class RemovalReceipt(Response):
     pending_writes: int
 
 
-Permission = Literal[
-    "state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin", "operator"
-]
+Permission = Literal["state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin", "operator"]
 
 
 class WhoAmI(Response):
@@ -369,7 +368,7 @@ class Fault(Response, omit_defaults=True):
 
 
 class Problem(Response, omit_defaults=True):
-    """RFC 9457 problem details. ``code`` is stable; ``retryable`` says whether the same request may succeed later."""
+    """RFC 9457 problem details. ``code`` is stable; ``retryable``: the same request may succeed later."""
 
     type: str
     title: str
@@ -381,9 +380,10 @@ class Problem(Response, omit_defaults=True):
     request_id: str = ""
     errors: list[Fault] = []
     limit: str | UnsetType = UNSET
-    head_id: str | None | UnsetType = UNSET
+    head_id: str | UnsetType | None = UNSET
 
 
 def component_schemas(types: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """JSON Schemas of ``types`` for OpenAPI, with shared components under ``#/components/schemas/``."""
-    return msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    return list(schemas), components

@@ -109,5 +109,9 @@ class CommitUnknown(Unavailable):
     """The answer to COMMIT was lost; repeat the request with the same id to learn what happened."""
 
 
+class LostRaceError(Unavailable):
+    """A concurrent transaction changed what this one was built on; storage runs it again by itself."""
+
+
 class SetupError(StorageError):
     """The database is not set up as the gateway requires."""

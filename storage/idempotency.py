@@ -10,10 +10,10 @@ from typing import TypeVar
 import msgspec
 
 from crypto import Kind, OpenError, Sealer
-from storage.errors import IdempotencyKeyReused, IntegrityFailure
+from storage.errors import IdempotencyKeyReused, IntegrityFailure, LostRaceError
 from storage.model import Idempotency
 from storage.postgres import checkpoints as sql
-from storage.postgres.unit_of_work import LostRaceError, Transaction
+from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 
 T = TypeVar("T")

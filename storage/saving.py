@@ -20,6 +20,7 @@ from storage.errors import (
     HeadMoved,
     IntegrityFailure,
     InvalidState,
+    LostRaceError,
     PreconditionRequired,
     ThreadArchived,
 )
@@ -41,7 +42,7 @@ from storage.format.record import (
 from storage.idempotency import claim, settle
 from storage.model import FullState, Patch, Save, Saved, Value
 from storage.postgres import checkpoints as sql
-from storage.postgres.unit_of_work import LostRaceError, Transaction
+from storage.postgres.unit_of_work import Transaction
 from storage.reading import one, read_chunks
 from storage.scope import Scope
 

@@ -266,6 +266,15 @@ def _needed(entries: Sequence[_Entry], survivors: Sequence[_Entry]) -> set[str]:
     return needed
 
 
+def _compare_namespaces(sealer: Sealer, thread: ThreadSeal, heads: Sequence[Any]) -> None:
+    """Compare a thread's heads with the namespaces its seal says it has."""
+    found = ThreadSeal(thread.incarnation, LiveSet())
+    for row in heads:
+        found = found.with_namespace(sealer, row["namespace"])
+    if found != thread:
+        raise IntegrityFailure("a namespace was added to or taken from this thread outside the gateway")
+
+
 async def _entries(
     transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str, live: LiveSet
 ) -> list[_Entry]:
@@ -320,7 +329,9 @@ async def _remove(
         raise ThreadArchived
     thread = open_thread(sealer, thread_id, locked["created_at"], locked["seal"])
     removal = NOTHING
-    for row in await transaction.fetch(sql.HEADS, *place):
+    heads = await transaction.fetch(sql.HEADS, *place)
+    _compare_namespaces(sealer, thread, heads)
+    for row in heads:
         namespace = row["namespace"]
         head = open_head(sealer, thread_id, namespace, row["head_id"], row["sequence"], row["seal"])
         if head.incarnation != thread.incarnation:
@@ -352,9 +363,10 @@ async def _remove(
             after.sequence,
             seal_head(sealer, thread_id, namespace, head_id, after),
         )
+    # Also when no checkpoint goes: a pending write that was replaced leaves pieces behind.
+    await transaction.execute(sql.COLLECT_CHUNKS, *place)
     if removal is NOTHING:
         return NOTHING
-    await transaction.execute(sql.COLLECT_CHUNKS, *place)
     await transaction.execute(
         sql.TOUCH, *place, clock.now(), seal_thread(sealer, thread_id, locked["created_at"], thread)
     )
@@ -372,6 +384,8 @@ async def _copy(
         raise ThreadArchived
     thread = ThreadSeal.new()
     heads = await transaction.fetch(sql.HEADS, *place)
+    original = open_thread(sealer, source, found["created_at"], found["seal"])
+    _compare_namespaces(sealer, original, heads)
     for row in heads:
         thread = thread.with_namespace(sealer, row["namespace"])
     created = await transaction.fetchval(

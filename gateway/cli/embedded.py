@@ -39,7 +39,9 @@ _log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 START_SECONDS_MAX = 60.0  # crash recovery of a large folder takes a while
-STOP_SECONDS_MAX = 30.0  # then the engine is killed; both recover from that
+POSTGRES_STOP_SECONDS_MAX = 30.0  # then it is killed; its last checkpoint may take a while
+S3_STOP_SECONDS_MAX = 5.0  # it needs 1 s, or never ends when stopped within a second of its start; it recovers
+S3_PROBE_SECONDS_MAX = 1.0  # a first write may get no answer at all; asked again, it is answered at once
 POLL_SECONDS = 0.02
 PORT_ATTEMPTS_MAX = 5  # another process may take a port between our choice and the engine's bind
 LOG_BYTES_MAX = 16 * 1024 * 1024  # a larger log is moved aside at the next start
@@ -170,6 +172,7 @@ class _Engine:
 
     name: str
     stop_signal: str
+    stop_seconds_max: float
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = Path(data_dir).absolute()
@@ -272,7 +275,7 @@ class _Engine:
                 break
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            _wait_until(lambda: not self._is_ours(pid), STOP_SECONDS_MAX)
+            _wait_until(lambda: not self._is_ours(pid), self.stop_seconds_max)
         if self._is_ours(pid):
             raise EmbeddedEngineError(f"process {pid} of {self.data_dir} does not stop")
         self._pid_path().unlink(missing_ok=True)
@@ -309,9 +312,9 @@ class _Engine:
         if supervisor.stdin is not None:
             supervisor.stdin.close()
         try:
-            supervisor.wait(STOP_SECONDS_MAX)
+            supervisor.wait(self.stop_seconds_max)
         except subprocess.TimeoutExpired:
-            _log.warning("%s did not stop in %d s: killed", self.name, STOP_SECONDS_MAX)
+            _log.warning("%s did not stop in %d s: killed", self.name, self.stop_seconds_max)
             os.killpg(supervisor.pid, signal.SIGKILL)
             supervisor.wait()
         self._pid = None
@@ -349,6 +352,7 @@ class EmbeddedPostgres(_Engine):
 
     name = "postgres"
     stop_signal = "INT"  # "fast shutdown": disconnect clients, checkpoint, exit
+    stop_seconds_max = POSTGRES_STOP_SECONDS_MAX
 
     def __init__(self, data_dir: Path, *, fsync: bool = True) -> None:
         super().__init__(data_dir)
@@ -463,13 +467,12 @@ class EmbeddedS3(_Engine):
 
     name = "s3"
     stop_signal = "TERM"
+    stop_seconds_max = S3_STOP_SECONDS_MAX
     bucket = "stateroom"
     region = "us-east-1"
 
     _PORTS = tuple(
-        f"{service}{kind}"
-        for service in ("s3", "master", "volume", "filer", "admin")
-        for kind in ("", ".grpc")
+        f"{service}{kind}" for service in ("s3", "master", "volume", "filer", "admin") for kind in ("", ".grpc")
     )
 
     def __init__(self, data_dir: Path) -> None:
@@ -552,7 +555,7 @@ class EmbeddedS3(_Engine):
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            with urllib.request.urlopen(f"{self.endpoint_url}/healthz", timeout=1):  # noqa: S310 - our own http URL
+            with urllib.request.urlopen(f"{self.endpoint_url}/healthz", timeout=S3_PROBE_SECONDS_MAX):  # noqa: S310 - our own http URL
                 pass
         except OSError:
             return False
@@ -562,7 +565,11 @@ class EmbeddedS3(_Engine):
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             region_name=self.region,
-            config=Config(connect_timeout=1, read_timeout=5, retries={"total_max_attempts": 1}),
+            config=Config(
+                connect_timeout=S3_PROBE_SECONDS_MAX,
+                read_timeout=S3_PROBE_SECONDS_MAX,
+                retries={"total_max_attempts": 1},
+            ),
         )
         try:
             # A write proves that a volume is assigned, which a listening port does not.

@@ -12,6 +12,7 @@ ADVISORY_LOCK = 5_370_001
 def run(connection: Connection) -> None:
     """Run all pending revisions on ``connection``, which belongs to gw_migrate."""
     connection.execute(text("SET lock_timeout = '5s'"))
+    connection.execute(text(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
     connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     context.configure(
         connection=connection,
@@ -23,7 +24,6 @@ def run(connection: Connection) -> None:
         compare_type=True,
     )
     with context.begin_transaction():
-        connection.execute(text(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
         context.run_migrations()
 
 

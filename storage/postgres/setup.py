@@ -15,6 +15,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -75,6 +76,8 @@ async def _upgrade(owner_url: str) -> None:
             await connection.run_sync(run)
     except OSError as error:
         raise SetupError(f"the database cannot be reached: {error}") from None
+    except DBAPIError as error:
+        raise SetupError(f"the schema was not upgraded: {error.orig}") from None
     finally:
         await engine.dispose()
 

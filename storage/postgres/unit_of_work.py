@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from storage.errors import CommitUnknown, Unavailable
+from storage.errors import CommitUnknown, LostRaceError, Unavailable
 from storage.postgres.engine import UNFINISHED
 from storage.scope import AnyScope, OperatorScope, Scope, TenantScope
 
@@ -49,10 +49,6 @@ _BUSY = (
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 _LOST_RACE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
-
-
-class LostRaceError(Exception):
-    """A concurrent transaction changed what this one was built on; run it again."""
 
 
 class Observer(Protocol):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -18,10 +18,14 @@ STOP_SECONDS_MAX = 30
 
 
 class GatewayProcess:
-    """One gateway on one data folder. Starting again after `stop` or `kill` serves the same keys."""
+    """One gateway on one data folder. Starting again after `stop` or `kill` serves the same keys.
 
-    def __init__(self, data_dir: Path) -> None:
+    ``environ`` holds what the process is told beside its command line (``STATEROOM_LOG_LEVEL``...).
+    """
+
+    def __init__(self, data_dir: Path, environ: Mapping[str, str] | None = None) -> None:
         self.data_dir = data_dir
+        self._environ = dict(environ or {})
         self.env_file = data_dir.with_name(data_dir.name + ".env")
         self.log_file = data_dir.with_name(data_dir.name + ".log")
         self.url = ""
@@ -38,6 +42,14 @@ class GatewayProcess:
     def log(self) -> str:
         return self.log_file.read_text()
 
+    @property
+    def database_dsn(self) -> str:
+        """For asyncpg: the gateway's own database, as the superuser of its embedded PostgreSQL."""
+        # Line 4 of the lock file is the port (PostgreSQL source, miscadmin.h, LOCK_FILE_LINE_PORT).
+        port = (self.data_dir / "postgres" / "postmaster.pid").read_text().splitlines()[3]
+        password = (self.data_dir / "postgres.password").read_text()
+        return f"postgresql://postgres:{password}@127.0.0.1:{port}/stateroom"
+
     def start(self) -> Self:
         self.env_file.unlink(missing_ok=True)
         command = Path(sys.executable).with_name("stateroom")
@@ -47,7 +59,8 @@ class GatewayProcess:
                 + ["--write-env", self.env_file],
                 stdout=log,
                 stderr=log,
-                env={name: value for name, value in os.environ.items() if not name.startswith("STATEROOM_")},
+                env={name: value for name, value in os.environ.items() if not name.startswith("STATEROOM_")}
+                | self._environ,
             )
         while not self.env_file.exists():
             try:

@@ -1,0 +1,1 @@
+"""The HTTP gateway: authentication, limits, wire formats, problems, routes, logs and metrics."""

@@ -1,0 +1,111 @@
+"""API keys: how they look, and how a presented one is compared with a stored one.
+
+``sr_live_<12 base62 key id>_<43 base62 secret><6 base62 CRC-32>``: the prefix and the checksum let secret
+scanners find a leaked key offline and let a typo be refused before any database work; the id may be logged,
+the rest never. What is stored is HMAC-SHA256(pepper, secret): the secret has 256 bits, so a slow hash would
+only be a lever for denial of service, and the pepper keeps a stolen database from confirming a leaked key.
+This module does no I/O.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import zlib
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from storage.model import ApiKeyRecord
+
+PEPPER_VERSION = 1  # recorded with every key, so that a second pepper can be told apart
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_PREFIX = "sr_live_"
+_ID_DIGITS = 12
+_SECRET_DIGITS = 43  # the fewest base62 digits that hold 256 bits
+_CHECKSUM_DIGITS = 6  # the fewest that hold 32 bits
+_FORM = re.compile(r"sr_live_([0-9A-Za-z]{12})_([0-9A-Za-z]{43})([0-9A-Za-z]{6})\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PresentedKey:
+    """A well-formed key: its public id and its secret."""
+
+    key_id: str
+    secret: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{_PREFIX}{self.key_id}_…"
+
+    def reveal(self) -> str:
+        """The whole key, for the one answer that shows it."""
+        body = f"{_PREFIX}{self.key_id}_{self.secret}"
+        return body + _checksum(body)
+
+
+def _base62(number: int, digits: int) -> str:
+    text = ""
+    for _ in range(digits):
+        number, digit = divmod(number, 62)
+        text = _ALPHABET[digit] + text
+    return text
+
+
+def _checksum(body: str) -> str:
+    return _base62(zlib.crc32(body.encode("ascii")), _CHECKSUM_DIGITS)
+
+
+def generate() -> PresentedKey:
+    """Make a key with a 256-bit secret from the operating system."""
+    key_id = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_DIGITS))
+    return PresentedKey(key_id, _base62(secrets.randbits(256), _SECRET_DIGITS))
+
+
+def parse(text: str) -> PresentedKey | None:
+    """Read a key; None when its form or its checksum is wrong."""
+    match = _FORM.match(text)
+    if match is None or not hmac.compare_digest(_checksum(text[:-_CHECKSUM_DIGITS]), match[3]):
+        return None
+    return PresentedKey(match[1], match[2])
+
+
+def mac(pepper: bytes, secret: str) -> bytes:
+    """What is stored in place of ``secret`` (RFC 2104, 32 bytes)."""
+    return hmac.digest(pepper, secret.encode("ascii"), hashlib.sha256)
+
+
+def matches(pepper: bytes, presented: PresentedKey, stored_mac: bytes | None) -> bool:
+    """Whether ``presented`` is the key behind ``stored_mac``; the same work when there is none."""
+    equal = hmac.compare_digest(mac(pepper, presented.secret), stored_mac or bytes(32))
+    return equal and stored_mac is not None
+
+
+def mint(
+    pepper: bytes,
+    *,
+    kind: Literal["subject", "service", "operator"],
+    permissions: tuple[str, ...],
+    now: datetime,
+    name: str = "",
+    tenant_id: UUID | None = None,
+    subject_id: str | None = None,
+    expires_at: datetime | None = None,
+) -> tuple[ApiKeyRecord, str]:
+    """Make a key: the record to store, and the text to show once."""
+    key = generate()
+    record = ApiKeyRecord(
+        key_id=key.key_id,
+        kind=kind,
+        name=name,
+        tenant_id=tenant_id,
+        subject_id=subject_id,
+        permissions=permissions,
+        mac=mac(pepper, key.secret),
+        pepper_version=PEPPER_VERSION,
+        created_at=now,
+        expires_at=expires_at,
+        revoked_at=None,
+        last_used_at=None,
+    )
+    return record, key.reveal()

@@ -1,0 +1,242 @@
+"""Who calls, what it may do, and where: credential > `Principal` > scope.
+
+Owns the check of API keys, the permission guards and the derivation of scopes. A route is public only when
+its handler says so (``exclude_from_auth``); paths are never matched here, because parts of them are chosen by
+clients. Scopes come from the principal and one header, never from a body or a row.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import structlog
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.middleware import ASGIMiddleware
+from litestar.types import ASGIApp, Guard, Receive, Scope, Send
+
+from gateway import api_keys, limits
+from gateway.exchange import SUBJECT_HEADER, Facts, decode_id
+from gateway.problems import (
+    InvalidRequest,
+    PermissionDenied,
+    SubjectMismatch,
+    SubjectRequired,
+    Unauthenticated,
+)
+from gateway.wire import Fault, Permission
+from storage.clock import Clock
+from storage.errors import InvalidState, StorageError
+from storage.model import ApiKeyRecord
+from storage.scope import SHARED_SUBJECT, OperatorScope, TenantScope, check_subject
+from storage.scope import Scope as SubjectScope
+
+VERIFIED_SECONDS_MAX = 5.0  # how long a revoked key may still work in another process; saves a query a request
+VERIFIED_KEYS_MAX = 10_000  # about 5 MB
+USED_AT_SECONDS = 60.0  # last_used_at says "when, to the minute"; more would be a write per request
+_SCHEME = b"bearer "
+
+_log = structlog.get_logger()
+
+LookUp = Callable[[str], Awaitable[ApiKeyRecord | None]]
+Touch = Callable[[dict[tuple[UUID | None, str], datetime]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """An authenticated caller."""
+
+    credential_id: str
+    kind: Literal["subject", "service", "operator"]
+    tenant_id: UUID | None
+    subject_id: str | None
+    permissions: frozenset[str]
+    expires_at: datetime | None
+
+
+class Authenticator:
+    """Turns an Authorization header into a `Principal`, remembering verified keys for a few seconds.
+
+    Args:
+        pepper: What stored keys are mixed with.
+        look_up: The stored key of an id, or None.
+        clock: What expiry is compared with.
+    """
+
+    def __init__(self, pepper: bytes, look_up: LookUp, clock: Clock) -> None:
+        self._pepper = pepper
+        self._look_up = look_up
+        self._clock = clock
+        self._verified: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        self._used: dict[tuple[UUID | None, str], datetime] = {}
+
+    async def verify(self, authorization: bytes | None) -> Principal:
+        """The caller behind ``authorization``.
+
+        Raises:
+            Unauthenticated: whatever is wrong with the credential; it does not say what.
+            StorageError: the key could not be looked up.
+        """
+        if authorization is None or authorization[:7].lower() != _SCHEME:
+            raise Unauthenticated
+        token = authorization[7:].strip()
+        digest = hashlib.sha256(token).digest()  # so that no key lies around in memory
+        found = self._verified.get(digest)
+        if found is not None and found[1] > time.monotonic():
+            principal = found[0]
+        else:
+            principal = await self._check(token)
+            self._verified[digest] = (principal, time.monotonic() + VERIFIED_SECONDS_MAX)
+            self._verified.move_to_end(digest)
+            if len(self._verified) > VERIFIED_KEYS_MAX:
+                self._verified.popitem(last=False)
+        now = self._clock.now()
+        if principal.expires_at is not None and principal.expires_at <= now:
+            raise Unauthenticated
+        self._used[principal.tenant_id, principal.credential_id] = now
+        return principal
+
+    async def _check(self, token: bytes) -> Principal:
+        presented = api_keys.parse(token.decode("latin-1"))
+        if presented is None:
+            raise Unauthenticated
+        record = await self._look_up(presented.key_id)
+        valid = api_keys.matches(self._pepper, presented, record.mac if record else None)
+        if (
+            record is None
+            or not valid
+            or record.revoked_at is not None
+            or record.pepper_version != api_keys.PEPPER_VERSION
+        ):
+            raise Unauthenticated
+        return Principal(
+            record.key_id,
+            record.kind,
+            record.tenant_id,
+            record.subject_id,
+            frozenset(record.permissions),
+            record.expires_at,
+        )
+
+    def forget(self, key_id: str) -> None:
+        """Stop trusting a key that was revoked here."""
+        for digest in [d for d, (principal, _) in self._verified.items() if principal.credential_id == key_id]:
+            del self._verified[digest]
+
+    async def flush_used(self, touch: Touch) -> None:
+        """Store when keys were last used; what could not be stored is kept for the next time."""
+        used, self._used = self._used, {}
+        if not used:
+            return
+        try:
+            await touch(used)
+        except StorageError as reason:
+            self._used = used | self._used
+            _log.warning("last use of keys not stored", error=type(reason).__name__, keys=len(used))
+
+    async def keep_flushing(self, touch: Touch) -> None:
+        """Run `flush_used` once a minute until cancelled, and once more then."""
+        try:
+            while True:
+                await asyncio.sleep(USED_AT_SECONDS)
+                await self.flush_used(touch)
+        finally:
+            await self.flush_used(touch)
+
+
+class AuthenticationMiddleware(ASGIMiddleware):
+    """Refuses whoever is not authenticated, and counts tenants' requests."""
+
+    exclude_opt_key = "exclude_from_auth"
+
+    def __init__(self, authenticator: Authenticator, admission: limits.Admission) -> None:
+        self._authenticator = authenticator
+        self._admission = admission
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """Authenticate, then go on."""
+        facts = Facts.of(scope)
+        if facts.duplicate == "authorization":
+            raise Unauthenticated
+        principal = await self._authenticator.verify(facts.headers.get(b"authorization"))
+        facts.credential_id = principal.credential_id
+        scope["user"] = principal
+        with self._admission.tenant(principal.tenant_id):
+            await next_app(scope, receive, send)
+
+
+def requires(permission: Permission) -> Guard:
+    """A guard that lets only principals with ``permission`` pass."""
+
+    # Not a plain function: Litestar would send every request through a thread for it.
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        principal: Principal = connection.scope["user"]
+        if permission not in principal.permissions:
+            raise PermissionDenied(f"this needs the permission {permission}")
+
+    return guard
+
+
+def subject_scope(principal: Principal, named: str | None) -> SubjectScope:
+    """The subject whose state a principal reaches; ``named`` is the header Stateroom-Subject.
+
+    Raises:
+        PermissionDenied: an operator, or a service key without ``subject:act_as``.
+        SubjectRequired: a service key that names nobody.
+        SubjectMismatch: a subject's key that names somebody else.
+        InvalidRequest: the header is not a subject id.
+    """
+    if principal.kind == "operator" or principal.tenant_id is None:
+        raise PermissionDenied("operator credentials open no state")
+    if principal.kind == "subject":
+        if principal.subject_id is None:
+            raise PermissionDenied("this key has no subject")
+        if named is not None and _subject(named) != principal.subject_id:
+            raise SubjectMismatch
+        return SubjectScope(principal.tenant_id, principal.subject_id)
+    if "subject:act_as" not in principal.permissions:
+        raise PermissionDenied("this needs the permission subject:act_as")
+    if named is None:
+        raise SubjectRequired
+    return SubjectScope(principal.tenant_id, _subject(named))
+
+
+def _subject(named: str) -> str:
+    fault = Fault(detail="is not a subject id, plain or ~ and base64url, nor ~shared", header=SUBJECT_HEADER)
+    if named == SHARED_SUBJECT:
+        return named
+    subject = decode_id(named, fault)
+    try:
+        if subject == SHARED_SUBJECT:
+            raise InvalidRequest(fault)  # it has one spelling, the literal one
+        return check_subject(subject)
+    except InvalidState:
+        raise InvalidRequest(fault) from None
+
+
+def tenant_scope(principal: Principal) -> TenantScope:
+    """The tenant a principal belongs to.
+
+    Raises:
+        PermissionDenied: an operator.
+    """
+    if principal.kind == "operator" or principal.tenant_id is None:
+        raise PermissionDenied("operator credentials belong to no tenant")
+    return TenantScope(principal.tenant_id)
+
+
+def operator_scope(principal: Principal) -> OperatorScope:
+    """The list of tenants.
+
+    Raises:
+        PermissionDenied: anybody but an operator.
+    """
+    if principal.kind != "operator" or "operator" not in principal.permissions:
+        raise PermissionDenied("this needs the permission operator")
+    return OperatorScope()

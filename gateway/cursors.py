@@ -1,0 +1,56 @@
+"""Page cursors: opaque, signed, and good only for the list they were given for.
+
+A cursor carries where the next page begins and a MAC over that position and everything the list depends on:
+the tenant, the subject, the route and its filters. It grants nothing (the next request is authorised like any
+other) and it does not expire.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+
+import msgspec
+
+from gateway.problems import InvalidRequest
+from gateway.wire import Fault
+
+_MAC_BYTES = 16  # 128 bits: a forgery would only start the caller's own list elsewhere
+_after = msgspec.msgpack.Decoder(tuple[str, ...])
+
+
+class Cursors:
+    """Signs and reads cursors under a key derived from the pepper: all processes of a deployment agree."""
+
+    def __init__(self, pepper: bytes) -> None:
+        self._signing = hmac.digest(pepper, b"stateroom/cursor/v1", hashlib.sha256)
+
+    def _mac(self, binding: bytes, position: bytes) -> bytes:
+        message = len(binding).to_bytes(8, "big") + binding + position
+        return hmac.digest(self._signing, message, hashlib.sha256)[:_MAC_BYTES]
+
+    def write(self, binding: bytes, after: tuple[str, ...] | None) -> str | None:
+        """The cursor of the page that begins ``after``; None when there is none."""
+        if after is None:
+            return None
+        position = msgspec.msgpack.encode(after)
+        return base64.urlsafe_b64encode(self._mac(binding, position) + position).rstrip(b"=").decode("ascii")
+
+    def read(self, binding: bytes, cursor: str | None) -> tuple[str, ...] | None:
+        """Where the page begins.
+
+        Raises:
+            InvalidRequest: the cursor is forged, damaged or another list's.
+        """
+        if cursor is None:
+            return None
+        try:
+            sealed = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, UnicodeEncodeError, ValueError):
+            sealed = b""
+        claimed, position = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
+        if not position or not hmac.compare_digest(claimed, self._mac(binding, position)):
+            raise InvalidRequest(
+                Fault(detail="this cursor was not given for this list; start without one", parameter="cursor")
+            )
+        return _after.decode(position)

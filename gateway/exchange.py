@@ -1,0 +1,306 @@
+"""One request and its answer: headers, identifiers in paths, query, body, reply.
+
+Owns reading what a client sent, with limits applied while reading, and writing what it gets. It knows neither
+who the client is nor what the request means.
+"""
+
+import asyncio
+import base64
+import binascii
+import functools
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from litestar import Response
+from litestar.types import Receive, Scope
+from msgspec import Struct
+
+from gateway import limits
+from gateway.codec import MEDIA_TYPES, Format, body_format, decode_body, encode_body, reply_format
+from gateway.problems import BodyTimeout, BodyTooLarge, InvalidRequest, MalformedBody, explain
+from gateway.wire import Fault
+from storage.errors import InvalidState
+from storage.model import Idempotency
+from storage.scope import check_id, is_plain_id
+
+SUBJECT_HEADER = "Stateroom-Subject"
+_FACTS = "stateroom"
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
+_ETAG = re.compile(r'"([\x21\x23-\x7e]{1,1024})"\Z')
+# Twice is ambiguous for these: two parties on the way could read different ones.
+_ONCE = frozenset(
+    {
+        b"authorization", b"content-type", b"content-length", b"content-encoding", b"if-match",
+        b"if-none-match", b"idempotency-key", b"stateroom-subject",
+    }
+)  # fmt: skip
+
+T = TypeVar("T")
+Q = TypeVar("Q", bound=Struct)
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known of a request from the first byte to the access log."""
+
+    request_id: str
+    headers: dict[bytes, bytes] = field(repr=False)
+    duplicate: str | None = None
+    credential_id: str | None = None
+    status: int = 0
+
+    @classmethod
+    def of(cls, scope: Scope) -> "Facts":
+        """The facts attached to ``scope``."""
+        facts: Facts = scope[_FACTS]  # type: ignore[literal-required]
+        return facts
+
+    def attach(self, scope: Scope) -> None:
+        """Attach to ``scope``."""
+        scope[_FACTS] = self  # type: ignore[literal-required]
+
+    @classmethod
+    def read(cls, scope: Scope, minted_id: str) -> "Facts":
+        """Read the headers once; ``minted_id`` stands in where X-Request-Id is absent or not usable."""
+        pairs: list[tuple[bytes, bytes]] = list(scope["headers"])
+        headers = dict(pairs)
+        duplicate = None
+        if len(headers) != len(pairs):
+            names = [name for name, _ in pairs if name in _ONCE]
+            duplicate = next((name.decode() for name in names if names.count(name) > 1), None)
+        offered = headers.get(b"x-request-id")
+        usable = offered is not None and _REQUEST_ID.match(offered)
+        return cls(offered.decode() if offered and usable else minted_id, headers, duplicate)
+
+
+def encode_id(text: str) -> str:
+    """``text`` as it travels in a path or header: as it is, or ``~`` + base64url without padding."""
+    if is_plain_id(text):
+        return text
+    return "~" + base64.urlsafe_b64encode(text.encode()).rstrip(b"=").decode("ascii")
+
+
+def decode_id(text: str, fault: Fault) -> str:
+    """Undo `encode_id`, accepting only what it writes, so that one id has one spelling.
+
+    Raises:
+        InvalidRequest: with ``fault``, the text is not an encoded id.
+    """
+    if is_plain_id(text):
+        return text
+    if not text.startswith("~"):
+        raise InvalidRequest(fault)
+    try:
+        coded = text[1:].encode("ascii")
+        plain = base64.b64decode(coded + b"=" * (-len(coded) % 4), altchars=b"-_", validate=True).decode("utf-8")
+        check_id(plain, "id")
+    except (ValueError, binascii.Error, InvalidState):
+        raise InvalidRequest(fault) from None
+    if encode_id(plain) != text:
+        raise InvalidRequest(fault)
+    return plain
+
+
+def path_id(text: str, parameter: str) -> str:
+    """An identifier from the path.
+
+    Raises:
+        InvalidRequest: it is neither a plain nor an encoded id.
+    """
+    return decode_id(
+        text,
+        Fault(
+            detail="must match [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}, or be ~ and base64url of any other id",
+            parameter=parameter,
+        ),
+    )
+
+
+@functools.cache
+def _lists(shape: type[Struct]) -> frozenset[str]:
+    return frozenset(
+        member.encode_name
+        for member in msgspec.structs.fields(shape)
+        if isinstance(msgspec.inspect.type_info(member.type), msgspec.inspect.ListType)
+    )
+
+
+def parse_query(query: bytes, shape: type[Q]) -> Q:
+    """Read a query string; every parameter must be a member of ``shape`` and only lists may repeat.
+
+    Raises:
+        InvalidRequest: naming the parameter.
+    """
+    if not query:
+        return _convert({}, shape)
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"),
+            keep_blank_values=True,
+            encoding="utf-8",
+            errors="strict",
+            max_num_fields=limits.QUERY_FIELDS_MAX,
+        )
+    except ValueError:
+        raise InvalidRequest(Fault(detail="the query is not UTF-8 or has too many fields", parameter="?")) from None
+    members = shape.__struct_fields__
+    lists = _lists(shape)
+    values: dict[str, Any] = {}
+    for name, text in pairs:
+        if name not in members:
+            known = ", ".join(members) or "none"
+            raise InvalidRequest(Fault(detail=f"unknown parameter; known here: {known}", parameter=name[:64]))
+        if name in lists:
+            values.setdefault(name, []).append(text)
+        elif name in values:
+            raise InvalidRequest(Fault(detail="the parameter is given twice", parameter=name))
+        else:
+            values[name] = text
+    return _convert(values, shape)
+
+
+def _convert(values: dict[str, Any], shape: type[Q]) -> Q:
+    try:
+        return msgspec.convert(values, shape, strict=False)
+    except msgspec.ValidationError as error:
+        what, steps = explain(error)
+        missing = re.search(r"missing required field `(\w+)`", what)
+        name = missing[1] if missing else str(steps[0]) if steps else "?"
+        raise InvalidRequest(Fault(detail=what, parameter=name)) from None
+
+
+async def read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    """Read a body without ever holding more than `limits.BODY_BYTES_MAX`.
+
+    Raises:
+        BodyTooLarge: announced or found to be larger.
+        BodyTimeout: it paused for `limits.BODY_IDLE_SECONDS_MAX` or took `limits.BODY_SECONDS_MAX`.
+        MalformedBody: the client hung up.
+    """
+    announced = headers.get(b"content-length", b"")
+    if announced.isdigit() and (len(announced) > 18 or int(announced) > limits.BODY_BYTES_MAX):
+        raise BodyTooLarge
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limits.BODY_SECONDS_MAX
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.BODY_IDLE_SECONDS_MAX) as patience:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise MalformedBody("the client hung up before the body was complete")
+                chunk = message["body"]
+                size += len(chunk)
+                if size > limits.BODY_BYTES_MAX:
+                    raise BodyTooLarge
+                chunks.append(chunk)
+                if not message["more_body"]:
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                patience.reschedule(min(end, loop.time() + limits.BODY_IDLE_SECONDS_MAX))
+    except TimeoutError:
+        raise BodyTimeout("the body did not arrive in time") from None
+
+
+class Exchange:
+    """A request as handlers see it, and the way to answer it. Made before the handler runs.
+
+    Raises:
+        InvalidRequest: a header that must come once came twice.
+        NotAcceptable: the answer could not be written in an accepted format.
+    """
+
+    __slots__ = ("_receive", "facts", "format", "query_string", "route")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._receive = receive
+        self.facts = Facts.of(scope)
+        if self.facts.duplicate is not None:
+            raise InvalidRequest(Fault(detail="the header is given twice", header=self.facts.duplicate))
+        self.format: Format = reply_format(self.facts.headers.get(b"accept"))
+        self.query_string: bytes = scope["query_string"]
+        self.route: str = scope["path_template"]
+
+    def header(self, name: str) -> str | None:
+        """A header's text, or None."""
+        found = self.facts.headers.get(name.lower().encode("ascii"))
+        return None if found is None else found.decode("latin-1")
+
+    def query(self, shape: type[Q]) -> Q:
+        """The query as a ``shape``; see `parse_query`."""
+        return parse_query(self.query_string, shape)
+
+    async def body(self, shape: type[T]) -> tuple[T, Format, bytes]:
+        """The body as a ``shape``, its format and its bytes; see `read_body` and `decode_body`."""
+        headers = self.facts.headers
+        name = body_format(headers.get(b"content-type"), headers.get(b"content-encoding"))
+        content = await read_body(headers, self._receive)
+        return decode_body(name, content, shape), name, content
+
+    def no_query(self) -> None:
+        """Refuse any query parameter."""
+        if self.query_string:
+            self.query(_Nothing)
+
+    def if_match(self) -> str | None:
+        """The head id of If-Match, or None.
+
+        Raises:
+            InvalidRequest: it is not one strong entity tag.
+        """
+        text = self.header("if-match")
+        if text is None:
+            return None
+        fault = Fault(detail='must be one ETag as it was given: "<head id>"', header="If-Match")
+        match = _ETAG.match(text.strip())
+        if match is None:
+            raise InvalidRequest(fault)
+        return decode_id(match[1], fault)
+
+    def if_none_match_any(self) -> bool:
+        """Whether If-None-Match is ``*``.
+
+        Raises:
+            InvalidRequest: it is anything else.
+        """
+        text = self.header("if-none-match")
+        if text is None:
+            return False
+        if text.strip() != "*":
+            raise InvalidRequest(Fault(detail="only * is supported when saving", header="If-None-Match"))
+        return True
+
+    def idempotency(self, thread_id: str, name: Format, body: bytes) -> Idempotency | None:
+        """The Idempotency-Key with a digest of everything that makes this request what it is, or None.
+
+        Raises:
+            InvalidRequest: it is not 1 to 255 visible ASCII characters.
+        """
+        text = self.header("idempotency-key")
+        if text is None:
+            return None
+        if not _IDEMPOTENCY_KEY.match(text):
+            raise InvalidRequest(Fault(detail="must be 1 to 255 visible ASCII characters", header="Idempotency-Key"))
+        conditions = (self.header("if-match") or "", self.header("if-none-match") or "")
+        digest = hashlib.sha256()
+        for part in (*(each.encode() for each in (self.route, thread_id, name, *conditions)), body):
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return Idempotency(text, digest.digest())
+
+    def reply(self, content: Any, *, status: int = 200, etag: str | None = None) -> Response[bytes]:
+        """Answer with ``content`` in the negotiated format."""
+        return Response(
+            encode_body(self.format, content),
+            status_code=status,
+            media_type=MEDIA_TYPES[self.format],
+            headers={"etag": f'"{encode_id(etag)}"', "vary": "accept"} if etag else {"vary": "accept"},
+        )
+
+
+class _Nothing(Struct):
+    pass

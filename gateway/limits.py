@@ -1,0 +1,254 @@
+"""Named limits with their units and reasons, and the admission that enforces the ones about concurrency.
+
+Owns how many requests run at once: per process, per tenant and, for writes, per thread; and the promise that
+a write whose body was read runs to COMMIT although its client hangs up. It does not limit rates over time,
+and it knows one process only: ten processes admit ten times as much.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+import structlog
+
+BODY_BYTES_MAX = 32 * 1024 * 1024  # a large agent state; anything bigger belongs into an artifact
+BODY_IDLE_SECONDS_MAX = 10.0  # a client that sends nothing this long holds a slot for nothing (slow loris)
+BODY_SECONDS_MAX = 120.0  # 32 MiB at 280 KB/s
+CHANNELS_MAX = 1000  # channels in one save; more is a list spelled as channels
+DEPTH_MAX = 64  # nesting of a body; deeper input only serves to exhaust a parser's stack
+NAME_BYTES_MAX = 255  # the longest name PostgreSQL indexes without thinking, and a file name everywhere
+METADATA_BYTES_MAX = 16 * 1024  # sealed into every checkpoint of a history page
+PAGE_ITEMS_MAX = 1000  # a page is built in memory
+PAGE_ITEMS_DEFAULT = 100
+QUERY_FIELDS_MAX = 1100  # 1,000 channels and everything else a query may name
+TENANT_REQUESTS_IN_FLIGHT_MAX = 128  # one tenant may fill half the default of 256, never all of it
+THREAD_WRITES_ACTIVE_MAX = 2  # one commits (the thread's row lock allows no more), one prepares meanwhile
+THREAD_WRITES_WAITING_MAX = 64  # a wide fan-out of tasks; beyond it the client should back off
+THREAD_WAIT_SECONDS_MAX = 5.0  # well within a client's attempt timeout of 10 s
+RETRY_AFTER_SECONDS = 1.0  # what a refused request is told; load of this kind passes within a second
+
+T = TypeVar("T")
+ThreadAddress = tuple[UUID, str, str]  # tenant, subject, thread
+
+_log = structlog.get_logger()
+
+
+class Refused(Exception):
+    """The request was not admitted; nothing was done and it may be repeated.
+
+    Attributes:
+        reason: The problem code, one of a few constants (it is a metric label).
+        retry_after_seconds: When another try makes sense.
+    """
+
+    def __init__(self, reason: str, detail: str, retry_after_seconds: float = RETRY_AFTER_SECONDS) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Overloaded(Refused):
+    """The process serves as many requests as it may."""
+
+    def __init__(self) -> None:
+        super().__init__("overloaded", "this process serves as many requests as REQUESTS_IN_FLIGHT_MAX allows")
+
+
+class Draining(Refused):
+    """The process is about to stop; another one answers at the same address."""
+
+    def __init__(self) -> None:
+        super().__init__("draining", "this process is shutting down; repeat the request")
+
+
+class TenantBusy(Refused):
+    """The tenant has as many requests in flight as it may."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "tenant-busy",
+            f"the tenant has {TENANT_REQUESTS_IN_FLIGHT_MAX} requests in flight; send fewer at once",
+        )
+
+
+class ThreadBusy(Refused):
+    """Too many writes wait for the thread."""
+
+    def __init__(self) -> None:
+        super().__init__("thread-busy", "too many writes to this thread are waiting; send fewer at once")
+
+
+class InFlight(Protocol):
+    """What counts in-flight work for the metrics."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Count up."""
+
+    def dec(self, amount: float = 1) -> None:
+        """Count down."""
+
+
+class _Gate:
+    __slots__ = ("active", "waiting")
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.waiting: deque[asyncio.Future[None]] = deque()
+
+
+class Admission:
+    """Who may run now: counters of this process.
+
+    Args:
+        requests_max: Requests at once in the whole process.
+        tenant_requests_max: Requests at once of one tenant.
+    """
+
+    def __init__(self, requests_max: int, *, tenant_requests_max: int = TENANT_REQUESTS_IN_FLIGHT_MAX) -> None:
+        self.requests_max = requests_max
+        self.tenant_requests_max = tenant_requests_max
+        self.requests = 0
+        self._tenants: dict[UUID, int] = {}
+        self._threads: dict[ThreadAddress, _Gate] = {}
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request in.
+
+        Raises:
+            Overloaded: as many as allowed are running.
+        """
+        if self.requests >= self.requests_max:
+            raise Overloaded
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    @contextmanager
+    def tenant(self, tenant_id: UUID | None) -> Iterator[None]:
+        """Count a request of a tenant in; operators (None) are not capped.
+
+        Raises:
+            TenantBusy: the tenant has as many as allowed.
+        """
+        if tenant_id is None:
+            yield
+            return
+        count = self._tenants.get(tenant_id, 0)
+        if count >= self.tenant_requests_max:
+            raise TenantBusy
+        self._tenants[tenant_id] = count + 1
+        try:
+            yield
+        finally:
+            left = self._tenants[tenant_id] - 1
+            if left:
+                self._tenants[tenant_id] = left
+            else:
+                del self._tenants[tenant_id]
+
+    @asynccontextmanager
+    async def thread(self, address: ThreadAddress) -> AsyncIterator[None]:
+        """Wait for a turn to write to a thread, first come first served, before a connection is taken.
+
+        Raises:
+            ThreadBusy: too many wait already, or the turn did not come in time.
+        """
+        gate = self._threads.get(address)
+        if gate is None:
+            gate = self._threads[address] = _Gate()
+        if gate.active < THREAD_WRITES_ACTIVE_MAX:
+            gate.active += 1
+        else:
+            await self._wait(gate)
+        try:
+            yield
+        finally:
+            self._leave(address, gate)
+
+    async def _wait(self, gate: _Gate) -> None:
+        if len(gate.waiting) >= THREAD_WRITES_WAITING_MAX:
+            raise ThreadBusy
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gate.waiting.append(turn)
+        try:
+            async with asyncio.timeout(THREAD_WAIT_SECONDS_MAX):
+                await turn
+        except BaseException as reason:
+            if turn.done() and not turn.cancelled():
+                self._pass_on(gate)  # the turn came in the same moment: it is somebody else's now
+            else:
+                gate.waiting.remove(turn)
+            if isinstance(reason, TimeoutError):
+                raise ThreadBusy from None
+            raise
+
+    @staticmethod
+    def _pass_on(gate: _Gate) -> None:
+        while gate.waiting:
+            turn = gate.waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        gate.active -= 1
+
+    def _leave(self, address: ThreadAddress, gate: _Gate) -> None:
+        self._pass_on(gate)
+        if not gate.active:
+            self._threads.pop(address, None)
+
+
+class Commits:
+    """Writes under way. Each is a task of its own, so that a client that hangs up does not cancel it."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, write: Coroutine[Any, Any, T]) -> T:
+        """Run ``write`` to its end, even if the caller is cancelled; return what it returns."""
+        task = asyncio.create_task(write)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # The class only: messages of unknown errors could carry a payload.
+            _log.debug("write ended with an error", error=type(error).__name__)
+
+    async def finish(self) -> None:
+        """Wait until no write is under way."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+class Drain:
+    """The way out: ready, draining (``/readyz`` says 503, requests are served), stopped (refused).
+
+    Args:
+        drain_seconds: How long to keep serving after `begin`, so that load balancers notice.
+    """
+
+    def __init__(self, drain_seconds: float) -> None:
+        self.drain_seconds = drain_seconds
+        self.draining = False
+        self.stopped = False
+        self._begun = asyncio.Event()
+
+    def begin(self) -> None:
+        """Answer ``/readyz`` with 503 from now on. May be called twice, and from a signal handler."""
+        self.draining = True
+        self._begun.set()
+
+    async def run(self, stop: Callable[[], None]) -> None:
+        """Wait for `begin`, keep serving ``drain_seconds``, then call ``stop`` (the server's shutdown)."""
+        await self._begun.wait()
+        await asyncio.sleep(self.drain_seconds)
+        self.stopped = True
+        stop()

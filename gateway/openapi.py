@@ -1,0 +1,230 @@
+"""The OpenAPI 3.1 document, made from the declarations the routes are made from.
+
+``python -m gateway.openapi`` prints it as it is kept in ``tests/golden/openapi.json``.
+"""
+
+import re
+import sys
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gateway import routes, wire
+from gateway.codec import MEDIA_TYPES
+from gateway.operations import Operation
+from gateway.problems import KINDS
+
+API_VERSION = "1.0.0"
+_PATH_PARAMETER = re.compile(r"\{(\w+):str\}")
+_ANY = ("unauthenticated", "not-acceptable", "invalid-request", "internal", "overloaded", "draining",
+        "tenant-busy", "database-unavailable")  # fmt: skip
+_WITH_BODY = ("malformed-body", "body-timeout", "body-too-large", "unsupported-media-type")
+_WITH_SUBJECT = ("subject-required", "subject-mismatch", "key-unavailable")
+_ID = "An id; one that does not match [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254} travels as ~ and its base64url."
+_PARAMETERS: dict[str, dict[str, Any]] = {
+    "If-Match": {
+        "name": "If-Match", "in": "header", "schema": {"type": "string"},
+        "description": "The ETag of the head you loaded; 412 head-moved when it is not the head any more.",
+        "example": '"1f0c6c3e-0000-6000-8000-000000000001"',
+    },
+    "If-None-Match": {
+        "name": "If-None-Match", "in": "header", "schema": {"const": "*"},
+        "description": "*: the namespace must not have a checkpoint yet.",
+    },
+    "Idempotency-Key": {
+        "name": "Idempotency-Key", "in": "header",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+        "description": "Makes repeating a save without id safe.",
+    },
+    "Stateroom-Subject": {
+        "name": "Stateroom-Subject", "in": "header", "schema": {"type": "string"},
+        "description": "For whom a service key acts; ~shared is the tenant's own subject. " + _ID,
+        "example": "user-42",
+    },
+    "X-Request-Id": {
+        "name": "X-Request-Id", "in": "header",
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
+        "description": "Echoed, logged, and in problems.",
+    },
+}  # fmt: skip
+_CHECKPOINT = {
+    "thread_id": "trip-7", "namespace": "", "id": "1f0c6c3e-0000-6000-8000-000000000001", "parent_id": None,
+    "step": 0, "status": "active",
+}  # fmt: skip
+_EXAMPLES: dict[str, Any] = {
+    "SaveRequest": {
+        "state": {"plan": ["book the flight"], "done": []},
+        "agent": "travel",
+        "status": "active",
+    },
+    "SaveReceipt": {**_CHECKPOINT, "sequence": 1, "created_at": "2026-01-02T03:04:05Z", "created": True},
+    "WritesRequest": {"writes": [{"channel": "done", "idx": 0, "value": "book the flight"}]},
+    "ThreadSettings": {"strict": True},
+    "CopyRequest": {"target_thread_id": "trip-8"},
+    "PruneRequest": {"thread_ids": ["trip-7"], "strategy": "keep_latest"},
+    "RunsDeleteRequest": {"run_ids": ["run-1"]},
+    "ApiKeyRequest": {"kind": "subject", "name": "laptop", "subject_id": "user-42"},
+    "TenantRequest": {"name": "Example"},
+}
+
+
+def document(operations: list[tuple[str, Operation]], *, public_url: str) -> dict[str, Any]:
+    """The OpenAPI document of ``operations``, given with the prefix of their paths."""
+    shapes = [shape for _, one in operations for shape in (one.body, one.returns) if shape is not None]
+    schemas = dict(sorted(_unique_schemas([*shapes, wire.Problem]).items()))
+    paths: dict[str, dict[str, Any]] = {}
+    for prefix, one in operations:
+        path = _PATH_PARAMETER.sub(r"{\1}", prefix + one.path)
+        paths.setdefault(path, {})[one.method.value.lower()] = _operation(one)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Stateroom",
+            "version": API_VERSION,
+            "description": "Secure multi-tenant persistence gateway for AI agents: their save game.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": public_url}],
+        "security": [{"apiKey": []}],
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": schemas,
+            "parameters": _PARAMETERS,
+            "headers": {
+                "ETag": {"description": "The head's id, quoted.", "schema": {"type": "string"}},
+                "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
+                "X-Request-Id": {"description": "As sent, or minted.", "schema": {"type": "string"}},
+            },
+            "securitySchemes": {
+                "apiKey": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "sr_live_<key id>_<secret><checksum>",
+                    "description": "An API key of a subject, a service or an operator.",
+                }
+            },
+        },
+    }
+
+
+def _unique_schemas(shapes: list[Any]) -> dict[str, Any]:
+    unique = list(dict.fromkeys(shapes))
+    _, schemas = wire.component_schemas(unique)
+    return schemas
+
+
+def _content(shape: type[Struct], *, both: bool = True) -> dict[str, Any]:
+    media: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{shape.__name__}"}}
+    example = _EXAMPLES.get(shape.__name__)
+    types = list(MEDIA_TYPES.values()) if both else [MEDIA_TYPES["json"]]
+    return {
+        name: {**media, "example": example} if example is not None and name == MEDIA_TYPES["json"] else media
+        for name in types
+    }
+
+
+def _query_parameters(shape: type[Struct]) -> list[dict[str, Any]]:
+    _, schemas = wire.component_schemas([shape])
+    described = schemas[shape.__name__]
+    required = described.get("required", [])
+    parameters = []
+    for name, schema in described["properties"].items():
+        plain = dict(schema)
+        if plain.get("default", ...) is None:
+            del plain["default"]
+        if "anyOf" in plain:  # absent is how a query says null
+            given = [option for option in plain["anyOf"] if option != {"type": "null"}]
+            plain = given[0] if len(given) == 1 else {"anyOf": given}
+        if isinstance(plain.get("enum"), list):
+            plain["enum"] = [choice for choice in plain["enum"] if choice is not None]
+        parameters.append({"name": name, "in": "query", "required": name in required, "schema": plain})
+    return parameters
+
+
+def _problem_responses(codes: list[str]) -> dict[str, Any]:
+    by_status: dict[int, list[str]] = {}
+    for code in dict.fromkeys(codes):
+        by_status.setdefault(KINDS[code].status, []).append(code)
+    answers: dict[str, Any] = {}
+    for status, names in sorted(by_status.items()):
+        headers = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
+        if any(KINDS[name].retry_after_seconds is not None for name in names):
+            headers["Retry-After"] = {"$ref": "#/components/headers/Retry-After"}
+        answers[str(status)] = {
+            "description": ", ".join(sorted(names)),
+            "headers": headers,
+            "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+    return answers
+
+
+def _codes(one: Operation) -> list[str]:
+    if one.public:
+        return ["method-not-allowed", "internal"]
+    codes = [*_ANY, *one.problems]
+    if one.permission is not None:
+        codes.append("permission-denied")
+    if one.subject:
+        codes += _WITH_SUBJECT
+    if one.body is not None:
+        codes += _WITH_BODY
+    return codes
+
+
+def _operation(one: Operation) -> dict[str, Any]:
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": _ID}
+        for name in _PATH_PARAMETER.findall(one.path)
+    ]
+    if one.query is not None:
+        parameters += _query_parameters(one.query)
+    names = [*one.headers, *(["Stateroom-Subject"] if one.subject else []), "X-Request-Id"]
+    parameters += [{"$ref": f"#/components/parameters/{name}"} for name in names]
+    responses: dict[str, Any] = {}
+    for status in one.statuses:
+        answer: dict[str, Any] = {"description": one.summary}
+        headers = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
+        if one.etag:
+            headers["ETag"] = {"$ref": "#/components/headers/ETag"}
+        answer["headers"] = headers
+        if one.returns is not None:
+            answer["content"] = _content(one.returns, both=not one.public)
+        elif one.public:
+            answer["content"] = {
+                one.media_type: {"schema": {"type": "object" if "json" in one.media_type else "string"}}
+            }
+        responses[str(status)] = answer
+    described: dict[str, Any] = {
+        "operationId": one.name,
+        "summary": one.summary,
+        "parameters": parameters,
+        "responses": responses | _problem_responses(_codes(one)),
+    }
+    if one.permission is not None:
+        described["description"] = f"Needs the permission {one.permission}."
+    if one.body is not None:
+        described["requestBody"] = {"required": True, "content": _content(one.body)}
+    if one.public:
+        described["security"] = []
+    return described
+
+
+def api_document(public_url: str) -> dict[str, Any]:
+    """The OpenAPI document of every operation there is."""
+    operations = [
+        (prefix, handler.opt["operation"])
+        for prefix, handlers in (("/v1", routes.V1), ("", routes.PUBLIC))
+        for handler in handlers
+    ]
+    return document(operations, public_url=public_url)
+
+
+def golden() -> str:
+    """The document as it is kept beside the tests."""
+    text = msgspec.json.format(msgspec.json.encode(api_document("http://127.0.0.1:8080")), indent=2)
+    return text.decode() + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(golden())

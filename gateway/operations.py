@@ -1,0 +1,67 @@
+"""What an operation of the API is: one declaration makes the route, its guard and its documentation.
+
+A route made any other way has no documentation and no permission, which a test refuses.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Response
+from litestar.enums import HttpMethod
+from litestar.handlers import HTTPRouteHandler
+
+from gateway.auth import requires
+from gateway.wire import Permission
+
+Handler = Callable[..., Awaitable[Response[bytes]] | Awaitable[Response[None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation.
+
+    Attributes:
+        name: The operationId, and the anchor in the documentation.
+        summary: What it does, in a sentence.
+        permission: What the credential must have; None: any credential (or none, where ``public``).
+        body: Shape of the request body.
+        query: Shape of the query; its members are the parameters.
+        returns: Shape of the answer.
+        statuses: Statuses of success.
+        headers: Request headers beyond the common ones.
+        etag: Whether the answer carries the head's ETag.
+        problems: Codes beyond the ones every operation of its sort has.
+        subject: Whether it works on a subject's state (and so takes Stateroom-Subject).
+        public: Whether it needs no credential.
+        media_type: What a public operation answers, where it is not JSON.
+    """
+
+    name: str
+    method: HttpMethod
+    path: str
+    summary: str
+    permission: Permission | None = None
+    body: Any = None
+    query: Any = None
+    returns: Any = None
+    statuses: tuple[int, ...] = (200,)
+    headers: tuple[str, ...] = ()
+    etag: bool = False
+    problems: tuple[str, ...] = ()
+    subject: bool = False
+    public: bool = False
+    media_type: str = "application/json"
+
+
+def route(operation: Operation) -> Callable[[Handler], HTTPRouteHandler]:
+    """Make the decorated handler the route of ``operation``."""
+    return HTTPRouteHandler(
+        operation.path,
+        http_method=operation.method,
+        name=operation.name,
+        status_code=operation.statuses[0],
+        guards=[requires(operation.permission)] if operation.permission else None,
+        opt={"operation": operation, "exclude_from_auth": operation.public},
+        include_in_schema=False,
+    )

@@ -1,0 +1,367 @@
+"""What the gateway says when it refuses: one table from exception to problem (RFC 9457).
+
+Owns the gateway's own exceptions and the codes, which are stable. A problem names what was wrong and where;
+it never carries state, keys, SQL or the text of an error that is not ours. ``python -m gateway.problems``
+prints the page ``docs/problems.md``.
+"""
+
+import re
+import sys
+import traceback
+from dataclasses import dataclass
+
+import msgspec
+from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
+
+from crypto import errors as crypto_errors
+from gateway import limits
+from gateway.wire import Fault, Problem
+from storage import errors as storage_errors
+from storage.blobs.store import BlobExists, BlobNotFound, BlobUnavailable
+
+
+class GatewayError(Exception):
+    """The gateway refused the request before storage saw it; the message is for the client."""
+
+
+class InvalidRequest(GatewayError):
+    """The request is readable but wrong; `faults` say where."""
+
+    def __init__(self, *faults: Fault) -> None:
+        super().__init__(faults[0].detail if faults else "the request is wrong")
+        self.faults = list(faults)
+
+
+class MalformedBody(GatewayError):
+    """The body is empty, does not parse, or is nested too deeply."""
+
+
+class BodyTimeout(GatewayError):
+    """The body did not arrive in time."""
+
+
+class BodyTooLarge(GatewayError):
+    """The body is larger than allowed."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a body may have {limits.BODY_BYTES_MAX:,} bytes (BODY_BYTES_MAX)")
+
+
+class UnsupportedMediaType(GatewayError):
+    """The Content-Type, or its Content-Encoding, is not one the gateway reads."""
+
+
+class NotAcceptable(GatewayError):
+    """The Accept header admits nothing the gateway writes."""
+
+
+class Unauthenticated(GatewayError):
+    """The credential is missing or not valid; deliberately does not say which."""
+
+    def __init__(self) -> None:
+        super().__init__("send Authorization: Bearer <API key> with a key that is valid now")
+
+
+class PermissionDenied(GatewayError):
+    """The credential is valid but may not do this."""
+
+
+class SubjectRequired(GatewayError):
+    """A service key has to say for which subject it acts."""
+
+    def __init__(self) -> None:
+        super().__init__("a service key names the subject it acts for in the header Stateroom-Subject")
+
+
+class SubjectMismatch(GatewayError):
+    """A subject's key named another subject."""
+
+    def __init__(self) -> None:
+        super().__init__("this key belongs to another subject than Stateroom-Subject names")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One code: what it means and what to do about it. ``retry_after_seconds`` None: no Retry-After."""
+
+    status: int
+    code: str
+    title: str
+    retryable: bool
+    advice: str
+    retry_after_seconds: float | None = None
+
+
+INTERNAL = Kind(500, "internal", "Internal error", False, "Report the request_id to the operator.")
+NOT_FOUND = Kind(404, "not-found", "Not found", False, "Check the path and the identifiers in it.")
+_INVALID = Kind(
+    422, "invalid-request", "Invalid request", False,
+    "Each entry of errors[] names a JSON pointer, a query parameter or a header.",
+)  # fmt: skip
+_INTEGRITY = Kind(
+    500, "integrity-failure", "Integrity failure", False,
+    "Stored state was altered or lost outside the gateway. Tell the operator; do not retry.",
+)  # fmt: skip
+_KEY_UNAVAILABLE = Kind(
+    503, "key-unavailable", "Key unavailable", True,
+    "The root key service did not serve the tenant's key. Retry after Retry-After.", 5.0,
+)  # fmt: skip
+_PERMISSION = Kind(
+    403,
+    "permission-denied",
+    "Permission denied",
+    False,
+    "Use a key that has the permission the detail names.",
+)
+_CONFLICT = Kind(409, "conflict", "Conflict", False, "Load the current state and decide again.")
+
+_DATABASE_UNAVAILABLE = Kind(
+    503,
+    "database-unavailable",
+    "Database unavailable",
+    True,
+    "Nothing was changed; retry after Retry-After.",
+    1.0,
+)
+
+# The one table. An exception without a row of its own class takes its nearest ancestor's.
+TABLE: dict[type[Exception], Kind] = {
+    Exception: INTERNAL,
+    GatewayError: INTERNAL,
+    limits.Refused: Kind(
+        503, "overloaded", "Overloaded", True, "Retry after Retry-After; send fewer requests at once.", 1.0
+    ),
+    limits.Overloaded: Kind(
+        503, "overloaded", "Overloaded", True, "Retry after Retry-After; send fewer requests at once.", 1.0
+    ),
+    limits.Draining: Kind(503, "draining", "Draining", True, "Retry: another process answers.", 1.0),
+    limits.TenantBusy: Kind(
+        429, "tenant-busy", "Tenant busy", True, "The tenant sends too many at once; retry later.", 1.0
+    ),
+    limits.ThreadBusy: Kind(
+        429, "thread-busy", "Thread busy", True, "Too many writes wait for this thread; retry later.", 1.0
+    ),
+    Unauthenticated: Kind(
+        401, "unauthenticated", "Not authenticated", False,
+        "Send a valid API key; unknown, expired and revoked look alike.",
+    ),
+    PermissionDenied: _PERMISSION,
+    SubjectRequired: Kind(
+        400, "subject-required", "Subject required", False, "Send Stateroom-Subject with a service key."
+    ),
+    SubjectMismatch: Kind(
+        403, "subject-mismatch", "Subject mismatch", False,
+        "Drop Stateroom-Subject, or use that subject's key.",
+    ),
+    InvalidRequest: _INVALID,
+    MalformedBody: Kind(
+        400, "malformed-body", "Malformed body", False,
+        f"Send valid UTF-8 JSON or MessagePack nested at most {limits.DEPTH_MAX} deep.",
+    ),
+    BodyTimeout: Kind(408, "body-timeout", "Body timeout", True, "Send the body without long pauses.", 1.0),
+    BodyTooLarge: Kind(
+        413, "body-too-large", "Body too large", False,
+        f"A body has at most {limits.BODY_BYTES_MAX:,} bytes; store large files as artifacts.",
+    ),
+    UnsupportedMediaType: Kind(
+        415, "unsupported-media-type", "Unsupported media type", False,
+        "Send Content-Type: application/json or application/msgpack, uncompressed.",
+    ),
+    NotAcceptable: Kind(
+        406, "not-acceptable", "Not acceptable", False, "Accept application/json or application/msgpack."
+    ),
+    NotFoundException: NOT_FOUND,
+    MethodNotAllowedException: Kind(
+        405, "method-not-allowed", "Method not allowed", False, "Use a method the Allow header lists."
+    ),
+    HTTPException: Kind(400, "bad-request", "Bad request", False, "The HTTP request itself is wrong."),
+    storage_errors.StorageError: INTERNAL,
+    storage_errors.NotFound: NOT_FOUND,
+    storage_errors.ThreadNotFound: Kind(
+        404, "thread-not-found", "Thread not found", False, "The subject has no such thread."
+    ),
+    storage_errors.CheckpointNotFound: Kind(
+        404, "checkpoint-not-found", "Checkpoint not found", False,
+        "The thread and namespace have no such checkpoint.",
+    ),
+    storage_errors.TenantNotFound: NOT_FOUND,
+    storage_errors.ApiKeyNotFound: NOT_FOUND,
+    storage_errors.Conflict: _CONFLICT,
+    storage_errors.CheckpointExists: Kind(
+        409, "checkpoint-exists", "Checkpoint exists", False,
+        "Checkpoints are written once: choose another id, or load the one that is stored.",
+    ),
+    storage_errors.ThreadExists: Kind(
+        409, "thread-exists", "Thread exists", False, "Copy to a free id, or delete that thread."
+    ),
+    storage_errors.ThreadArchived: Kind(
+        409, "thread-archived", "Thread archived", False, "Restore the thread before writing to it."
+    ),
+    storage_errors.ChannelUnchangedUnknown: Kind(
+        409, "channel-unchanged-unknown", "Unchanged channel unknown", False,
+        "The parent does not hold the channel at that version: send every channel with its data.",
+    ),
+    storage_errors.DeltaChainNeeded: Kind(
+        409, "delta-chain-needed", "Delta chain needed", False,
+        "A checkpoint that stays is rebuilt from this run's writes; delete the later runs too.",
+    ),
+    storage_errors.IdempotencyKeyReused: Kind(
+        422, "idempotency-key-reused", "Idempotency-Key reused", False,
+        "Use a new Idempotency-Key for a request that differs.",
+    ),
+    storage_errors.HeadMoved: Kind(
+        412, "head-moved", "Head moved", False, "Load the head (head_id), apply your change again, save."
+    ),
+    storage_errors.PreconditionRequired: Kind(
+        428, "precondition-required", "Precondition required", False, "Send If-Match with the head's ETag."
+    ),
+    storage_errors.InvalidState: _INVALID,
+    storage_errors.LimitExceeded: Kind(
+        422, "limit-exceeded", "Limit exceeded", False, "The member limit names the limit; send less."
+    ),
+    storage_errors.IntegrityFailure: _INTEGRITY,
+    storage_errors.Unavailable: _DATABASE_UNAVAILABLE,
+    storage_errors.LostRaceError: _DATABASE_UNAVAILABLE,
+    BlobExists: INTERNAL,  # uploads name fresh uuids
+    BlobNotFound: _INTEGRITY,  # a pointer was stored, so the blob was
+    BlobUnavailable: Kind(
+        503, "blob-store-unavailable", "Blob store unavailable", True,
+        "The object store did not answer; retry after Retry-After.", 1.0,
+    ),
+    storage_errors.CommitUnknown: Kind(
+        503, "commit-unknown", "Outcome of the commit unknown", True,
+        "Repeat the request with the same id (or Idempotency-Key) to learn what happened.", 1.0,
+    ),
+    storage_errors.SetupError: INTERNAL,
+    crypto_errors.CryptoError: INTERNAL,
+    crypto_errors.OpenError: _INTEGRITY,
+    crypto_errors.KeyUnavailable: _KEY_UNAVAILABLE,
+    crypto_errors.KeyDenied: _KEY_UNAVAILABLE,
+    crypto_errors.KeyDestroyed: Kind(
+        410, "key-destroyed", "Key destroyed", False, "The state was crypto-shredded; it cannot come back."
+    ),
+    crypto_errors.RootKeyInvalid: INTERNAL,
+    crypto_errors.SelfTestFailed: INTERNAL,
+}  # fmt: skip
+
+KINDS: dict[str, Kind] = {kind.code: kind for kind in TABLE.values()}
+
+
+def kind_of(error: Exception) -> Kind:
+    """The row of ``error``'s class or of its nearest ancestor."""
+    if isinstance(error, HTTPException) and error.status_code >= 500:
+        return INTERNAL
+    return next(TABLE[ancestor] for ancestor in type(error).__mro__ if ancestor in TABLE)
+
+
+def type_uri(public_url: str, code: str) -> str:
+    """Where a code is explained: the offline documentation page of the deployment."""
+    return f"{public_url}/docs#{code}"
+
+
+def describe(error: Exception, *, public_url: str, instance: str, request_id: str) -> tuple[Problem, dict[str, str]]:
+    """The problem to answer ``error`` with, and its headers."""
+    kind = kind_of(error)
+    ours = isinstance(error, (GatewayError, limits.Refused, storage_errors.StorageError))
+    problem = Problem(
+        type=type_uri(public_url, kind.code),
+        title=kind.title,
+        status=kind.status,
+        code=kind.code,
+        retryable=kind.retryable,
+        detail=str(error) if ours and kind is not INTERNAL else kind.advice,
+        instance=instance,
+        request_id=request_id,
+    )
+    match error:
+        case InvalidRequest():
+            problem.errors = error.faults
+        case storage_errors.InvalidState():
+            problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
+        case storage_errors.LimitExceeded():
+            problem.limit = error.limit
+            if error.pointer:
+                problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
+        case BodyTooLarge():
+            problem.limit = "BODY_BYTES_MAX"
+        case storage_errors.HeadMoved():
+            problem.head_id = error.head_id
+        case storage_errors.ChannelUnchangedUnknown():
+            problem.errors = [Fault(detail=str(error), pointer=pointer("channels", error.channel))]
+        case _:
+            pass
+    return problem, _headers(error, kind)
+
+
+def _headers(error: Exception, kind: Kind) -> dict[str, str]:
+    headers = {"content-type": "application/problem+json"}
+    if kind.retry_after_seconds is not None:
+        seconds = getattr(error, "retry_after_seconds", kind.retry_after_seconds)
+        headers["retry-after"] = str(max(1, round(seconds)))
+    if kind.status == 401:
+        headers["www-authenticate"] = 'Bearer realm="stateroom"'
+    elif kind.status in {408, 413}:
+        headers["connection"] = "close"  # the rest of the body is not worth reading
+    elif isinstance(error, MethodNotAllowedException):
+        allowed = {method.strip() for method in (error.headers or {}).get("allow", "").split(",")} - {""}
+        headers["allow"] = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
+    return headers
+
+
+def pointer(*parts: str | int) -> str:
+    """A JSON pointer (RFC 6901) to ``parts``."""
+    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in parts)
+
+
+_WHERE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
+
+
+def explain(error: msgspec.ValidationError) -> tuple[str, tuple[str | int, ...]]:
+    """What is wrong and where, without the value that is wrong.
+
+    Below a map whose keys are the client's, the path ends at the map.
+    """
+    found = _WHERE.match(str(error))
+    what, path = (found["what"], found["path"] or "") if found else ("invalid", "")
+    steps: list[str | int] = []
+    for name, index, wild in _STEP.findall(path):
+        if wild:
+            break
+        steps.append(name or int(index))
+    return re.sub(r"^Invalid enum value.*", "not one of the allowed values", what, flags=re.DOTALL), tuple(steps)
+
+
+def frames(error: BaseException) -> list[str]:
+    """Where ``error`` was raised, as ``file:line function``: a traceback without any value."""
+    stack = traceback.extract_tb(error.__traceback__)
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in stack]
+
+
+def page() -> str:
+    """``docs/problems.md``."""
+    yes = {True: "yes", False: "no"}
+    rows = "\n".join(
+        f"| `{kind.code}` | {kind.status} | {yes[kind.retryable]} | {kind.title}. {kind.advice} |"
+        for kind in sorted(KINDS.values(), key=lambda kind: (kind.status, kind.code))
+    )
+    return f"""# Problems
+
+Every error is `application/problem+json` (RFC 9457), whatever the request accepted. `code` is stable,
+`retryable` says whether the same request may succeed later, `request_id` finds the request in the log, and
+`errors[]` names the JSON pointer, query parameter or header at fault. Retryable problems carry `Retry-After`
+in seconds. The `type` is the deployment's `/docs#<code>`.
+
+| code | status | retryable | meaning and advice |
+|---|---|---|---|
+{rows}
+
+`head-moved` carries `head_id`, the head there is now (null: none). `limit-exceeded` and `body-too-large`
+carry `limit`, the name of the limit. Problems never carry state.
+
+Generated by `python -m gateway.problems`.
+"""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

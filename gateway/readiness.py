@@ -1,0 +1,107 @@
+"""Whether this process should get requests (``/readyz``).
+
+Ready means: the cryptographic self-test passed, the process is not draining, the database is writable and
+migrated at least as far as this build needs. S3 and the root key are reported but do not count: a key service
+that stutters must not take down processes that still serve from their caches.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+from msgspec import UNSET, UnsetType
+
+from gateway.limits import Drain
+from gateway.telemetry import Metrics
+from gateway.wire import Response
+from storage.service import Store
+
+PROBE_SECONDS = 1.0  # the endpoint is public: however often it is asked, the database is asked once a second
+
+Probe = Callable[[], Awaitable[bool]]
+_log = structlog.get_logger()
+
+
+class Report(Response, omit_defaults=True):
+    """What `/readyz` says. ``blobs`` and ``root_key`` are absent where they are not probed."""
+
+    ready: bool
+    self_test: bool
+    draining: bool
+    database: bool
+    db_revision: str | None
+    db_revision_ok: bool
+    blobs: bool | UnsetType = UNSET
+    root_key: bool | UnsetType = UNSET
+
+
+class Readiness:
+    """Probes the dependencies, at most once a second.
+
+    Args:
+        store: Whose database is asked.
+        drain: Whether the process is on its way out.
+        metrics: Where probes are recorded.
+        blob_health: Probe of S3, or None.
+        root_key_health: Probe of the root key, or None.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        drain: Drain,
+        metrics: Metrics,
+        *,
+        blob_health: Probe | None = None,
+        root_key_health: Probe | None = None,
+    ) -> None:
+        self._store = store
+        self._drain = drain
+        self._metrics = metrics
+        self._probes = {"blobs": blob_health, "root_key": root_key_health}
+        self._database = False
+        self._revision: str | None = None
+        self._revision_ok = False
+        self._others: dict[str, bool] = {}
+        self._until = 0.0
+        self.self_test_passed = False
+
+    async def report(self) -> Report:
+        """The state of things, not older than `PROBE_SECONDS`."""
+        if time.monotonic() >= self._until:
+            self._until = time.monotonic() + PROBE_SECONDS
+            await self._probe()
+        return Report(
+            ready=(
+                self.self_test_passed
+                and not self._drain.draining
+                and self._database
+                and self._revision_ok  # newer than this build's is fine: expand, then contract
+            ),
+            self_test=self.self_test_passed,
+            draining=self._drain.draining,
+            database=self._database,
+            db_revision=self._revision,
+            db_revision_ok=self._revision_ok,
+            blobs=self._others.get("blobs", UNSET),
+            root_key=self._others.get("root_key", UNSET),
+        )
+
+    async def _probe(self) -> None:
+        try:
+            found = await self._store.health()
+            self._database, self._revision = found.writable, found.db_revision
+            self._revision_ok = found.revision_ok
+        except Exception as reason:  # noqa: BLE001  whatever it is, the answer is "not ready", not an error
+            _log.warning("database probe failed", error=type(reason).__name__)
+            self._database = False
+        self._metrics.up("database", self._database)
+        for name, probe in self._probes.items():
+            if probe is None:
+                continue
+            try:
+                self._others[name] = await probe()
+            except Exception as reason:  # noqa: BLE001  as above
+                _log.warning("probe failed", dependency=name, error=type(reason).__name__)
+                self._others[name] = False
+            self._metrics.up(name, self._others[name])

@@ -1,0 +1,587 @@
+"""Checkpoints: save, load, history, pending writes, channel history."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Response
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.params import FromPath
+from msgspec import UNSET, Meta, Raw, Struct
+
+from gateway import limits, wire
+from gateway.codec import Format, decode_body, element_in, value_in, value_out
+from gateway.exchange import Exchange, path_id
+from gateway.operations import Operation, route
+from gateway.problems import InvalidRequest, MalformedBody, pointer
+from gateway.services import Services
+from gateway.wire import Fault
+from storage import model
+from storage.errors import InvalidState, LimitExceeded, PreconditionRequired
+from storage.model import Value
+from storage.scope import Scope, is_plain_id
+
+LATEST = "latest"  # so no checkpoint can have this id
+_PRIVATE = "~"  # channels of adapters begin with it; they are in the channels view only
+_TIMES = Annotated[datetime, Meta(tz=True)]
+_LIMIT = Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)]
+
+
+class LoadQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which namespace, and how its values come."""
+
+    namespace: wire.Namespace = ""
+    view: wire.View = "state"
+
+
+class HistoryFilter(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Filters of a thread's history. ``namespace`` absent: all; ``filter``: a JSON object of metadata."""
+
+    namespace: wire.Namespace | None = None
+    before: wire.CheckpointIdText | None = None
+    status: wire.Status | None = None
+    step: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    run_id: wire.Name | None = None
+    source: wire.Word | None = None
+    filter: str | None = None
+    view: wire.View = "none"
+    limit: _LIMIT = limits.PAGE_ITEMS_DEFAULT
+    cursor: str | None = None
+
+
+class SearchFilter(HistoryFilter, kw_only=True, forbid_unknown_fields=True):
+    """Filters of a search over all threads; ``since`` and ``until`` bound ``created_at``."""
+
+    agent: wire.Name | None = None
+    since: _TIMES | None = None
+    until: _TIMES | None = None
+
+
+class ChannelHistoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which channels of which namespace; ``channel`` may repeat."""
+
+    channel: Annotated[list[wire.Name], Meta(min_length=1, max_length=limits.CHANNELS_MAX)]
+    namespace: wire.Namespace = ""
+
+
+# --- in -------------------------------------------------------------------------------------------
+
+
+def _check_name(name: str, where: str) -> str:
+    """A channel's name: `limits.NAME_BYTES_MAX` bytes."""
+    size = len(name.encode())
+    if size > limits.NAME_BYTES_MAX:
+        raise LimitExceeded("NAME_BYTES_MAX", limits.NAME_BYTES_MAX, size, where)
+    return name
+
+
+def _check_public(name: str, where: str) -> str:
+    if name.startswith(_PRIVATE):
+        raise InvalidState("names that begin with '~' belong to adapters; send them in channels", where)
+    return _check_name(name, where)
+
+
+def _check_count(count: int, where: str) -> None:
+    if count > limits.CHANNELS_MAX:
+        raise LimitExceeded("CHANNELS_MAX", limits.CHANNELS_MAX, count, where)
+
+
+def _check_checkpoint_id(checkpoint_id: str, where: str) -> str:
+    if not is_plain_id(checkpoint_id) or checkpoint_id == LATEST:
+        raise InvalidState("a checkpoint id matches [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}", where)
+    return checkpoint_id
+
+
+def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Metadata is plain JSON of at most `limits.METADATA_BYTES_MAX`: it is matched and shown in pages."""
+    if not metadata:
+        return metadata
+    try:
+        text = msgspec.json.encode(metadata)
+        plain = len(text) <= limits.METADATA_BYTES_MAX and msgspec.json.decode(text) == metadata
+    except (TypeError, ValueError, OverflowError, msgspec.DecodeError):
+        raise InvalidState("metadata must be plain JSON", "/metadata") from None
+    if len(text) > limits.METADATA_BYTES_MAX:
+        raise LimitExceeded("METADATA_BYTES_MAX", limits.METADATA_BYTES_MAX, len(text), "/metadata")
+    if not plain:
+        raise InvalidState("metadata must be plain JSON: no binary, no extension types, no NaN", "/metadata")
+    return metadata
+
+
+def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model.Patch:
+    given = [form for form in ("state", "changes", "channels") if getattr(request, form) is not UNSET]
+    if len(given) != 1:
+        raise InvalidRequest(Fault(detail="send exactly one of state, changes and channels", pointer=""))
+    if request.state is not UNSET:
+        _check_count(len(request.state), "/state")
+        return model.FullState(
+            {
+                _check_public(channel, where): model.ChannelValue(None, value_in(name, raw, where))
+                for channel, raw in request.state.items()
+                for where in [pointer("state", channel)]
+            }
+        )
+    if request.channels is not UNSET:
+        _check_count(len(request.channels), "/channels")
+        return model.FullState(
+            {
+                _check_name(channel, pointer("channels", channel)): model.ChannelValue(
+                    sent.version, None if sent.data is UNSET else Value(sent.encoding, sent.data)
+                )
+                for channel, sent in request.channels.items()
+            }
+        )
+    assert request.changes is not UNSET  # noqa: S101  for the type checker: one of the three is given
+    return _patch(request.changes, name)
+
+
+def _patch(changes: wire.Changes, name: Format) -> model.Patch:
+    _check_count(len(changes.set) + len(changes.append) + len(changes.remove), "/changes")
+    return model.Patch(
+        set={
+            _check_public(channel, where): value_in(name, raw, where)
+            for channel, raw in changes.set.items()
+            for where in [pointer("changes", "set", channel)]
+        },
+        append={
+            _check_public(channel, pointer("changes", "append", channel)): [
+                element_in(name, raw, pointer("changes", "append", channel, index))
+                for index, raw in enumerate(elements)
+            ]
+            for channel, elements in changes.append.items()
+        },
+        remove=[
+            _check_public(channel, pointer("changes", "remove", index)) for index, channel in enumerate(changes.remove)
+        ],
+    )
+
+
+def _precondition(exchange: Exchange) -> model.Precondition | None:
+    head_id = exchange.if_match()
+    absent = exchange.if_none_match_any()
+    if head_id is not None and absent:
+        raise InvalidRequest(Fault(detail="send If-Match or If-None-Match, not both", header="If-None-Match"))
+    return model.Precondition(head_id, absent) if head_id is not None or absent else None
+
+
+def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: Format, body: bytes) -> model.Save:
+    content = _content(request, name)
+    _check_count(len(request.delta_channels), "/delta_channels")
+    precondition = _precondition(exchange)
+    if isinstance(content, model.Patch) and (precondition is None or precondition.head_id is None):
+        raise PreconditionRequired("changes apply to a head: send If-Match with its ETag")
+    if request.id is not UNSET:
+        _check_checkpoint_id(request.id, "/id")
+    parent = None
+    if request.parent_id is not UNSET:
+        if request.parent_id is not None:
+            _check_checkpoint_id(request.parent_id, "/parent_id")
+        parent = model.Parent(request.parent_id)
+    return model.Save(
+        thread_id=thread_id,
+        namespace=_check_namespace(request.namespace),
+        content=content,
+        checkpoint_id=None if request.id is UNSET else request.id,
+        parent=parent,
+        precondition=precondition,
+        fork=request.fork,
+        status=request.status,
+        step=None if request.step is UNSET else request.step,
+        source=request.source,
+        agent=request.agent,
+        run_id=request.run_id,
+        model=None if request.model is None else msgspec.to_builtins(request.model),
+        usage=None if request.usage is None else msgspec.to_builtins(request.usage),
+        metadata=_check_metadata(request.metadata),
+        state_schema=request.state_schema,
+        state_version=request.state_version,
+        delta_channels=tuple(request.delta_channels),
+        idempotency=exchange.idempotency(thread_id, name, body),
+    )
+
+
+def _check_namespace(namespace: str) -> str:
+    if "\0" in namespace:
+        raise InvalidState("a namespace cannot hold NUL", "/namespace")
+    return namespace
+
+
+def _new_write(sent: wire.WriteIn, index: int, name: Format) -> model.NewWrite:
+    where = pointer("writes", index)
+    _check_name(sent.channel, f"{where}/channel")
+    if (sent.value is UNSET) == (sent.data is UNSET) or (sent.value is not UNSET and sent.encoding is not UNSET):
+        raise InvalidState("send either value, or encoding and data", where)
+    if sent.value is not UNSET:
+        value = value_in(name, sent.value, f"{where}/value")
+    else:
+        value = Value("msgpack" if sent.encoding is UNSET else sent.encoding, b"" if sent.data is UNSET else sent.data)
+    return model.NewWrite(idx=sent.idx, channel=sent.channel, value=value)
+
+
+# --- out ------------------------------------------------------------------------------------------
+
+
+def _write_out(write: model.PendingWrite, view: wire.View, name: Format) -> wire.WriteOut:
+    shown = wire.WriteOut(task_id=write.task_id, idx=write.idx, channel=write.channel, task_path=write.task_path)
+    if view == "state":
+        shown.value = value_out(name, write.value)
+    elif view == "channels":
+        shown.encoding = write.value.encoding
+        shown.data = write.value.data
+    return shown
+
+
+def _channel_out(channel: model.Channel) -> wire.ChannelOut:
+    return wire.ChannelOut(version=channel.version, encoding=channel.value.encoding, data=channel.value.data)
+
+
+def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format) -> wire.Checkpoint:
+    state: dict[str, Raw] | msgspec.UnsetType = UNSET
+    channels: dict[str, wire.ChannelOut] | msgspec.UnsetType = UNSET
+    writes: list[wire.WriteOut] | msgspec.UnsetType = UNSET
+    if view != "none":
+        held = checkpoint.channels or {}
+        if view == "state":
+            state = {
+                channel: value_out(name, found.value)
+                for channel, found in held.items()
+                if not channel.startswith(_PRIVATE)
+            }
+        else:
+            channels = {channel: _channel_out(found) for channel, found in held.items()}
+        writes = [_write_out(write, view, name) for write in checkpoint.writes or []]
+    return wire.Checkpoint(
+        thread_id=checkpoint.thread_id,
+        namespace=checkpoint.namespace,
+        id=checkpoint.checkpoint_id,
+        parent_id=checkpoint.parent_id,
+        step=checkpoint.step,
+        status=checkpoint.status,
+        source=checkpoint.source,
+        agent=checkpoint.agent,
+        run_id=checkpoint.run_id,
+        created_at=checkpoint.created_at,
+        state_schema=checkpoint.state_schema,
+        state_version=checkpoint.state_version,
+        model=None if checkpoint.model is None else wire.Model(**checkpoint.model),
+        usage=None if checkpoint.usage is None else wire.Usage(**checkpoint.usage),
+        metadata=checkpoint.metadata,
+        delta_channels=list(checkpoint.delta_channels),
+        state=state,
+        channels=channels,
+        pending_writes=writes,
+    )
+
+
+# --- operations -----------------------------------------------------------------------------------
+
+_SAVE_PROBLEMS = (
+    "checkpoint-exists", "channel-unchanged-unknown", "head-moved", "precondition-required",
+    "idempotency-key-reused", "limit-exceeded", "thread-busy", "thread-archived", "commit-unknown",
+    "checkpoint-not-found",
+)  # fmt: skip
+
+
+@route(
+    Operation(
+        name="save_checkpoint",
+        method=HttpMethod.POST,
+        path="/threads/{thread_id:str}/checkpoints",
+        summary="Save a checkpoint; the first save creates the thread. 200: it had been stored before.",
+        permission="state:write",
+        body=wire.SaveRequest,
+        returns=wire.SaveReceipt,
+        statuses=(201, 200),
+        headers=("If-Match", "If-None-Match", "Idempotency-Key"),
+        etag=True,
+        problems=_SAVE_PROBLEMS,
+        subject=True,
+    )
+)
+async def save_checkpoint(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """Save."""
+    exchange.no_query()
+    request, name, body = await exchange.body(wire.SaveRequest)
+    thread = path_id(thread_id, "thread_id")
+    try:
+        save = _save(exchange, thread, request, name, body)
+    except RecursionError:
+        raise MalformedBody("the body is nested too deeply") from None
+    saved = await services.write(subject_scope, thread, services.store.checkpoints.save(subject_scope, save))
+    receipt = wire.SaveReceipt(
+        thread_id=saved.thread_id,
+        namespace=saved.namespace,
+        id=saved.checkpoint_id,
+        parent_id=saved.parent_id,
+        step=saved.step,
+        status=saved.status,
+        sequence=saved.sequence,
+        created_at=saved.created_at,
+        created=saved.created,
+    )
+    # The saved id, not the head's: who repeats a save after another writer moved on has not seen that head.
+    return exchange.reply(receipt, status=201 if saved.created else 200, etag=saved.checkpoint_id)
+
+
+@route(
+    Operation(
+        name="load_checkpoint",
+        method=HttpMethod.GET,
+        path="/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}",
+        summary="Load a checkpoint, or latest: state and pending writes. The ETag is its namespace's head.",
+        permission="state:read",
+        query=LoadQuery,
+        returns=wire.Checkpoint,
+        etag=True,
+        problems=("checkpoint-not-found", "integrity-failure", "key-destroyed"),
+        subject=True,
+    )
+)
+async def load_checkpoint(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+    checkpoint_id: FromPath[str],
+) -> Response[bytes]:
+    """Load one checkpoint."""
+    query = exchange.query(LoadQuery)
+    loaded = await services.store.checkpoints.load(
+        subject_scope,
+        path_id(thread_id, "thread_id"),
+        _check_namespace(query.namespace),
+        # Not a route of its own: the router would not look for latest/channel-history elsewhere then.
+        None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
+        with_state=query.view != "none",
+    )
+    return exchange.reply(_checkpoint_out(loaded.checkpoint, query.view, exchange.format), etag=loaded.head_id)
+
+
+def _metadata_filter(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        return decode_body("json", text.encode(), dict[str, Any])
+    except (MalformedBody, InvalidRequest):
+        raise InvalidRequest(Fault(detail="must be a JSON object", parameter="filter")) from None
+
+
+async def _history(
+    exchange: Exchange, services: Services, scope: Scope, thread_id: str | None, query: HistoryFilter
+) -> Response[bytes]:
+    filters = msgspec.structs.replace(query, cursor=None, limit=1, view="none")
+    binding = msgspec.msgpack.encode(
+        (exchange.route, scope.tenant_id, scope.subject_id, thread_id, msgspec.to_builtins(filters))
+    )
+    after = services.cursors.read(binding, query.cursor)
+    search = query if isinstance(query, SearchFilter) else SearchFilter()
+    page = await services.store.checkpoints.history(
+        scope,
+        model.HistoryQuery(
+            thread_id=thread_id,
+            namespace=None if query.namespace is None else _check_namespace(query.namespace),
+            before=query.before,
+            status=query.status,
+            step=query.step,
+            run_id=query.run_id,
+            source=query.source,
+            agent=search.agent,
+            since=search.since,
+            until=search.until,
+            metadata=_metadata_filter(query.filter),
+            limit=query.limit,
+            with_state=query.view != "none",
+            after=None if after is None else (after[0], after[1], after[2]),
+        ),
+    )
+    return exchange.reply(
+        wire.CheckpointPage(
+            checkpoints=[_checkpoint_out(item, query.view, exchange.format) for item in page.items],
+            next_cursor=services.cursors.write(binding, page.after),
+        )
+    )
+
+
+@route(
+    Operation(
+        name="list_checkpoints",
+        method=HttpMethod.GET,
+        path="/threads/{thread_id:str}/checkpoints",
+        summary="A thread's history, newest first. Go on until next_cursor is null; pages may be short.",
+        permission="state:read",
+        query=HistoryFilter,
+        returns=wire.CheckpointPage,
+        problems=("integrity-failure", "key-destroyed"),
+        subject=True,
+    )
+)
+async def list_checkpoints(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """List a thread's checkpoints."""
+    thread = path_id(thread_id, "thread_id")
+    return await _history(exchange, services, subject_scope, thread, exchange.query(HistoryFilter))
+
+
+@route(
+    Operation(
+        name="search_checkpoints",
+        method=HttpMethod.GET,
+        path="/checkpoints",
+        summary="Checkpoints over all threads of the subject, newest first.",
+        permission="state:read",
+        query=SearchFilter,
+        returns=wire.CheckpointPage,
+        problems=("integrity-failure", "key-destroyed"),
+        subject=True,
+    )
+)
+async def search_checkpoints(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], subject_scope: NamedDependency[Scope]
+) -> Response[bytes]:
+    """Search all threads."""
+    return await _history(exchange, services, subject_scope, None, exchange.query(SearchFilter))
+
+
+@route(
+    Operation(
+        name="channel_history",
+        method=HttpMethod.GET,
+        path="/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/channel-history",
+        summary="Writes to channels since their nearest stored value, oldest first; the id may be latest.",
+        permission="state:read",
+        query=ChannelHistoryQuery,
+        returns=wire.ChannelHistories,
+        problems=("checkpoint-not-found", "integrity-failure", "key-destroyed"),
+        subject=True,
+    )
+)
+async def channel_history(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+    checkpoint_id: FromPath[str],
+) -> Response[bytes]:
+    """Give channels' histories."""
+    query = exchange.query(ChannelHistoryQuery)
+    found = await services.store.checkpoints.channel_history(
+        subject_scope,
+        path_id(thread_id, "thread_id"),
+        _check_namespace(query.namespace),
+        None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
+        query.channel,
+    )
+    return exchange.reply(
+        wire.ChannelHistories(
+            channels={
+                channel: wire.ChannelHistory(
+                    writes=[_write_out(write, "channels", exchange.format) for write in history.writes],
+                    seed=UNSET if history.seed is None else _channel_out(history.seed),
+                )
+                for channel, history in found.items()
+            }
+        )
+    )
+
+
+_WRITES_PATH = "/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/writes/{task_id:str}"
+
+
+@route(
+    Operation(
+        name="put_writes",
+        method=HttpMethod.PUT,
+        path=_WRITES_PATH,
+        summary="Store a task's pending writes; at idx >= 0 the first counts, at idx < 0 the last.",
+        permission="state:write",
+        body=wire.WritesRequest,
+        returns=wire.WritesReceipt,
+        problems=("limit-exceeded", "thread-busy", "thread-archived", "commit-unknown"),
+        subject=True,
+    )
+)
+async def put_writes(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+    checkpoint_id: FromPath[str],
+    task_id: FromPath[str],
+) -> Response[bytes]:
+    """Store pending writes."""
+    exchange.no_query()
+    request, name, _ = await exchange.body(wire.WritesRequest)
+    thread = path_id(thread_id, "thread_id")
+    try:
+        writes = [_new_write(sent, index, name) for index, sent in enumerate(request.writes)]
+    except RecursionError:
+        raise MalformedBody("the body is nested too deeply") from None
+    receipt = await services.write(
+        subject_scope,
+        thread,
+        services.store.checkpoints.put_writes(
+            subject_scope,
+            thread,
+            _check_namespace(request.namespace),
+            _check_checkpoint_id(path_id(checkpoint_id, "checkpoint_id"), ""),
+            path_id(task_id, "task_id"),
+            request.task_path,
+            writes,
+            request.status,
+        ),
+    )
+    return exchange.reply(wire.WritesReceipt(stored=receipt.stored, unchanged=receipt.unchanged))
+
+
+@route(
+    Operation(
+        name="get_writes",
+        method=HttpMethod.GET,
+        path=_WRITES_PATH,
+        summary="A task's pending writes.",
+        permission="state:read",
+        query=LoadQuery,
+        returns=wire.TaskWrites,
+        problems=("integrity-failure", "key-destroyed"),
+        subject=True,
+    )
+)
+async def get_writes(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+    checkpoint_id: FromPath[str],
+    task_id: FromPath[str],
+) -> Response[bytes]:
+    """Give a task's pending writes."""
+    query = exchange.query(LoadQuery)
+    writes = await services.store.checkpoints.task_writes(
+        subject_scope,
+        path_id(thread_id, "thread_id"),
+        _check_namespace(query.namespace),
+        path_id(checkpoint_id, "checkpoint_id"),
+        path_id(task_id, "task_id"),
+    )
+    return exchange.reply(wire.TaskWrites(writes=[_write_out(write, query.view, exchange.format) for write in writes]))
+
+
+ROUTES = [
+    save_checkpoint,
+    load_checkpoint,
+    list_checkpoints,
+    search_checkpoints,
+    channel_history,
+    put_writes,
+    get_writes,
+]

@@ -1,0 +1,59 @@
+"""Whether the process lives, and whether it should get requests. Public; neither says anything of tenants."""
+
+import msgspec
+from litestar import Response
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+
+from gateway import wire
+from gateway.operations import Operation, route
+from gateway.readiness import Report
+from gateway.services import Services
+
+
+class Alive(wire.Response):
+    """The process answers."""
+
+    alive: bool = True
+
+
+_ALIVE = msgspec.json.encode(Alive())
+
+
+@route(
+    Operation(
+        name="livez",
+        method=HttpMethod.GET,
+        path="/livez",
+        summary="The process answers; no I/O.",
+        returns=Alive,
+        public=True,
+    )
+)
+async def livez() -> Response[bytes]:
+    """Say so."""
+    return Response(_ALIVE, media_type="application/json")
+
+
+@route(
+    Operation(
+        name="readyz",
+        method=HttpMethod.GET,
+        path="/readyz",
+        summary="Whether to send requests here: 200, or 503 while draining or not fit.",
+        returns=Report,
+        statuses=(200, 503),
+        public=True,
+    )
+)
+async def readyz(services: NamedDependency[Services]) -> Response[bytes]:
+    """Report."""
+    report = await services.readiness.report()
+    return Response(
+        msgspec.json.encode(report),
+        status_code=200 if report.ready else 503,
+        media_type="application/json",
+    )
+
+
+ROUTES = [livez, readyz]

@@ -1,0 +1,260 @@
+"""Threads: list, show, settings, delete, copy, prune, and removal of runs."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import Response
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.params import FromPath
+from msgspec import UNSET, Meta, Struct
+
+from gateway import limits, wire
+from gateway.exchange import Exchange, path_id
+from gateway.operations import Operation, route
+from gateway.services import Services
+from storage import model
+from storage.scope import Scope, check_id
+
+
+class ThreadsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Filters of the list of threads."""
+
+    status: wire.Status | None = None
+    agent: wire.Name | None = None
+    tier: Literal["hot", "archive"] | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
+    cursor: str | None = None
+
+
+def _thread(thread: model.Thread) -> wire.Thread:
+    return wire.Thread(
+        thread_id=thread.thread_id,
+        agent=thread.agent,
+        status=thread.status,
+        tier=thread.tier,
+        strict=thread.strict,
+        created_at=thread.created_at,
+        updated_at=thread.updated_at,
+        head_id=thread.head_id,
+    )
+
+
+def _removal(removal: model.Removal) -> wire.RemovalReceipt:
+    return wire.RemovalReceipt(
+        threads=removal.threads, checkpoints=removal.checkpoints, pending_writes=removal.pending_writes
+    )
+
+
+@route(
+    Operation(
+        name="list_threads",
+        method=HttpMethod.GET,
+        path="/threads",
+        summary="List the subject's threads, newest first.",
+        permission="state:read",
+        query=ThreadsQuery,
+        returns=wire.ThreadPage,
+        subject=True,
+    )
+)
+async def list_threads(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], subject_scope: NamedDependency[Scope]
+) -> Response[bytes]:
+    """List threads."""
+    query = exchange.query(ThreadsQuery)
+    binding = msgspec.msgpack.encode(
+        (
+            exchange.route,
+            subject_scope.tenant_id,
+            subject_scope.subject_id,
+            query.status,
+            query.agent,
+            query.tier,
+        )
+    )
+    page = await services.store.threads.list(
+        subject_scope,
+        status=query.status,
+        agent=query.agent,
+        tier=query.tier,
+        limit=query.limit,
+        after=services.cursors.read(binding, query.cursor),
+    )
+    return exchange.reply(
+        wire.ThreadPage(
+            threads=[_thread(thread) for thread in page.items],
+            next_cursor=services.cursors.write(binding, page.after),
+        )
+    )
+
+
+@route(
+    Operation(
+        name="get_thread",
+        method=HttpMethod.GET,
+        path="/threads/{thread_id:str}",
+        summary="Show a thread.",
+        permission="state:read",
+        returns=wire.Thread,
+        problems=("thread-not-found",),
+        subject=True,
+    )
+)
+async def get_thread(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """Show a thread."""
+    exchange.no_query()
+    return exchange.reply(_thread(await services.store.threads.get(subject_scope, path_id(thread_id, "thread_id"))))
+
+
+@route(
+    Operation(
+        name="put_thread",
+        method=HttpMethod.PUT,
+        path="/threads/{thread_id:str}",
+        summary="Change a thread's settings; creates the thread when it does not exist.",
+        permission="state:write",
+        body=wire.ThreadSettings,
+        returns=wire.Thread,
+        problems=("thread-busy", "thread-archived"),
+        subject=True,
+    )
+)
+async def put_thread(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """Change settings."""
+    exchange.no_query()
+    settings, _, _ = await exchange.body(wire.ThreadSettings)
+    name = path_id(thread_id, "thread_id")
+    thread = await services.write(
+        subject_scope,
+        name,
+        services.store.threads.put(
+            subject_scope,
+            name,
+            strict=None if settings.strict is UNSET else settings.strict,
+            agent=None if settings.agent is UNSET else settings.agent,
+            agent_given=settings.agent is not UNSET,
+        ),
+    )
+    return exchange.reply(_thread(thread))
+
+
+@route(
+    Operation(
+        name="delete_thread",
+        method=HttpMethod.DELETE,
+        path="/threads/{thread_id:str}",
+        summary="Delete a thread with all it holds.",
+        permission="state:delete",
+        statuses=(204,),
+        problems=("thread-not-found", "thread-busy"),
+        subject=True,
+    )
+)
+async def delete_thread(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[None]:
+    """Delete a thread."""
+    exchange.no_query()
+    name = path_id(thread_id, "thread_id")
+    await services.write(subject_scope, name, services.store.threads.delete(subject_scope, name))
+    return Response(None, status_code=204)
+
+
+@route(
+    Operation(
+        name="copy_thread",
+        method=HttpMethod.POST,
+        path="/threads/{thread_id:str}/copy",
+        summary="Copy a thread, history and pending writes included, to a new id.",
+        permission="state:write",
+        body=wire.CopyRequest,
+        returns=wire.CopyReceipt,
+        statuses=(201,),
+        headers=("Idempotency-Key",),
+        problems=("thread-not-found", "thread-exists", "thread-busy", "thread-archived", "idempotency-key-reused"),
+        subject=True,
+    )
+)
+async def copy_thread(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """Copy a thread."""
+    exchange.no_query()
+    request, name, body = await exchange.body(wire.CopyRequest)
+    source = path_id(thread_id, "thread_id")
+    target = check_id(request.target_thread_id, "target_thread_id")
+    copying = services.store.threads.copy(
+        subject_scope, source, target, idempotency=exchange.idempotency(source, name, body)
+    )
+    copied = await services.write(subject_scope, source, copying)
+    receipt = wire.CopyReceipt(
+        thread_id=copied.thread_id, checkpoints=copied.checkpoints, pending_writes=copied.pending_writes
+    )
+    return exchange.reply(receipt, status=201)
+
+
+@route(
+    Operation(
+        name="prune",
+        method=HttpMethod.POST,
+        path="/prune",
+        summary="Remove history: keep each namespace's head, or delete whole threads.",
+        permission="state:delete",
+        body=wire.PruneRequest,
+        returns=wire.RemovalReceipt,
+        subject=True,
+    )
+)
+async def prune(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], subject_scope: NamedDependency[Scope]
+) -> Response[bytes]:
+    """Prune threads."""
+    exchange.no_query()
+    request, _, _ = await exchange.body(wire.PruneRequest)
+    thread_ids = [check_id(thread_id, "thread id") for thread_id in request.thread_ids]
+    removal = await services.commits.run(services.store.threads.prune(subject_scope, thread_ids, request.strategy))
+    return exchange.reply(_removal(removal))
+
+
+@route(
+    Operation(
+        name="delete_runs",
+        method=HttpMethod.POST,
+        path="/runs/delete",
+        summary="Remove all checkpoints, and their pending writes, of some runs.",
+        permission="state:delete",
+        body=wire.RunsDeleteRequest,
+        returns=wire.RemovalReceipt,
+        problems=("delta-chain-needed",),
+        subject=True,
+    )
+)
+async def delete_runs(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], subject_scope: NamedDependency[Scope]
+) -> Response[bytes]:
+    """Remove runs."""
+    exchange.no_query()
+    request, _, _ = await exchange.body(wire.RunsDeleteRequest)
+    run_ids = [check_id(run_id, "run id") for run_id in request.run_ids]
+    removal = await services.commits.run(services.store.threads.delete_runs(subject_scope, run_ids))
+    return exchange.reply(_removal(removal))
+
+
+ROUTES = [list_threads, get_thread, put_thread, delete_thread, copy_thread, prune, delete_runs]

@@ -1,0 +1,52 @@
+"""What handlers work with: the parts of the running process, wired once by `gateway.app`.
+
+Handlers get this and a scope injected; a scope is the only way to storage.
+"""
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gateway.auth import Authenticator
+from gateway.cursors import Cursors
+from gateway.limits import Admission, Commits, Drain
+from gateway.readiness import Readiness
+from gateway.settings import Settings
+from gateway.telemetry import Metrics
+from storage.clock import Clock
+from storage.scope import Scope
+from storage.service import Store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts by name, and how a write is run."""
+
+    settings: Settings
+    store: Store
+    authenticator: Authenticator
+    admission: Admission
+    commits: Commits
+    cursors: Cursors
+    drain: Drain
+    metrics: Metrics
+    readiness: Readiness
+    clock: Clock
+
+    async def write(self, scope: Scope, thread_id: str, operation: Coroutine[Any, Any, T]) -> T:
+        """Run a write to a thread when its turn comes, to COMMIT even if the client hangs up.
+
+        Raises:
+            ThreadBusy: too many writes to the thread wait, or the turn did not come in time.
+        """
+
+        async def admitted() -> T:
+            try:
+                async with self.admission.thread((scope.tenant_id, scope.subject_id, thread_id)):
+                    return await operation
+            finally:
+                operation.close()  # a coroutine that never got its turn; no effect on one that ran
+
+        return await self.commits.run(admitted())

@@ -1,0 +1,223 @@
+"""The settings of a process, and the only reader of the environment.
+
+Fifteen variables, all prefixed ``STATEROOM_``; a secret may also come from a file named by ``<NAME>_FILE``.
+No secret has a default, none is shown by ``repr``. Everything else that could be configured is a named
+constant with a reason, or a row in the database. This module does not connect to anything.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import msgspec
+
+PREFIX = "STATEROOM_"
+PEPPER_BYTES_MIN = 32  # the strength of HMAC-SHA256
+SECRETS = frozenset(
+    {"database_url", "database_owner_url", "s3_url", "archive_url", "root_key", "api_key_pepper"}
+)  # URLs carry passwords
+_HEX = re.compile(r"(?:[0-9A-Fa-f]{2})+\Z")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class SettingsError(Exception):
+    """A setting is missing or wrong; the message names the variable and says how to fix it."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a process is told from outside.
+
+    Attributes:
+        database_url: PostgreSQL as the serving role (neither superuser nor owner).
+        root_key: What wraps tenant keys: ``file:...``, ``aws-kms:...`` or ``vault:...``.
+        api_key_pepper: At least 32 bytes, mixed into every stored API key.
+        deployment_id: Part of every seal's context; must equal the database's.
+        database_owner_url: PostgreSQL as the migrating role, for ``stateroom init`` and ``db`` only.
+        database_connections_max: Connections of this process.
+        s3_url: Bucket of blobs. None: values stay in PostgreSQL.
+        archive_url: Bucket of archived threads. None: nothing is archived.
+        listen: Where the API listens.
+        metrics_listen: Where Prometheus scrapes; never the API's address. None: nowhere.
+        public_url: How clients reach the API, without a trailing slash.
+        requests_in_flight_max: Requests at once; more are answered 503 ``overloaded``.
+        drain_seconds: How long to keep serving after a stop was asked for.
+        backup_retention_days: No blob is deleted sooner than this after it was unreferenced.
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+    """
+
+    database_url: str
+    root_key: str
+    api_key_pepper: bytes
+    deployment_id: UUID
+    database_owner_url: str | None = None
+    database_connections_max: int = 20
+    s3_url: str | None = None
+    archive_url: str | None = None
+    listen: Address = Address("127.0.0.1", 8080)
+    metrics_listen: Address | None = Address("127.0.0.1", 9090)
+    public_url: str = "http://127.0.0.1:8080"
+    requests_in_flight_max: int = 256
+    drain_seconds: float = 10.0
+    backup_retention_days: int = 30
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if len(self.api_key_pepper) < PEPPER_BYTES_MIN:
+            raise SettingsError(
+                f"{PREFIX}API_KEY_PEPPER has fewer than {PEPPER_BYTES_MIN} bytes; make one with `openssl rand -hex 32`"
+            )
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{name}={'<secret>' if name in SECRETS and value is not None else repr(value)}"
+            for name in self.__struct_fields__
+            for value in [getattr(self, name)]
+        )
+        return f"Settings({shown})"
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "Settings":
+        """Read ``environ`` (usually `os.environ`).
+
+        Raises:
+            SettingsError: a variable is missing or wrong.
+        """
+        given = {name: _PARSERS[name](name, text) for name in _PARSERS if (text := _text(environ, name)) is not None}
+        for name, hint in _REQUIRED.items():
+            if name not in given:
+                also = f" or {_variable(name)}_FILE" if name in SECRETS else ""
+                raise SettingsError(f"{_variable(name)}{also} is not set; {hint}")
+        return cls(**given)
+
+
+_REQUIRED = {
+    "database_url": "set it to postgresql://user:password@host/database of the serving role",
+    "root_key": "set it to file:<path>, aws-kms:<key arn> or vault:<url and key name>",
+    "api_key_pepper": "make one with `openssl rand -hex 32` and keep it: without it no API key verifies",
+    "deployment_id": "set it to the UUID that `stateroom init` printed",
+}
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+def _wrong(name: str, how: str) -> SettingsError:
+    return SettingsError(f"{_variable(name)} {how}")  # never the value: it may be a secret
+
+
+def _text(environ: Mapping[str, str], name: str) -> str | None:
+    variable = _variable(name)
+    text = environ.get(variable) or None
+    if name in SECRETS and (path := environ.get(f"{variable}_FILE")):
+        if text is not None:
+            raise SettingsError(f"{variable} and {variable}_FILE are both set; remove one")
+        try:
+            text = Path(path).read_text(encoding="utf-8").strip() or None
+        except (OSError, UnicodeDecodeError) as reason:
+            raise SettingsError(
+                f"{variable}_FILE names a file that cannot be read ({type(reason).__name__}); check path and mode"
+            ) from None
+        if text is None:
+            raise SettingsError(f"{variable}_FILE names an empty file; write the secret into it")
+    return text
+
+
+def _plain(_name: str, text: str) -> str:
+    return text
+
+
+def _pepper(name: str, text: str) -> bytes:
+    if _HEX.match(text):
+        pepper = bytes.fromhex(text)
+    else:
+        try:
+            pepper = base64.b64decode(text.translate({45: "+", 95: "/"}) + "=" * (-len(text) % 4), validate=True)
+        except binascii.Error:
+            raise _wrong(name, "is neither hex nor base64; make one with `openssl rand -hex 32`") from None
+    if len(pepper) < PEPPER_BYTES_MIN:
+        raise _wrong(name, f"has fewer than {PEPPER_BYTES_MIN} bytes; make one with `openssl rand -hex 32`")
+    return pepper
+
+
+def _uuid(name: str, text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise _wrong(name, "is not a UUID; set it to the one that `stateroom init` printed") from None
+
+
+def _integer(low: int, high: int) -> Any:
+    def parse(name: str, text: str) -> int:
+        if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
+            raise _wrong(name, f"must be a whole number from {low:,} to {high:,}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(name: str, text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,3})?", text):
+        raise _wrong(name, "must be a number of seconds from 0 to 9999")
+    return float(text)
+
+
+def _address(name: str, text: str) -> Address | None:
+    if name == "metrics_listen" and text == "off":
+        return None
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or port is None or parts.path or parts.username:
+        raise _wrong(name, "must be <host>:<port>, for example 127.0.0.1:8080 or [::1]:8080")
+    return Address(host, port)
+
+
+def _public_url(name: str, text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise _wrong(name, "must be an http or https URL such as https://stateroom.example.com")
+    return text.rstrip("/")
+
+
+def _log_level(name: str, text: str) -> str:
+    if text.lower() not in _LOG_LEVELS:
+        raise _wrong(name, f"must be one of {', '.join(_LOG_LEVELS)}")
+    return text.lower()
+
+
+_PARSERS: dict[str, Any] = {
+    "database_url": _plain,
+    "database_owner_url": _plain,
+    "database_connections_max": _integer(1, 1000),
+    "s3_url": _plain,
+    "archive_url": _plain,
+    "root_key": _plain,
+    "api_key_pepper": _pepper,
+    "deployment_id": _uuid,
+    "listen": _address,
+    "metrics_listen": _address,
+    "public_url": _public_url,
+    "requests_in_flight_max": _integer(1, 100_000),
+    "drain_seconds": _seconds,
+    "backup_retention_days": _integer(0, 3650),
+    "log_level": _log_level,
+}
+VARIABLES = tuple(_variable(name) for name in _PARSERS)

@@ -1,0 +1,238 @@
+"""A store in memory for tests of pure HTTP rules; it keeps the signatures of the real one and little else."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from gateway import api_keys
+from gateway.settings import Settings
+from storage import model
+from storage.clock import ManualClock
+from storage.errors import CheckpointNotFound, ThreadNotFound
+from storage.scope import OperatorScope, Scope, TenantScope
+from storage.service import Health
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+PEPPER = bytes(range(32))
+
+
+class Checkpoints:
+    def __init__(self) -> None:
+        self.saves: list[tuple[Scope, model.Save]] = []
+        self.writes: list[model.PendingWrite] = []
+        self.queries: list[model.HistoryQuery] = []
+        self.gate: asyncio.Event | None = None
+        self.reached = asyncio.Event()
+        self.error: Exception | None = None
+        self.after: tuple[str, ...] | None = None
+
+    async def save(self, scope: Scope, save: model.Save) -> model.Saved:
+        self.reached.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.saves.append((scope, save))
+        return model.Saved(
+            thread_id=save.thread_id, namespace=save.namespace, checkpoint_id=save.checkpoint_id or "c1",
+            parent_id=None, step=0, status=save.status, sequence=len(self.saves), created_at=NOW,
+            created=True, head_id="c1",
+        )  # fmt: skip
+
+    def _checkpoint(self, save: model.Save, *, with_state: bool) -> model.Checkpoint:
+        channels = {}
+        if isinstance(save.content, model.FullState):
+            channels = {
+                name: model.Channel(version=channel.version, value=channel.value)
+                for name, channel in save.content.channels.items()
+                if channel.value is not None
+            }
+        return model.Checkpoint(
+            thread_id=save.thread_id, namespace=save.namespace, checkpoint_id=save.checkpoint_id or "c1",
+            parent_id=None, step=0, status=save.status, source=save.source, agent=save.agent,
+            run_id=save.run_id, created_at=NOW, state_schema=None, state_version=None, model=save.model,
+            usage=save.usage, metadata=save.metadata,
+            delta_channels=save.delta_channels, channels=channels if with_state else None,
+            writes=list(self.writes) if with_state else None,
+        )  # fmt: skip
+
+    async def load(
+        self, scope: Scope, thread_id: str, namespace: str, checkpoint_id: str | None, *, with_state: bool
+    ) -> model.Loaded:
+        for owner, save in reversed(self.saves):
+            if (owner, save.thread_id, save.namespace) == (scope, thread_id, namespace):
+                return model.Loaded(checkpoint=self._checkpoint(save, with_state=with_state), head_id="c1")
+        raise CheckpointNotFound
+
+    async def history(self, scope: Scope, query: model.HistoryQuery) -> model.Page[model.Checkpoint]:
+        self.queries.append(query)
+        items = [self._checkpoint(save, with_state=query.with_state) for owner, save in self.saves if owner == scope]
+        return model.Page(items, self.after)
+
+    async def put_writes(
+        self,
+        scope: Scope,
+        thread_id: str,
+        namespace: str,
+        checkpoint_id: str,
+        task_id: str,
+        task_path: str,
+        writes: Sequence[model.NewWrite],
+        status: model.Status | None,
+    ) -> model.WritesReceipt:
+        self.writes += [
+            model.PendingWrite(
+                task_id=task_id, idx=write.idx, task_path=task_path, channel=write.channel, value=write.value
+            )
+            for write in writes
+        ]
+        return model.WritesReceipt(stored=len(writes), unchanged=0)
+
+    async def task_writes(
+        self, scope: Scope, thread_id: str, namespace: str, checkpoint_id: str, task_id: str
+    ) -> list[model.PendingWrite]:
+        return [write for write in self.writes if write.task_id == task_id]
+
+    async def channel_history(
+        self, scope: Scope, thread_id: str, namespace: str, checkpoint_id: str | None, channels: Sequence[str]
+    ) -> dict[str, model.ChannelHistory]:
+        return {name: model.ChannelHistory(writes=[], seed=None) for name in channels}
+
+
+class Threads:
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    async def list(
+        self,
+        scope: Scope,
+        *,
+        status: str | None = None,
+        agent: str | None = None,
+        tier: str | None = None,
+        limit: int = 100,
+        after: tuple[str, ...] | None = None,
+    ) -> model.Page[model.Thread]:
+        self.seen.append(("list", scope, status, limit, after))
+        return model.Page([], ("2026-01-02T03:04:05Z", "t1"))
+
+    async def get(self, scope: Scope, thread_id: str) -> model.Thread:
+        self.seen.append(("get", scope, thread_id))
+        raise ThreadNotFound
+
+    async def put(
+        self,
+        scope: Scope,
+        thread_id: str,
+        *,
+        strict: bool | None = None,
+        agent: str | None = None,
+        agent_given: bool = False,
+    ) -> model.Thread:
+        return model.Thread(
+            thread_id=thread_id, agent=agent, status="active", tier="hot", strict=bool(strict),
+            created_at=NOW, updated_at=NOW, head_id=None,
+        )  # fmt: skip
+
+    async def delete(self, scope: Scope, thread_id: str) -> model.Removal:
+        return model.Removal(threads=1, checkpoints=0, pending_writes=0)
+
+    async def copy(self, scope: Scope, source: str, target: str) -> model.Copied:
+        return model.Copied(thread_id=target, checkpoints=0, pending_writes=0)
+
+    async def prune(self, scope: Scope, thread_ids: Sequence[str], strategy: model.Strategy) -> model.Removal:
+        return model.Removal(threads=0, checkpoints=0, pending_writes=0)
+
+    async def delete_runs(self, scope: Scope, run_ids: Sequence[str]) -> model.Removal:
+        return model.Removal(threads=0, checkpoints=0, pending_writes=0)
+
+
+class Tenants:
+    def __init__(self) -> None:
+        self.api_keys: dict[str, model.ApiKeyRecord] = {}
+        self.tenants: dict[UUID, model.Tenant] = {}
+        self.look_ups: list[str] = []
+        self.touched: dict[tuple[UUID | None, str], datetime] = {}
+
+    async def create(self, scope: OperatorScope, tenant: model.Tenant, first_key: model.ApiKeyRecord) -> model.Tenant:
+        assert scope.founding == tenant.tenant_id == first_key.tenant_id
+        self.tenants[tenant.tenant_id] = tenant
+        self.api_keys[first_key.key_id] = first_key
+        return tenant
+
+    async def list(self, scope: OperatorScope, limit: int, after: tuple[str, ...] | None) -> model.Page[model.Tenant]:
+        return model.Page([*self.tenants.values()][:limit], None)
+
+    async def get(self, scope: OperatorScope, tenant_id: UUID) -> model.Tenant:
+        return self.tenants[tenant_id]
+
+    async def look_up_key(self, key_id: str) -> model.ApiKeyRecord | None:
+        self.look_ups.append(key_id)
+        return self.api_keys.get(key_id)
+
+    async def add_key(self, scope: TenantScope | OperatorScope, record: model.ApiKeyRecord) -> None:
+        self.api_keys[record.key_id] = record
+
+    async def list_keys(
+        self, scope: TenantScope, limit: int, after: tuple[str, ...] | None
+    ) -> model.Page[model.ApiKeyRecord]:
+        return model.Page([key for key in self.api_keys.values() if key.tenant_id == scope.tenant_id], None)
+
+    async def revoke_key(self, scope: TenantScope, key_id: str) -> None:
+        self.api_keys[key_id] = replace(self.api_keys[key_id], revoked_at=NOW)
+
+    async def touch_keys(self, used: Mapping[tuple[UUID | None, str], datetime]) -> None:
+        self.touched.update(used)
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self.checkpoints = Checkpoints()
+        self.threads = Threads()
+        self.tenants = Tenants()
+        self.health_found = Health(writable=True, db_revision="a1", revision_ok=True)
+        self.clock = ManualClock(NOW)
+        self.tenant_id = uuid4()
+
+    async def health(self) -> Health:
+        return self.health_found
+
+    def mint(
+        self,
+        kind: str = "subject",
+        permissions: Sequence[str] | None = None,
+        subject_id: str | None = None,
+        **more: Any,
+    ) -> str:
+        granted = {
+            "subject": ("state:read", "state:write", "state:delete"),
+            "service": ("state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin"),
+            "operator": ("operator",),
+        }[kind]
+        record, text = api_keys.mint(
+            PEPPER,
+            kind=kind,
+            permissions=tuple(granted if permissions is None else permissions),
+            now=NOW,
+            tenant_id=None if kind == "operator" else self.tenant_id,
+            subject_id=(subject_id or "user-1") if kind == "subject" else None,
+            **more,
+        )
+        self.tenants.api_keys[record.key_id] = record
+        return text
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(
+        **{
+            "database_url": "postgresql://nobody@127.0.0.1/none",
+            "root_key": "file:none",
+            "api_key_pepper": PEPPER,
+            "deployment_id": UUID(int=1),
+            "drain_seconds": 0.0,
+            **changes,
+        }
+    )

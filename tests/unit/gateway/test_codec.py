@@ -1,0 +1,195 @@
+import base64
+import math
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from gateway import codec, wire
+from gateway.problems import InvalidRequest, MalformedBody, NotAcceptable, UnsupportedMediaType
+from storage.errors import InvalidState
+from storage.model import Value
+
+
+def as_json(value: Value):
+    return msgspec.json.decode(bytes(codec.value_out("json", value)))
+
+
+def from_json(tree) -> Value:
+    return codec.value_in("json", Raw(msgspec.json.encode(tree)), "/state/a")
+
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary())
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(sorted(codec.MARKERS)), inner),
+    max_leaves=20,
+)
+
+
+@given(trees)
+def test_a_msgpack_value_survives_the_way_through_json(tree):
+    packed = msgpack.packb(tree)
+    back = codec.value_in("json", codec.value_out("json", Value("msgpack", packed)), "")
+    assert back.encoding == "msgpack"
+    assert msgpack.unpackb(back.data) == msgpack.unpackb(packed)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_in_any_encoding_can_be_shown_and_come_back(data):
+    for name in ("json", "msgpack"):
+        for encoding in ("msgpack", "json", "foreign"):
+            shown = bytes(codec.value_out(name, Value(encoding, data)))
+            if name == "json":
+                msgspec.json.decode(shown)
+            else:
+                assert codec.value_in(name, Raw(shown), "").data in {data, shown}
+
+
+def test_msgpack_passes_byte_for_byte():
+    data = b"\xcd\x00\x01"  # 1, not spelled as shortly as it could be
+    stored = codec.value_in("msgpack", Raw(data), "")
+    assert stored == Value("msgpack", data)
+    assert bytes(codec.value_out("msgpack", stored)) == data
+
+
+def test_integers_beyond_64_bits_stay_json():
+    stored = from_json([2**70])
+    assert stored == Value("json", b"[1180591620717411303424]")
+    assert as_json(stored) == [2**70]
+    assert msgspec.msgpack.decode(bytes(codec.value_out("msgpack", stored))) == {"$encoded": ["json", stored.data]}
+
+
+def test_what_json_cannot_say_is_said_with_words():
+    tree = {1: b"\x00", "n": math.nan, "i": -math.inf, "e": msgpack.ExtType(5, b"x"), "t": msgpack.Timestamp(1)}
+    assert as_json(Value("msgpack", msgpack.packb(tree))) == {
+        "1": {"$bytes": "AA=="},
+        "n": {"$float": "nan"},
+        "i": {"$float": "-inf"},
+        "e": {"$ext": [5, "eA=="]},
+        "t": {"$ext": [-1, base64.b64encode(b"\x00\x00\x00\x01").decode()]},
+    }
+
+
+def test_keys_that_would_collide_as_strings_come_as_a_list_of_pairs():
+    assert as_json(Value("msgpack", msgpack.packb({1: "a", "1": "b"}))) == {"$map": [[1, "a"], ["1", "b"]]}
+
+
+def test_foreign_encodings_come_and_go_in_both_formats():
+    foreign = Value("pickle-not", b"\x80\x04")
+    assert as_json(foreign) == {"$encoded": ["pickle-not", "gAQ="]}
+    for name in ("json", "msgpack"):
+        assert codec.value_in(name, codec.value_out(name, foreign), "") == foreign
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [{"$bytes": "?"}, {"$bytes": 1}, {"$ext": [1]}, {"$ext": [300, ""]}, {"$float": "x"}, {"$map": [[{}, 1]]}],
+)
+def test_a_misused_word_is_refused_where_it_stands(tree):
+    with pytest.raises(InvalidState) as refused:
+        from_json([tree])
+    assert refused.value.pointer == "/state/a"
+
+
+def nested(depth: int, name: str) -> bytes:
+    return b"[" * depth + b"]" * depth if name == "json" else b"\x91" * (depth - 1) + b"\x90"
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+def test_depth_64_passes_and_65_does_not(name):
+    assert not codec.too_deep(name, nested(64, name))
+    assert codec.too_deep(name, nested(65, name))
+
+
+@given(st.recursive(st.just(""), lambda inner: st.lists(inner, max_size=3), max_leaves=12), st.integers(0, 6))
+def test_depth_is_counted_exactly(tree, limit):
+    def depth(node) -> int:
+        return 0 if node == "" else 1 + max(map(depth, node), default=0)
+
+    padding = [["[[{{"] * 70, tree]  # brackets in strings count for nothing; enough to leave the fast path
+    expected = max(2, 1 + depth(tree)) > limit
+    assert codec.too_deep("json", msgspec.json.encode(padding), limit) is expected
+    assert codec.too_deep("msgpack", msgpack.packb(padding), limit) is expected
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+@pytest.mark.parametrize("depth", [65, 5_000, 200_000])
+def test_deep_bodies_are_malformed_not_internal(name, depth):
+    with pytest.raises(MalformedBody):
+        codec.decode_body(name, nested(depth, name), wire.SaveRequest)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b'{"state":NaN}', b'{"agent":"\xff"}', b"[" * 70, b'{"state":{}} x', b'{"agent":"\\ud800"}']
+)
+def test_bodies_that_do_not_parse_are_malformed(body):
+    with pytest.raises(MalformedBody):
+        codec.decode_body("json", body, wire.SaveRequest)
+
+
+def test_invalid_utf8_inside_a_channel_is_malformed():
+    request = codec.decode_body("json", b'{"state":{"a":"\xff"}}', wire.SaveRequest)
+    with pytest.raises(MalformedBody):
+        codec.value_in("json", request.state["a"], "")
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        (b'{"step":"secret"}', "/step"),
+        (b'{"status":"secret"}', "/status"),
+        (b'{"model":{"name":"m","seed":"secret"}}', "/model/seed"),
+        (b'{"channels":{"a":{"data":1}}}', "/channels"),
+        (b'{"surprise":1}', ""),
+    ],
+)
+def test_a_wrong_member_is_pointed_at_without_its_value(body, pointer):
+    with pytest.raises(InvalidRequest) as refused:
+        codec.decode_body("json", body, wire.SaveRequest)
+    (fault,) = refused.value.faults
+    assert fault.pointer == pointer
+    assert "secret" not in fault.detail
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        (None, "json"),
+        (b"*/*", "json"),
+        (b"application/msgpack", "msgpack"),
+        (b"application/json;q=0.5, application/msgpack", "msgpack"),
+        (b"application/*", "json"),
+        (b"text/html, */*;q=0.1", "json"),
+        (b"application/json;q=0, */*", "msgpack"),
+    ],
+)
+def test_the_best_acceptable_format_answers(accept, expected):
+    assert codec.reply_format(accept) == expected
+
+
+@pytest.mark.parametrize("accept", [b"text/html", b"application/json;q=0", b"application/json;q=high"])
+def test_nothing_acceptable_is_refused(accept):
+    with pytest.raises(NotAcceptable):
+        codec.reply_format(accept)
+
+
+@pytest.mark.parametrize(("kind", "coding"), [(None, None), (b"text/plain", None), (b"application/json", b"gzip")])
+def test_other_media_types_and_compressed_bodies_are_refused(kind, coding):
+    with pytest.raises(UnsupportedMediaType):
+        codec.body_format(kind, coding)
+
+
+def test_parameters_of_a_media_type_are_allowed():
+    assert codec.body_format(b"Application/JSON; charset=utf-8", None) == "json"

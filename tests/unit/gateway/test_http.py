@@ -1,0 +1,256 @@
+import asyncio
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import limits
+from gateway.app import create_app
+from gateway.exchange import decode_id, encode_id
+from gateway.problems import InvalidRequest
+from gateway.wire import Fault
+from storage.errors import HeadMoved
+from storage.model import Value
+from storage.service import Health
+from tests.unit.gateway.doubles import MemoryStore, settings
+
+SAVE = "/v1/threads/t/checkpoints"
+PACKED = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+
+
+@given(st.text(min_size=1, max_size=60).filter(lambda text: "\0" not in text))
+def test_any_id_travels_and_has_one_spelling(text):
+    try:
+        spelled = encode_id(text)
+    except UnicodeEncodeError:
+        return
+    assert decode_id(spelled, Fault(detail="")) == text
+    for other in (spelled + "=", "~" + spelled):
+        if other != text:
+            with pytest.raises(InvalidRequest):
+                decode_id(other, Fault(detail=""))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "status", "code"),
+    [
+        ("GET", "/nowhere", {}, 404, "not-found"),
+        ("PATCH", "/v1/whoami", {}, 405, "method-not-allowed"),
+        ("GET", "/v1/whoami", {"headers": {"Accept": "text/html"}}, 406, "not-acceptable"),
+        ("GET", "/v1/whoami?x=1", {}, 422, "invalid-request"),
+        ("GET", "/v1/threads?limit=1001", {}, 422, "invalid-request"),
+        ("GET", "/v1/threads?limit=1&limit=2", {}, 422, "invalid-request"),
+        ("GET", "/v1/threads?cursor=forged", {}, 422, "invalid-request"),
+        ("GET", "/v1/threads?agent=%FF", {}, 422, "invalid-request"),
+        ("GET", "/v1/threads/t", {}, 404, "thread-not-found"),
+        ("GET", "/v1/threads/%20", {}, 422, "invalid-request"),
+        ("GET", f"{SAVE}/latest", {}, 404, "checkpoint-not-found"),
+        ("GET", f"{SAVE}?filter=[1]", {}, 422, "invalid-request"),
+        ("GET", "/v1/checkpoints?since=2026-01-01T00:00:00", {}, 422, "invalid-request"),
+        ("GET", f"{SAVE}/latest/channel-history", {}, 422, "invalid-request"),
+        ("POST", SAVE, {"content": "x", "headers": {"Content-Type": "text/plain"}}, 415, "unsupported-media-type"),
+        ("POST", SAVE, {"content": "", "headers": {"Content-Type": "application/json"}}, 400, "malformed-body"),
+        ("POST", SAVE, {"content": b'{"state":{"a":"\xff"}}', "headers": {"Content-Type": "application/json"}}, 400,
+         "malformed-body"),
+        ("POST", SAVE, {"json": {}}, 422, "invalid-request"),
+        ("POST", SAVE, {"json": {"state": {}, "channels": {}}}, 422, "invalid-request"),
+        ("POST", SAVE, {"json": {"state": {"~private": 1}}}, 422, "invalid-request"),
+        ("POST", SAVE, {"json": {"state": {}, "id": "latest"}}, 422, "invalid-request"),
+        ("POST", SAVE, {"json": {"state": {"ä" * 128: 1}}}, 422, "limit-exceeded"),
+        ("POST", SAVE, {"json": {"state": dict.fromkeys(map(str, range(1001)))}}, 422, "limit-exceeded"),
+        ("POST", SAVE, {"json": {"state": {}, "metadata": {"a": "x" * 16_384}}}, 422, "limit-exceeded"),
+        ("POST", SAVE, {"json": {"changes": {}}}, 428, "precondition-required"),
+        ("POST", SAVE, {"json": {"state": {}}, "headers": {"If-Match": "bare"}}, 422, "invalid-request"),
+        ("POST", SAVE, {"json": {"state": {}}, "headers": {"Idempotency-Key": "a b"}}, 422, "invalid-request"),
+    ],
+)  # fmt: skip
+async def test_what_is_refused_is_a_problem(call, method, path, options, status, code):
+    async with call() as client:
+        answer = await client.request(method, path, **options)
+    problem = answer.json()
+    assert (answer.status_code, problem["code"], problem["status"]) == (status, code, status)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_a_full_body_limit_is_refused_before_it_is_read(call):
+    async with call() as client:
+        headers = {"Content-Type": "application/json", "Content-Length": str(limits.BODY_BYTES_MAX + 1)}
+        answer = await client.post(SAVE, content=b"{}", headers=headers)
+    assert (answer.status_code, answer.json()["limit"]) == (413, "BODY_BYTES_MAX")
+    assert answer.headers["connection"] == "close"
+
+
+async def test_a_chunked_body_is_cut_off_at_the_limit(call):
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        while True:
+            sent += 1
+            yield bytes(1024 * 1024)
+
+    async with call() as client:
+        answer = await client.post(SAVE, content=endless(), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413
+    assert sent == limits.BODY_BYTES_MAX // (1024 * 1024) + 1
+
+
+async def test_head_is_get_without_its_body(call):
+    async with call() as client:
+        got, headed = await client.get("/v1/whoami"), await client.head("/v1/whoami")
+    assert (headed.status_code, headed.content) == (200, b"")
+    assert headed.headers["content-length"] == got.headers["content-length"]
+
+
+async def test_a_request_id_is_echoed_unless_it_is_nonsense(call):
+    async with call() as client:
+        assert (await client.get("/v1/whoami", headers={"X-Request-Id": "a-1"})).headers["x-request-id"] == "a-1"
+        answer = await client.get("/v1/whoami", headers={"X-Request-Id": "a b"})
+        assert answer.headers["x-request-id"] != "a b"
+
+
+async def test_a_header_that_must_come_once_is_refused_twice(call):
+    async with call() as client:
+        answer = await client.get("/v1/threads", headers=[("Stateroom-Subject", "a"), ("Stateroom-Subject", "b")])
+    assert answer.json()["errors"] == [{"detail": "the header is given twice", "header": "stateroom-subject"}]
+
+
+async def test_a_state_saved_in_json_loads_in_msgpack_and_back(call, store):
+    async with call() as client:
+        saved = await client.post(SAVE, json={"state": {"a": {"$bytes": "AAE="}, "b": [1, None]}})
+        assert (saved.status_code, saved.headers["etag"]) == (201, '"c1"')
+        packed = await client.get(f"{SAVE}/latest", headers={"Accept": "application/msgpack"})
+        plain = await client.get(f"{SAVE}/latest")
+    assert msgspec.msgpack.decode(packed.content)["state"] == {"a": b"\x00\x01", "b": [1, None]}
+    assert plain.json()["state"] == {"a": {"$bytes": "AAE="}, "b": [1, None]}
+    assert plain.headers["etag"] == '"c1"'
+
+
+async def test_channels_pass_untouched_and_private_ones_stay_out_of_the_state(call, store):
+    body = {"channels": {"~seen": {"version": 1, "encoding": "x", "data": b"\xc1"}, "m": {"version": "2.1"}}}
+    async with call() as client:
+        saved = await client.post(SAVE, content=msgspec.msgpack.encode(body), headers=PACKED)
+        assert saved.status_code == 201
+        state = (await client.get(f"{SAVE}/latest")).json()["state"]
+        channels = msgspec.msgpack.decode((await client.get(f"{SAVE}/latest?view=channels", headers=PACKED)).content)[
+            "channels"
+        ]
+    (_, save), *_ = store.checkpoints.saves
+    assert save.content.channels["~seen"].value == Value("x", b"\xc1")
+    assert save.content.channels["m"].value is None
+    assert state == {}
+    assert channels["~seen"] == {"version": 1, "encoding": "x", "data": b"\xc1"}
+
+
+async def test_pending_writes_come_in_both_forms(call):
+    async with call() as client:
+        path = f"{SAVE}/c1/writes/task"
+        bodies = {"writes": [{"channel": "a", "idx": 0, "value": [1]}, {"channel": "b", "idx": -1, "data": "wA=="}]}
+        assert (await client.put(path, json=bodies)).json() == {"stored": 2, "unchanged": 0}
+        state = (await client.get(path)).json()["writes"]
+        channels = (await client.get(f"{path}?view=channels")).json()["writes"]
+        both = {"writes": [{"channel": "a", "idx": 0, "value": 1, "data": ""}]}
+        refused = await client.put(path, json=both)
+    assert [write["value"] for write in state] == [[1], None]
+    assert [write["data"] for write in channels] == ["kQE=", "wA=="]
+    assert refused.json()["errors"][0]["pointer"] == "/writes/0"
+
+
+async def test_a_page_goes_on_only_with_the_same_filters_and_subject(call, store):
+    store.checkpoints.after = ("c1", "t", "")
+    async with call() as client, call("subject", subject_id="bob") as other:
+        cursor = (await client.get(f"{SAVE}?step=1")).json()["next_cursor"]
+        again = await client.get(f"{SAVE}?step=1&limit=7&view=state", params=None)
+        assert again.status_code == 200
+        assert (await client.get(f"{SAVE}?step=1&cursor={cursor}")).status_code == 200
+        assert store.checkpoints.queries[-1].after == ("c1", "t", "")
+        for path in (f"{SAVE}?step=2", "/v1/threads/u/checkpoints?step=1", "/v1/checkpoints?step=1"):
+            assert (await client.get(f"{path}&cursor={cursor}")).status_code == 422, path
+        assert (await other.get(f"{SAVE}?step=1&cursor={cursor}")).status_code == 422
+
+
+async def test_a_moved_head_is_named(call, store):
+    store.checkpoints.error = HeadMoved("c9")
+    async with call() as client:
+        answer = await client.post(SAVE, json={"state": {}}, headers={"If-Match": '"c1"'})
+    assert (answer.status_code, answer.json()["head_id"]) == (412, "c9")
+
+
+async def test_an_unknown_error_is_internal_and_says_nothing(call, store):
+    store.checkpoints.error = ValueError("the payload")
+    async with call() as client:
+        answer = await client.post(SAVE, json={"state": {}})
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "payload" not in answer.text
+
+
+async def test_a_save_runs_to_its_end_when_the_client_hangs_up(app, call, store):
+    store.checkpoints.gate = asyncio.Event()
+    async with call() as client:
+        request = asyncio.create_task(client.post(SAVE, json={"state": {"a": 1}}))
+        await store.checkpoints.reached.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        store.checkpoints.gate.set()
+        await app.services.commits.finish()
+    assert len(store.checkpoints.saves) == 1
+
+
+async def test_readiness_follows_the_database_and_the_drain_but_livez_does_not(call, app, store):
+    async with call(None) as client:
+        assert (await client.get("/readyz")).status_code == 200
+        app.services.drain.begin()
+        draining = await client.get("/readyz")
+        assert (draining.status_code, draining.json()["draining"]) == (503, True)
+        assert (await client.get("/livez")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Health(writable=False, db_revision="a1", revision_ok=True),
+        Health(writable=True, db_revision="a0", revision_ok=False),
+    ],
+)
+async def test_an_unfit_database_is_not_ready(call, store, found):
+    store.health_found = found
+    async with call(None) as client:
+        assert (await client.get("/readyz")).status_code == 503
+
+
+async def test_a_full_process_answers_probes_and_refuses_the_rest():
+    store = MemoryStore()
+    app = create_app(settings(requests_in_flight_max=1), store=store, clock=store.clock)
+    async with app.lifespan():
+        transport = httpx.ASGITransport(app)
+        headers = {"Authorization": f"Bearer {store.mint()}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+            with app.services.admission.request():
+                refused = await client.get("/v1/whoami")
+                assert (await client.get("/livez")).status_code == 200
+    assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (503, "overloaded", "1")
+    assert app.services.metrics.registry.get_sample_value("stateroom_refused_total", {"reason": "overloaded"}) == 1.0
+
+
+async def test_paths_nobody_matches_share_one_label(app, call):
+    async with call() as client:
+        await client.get("/a/secret/path")
+        await client.get(f"{SAVE}/latest")
+    sample = app.services.metrics.registry.get_sample_value
+    labels = {"route": "unmatched", "method": "GET", "status": "404"}
+    assert sample("stateroom_request_seconds_count", labels) == 1.0
+    labels["route"] = "/v1/threads/{thread_id}/checkpoints/{checkpoint_id}"
+    assert sample("stateroom_request_seconds_count", labels) == 1.0
+
+
+async def test_the_documentation_loads_nothing_from_elsewhere(call):
+    async with call(None) as client:
+        page = (await client.get("/docs")).text
+        assert (await client.get("/openapi.json")).json()["openapi"] == "3.1.0"
+    assert "<script" not in page
+    assert "src=" not in page
+    assert 'id="head-moved"' in page

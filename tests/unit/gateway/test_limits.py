@@ -1,0 +1,136 @@
+import asyncio
+from uuid import uuid4
+
+import pytest
+
+from gateway import limits
+from gateway.cursors import Cursors
+from gateway.limits import Admission, Commits, Drain, Overloaded, TenantBusy, ThreadBusy
+from gateway.problems import InvalidRequest
+
+ADDRESS = (uuid4(), "ann", "t")
+
+
+def test_a_full_process_refuses_and_recovers():
+    admission = Admission(1)
+    with admission.request(), pytest.raises(Overloaded), admission.request():
+        pass
+    with admission.request():
+        assert admission.requests == 1
+
+
+def test_one_tenant_cannot_take_the_others_share():
+    admission = Admission(10, tenant_requests_max=1)
+    one, other = uuid4(), uuid4()
+    with admission.tenant(one):
+        with pytest.raises(TenantBusy), admission.tenant(one):
+            pass
+        with admission.tenant(other):
+            pass
+    with admission.tenant(one):
+        pass
+
+
+async def test_writes_to_a_thread_run_a_few_at_a_time_in_order():
+    admission = Admission(100)
+    running, most, order = 0, 0, []
+
+    async def write(number: int) -> None:
+        nonlocal running, most
+        async with admission.thread(ADDRESS):
+            running += 1
+            most = max(most, running)
+            order.append(number)
+            await asyncio.sleep(0)
+            running -= 1
+
+    await asyncio.gather(*(write(number) for number in range(20)))
+    assert most == limits.THREAD_WRITES_ACTIVE_MAX
+    assert order == list(range(20))
+    assert admission._threads == {}
+
+
+async def test_the_queue_of_a_thread_is_bounded_and_cancellation_leaks_no_turn():
+    admission = Admission(1000)
+    release = asyncio.Event()
+
+    async def write() -> None:
+        async with admission.thread(ADDRESS):
+            await release.wait()
+
+    count = limits.THREAD_WRITES_ACTIVE_MAX + limits.THREAD_WRITES_WAITING_MAX
+    tasks = [asyncio.create_task(write()) for _ in range(count)]
+    await asyncio.sleep(0)
+    with pytest.raises(ThreadBusy):
+        async with admission.thread(ADDRESS):
+            pass
+    for task in tasks[::3]:
+        task.cancel()
+    release.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert admission._threads == {}
+    async with admission.thread(ADDRESS):
+        pass
+
+
+async def test_a_turn_that_comes_while_its_waiter_is_cancelled_goes_to_the_next():
+    admission = Admission(100)
+    holders = [admission.thread(ADDRESS) for _ in range(limits.THREAD_WRITES_ACTIVE_MAX)]
+    for holder in holders:
+        await holder.__aenter__()
+    done = []
+
+    async def write(name: str) -> None:
+        async with admission.thread(ADDRESS):
+            done.append(name)
+
+    first, second = asyncio.create_task(write("first")), asyncio.create_task(write("second"))
+    await asyncio.sleep(0)
+    await holders[0].__aexit__(None, None, None)
+    first.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    assert done == ["second"]
+    for holder in holders[1:]:
+        await holder.__aexit__(None, None, None)
+    assert admission._threads == {}
+
+
+async def test_a_write_outlives_its_caller_and_finish_waits_for_it():
+    commits, gate, done = Commits(), asyncio.Event(), []
+
+    async def write() -> None:
+        await gate.wait()
+        done.append(True)
+
+    caller = asyncio.create_task(commits.run(write()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    gate.set()
+    await commits.finish()
+    assert done == [True]
+
+
+async def test_a_drain_serves_on_and_then_stops():
+    drain, stopped = Drain(0.0), []
+    running = asyncio.create_task(drain.run(lambda: stopped.append(True)))
+    await asyncio.sleep(0)
+    assert not drain.draining
+    drain.begin()
+    await running
+    assert drain.stopped
+    assert stopped == [True]
+
+
+def test_a_cursor_is_good_for_its_own_list_only():
+    cursors = Cursors(bytes(32))
+    cursor = cursors.write(b"list", ("a", "b"))
+    assert cursors.read(b"list", cursor) == ("a", "b")
+    assert cursors.read(b"list", None) is None
+    altered = ("A" if cursor[0] != "A" else "B") + cursor[1:]
+    for binding, forged in ((b"other", cursor), (b"list", altered), (b"list", ""), (b"list", "é"), (b"list", "a===")):
+        with pytest.raises(InvalidRequest):
+            cursors.read(binding, forged)
+    with pytest.raises(InvalidRequest):
+        Cursors(bytes(31) + b"\x01").read(b"list", cursor)
