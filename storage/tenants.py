@@ -44,7 +44,7 @@ class Tenants:
             row = await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id)
         if row is None:
             raise TenantNotFound
-        return Tenant(**dict(row))
+        return _tenant(row)
 
     async def list(self, scope: OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None) -> Page[Tenant]:
         """Tenants, newest first."""
@@ -57,7 +57,7 @@ class Tenants:
                     page_rows=limit,
                 ),
             )
-        tenants = [Tenant(**dict(row)) for row in rows]
+        tenants = [_tenant(row) for row in rows]
         last = tenants[-1] if len(tenants) == limit else None
         return Page(tenants, (last.created_at.isoformat(), str(last.tenant_id)) if last else None)
 
@@ -117,6 +117,10 @@ async def _add_key(transaction: Transaction, record: ApiKeyRecord) -> None:
     values = {name: getattr(record, name) for name in ApiKeyRecord.__slots__}
     values["permissions"] = list(record.permissions)
     await transaction.execute(sql.ADD_KEY.text, *sql.ADD_KEY.arguments(**values))
+
+
+def _tenant(row: Any) -> Tenant:
+    return Tenant(tenant_id=row["tenant_id"], name=row["name"], created_at=row["created_at"])
 
 
 def _record(row: Any) -> ApiKeyRecord:

@@ -115,6 +115,7 @@ class Threads:
         async def with_sealer(sealer: Sealer) -> Thread:
             now = self._access.clock.now()
             async with self._access.unit_of_work.begin(scope) as transaction:
+                await self._access.check_key_in(transaction, scope, sealer)
                 await transaction.execute(
                     sql.PUT,
                     scope.tenant_id,
@@ -192,6 +193,7 @@ class Threads:
 
         async def attempt(sealer: Sealer) -> Copied:
             async with self._access.unit_of_work.frozen(scope) as transaction:
+                await self._access.check_key_in(transaction, scope, sealer)
                 now = self._access.clock.now()
                 if idempotency is None:
                     return await _copy(transaction, scope, sealer, source, target, now)
@@ -213,6 +215,7 @@ class Threads:
     async def _remove(self, scope: Scope, thread_id: str, choose: Callable[[Sequence[_Entry]], set[str]]) -> Removal:
         async def attempt(sealer: Sealer) -> Removal:
             async with self._access.unit_of_work.begin(scope) as transaction:
+                await self._access.check_key_in(transaction, scope, sealer)
                 return await _remove(transaction, scope, sealer, thread_id, choose, self._access.clock)
 
         try:

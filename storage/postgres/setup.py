@@ -5,6 +5,7 @@ with gw_app's and changes nothing.
 """
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,6 +26,8 @@ from storage.postgres.tables import SCHEMA
 
 POSTGRES_VERSION_MIN = 160000
 
+# Alembic keeps the running migration in module globals, so one process runs one at a time.
+_ALEMBIC = threading.Lock()
 _ROLES = Path(__file__).with_name("roles.sql")
 _SCRIPTS = Path(migrations.__file__).parent / "database"
 
@@ -58,7 +61,12 @@ async def upgrade(owner_url: str) -> None:
     Raises:
         SetupError: the database cannot be reached, is too old, or lacks the roles.
     """
-    await asyncio.to_thread(asyncio.run, _upgrade(owner_url))
+
+    def run() -> None:
+        with _ALEMBIC:
+            asyncio.run(_upgrade(owner_url))
+
+    await asyncio.to_thread(run)
 
 
 async def _upgrade(owner_url: str) -> None:

@@ -52,6 +52,7 @@ tenants = Table(
     Column("tenant_id", UUID(as_uuid=True), primary_key=True),
     Column("name", Text, nullable=False),
     _moment("created_at"),
+    Column("root", Text, nullable=True),
 )
 
 api_keys = Table(
@@ -128,6 +129,7 @@ threads = Table(
     _moment("created_at"),
     _moment("updated_at"),
     Column("seal", LargeBinary, nullable=False),
+    Column("client_share", Boolean, nullable=False, server_default=text("false")),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
     Index("threads_by_age", "tenant_id", "subject_id", "created_at", "thread_id"),
 )
@@ -234,5 +236,61 @@ idempotency = Table(
     PrimaryKeyConstraint("tenant_id", "subject_id", "idempotency_key"),
 )
 
-TENANT_TABLES = (tenant_keys,)
+deployment_keys = Table(
+    "deployment_keys",
+    metadata,
+    Column("purpose", Text, nullable=False),
+    Column("key_version", Integer, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("root_key_id", Text, nullable=False),
+    Column("root_key_version", Text, nullable=False),
+    Column("wrapped", LargeBinary, nullable=False),
+    Column("public", LargeBinary, nullable=False),
+    _moment("created_at"),
+    PrimaryKeyConstraint("purpose", "key_version"),
+)
+
+audit_log = Table(
+    "audit_log",
+    metadata,
+    _tenant(),
+    Column("sequence", BigInteger, nullable=False),
+    _moment("at"),
+    _id("actor"),
+    _id("action"),
+    _id("target"),
+    Column("body", LargeBinary, nullable=False),
+    Column("previous", LargeBinary, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "sequence"),
+)
+
+audit_heads = Table(
+    "audit_heads",
+    metadata,
+    Column("tenant_id", UUID(as_uuid=True), primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    _tenant(),
+    Column("job_id", UUID(as_uuid=True), nullable=False),
+    Column("kind", Text, nullable=False),
+    _id("target"),
+    Column("state", Text, nullable=False),
+    Column("done", BigInteger, nullable=False),
+    Column("total", BigInteger, nullable=True),
+    _id("position"),
+    Column("error", Text, nullable=True),
+    _moment("lease_until", nullable=True),
+    _moment("created_at"),
+    _moment("updated_at"),
+    PrimaryKeyConstraint("tenant_id", "job_id"),
+    Index("jobs_open", "tenant_id", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
+)
+
+TENANT_TABLES = (tenant_keys, audit_log, audit_heads, jobs)
 SUBJECT_TABLES = (subject_keys, threads, heads, checkpoints, chunks, pending_writes, idempotency)

@@ -28,7 +28,11 @@ _KEY_COLUMNS = list(api_keys.columns)
 
 LOOK_UP = "SELECT * FROM stateroom.look_up_api_key($1)"
 
-ADD_TENANT = Compiled(insert(tenants))
+ADD_TENANT = Compiled(
+    insert(tenants).values(
+        {"tenant_id": bindparam("tenant_id"), "name": bindparam("name"), "created_at": bindparam("created_at")}
+    )
+)
 ADD_KEY = Compiled(insert(api_keys))
 ONE_TENANT = Compiled(select(tenants).where(tenants.c.tenant_id == bindparam("wanted")))
 
