@@ -1,0 +1,321 @@
+"""The story of Stateroom in half a minute: crash, resume, fork, isolation, and nothing readable on disk.
+
+Runs a gateway with its own PostgreSQL and S3 in a temporary folder, and `travel_agent.py` in processes of its own.
+Exits with 0 only if every claim it prints was checked and held; with 1 and the claim that did not otherwise. It
+needs no network, and stops every process that it started.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import plaintext_search
+
+HERE = Path(__file__).parent
+AGENT = HERE / "travel_agent.py"
+STATEROOM = Path(sys.executable).with_name("stateroom")
+SUBJECT, STRANGER, THREAD = "user-42", "user-43", "trip-7"
+WAIT_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.05
+
+
+class NotHeldError(Exception):
+    """A claim of the demo turned out to be false."""
+
+
+def hold(claim: str, truth: bool) -> None:
+    """Go on only if the claim is true."""
+    if not truth:
+        raise NotHeldError(claim)
+
+
+def tell(chapter: str, text: str) -> None:
+    """Print a line of the story."""
+    print(f"  {chapter:<9} {text}", flush=True)
+
+
+class Gateway:
+    """A gateway as `stateroom serve --embedded` runs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data_dir = folder / "data"
+        self.log = folder / "gateway.log"
+        self._env_file = folder / "env"
+        self.environ: dict[str, str] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        command: list[str | Path] = [STATEROOM, "serve", "--embedded", "--port", "0"]
+        command += ["--data-dir", self.data_dir, "--write-env", self._env_file]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        wait_for("the gateway to be ready", lambda: self._env_file.exists() or self._has_ended())
+        hold("the gateway starts", not self._has_ended())
+        lines = self._env_file.read_text(encoding="utf-8").splitlines()
+        self.environ = dict(shlex.split(line)[0].split("=", 1) for line in lines)
+
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    def stop(self) -> int | None:
+        """Stop it with everything it started; returns its exit code."""
+        if self._process is None:
+            return None
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            return self._process.wait(WAIT_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its engines notice, and stop by themselves
+            return self._process.wait()
+
+    def call(self, method: str, path: str, *, key: str = "", subject: str = SUBJECT, body: Any = None) -> Any:
+        """Send a request, as any HTTP client could; returns the response."""
+        headers = {"Authorization": f"Bearer {key or self.environ['STATEROOM_API_KEY']}"}
+        headers["Stateroom-Subject"] = subject
+        return httpx2.request(
+            method, f"{self.environ['STATEROOM_URL']}/v1{path}", headers=headers, json=body, timeout=30
+        )
+
+    def load(self, checkpoint_id: str = "latest", **who: str) -> dict[str, Any]:
+        """Load a checkpoint of the trip."""
+        answer = self.call("GET", f"/threads/{THREAD}/checkpoints/{checkpoint_id}", **who)
+        hold(f"the owner can load checkpoint {checkpoint_id}", answer.status_code == 200)
+        loaded: dict[str, Any] = answer.json()
+        return loaded
+
+
+def wait_for(what: str, done: Any) -> None:
+    """Wait until ``done()`` is true."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not done():
+        hold(f"waited {WAIT_SECONDS_MAX:.0f} s for {what}", time.monotonic() < deadline)
+        time.sleep(POLL_SECONDS)
+
+
+class Agent:
+    """The travel agent, each command in a process of its own."""
+
+    def __init__(self, gateway: Gateway, folder: Path) -> None:
+        self._gateway = gateway
+        self._effects = folder / "effects.log"
+
+    def effects(self) -> list[str]:
+        """What the tools did so far, in order."""
+        return self._effects.read_text(encoding="utf-8").splitlines() if self._effects.exists() else []
+
+    def _command(self, *arguments: str | Path) -> list[str | Path]:
+        return [sys.executable, AGENT, "--subject", SUBJECT, "--effects", self._effects, *arguments]
+
+    def run(self, *arguments: str) -> dict[str, dict[str, Any]]:
+        """Run a command to its end; returns its events by name."""
+        environ = os.environ | self._gateway.environ
+        done = subprocess.run(
+            self._command(*arguments), env=environ, stdout=subprocess.PIPE, timeout=WAIT_SECONDS_MAX, check=False
+        )
+        hold(f"the agent's command {arguments[0]} succeeds", done.returncode == 0)
+        events = [json.loads(line) for line in done.stdout.splitlines()]
+        return {each["event"]: each for each in events}
+
+    @contextlib.contextmanager
+    def paused(self, before: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command up to a tool, where it stands still; whatever happens, it is gone afterwards."""
+        environ = os.environ | self._gateway.environ
+        read_end, write_end = os.pipe()
+        options = ("--pause-before", before, "--pause-fd", str(write_end))
+        process = subprocess.Popen(
+            self._command(*options, *arguments), env=environ, pass_fds=[write_end], stdout=subprocess.DEVNULL
+        )
+        os.close(write_end)
+        try:
+            with open(read_end, "rb") as pipe:  # noqa: PTH123 - a descriptor, not a path
+                hold("the agent gets to its tool", pipe.readline().strip().decode() == before)
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def crash(gateway: Gateway, agent: Agent, request: str) -> dict[str, Any]:
+    """Kill the agent between two tools of one step; returns the checkpoint it leaves behind."""
+    with agent.paused("book_flight", "start", THREAD, request) as process:
+        wait_for("the finished tool's write", lambda: any(kept_results(gateway.load())))
+        process.send_signal(signal.SIGKILL)
+        hold("the agent died of SIGKILL", process.wait() == -signal.SIGKILL)
+        tell("SIGKILL", f"process {process.pid} died while it was booking the flight; the hotel was booked")
+    left = gateway.load()
+    hold("find_flights and book_hotel acted, each once", sorted(agent.effects()) == effects_of("Lisbon")[1:3])
+    hold("the checkpoint keeps the hotel's result and no other", kept_results(left) == ["messages"])
+    return left
+
+
+def kept_results(checkpoint: dict[str, Any]) -> list[str]:
+    """The channels that finished tasks of an unfinished step have written to."""
+    return [each["channel"] for each in checkpoint["pending_writes"] if each["channel"] == "messages"]
+
+
+def effects_of(city: str) -> list[str]:
+    """What a whole trip does, sorted."""
+    return [f"{name} {city}" for name in ("book_flight", "book_hotel", "find_flights", "send_itinerary")]
+
+
+def resume(agent: Agent, left: dict[str, Any]) -> dict[str, Any]:
+    """Continue in a new process; returns where it ended."""
+    before = len(agent.effects())
+    events = agent.run("resume", THREAD)
+    resumed, finished = events["resumed"], events["finished"]
+    hold(
+        "the new process stands where the old one stood",
+        (resumed["checkpoint_id"], resumed["step"]) == (left["id"], left["step"]),
+    )
+    hold(
+        "it ran what was left, and only that",
+        agent.effects()[before:] == ["book_flight Lisbon", "send_itinerary Lisbon"],
+    )
+    hold("every tool acted exactly once", sorted(agent.effects()) == effects_of("Lisbon"))
+    tell("resume", f"a new process went on at step {left['step']}, checkpoint {left['id'][:13]}, and only ran")
+    tell("", f"{', '.join(each.split()[0] for each in agent.effects()[before:])}: every tool acted exactly once")
+    return finished
+
+
+def fork(gateway: Gateway, agent: Agent, finished: dict[str, Any], request: str) -> dict[str, Any]:
+    """Try another future from an old checkpoint; returns where that one ended."""
+    page = gateway.call("GET", f"/threads/{THREAD}/checkpoints?step=0").json()
+    (origin,) = page["checkpoints"]
+    original = gateway.load(finished["checkpoint_id"])
+    events = agent.run("fork", THREAD, origin["id"], request)
+    forked = events["finished"]
+    hold("the fork has its own outcome", "Porto" in forked["last"] and "Lisbon" not in forked["last"])
+    hold(
+        "the fork descends from the old checkpoint",
+        gateway.load(events["forked"]["checkpoint_id"])["parent_id"] == origin["id"],
+    )
+    hold("the original future is unchanged", gateway.load(finished["checkpoint_id"]) == original)
+    hold(
+        "no tool of the original future acted again",
+        sorted(agent.effects()) == sorted(effects_of("Lisbon") + effects_of("Porto")),
+    )
+    tell(
+        "fork",
+        f"from step 0 the same thread went to Porto, up to step {forked['step']}; Lisbon is still there, unchanged",
+    )
+    return forked
+
+
+def isolation(gateway: Gateway) -> None:
+    """Look at the trip as somebody else."""
+    created = gateway.call(
+        "POST", "/admin/tenants", key=gateway.environ["STATEROOM_OPERATOR_KEY"], body={"name": "rival"}
+    )
+    hold("an operator can create a tenant", created.status_code == 201)
+    rival = created.json()["api_key"]
+    head_id = gateway.load()["id"]
+    for who, key, subject in (("another tenant", rival, SUBJECT), ("another user of the tenant", "", STRANGER)):
+        for path in (f"/{THREAD}", f"/{THREAD}/checkpoints/latest", f"/{THREAD}/checkpoints/{head_id}"):
+            status = gateway.call("GET", f"/threads{path}", key=key, subject=subject).status_code
+            hold(f"{who} gets 404 for {path}", status == 404)
+        listed = gateway.call("GET", "/threads", key=key, subject=subject).json()
+        hold(f"{who} lists nothing", listed["threads"] == [])
+    operator = gateway.call("GET", f"/threads/{THREAD}", key=gateway.environ["STATEROOM_OPERATOR_KEY"])
+    hold("an operator cannot open state", operator.status_code == 403)
+    tell("isolation", "another tenant gets 404, another user of the same tenant gets 404, the operator 403")
+
+
+def stored_bytes(value: Any) -> bytes:
+    """All bytes of a loaded state, MessagePack extensions (LangChain's messages) included."""
+    if isinstance(value, dict):
+        if "$ext" in value:
+            return base64.b64decode(value["$ext"][1])
+        return b"\n".join(stored_bytes(each) for each in value.values())
+    if isinstance(value, list):
+        return b"\n".join(stored_bytes(each) for each in value)
+    return str(value).encode()
+
+
+def nothing_readable(gateway: Gateway, conversation: list[str]) -> None:
+    """Search what the gateway left on disk, after it stopped, for the conversation."""
+    controls = [f"control {secrets.token_hex(16)}" for _ in range(2)]
+    found = plaintext_search.search(gateway.data_dir, conversation, *controls)
+    places = [found.hits.get(each, set()) for each in controls]
+    hold("the search finds a compressed, unsealed value in the database's files", "postgres files" in places[0])
+    hold(
+        "the search finds a compressed, unsealed value in the database's rows",
+        any("demo_control" in each for each in places[0]),
+    )
+    hold("the search finds a compressed, unsealed object in S3", any(each.startswith("object") for each in places[1]))
+    found.look("the gateway's log", gateway.log.read_bytes(), conversation)
+    leaked = {text: places for text, places in found.hits.items() if text not in controls}
+    hold(f"the conversation is readable nowhere (found {leaked})", not leaked)
+    tell(
+        "search",
+        f"{len(conversation)} texts of the conversation are in none of {found.files} files, {found.rows} rows and",
+    )
+    tell(
+        "",
+        f"{found.objects} S3 objects, nor in {found.frames} zstd frames among them; both unsealed controls were found",
+    )
+
+
+def story(folder: Path, stack: contextlib.ExitStack) -> None:
+    """Tell it from the beginning to the end."""
+    gateway = Gateway(folder)
+    stack.callback(gateway.stop)
+    began = time.monotonic()
+    gateway.start()
+    seconds = time.monotonic() - began
+    tell(
+        "gateway", f"ready after {seconds:.1f} s at {gateway.environ['STATEROOM_URL']}, with its own PostgreSQL and S3"
+    )
+    agent = Agent(gateway, folder)
+    passport = f"passport {secrets.token_hex(8)}"
+    request = f"Three days in Lisbon for me, {passport}, please."
+    tell("agent", "a LangGraph agent was asked for a trip to Lisbon: it has to find flights, then book a hotel and")
+    tell("", "a flight in one step, then send the itinerary")
+    left = crash(gateway, agent, request)
+    finished = resume(agent, left)
+    fork(gateway, agent, finished, request.replace("Lisbon", "Porto"))
+    isolation(gateway)
+    conversation = [passport, request, finished["last"], "seat by the window", "A quiet room above the river"]
+    stored = stored_bytes(gateway.load(finished["checkpoint_id"])["state"])
+    hold("the gateway gives the whole conversation back", all(text.encode() in stored for text in conversation))
+    hold("the gateway stops cleanly", gateway.stop() == 0)
+    nothing_readable(gateway, conversation)
+
+
+def interrupted(number: int, _: object) -> None:
+    """Let cleaning up happen on SIGTERM, too."""
+    sys.exit(128 + number)
+
+
+def main() -> int:
+    """Tell the story; returns the exit code."""
+    signal.signal(signal.SIGTERM, interrupted)
+    folder = Path(tempfile.mkdtemp(prefix="stateroom-demo-"))
+    began = time.monotonic()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            story(folder, stack)
+    except NotHeldError as broken:
+        print(f"\nDID NOT HOLD: {broken}", file=sys.stderr)
+        return 1
+    print(f"\nAll of it held, in {time.monotonic() - began:.0f} s.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The examples and the front page, run as a user runs them: a gateway, and nothing but its env file."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from examples.plaintext_search import Found, inflate, zstd
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture
+def folder():
+    # Not pytest's own folder: its parents are closed to the unprivileged user PostgreSQL runs as.
+    path = Path(tempfile.mkdtemp(prefix="stateroom-examples-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def environ(running_gateway):
+    lines = running_gateway.env_file.read_text().splitlines()
+    return os.environ | dict(shlex.split(line)[0].split("=", 1) for line in lines)
+
+
+def run(*command, environ=None, cwd=ROOT):
+    command = [str(part) for part in command]
+    return subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
+
+
+def processes_of(folder):
+    started = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [each for each in started if any(str(folder) in argument for argument in each)]
+
+
+def front_page(language, beginning):
+    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return next(block for block in blocks if beginning in block)
+
+
+def test_the_demo_holds_all_its_claims_and_leaves_nothing_behind(folder):
+    done = run(sys.executable, EXAMPLES / "demo.py", environ=os.environ | {"TMPDIR": str(folder)})
+    assert done.returncode == 0, done.stderr
+    chapters = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert chapters == ["gateway", "agent", "SIGKILL", "resume", "fork", "isolation", "search"]
+    assert "All of it held" in done.stdout
+    assert list(folder.iterdir()) == []
+    assert processes_of(folder) == []
+
+
+def test_the_demo_fails_and_says_why_when_its_gateway_does_not_start(folder):
+    environ = os.environ | {"TMPDIR": str(folder), "STATEROOM_REQUESTS_IN_FLIGHT_MAX": "none"}
+    done = run(sys.executable, EXAMPLES / "demo.py", environ=environ)
+    assert done.returncode == 1
+    assert "DID NOT HOLD: the gateway starts" in done.stderr
+    assert list(folder.iterdir()) == []
+    assert processes_of(folder) == []
+
+
+def test_the_plain_agent_goes_on_where_it_stopped_and_repeats_nothing(environ):
+    agent = [sys.executable, EXAMPLES / "plain_agent.py", "trip-8"]
+    runs = [run(*agent, "--stop-after", 1, environ=environ) for _ in range(2)]
+    runs += [run(*agent, environ=environ) for _ in range(2)]
+    assert [each.returncode for each in runs] == [0, 0, 0, 0], [each.stderr for each in runs]
+    acted = [[line for line in each.stdout.splitlines() if line.startswith("doing")] for each in runs]
+    assert acted == [["doing flight"], ["doing hotel"], ["doing dinner"], []]
+
+
+def test_the_travel_agent_books_a_trip(environ, folder):
+    effects = folder / "effects"
+    agent = [sys.executable, EXAMPLES / "travel_agent.py", "--effects", effects]
+    done = run(*agent, "start", "trip-9", "Three days in Lisbon, please.", environ=environ)
+    assert done.returncode == 0, done.stderr
+    assert "Flight 0042 to Lisbon" in done.stdout
+    assert len(effects.read_text().splitlines()) == 4
+
+
+def test_the_curl_session_answers_as_its_comments_say(environ):
+    done = run(EXAMPLES / "curl_agent.sh", environ=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "-> 412" in done.stdout
+
+
+def test_the_front_page_graph_remembers_between_processes(environ, folder):
+    (folder / "chat.py").write_text(front_page("python", "# chat.py"))
+    said = [run(sys.executable, "chat.py", environ=environ, cwd=folder) for _ in range(2)]
+    assert [each.stderr for each in said] == ["", ""]
+    assert [each.stdout for each in said] == [f"You have said {count} things so far.\n" for count in (1, 3)]
+
+
+def test_the_front_page_curl_session_saves_loads_and_loses_a_race(environ, running_gateway, folder):
+    (folder / ".stateroom").mkdir()
+    shutil.copy(running_gateway.env_file, folder / ".stateroom" / "env")
+    done = run("sh", "-ec", front_page("sh", "trip()"), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == ["HTTP 201", "HTTP 200", "HTTP 412"]
+    assert '"state":{"plan":["flight","hotel"],"done":[]}' in done.stdout
+
+
+def test_the_search_finds_text_in_clear_and_in_a_frame_that_begins_anywhere():
+    frame = zstd.compress(b"a secret text " * 100)
+    found = Found()
+    found.look("clear", b"..a secret text..", ["secret", "other"])
+    found.look("frame", b"\x28\xb5" + bytes(7) + frame + b"tail", ["secret", "other"])
+    assert found.hits == {"secret": {"clear", "frame"}}
+    assert found.frames == 1
+
+
+def test_the_search_opens_as_much_of_a_cut_frame_as_there_is():
+    text = b"".join(b"line %d\n" % number for number in range(100_000))
+    frame = zstd.compress(text)
+    opened = inflate(frame[: len(frame) // 2], 0)
+    assert opened
+    assert text.startswith(opened)
+
+
+def test_the_search_survives_a_magic_number_without_a_frame():
+    found = Found()
+    found.look("noise", b"\x28\xb5\x2f\xfd" * 3 + b"\xff" * 50, ["secret"])
+    assert found.hits == {}
