@@ -87,7 +87,7 @@ WITH chunk AS (
     VALUES ($1, $2, $3, $8, $25, $26, $27)
     ON CONFLICT (tenant_id, subject_id, thread_id, namespace) DO UPDATE
         SET head_id = excluded.head_id, sequence = excluded.sequence, seal = excluded.seal
-        WHERE h.sequence = excluded.sequence - 1
+        WHERE h.sequence = excluded.sequence - 1 AND $28
     RETURNING 1
 ), thread AS (
     UPDATE stateroom.threads t SET status = early.status FROM early
@@ -170,8 +170,11 @@ def _unpacked(column: str) -> str:
 # of many rows come back as parallel arrays, so that it is one row of one statement.
 LOAD = f"""
 WITH target AS MATERIALIZED (
-    SELECT h.head_id AS at_head_id, h.sequence AS at_sequence, h.seal AS at_head_seal, c.*
+    SELECT h.head_id AS at_head_id, h.sequence AS at_sequence, h.seal AS at_head_seal,
+        t.seal AS at_thread_seal, t.created_at AS at_thread_created_at, c.*
     FROM stateroom.heads h
+    LEFT JOIN stateroom.threads t
+        ON t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
     LEFT JOIN stateroom.checkpoints c
         ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $4
         AND c.checkpoint_id = coalesce($5, h.head_id)
@@ -185,7 +188,7 @@ WITH target AS MATERIALIZED (
     UNION
     SELECT u.piece_id FROM written, LATERAL ({_unpacked("written.piece_ids")}) u
 )
-SELECT {_ROW}, at_head_id, at_sequence, at_head_seal,
+SELECT {_ROW}, at_head_id, at_sequence, at_head_seal, at_thread_seal, at_thread_created_at,
     (SELECT k.state FROM stateroom.subject_keys k
      WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state,
     writes.*, pieces.*
@@ -243,15 +246,19 @@ LIMIT $16
 """
 
 # A stretch of a checkpoint's ancestors, nearest first. Parents come from clear columns, which the seal of each
-# manifest binds; the depth bound ends a cycle that somebody might have edited in.
+# manifest binds; the depth bound ends a cycle that somebody might have edited in. LATERAL with its LIMIT makes every
+# step one look-up by primary key: as a plain join, a subject without statistics was read whole at each step.
 ANCESTORS = f"""
 WITH RECURSIVE line AS (
     SELECT 1 AS depth, c.* FROM stateroom.checkpoints c
     WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $4 AND c.checkpoint_id = $5
     UNION ALL
     SELECT line.depth + 1, c.* FROM line
-    JOIN stateroom.checkpoints c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
-        AND c.namespace = $4 AND c.checkpoint_id = line.parent_id
+    CROSS JOIN LATERAL (
+        SELECT * FROM stateroom.checkpoints p
+        WHERE p.tenant_id = $1 AND p.subject_id = $2 AND p.thread_id = $3 AND p.namespace = $4
+          AND p.checkpoint_id = line.parent_id
+        LIMIT 1) c
     WHERE line.depth < $6
 )
 SELECT {_ROW} FROM line ORDER BY depth

@@ -1,0 +1,179 @@
+"""From the numbers of single slices to medians, ratios and a table.
+
+A ratio is taken inside each round, between two slices that ran seconds apart, and the median of those is
+shown with the least and the greatest. Numbers of different runs are never compared.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.contenders import INSERT, LANGGRAPH, SOCKET, STATEROOM
+from benchmarks.measures import CLIENT_CPU, DELTA, GATEWAY_CPU, P50, RATE, SECONDS, SIZE, Group
+
+Rounds = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
+"""Group, contender and metric to a number for each round."""
+
+
+class Hypothesis(NamedTuple):
+    """A ratio that was expected before it was measured.
+
+    Attributes:
+        title: What is compared.
+        measured: Group, contender and metric of the numerator.
+        against: The same of the denominator.
+        limit: What the ratio was expected to reach.
+        at_least: Whether greater is better.
+    """
+
+    title: str
+    measured: tuple[str, str, str]
+    against: tuple[str, str, str]
+    limit: float
+    at_least: bool = False
+
+
+HYPOTHESES = (
+    Hypothesis("save 10 KB, one writer: time", ("save", STATEROOM, P50), ("save", LANGGRAPH, P50), 1.0),
+    Hypothesis("save 10 KB, 16 writers: rate", ("save-16", STATEROOM, RATE), ("save-16", LANGGRAPH, RATE), 2.0, True),
+    Hypothesis(
+        "save 10 KB, 16 writers, without our SDK: rate",
+        ("save-16", SOCKET, RATE),
+        ("save-16", LANGGRAPH, RATE),
+        2.0,
+        True,
+    ),
+    Hypothesis("chat, one save a turn: time", ("chat", STATEROOM, SECONDS), ("chat", LANGGRAPH, SECONDS), 0.5),
+    Hypothesis("chat, one save a turn: size", ("chat", STATEROOM, SIZE), ("chat", LANGGRAPH, SIZE), 0.02),
+    Hypothesis("chat in a graph: time", ("graph", STATEROOM, SECONDS), ("graph", LANGGRAPH, SECONDS), 1.0),
+    Hypothesis("chat in a graph: size", ("graph", STATEROOM, SIZE), ("graph", LANGGRAPH, SIZE), 0.02),
+    Hypothesis(
+        "chat in a graph, plain, against their DeltaChannel: size",
+        ("graph", STATEROOM, SIZE),
+        ("graph", LANGGRAPH + DELTA, SIZE),
+        1.0,
+    ),
+    Hypothesis(
+        "chat in a graph, both with DeltaChannel: time",
+        ("graph", STATEROOM + DELTA, SECONDS),
+        ("graph", LANGGRAPH + DELTA, SECONDS),
+        1.0,
+    ),
+    Hypothesis("load the whole chat: time", ("load", STATEROOM, P50), ("load", LANGGRAPH, P50), 1.0),
+    Hypothesis("pending writes: time", ("writes", STATEROOM, P50), ("writes", LANGGRAPH, P50), 1.0),
+    Hypothesis(
+        "save 4 KB, 16 writers: gateway CPU against a raw insert's client CPU",
+        ("small-16", SOCKET, GATEWAY_CPU),
+        ("small-16", INSERT, CLIENT_CPU),
+        2.0,
+    ),
+)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and greatest."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def ratio(rounds: Rounds, measured: tuple[str, str, str], against: tuple[str, str, str]) -> dict[str, float] | None:
+    """The spread of a ratio over the rounds; ``None`` where nothing can be divided."""
+    above, below = (rounds[group][contender].get(metric, ()) for group, contender, metric in (measured, against))
+    if not above or not below or min(below) <= 0:
+        return None
+    # Some contenders run in the first rounds only.
+    return spread([one / other for one, other in zip(above, below, strict=False)])
+
+
+def summary(rounds: Rounds) -> list[dict[str, Any]]:
+    """Every hypothesis with what was found."""
+    found = []
+    for each in HYPOTHESES:
+        measured = ratio(rounds, each.measured, each.against)
+        if measured is None:
+            continue
+        holds = measured["median"] >= each.limit if each.at_least else measured["median"] <= each.limit
+        expected = {"at_least" if each.at_least else "at_most": each.limit}
+        found.append({"title": each.title, "ratio": measured, "expected": expected, "holds": holds})
+    return found
+
+
+def as_data(rounds: Rounds, groups: Sequence[Group], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything, for machines."""
+    return {
+        "format": "stateroom-benchmark/1",
+        "environment": dict(environment),
+        "summary": summary(rounds),
+        "groups": {
+            group.name: {
+                "title": group.title,
+                "reference": group.reference,
+                "contenders": {
+                    contender: {
+                        metric: {**spread(values), "rounds": list(values)} for metric, values in metrics.items()
+                    }
+                    for contender, metrics in rounds[group.name].items()
+                },
+            }
+            for group in groups
+            if group.name in rounds
+        },
+    }
+
+
+def _number(value: float) -> str:
+    if not value:
+        return "0"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
+
+def _range(found: Mapping[str, float]) -> str:
+    return f"{_number(found['median'])} ({_number(found['low'])} to {_number(found['high'])})"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for number, row in enumerate(rows):
+        cells = [
+            text.ljust(width) if not column else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+        if not number:
+            lines.append("  " + "  ".join("-" * width for width in widths))
+    return lines
+
+
+def as_text(rounds: Rounds, groups: Sequence[Group], environment: Mapping[str, Any]) -> str:
+    """Everything, for people."""
+    lines = [f"{name}: {value}" for name, value in environment.items()]
+    lines += ["", "Ratios: Stateroom (over HTTP, sealed) / LangGraph's AsyncPostgresSaver (direct, plain)"]
+    rows = [["", "ratio (least to greatest)", "expected", "holds"]]
+    for found in summary(rounds):
+        ((bound, limit),) = found["expected"].items()
+        sign = ">=" if bound == "at_least" else "<="
+        rows.append([found["title"], _range(found["ratio"]), f"{sign} {limit:g}", "yes" if found["holds"] else "no"])
+    lines += _table(rows)
+    for group in groups:
+        measured = rounds.get(group.name)
+        if not measured:
+            continue
+        metrics = list(dict.fromkeys(metric for found in measured.values() for metric in found))
+        lines += ["", f"{group.title}: median (least to greatest), x = ratio to {group.reference}"]
+        columns = [["", *measured]]
+        for metric in metrics:
+            columns.append(
+                [metric, *(_range(spread(found[metric])) if metric in found else "" for found in measured.values())]
+            )
+            compared = {
+                contender: ratio(rounds, (group.name, contender, metric), (group.name, group.reference, metric))
+                for contender in measured
+                if contender != group.reference and metric != GATEWAY_CPU  # the reference uses none
+            }
+            if any(compared.values()):
+                cells = (compared.get(contender) for contender in measured)
+                columns.append(["x", *(_number(cell["median"]) if cell else "" for cell in cells)])
+        lines += _table(list(zip(*columns, strict=True)))
+    return "\n".join(lines) + "\n"
