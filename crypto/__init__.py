@@ -21,13 +21,15 @@ from crypto.errors import (
     KeyDenied,
     KeyDestroyed,
     KeyUnavailable,
+    NoteInvalid,
     OpenError,
     RootKeyInvalid,
     SelfTestFailed,
 )
 from crypto.keyring import KCV_BYTES, KeyCache, SecretKey, unwrap_subject_key, wrap_subject_key
-from crypto.roots import FileRootKey, MemoryRootKey, RootKey, WrappedKey, create_root_key
+from crypto.roots import FileRootKey, MemoryRootKey, RootKey, RootKeys, WrappedKey, create_root_key
 from crypto.sealer import Sealer
+from crypto.signing import NoteKey, SigningKey, open_note, sign_note
 from crypto.suites import Suite
 
 __all__ = [
@@ -47,12 +49,16 @@ __all__ = [
     "KeyUnavailable",
     "Kind",
     "MemoryRootKey",
+    "NoteInvalid",
+    "NoteKey",
     "OpenError",
     "RootKey",
     "RootKeyInvalid",
+    "RootKeys",
     "Sealer",
     "SecretKey",
     "SelfTestFailed",
+    "SigningKey",
     "Suite",
     "WrappedKey",
     "boundary_digest",
@@ -60,7 +66,9 @@ __all__ = [
     "create_root_key",
     "encode_context",
     "keyed_digest",
+    "open_note",
     "peek_header",
+    "sign_note",
     "unwrap_subject_key",
     "wrap_subject_key",
 ]

@@ -29,7 +29,7 @@ class OpenError(CryptoError):
         self.code: OpenCode = code
 
 
-class KeyUnavailable(CryptoError):  # noqa: N818  the word callers read in a log is the condition itself
+class KeyUnavailable(CryptoError):
     """The key exists but cannot be had now (a root key service is down or throttles); try again later.
 
     Attributes:
@@ -41,17 +41,21 @@ class KeyUnavailable(CryptoError):  # noqa: N818  the word callers read in a log
         self.retry_after_seconds = retry_after_seconds
 
 
-class KeyDenied(CryptoError):  # noqa: N818
+class KeyDenied(CryptoError):
     """The root key refused: no permission, a disabled key, or a wrapping made by another root key."""
 
 
-class KeyDestroyed(CryptoError):  # noqa: N818
+class KeyDestroyed(CryptoError):
     """The key version an envelope names no longer exists; what it sealed is gone for ever."""
 
 
-class RootKeyInvalid(CryptoError):  # noqa: N818
+class RootKeyInvalid(CryptoError):
     """The root key's configuration or file cannot be used; the message says what to do about it."""
 
 
-class SelfTestFailed(CryptoError):  # noqa: N818
+class SelfTestFailed(CryptoError):
     """A known answer did not come out, or the library is too old; the process must not serve."""
+
+
+class NoteInvalid(CryptoError):
+    """A signed note or a public key is malformed, or the signature is wrong or missing."""

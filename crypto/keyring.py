@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from crypto.context import Field, Kind, encode_context, encode_fields
 from crypto.envelope import Flag, Header, KeyScope, open_body, peek_header, seal_body
-from crypto.errors import KeyUnavailable, OpenError
+from crypto.errors import CryptoError, KeyDenied, KeyDestroyed, KeyUnavailable, OpenError
 from crypto.suites import KEY_BYTES, BytesLike, Suite
 
 KCV_BYTES: Final = 8
@@ -100,7 +100,7 @@ class SecretKey:
         raise TypeError("a secret key cannot be pickled or copied")
 
 
-def wrap_subject_key(  # noqa: PLR0917  the order is part of the published signature
+def wrap_subject_key(
     tenant_key: SecretKey,
     tenant_key_version: int,
     deployment_id: UUID,
@@ -137,7 +137,7 @@ def wrap_subject_key(  # noqa: PLR0917  the order is part of the published signa
     )
 
 
-def unwrap_subject_key(  # noqa: PLR0917  the order is part of the published signature
+def unwrap_subject_key(
     tenant_key: SecretKey,
     tenant_key_version: int,
     deployment_id: UUID,
@@ -179,15 +179,26 @@ V = TypeVar("V")
 
 
 class KeyCache(Generic[K, V]):
-    """A bounded cache of opened keys with two ages and one load at a time for each entry.
+    """A bounded cache of opened keys with two ages, a memory of refusals and one load at a time for each entry.
 
-    Younger than `soft_ttl_seconds`, an entry is used. Between the two ages `get_or_load` loads it anew and
-    falls back to the old value only while the loader says `KeyUnavailable` (an outage must not stop cached
-    tenants). Older than `hard_ttl_seconds`, an entry does not exist. Any other failure of a load evicts the
-    entry: a key that was denied or destroyed must not be served from memory.
+    Younger than `soft_ttl_seconds`, an entry is used; in the last tenth of that age its use also starts a load
+    that nobody waits for. Between the two ages `get_or_load` waits for a load and falls back to the old value only
+    while the loader says `KeyUnavailable` (an outage must not stop cached tenants); for another such tenth after
+    an attempt that said so, it does not wait. Older than `hard_ttl_seconds`, an entry does not exist. Any other
+    failure of a load evicts the entry: a key that was denied or destroyed must not be served from memory.
+
+    `KeyDenied` and `KeyDestroyed` are raised again, without a load, for `DENIED_TTL_SECONDS`; `KeyUnavailable` for
+    `UNAVAILABLE_TTL_SECONDS` plus the jitter. No other failure is remembered. `put`, `evict` and `clear` forget
+    refusals, too. Loads of different entries run `LOADS_MAX` at a time; one that finds no place in
+    `QUEUED_SECONDS_MAX` fails with `KeyUnavailable`.
 
     Not thread safe: one instance belongs to one event loop.
     """
+
+    DENIED_TTL_SECONDS: Final = 30.0
+    UNAVAILABLE_TTL_SECONDS: Final = 1.0
+    LOADS_MAX: Final = 20
+    QUEUED_SECONDS_MAX: Final = 5.0
 
     def __init__(
         self,
@@ -195,14 +206,17 @@ class KeyCache(Generic[K, V]):
         soft_ttl_seconds: float,
         hard_ttl_seconds: float,
         clock: Callable[[], float],
+        *,
+        jitter: Callable[[], float],
     ) -> None:
         """Create an empty cache.
 
         Args:
-            entries_max: The least recently used entry beyond this number is dropped.
-            soft_ttl_seconds: Age from which an entry is loaded anew.
+            entries_max: The least recently used entry beyond this number is dropped; as many refusals are kept.
+            soft_ttl_seconds: Age from which an entry is loaded anew before it is used.
             hard_ttl_seconds: Age from which an entry is never used.
             clock: Monotonic seconds, for example `time.monotonic`.
+            jitter: Seconds, different at every call, so that processes that saw one outage do not return as one.
 
         Raises:
             ValueError: No room for one entry, or the ages are negative or out of order.
@@ -214,16 +228,22 @@ class KeyCache(Generic[K, V]):
         self._entries_max = entries_max
         self._soft_ttl_seconds = soft_ttl_seconds
         self._hard_ttl_seconds = hard_ttl_seconds
+        self._refresh_ahead_seconds = soft_ttl_seconds / 10
         self._clock = clock
+        self._jitter = jitter
         self._entries: OrderedDict[K, tuple[float, V]] = OrderedDict()
+        # Until when a refusal counts, and what it was.
+        self._refusals: OrderedDict[K, tuple[float, CryptoError]] = OrderedDict()
         self._loads: dict[K, asyncio.Task[V]] = {}
+        self._places = asyncio.Semaphore(self.LOADS_MAX)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, cache_key: K) -> V | None:
         """Return the value if there is one younger than the hard age, else None."""
-        return self._lookup(cache_key, self._hard_ttl_seconds)
+        entry = self._entry(cache_key)
+        return None if entry is None else entry[1]
 
     def put(self, cache_key: K, value: V) -> None:
         """Store a value, newest of all; a load that is under way will not overwrite it."""
@@ -231,51 +251,68 @@ class KeyCache(Generic[K, V]):
         self._store(cache_key, value)
 
     def evict(self, cache_key: K) -> None:
-        """Forget a value; a load that is under way will not bring it back."""
+        """Forget a value or a refusal; a load that is under way will not bring it back."""
         self._loads.pop(cache_key, None)
         self._entries.pop(cache_key, None)
+        self._refusals.pop(cache_key, None)
 
     def clear(self) -> None:
         """Forget everything; loads that are under way will not bring anything back."""
         self._loads.clear()
         self._entries.clear()
+        self._refusals.clear()
 
     async def get_or_load(self, cache_key: K, loader: Callable[[], Awaitable[V]]) -> V:
         """Return the cached value, or load it once for all who ask at the same time.
 
-        The load runs in its own task: a waiter that is cancelled leaves it to the others. A failed load is
-        not cached; everyone who waited for it gets its error.
+        The load runs in its own task: a waiter that is cancelled leaves it to the others. Everyone who waits for
+        a load that fails gets its error.
 
         Raises:
-            KeyUnavailable: The loader's, when no value younger than the hard age is left.
+            KeyUnavailable: The loader's, now or a moment ago, when no value younger than the hard age is left.
+            KeyDenied: The loader's, now or a while ago.
+            KeyDestroyed: The loader's, now or a while ago.
             Exception: Whatever else the loader raises.
         """
-        value = self._lookup(cache_key, self._soft_ttl_seconds)
-        if value is not None:
-            return value
+        entry, now = self._entry(cache_key), self._clock()
+        until, refusal = self._refusals.get(cache_key, (0.0, None))
+        if refusal is not None and now < until:
+            # A refusal beside an entry is an outage: every other one evicted it.
+            if entry is None:
+                raise refusal.with_traceback(None)
+            return entry[1]
+        if entry is not None and now - entry[0] < self._soft_ttl_seconds - self._refresh_ahead_seconds:
+            return entry[1]
+        load = self._join_or_start(cache_key, loader)
+        if entry is not None:
+            outage_known = refusal is not None and now < until + self._refresh_ahead_seconds
+            if now - entry[0] < self._soft_ttl_seconds or outage_known:
+                return entry[1]
+        try:
+            return await asyncio.shield(load)
+        except KeyUnavailable:
+            entry = self._entry(cache_key)
+            if entry is None:
+                raise
+            return entry[1]
+
+    def _join_or_start(self, cache_key: K, loader: Callable[[], Awaitable[V]]) -> "asyncio.Task[V]":
         load = self._loads.get(cache_key)
         # A load cancelled before its first step could not take itself off the list.
         if load is None or load.done():
             load = asyncio.get_running_loop().create_task(self._load(cache_key, loader))
             self._loads[cache_key] = load
             load.add_done_callback(_retrieve)
-        try:
-            return await asyncio.shield(load)
-        except KeyUnavailable:
-            value = self._lookup(cache_key, self._hard_ttl_seconds)
-            if value is None:
-                raise
-            return value
+        return load
 
     async def _load(self, cache_key: K, loader: Callable[[], Awaitable[V]]) -> V:
         this_load = asyncio.current_task()
         try:
-            value = await loader()
+            value = await self._load_in_place(loader)
         except BaseException as error:
             if self._loads.get(cache_key) is this_load:
                 del self._loads[cache_key]
-                if not isinstance(error, (KeyUnavailable, asyncio.CancelledError)):
-                    self._entries.pop(cache_key, None)
+                self._refuse(cache_key, error)
             raise
         # Evicted or replaced meanwhile: what was read before that moment must not come back.
         if self._loads.get(cache_key) is this_load:
@@ -283,24 +320,48 @@ class KeyCache(Generic[K, V]):
             self._store(cache_key, value)
         return value
 
-    def _lookup(self, cache_key: K, ttl_seconds: float) -> V | None:
+    async def _load_in_place(self, loader: Callable[[], Awaitable[V]]) -> V:
+        try:
+            async with asyncio.timeout(self.QUEUED_SECONDS_MAX):
+                await self._places.acquire()
+        except TimeoutError:
+            raise KeyUnavailable(self.UNAVAILABLE_TTL_SECONDS) from None
+        try:
+            return await loader()
+        finally:
+            self._places.release()
+
+    def _entry(self, cache_key: K) -> tuple[float, V] | None:
+        """Return when a value younger than the hard age was stored, and the value."""
         entry = self._entries.get(cache_key)
         if entry is None:
             return None
-        age_seconds = self._clock() - entry[0]
-        if age_seconds >= self._hard_ttl_seconds:
+        if self._clock() - entry[0] >= self._hard_ttl_seconds:
             del self._entries[cache_key]
             return None
-        if age_seconds >= ttl_seconds:
-            return None
         self._entries.move_to_end(cache_key)
-        return entry[1]
+        return entry
 
     def _store(self, cache_key: K, value: V) -> None:
+        self._refusals.pop(cache_key, None)
         self._entries[cache_key] = (self._clock(), value)
         self._entries.move_to_end(cache_key)
         while len(self._entries) > self._entries_max:
             self._entries.popitem(last=False)
+
+    def _refuse(self, cache_key: K, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            return
+        self._refusals.pop(cache_key, None)
+        if isinstance(error, KeyUnavailable):
+            ttl_seconds = self.UNAVAILABLE_TTL_SECONDS + self._jitter()
+        else:
+            self._entries.pop(cache_key, None)
+            ttl_seconds = self.DENIED_TTL_SECONDS
+        if isinstance(error, (KeyUnavailable, KeyDenied, KeyDestroyed)):
+            self._refusals[cache_key] = (self._clock() + ttl_seconds, error)
+            while len(self._refusals) > self._entries_max:
+                self._refusals.popitem(last=False)
 
 
 def _retrieve(load: "asyncio.Task[V]") -> None:

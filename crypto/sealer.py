@@ -50,7 +50,7 @@ class Sealer:
         "_tenant_id",
     )
 
-    def __init__(  # noqa: PLR0917  the order is part of the published signature
+    def __init__(
         self,
         deployment_id: UUID,
         tenant_id: UUID,

@@ -80,9 +80,7 @@ def check_cryptography_version(installed: str) -> None:
     """
     major = installed.partition(".")[0]
     if not major.isdecimal() or int(major) < CRYPTOGRAPHY_MAJOR_MIN:
-        raise SelfTestFailed(
-            f"cryptography {installed} is installed; {CRYPTOGRAPHY_MAJOR_MIN} or newer is needed"
-        )
+        raise SelfTestFailed(f"cryptography {installed} is installed; {CRYPTOGRAPHY_MAJOR_MIN} or newer is needed")
 
 
 def check_known_answers(answers: KnownAnswers) -> None:

@@ -9,6 +9,7 @@ that the keys are still alive when a cached sealer is used: every load and save 
 statement and calls `evict`.
 """
 
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ SOFT_TTL_SECONDS = 300.0
 # How long a cached key still serves while the root key cannot be reached.
 HARD_TTL_SECONDS = 3600.0
 
+# Spreads the next attempts of many processes after an outage over a second.
+_JITTER = secrets.SystemRandom().random
+
 _OPENABLE = {"active", "decrypt_only", "retired", "pending"}
 
 
@@ -69,10 +73,10 @@ class Keys:
         self._clock = clock
         self._observer = observer
         self._tenants: KeyCache[UUID, TenantKeyring] = KeyCache(
-            CACHED_TENANTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, time.monotonic
+            CACHED_TENANTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, time.monotonic, jitter=_JITTER
         )
         self._subjects: KeyCache[Scope, Sealer] = KeyCache(
-            CACHED_SUBJECTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, time.monotonic
+            CACHED_SUBJECTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, time.monotonic, jitter=_JITTER
         )
 
     async def sealer(self, scope: Scope) -> Sealer:

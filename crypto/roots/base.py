@@ -7,10 +7,27 @@ wrapping is visible to the operator of the root key (a KMS logs it), so it holds
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
+from uuid import UUID
 
 from crypto.keyring import SecretKey
 
-CONTEXT_NAMES: Final = frozenset({"deployment", "tenant", "purpose", "version"})
+CONTEXT_NAMES: Final = ("deployment", "tenant", "purpose", "version")
+
+
+def checked_context(context: Mapping[str, str]) -> dict[str, str]:
+    """Return a wrapping's context with its ids in their one canonical form.
+
+    Raises:
+        ValueError: It has other names, or an id that is no UUID.
+    """
+    if context.keys() != set(CONTEXT_NAMES):
+        raise ValueError("a wrapping's context has deployment, tenant, purpose and version")
+    return {
+        "deployment": str(UUID(context["deployment"])),
+        "tenant": str(UUID(context["tenant"])),
+        "purpose": context["purpose"],
+        "version": context["version"],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +37,7 @@ class WrappedKey:
     Attributes:
         provider: Which implementation wrapped it, for example `file`.
         root_key_id: Which root key, without anything secret.
-        root_key_version: Which version of it, as that provider writes versions.
+        root_key_version: Which version of it, as that provider writes versions; `-` where it tells none.
         ciphertext: The wrapped bytes.
     """
 
@@ -43,6 +60,13 @@ class RootKey(Protocol):
         """The word stored beside every wrapping."""
         ...
 
+    def recognises(self, wrapped: WrappedKey) -> bool:
+        """Whether this root key certainly made a wrapping, going by what is written beside it. Asks nobody.
+
+        False says nothing: a root key may be known to its service under another name.
+        """
+        ...
+
     async def wrap(self, key: SecretKey, context: Mapping[str, str]) -> WrappedKey:
         """Wrap a key under the newest version of the root key.
 
@@ -58,7 +82,8 @@ class RootKey(Protocol):
 
         Raises:
             KeyUnavailable: The root key cannot be reached now.
-            KeyDenied: It refuses, or another root key made this wrapping.
+            KeyDenied: It refuses, or another root key made this wrapping. A service that gives one answer to
+                this and to a changed wrapping or another context means all of them.
             KeyDestroyed: The root key version that made it no longer exists.
             OpenError: The bytes or the context are not those of the wrapping.
             ValueError: The context has other names, or an id that is no UUID.
@@ -80,4 +105,8 @@ class RootKey(Protocol):
         Raises:
             CryptoError: It could not.
         """
+        ...
+
+    async def aclose(self) -> None:
+        """Give back threads and connections; the root key is not used afterwards."""
         ...

@@ -12,13 +12,14 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from crypto.envelope import KEY_VERSION_MAX
-from crypto.errors import RootKeyInvalid
+from crypto.errors import KeyDestroyed, RootKeyInvalid
 from crypto.keyring import SecretKey
+from crypto.roots.base import WrappedKey
 from crypto.roots.local import LocalRootKey
 from crypto.suites import KEY_BYTES
 
@@ -98,6 +99,36 @@ def _parse(path: Path, text: bytes) -> tuple[dict[int, SecretKey], int]:
     return root_keys, active
 
 
+def _open(path: Path) -> tuple[dict[int, SecretKey], int]:
+    return _parse(path, _read(path))
+
+
+def _format(root_keys: Mapping[int, SecretKey], active_root_key_version: int) -> bytes:
+    encoded = {str(number): base64.b64encode(key.borrow()).decode() for number, key in sorted(root_keys.items())}
+    return (
+        json.dumps({"format": FORMAT, "active": active_root_key_version, "keys": encoded}, indent=2) + "\n"
+    ).encode()
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def _fill(file: BinaryIO, content: bytes, mode: int) -> None:
+    os.fchmod(file.fileno(), mode)
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
 class FileRootKey(LocalRootKey):
     """A root key read from a file that only this user can read."""
 
@@ -114,10 +145,8 @@ class FileRootKey(LocalRootKey):
             RootKeyInvalid: There is something at that path already, or it cannot be written.
         """
         target = Path(path)
-        encoded = base64.b64encode(os.urandom(KEY_BYTES)).decode()
-        text = json.dumps({"format": FORMAT, "active": 1, "keys": {"1": encoded}}, indent=2) + "\n"
         try:
-            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = _create(target)
         except FileExistsError:
             raise RootKeyInvalid(
                 f"{target} exists; a root key file is never overwritten: what it wrapped would be lost",
@@ -126,15 +155,8 @@ class FileRootKey(LocalRootKey):
             raise RootKeyInvalid(f"cannot create the root key file {target}: {error.strerror}") from None
         try:
             with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), 0o600)
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            directory = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+                _fill(file, _format({1: SecretKey.generate()}, 1), 0o600)
+            _sync_directory(target)
         except OSError as error:
             target.unlink(missing_ok=True)
             raise RootKeyInvalid(f"cannot write the root key file {target}: {error.strerror}") from None
@@ -149,8 +171,76 @@ class FileRootKey(LocalRootKey):
                 malformed. The message names the remedy and never the content.
         """
         source = Path(path)
-        root_keys, active = _parse(source, _read(source))
+        root_keys, active = _open(source)
         return cls(source, root_keys, active)
+
+    def add_version(self) -> int:
+        """Add a random version to the file, wrap with it from now on, and return its number.
+
+        The file is replaced in one step by a complete one of the same mode; a crash leaves the old or the new
+        one. Other processes take the new version up when they next wrap, or meet a key wrapped under it.
+        Blocks for the disk.
+
+        Raises:
+            RootKeyInvalid: As `open`; or another process is adding one, or one that did was interrupted; or
+                there is no further number; or the file cannot be written.
+        """
+        # A link stays; what it points to is replaced.
+        target = self._path.resolve()
+        beside = target.with_name(f"{target.name}.new")
+        try:
+            # Made before the file is read, it keeps two processes from adding the same number.
+            descriptor = _create(beside)
+        except FileExistsError:
+            raise RootKeyInvalid(
+                f"{beside} exists: a version is being added now, or adding one was interrupted; "
+                "if nobody is adding one, remove it",
+            ) from None
+        except OSError as error:
+            raise RootKeyInvalid(f"cannot write {beside}: {error.strerror}") from None
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                # What the file lost is not brought back: only what it holds now goes on.
+                root_keys, _ = self._reload()
+                number = max(root_keys) + 1
+                if number > KEY_VERSION_MAX:
+                    raise RootKeyInvalid(f"{target} has no version number left")  # noqa: TRY301  one clean-up for all
+                content = _format({**root_keys, number: SecretKey.generate()}, number)
+                _fill(file, content, stat.S_IMODE(target.stat().st_mode))
+            beside.replace(target)
+        except (OSError, RootKeyInvalid) as error:
+            beside.unlink(missing_ok=True)
+            if isinstance(error, RootKeyInvalid):
+                raise
+            raise RootKeyInvalid(f"cannot write the root key file {target}: {error.strerror}") from None
+        try:
+            _sync_directory(target)
+        except OSError as error:
+            raise RootKeyInvalid(f"version {number} is in {target}, but not yet durably: {error.strerror}") from None
+        self._reload()
+        return number
+
+    async def wrap(self, key: SecretKey, context: Mapping[str, str]) -> WrappedKey:
+        """Wrap a key under the file's newest version; see `RootKey.wrap`.
+
+        Raises:
+            RootKeyInvalid: The file went away, changed or cannot be read: what were wrapped now could be lost
+                with this process.
+        """
+        await asyncio.to_thread(self._reload)
+        return await super().wrap(key, context)
+
+    async def unwrap(self, wrapped: WrappedKey, context: Mapping[str, str]) -> SecretKey:
+        """Unwrap a key; see `RootKey.unwrap`. A version not met before is looked for in the file.
+
+        Raises:
+            RootKeyInvalid: It had to be looked for, and the file cannot be read.
+        """
+        try:
+            return await super().unwrap(wrapped, context)
+        except KeyDestroyed:
+            await asyncio.to_thread(self._reload)
+            return await super().unwrap(wrapped, context)
 
     async def health(self) -> None:
         """Check that the file is still there, still private, and still holds every version in use.
@@ -158,8 +248,24 @@ class FileRootKey(LocalRootKey):
         Raises:
             RootKeyInvalid: As `open`, or a version is missing or differs from the one in memory.
         """
-        on_disk = await asyncio.to_thread(FileRootKey.open, self._path)
+        on_disk, _ = await asyncio.to_thread(_open, self._path)
         for number, root_key in self._root_keys.items():
-            other = on_disk._root_keys.get(number)  # noqa: SLF001  same class
+            other = on_disk.get(number)
             if other is None or other.kcv() != root_key.kcv():
                 raise RootKeyInvalid(f"key {number} in {self._path} is not the one this process started with")
+
+    def _reload(self) -> tuple[dict[int, SecretKey], int]:
+        """Take up the versions the file has gained and its active one; return what is in it.
+
+        Raises:
+            RootKeyInvalid: As `open`, or a version differs from the one in memory.
+        """
+        on_disk, active = _open(self._path)
+        for number, root_key in on_disk.items():
+            mine = self._root_keys.get(number)
+            if mine is not None and mine.kcv() != root_key.kcv():
+                raise RootKeyInvalid(f"key {number} in {self._path} is not the one this process started with")
+        # A version the file has lost stays usable here for as long as the process lives; `health` reports it.
+        self._root_keys = {**on_disk, **self._root_keys}
+        self._active_root_key_version = active
+        return on_disk, active

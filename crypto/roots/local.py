@@ -13,30 +13,27 @@ from crypto.context import Kind, encode_context
 from crypto.envelope import KEY_VERSION_MAX, Flag, Header, KeyScope, open_body, peek_header, seal_body
 from crypto.errors import KeyDenied, KeyDestroyed, OpenError, RootKeyInvalid
 from crypto.keyring import SecretKey
-from crypto.roots.base import CONTEXT_NAMES, WrappedKey
+from crypto.roots.base import WrappedKey, checked_context
 from crypto.suites import KEY_BYTES, Suite
 
 _TENANT_KEK: Final = b"stateroom/v1/tenant-kek"
 
 
 def _encode(header: bytes, context: Mapping[str, str]) -> bytes:
-    if context.keys() != CONTEXT_NAMES:
-        raise ValueError("a wrapping's context has deployment, tenant, purpose and version")
+    named = checked_context(context)
     return encode_context(
         header,
-        UUID(context["deployment"]),
-        UUID(context["tenant"]),
+        UUID(named["deployment"]),
+        UUID(named["tenant"]),
         None,
-        (context["purpose"], context["version"]),
+        (named["purpose"], named["version"]),
     )
 
 
 class LocalRootKey:
     """Versions of a root key held in memory, wrapping in process."""
 
-    def __init__(
-        self, provider: str, root_keys: Mapping[int, SecretKey], active_root_key_version: int
-    ) -> None:
+    def __init__(self, provider: str, root_keys: Mapping[int, SecretKey], active_root_key_version: int) -> None:
         """Take the versions.
 
         Raises:
@@ -57,6 +54,12 @@ class LocalRootKey:
     def provider(self) -> str:
         """The word stored beside every wrapping."""
         return self._provider
+
+    def recognises(self, wrapped: WrappedKey) -> bool:
+        """See `RootKey.recognises`."""
+        return wrapped.provider == self._provider and any(
+            root_key.kcv().hex() == wrapped.root_key_id for root_key in self._root_keys.values()
+        )
 
     async def wrap(self, key: SecretKey, context: Mapping[str, str]) -> WrappedKey:
         """Wrap a key under the active version; see `RootKey.wrap`."""
@@ -107,3 +110,6 @@ class LocalRootKey:
 
     async def health(self) -> None:
         """Return: keys in memory are always there."""
+
+    async def aclose(self) -> None:
+        """Return: there is nothing to give back."""

@@ -124,9 +124,7 @@ def test_a_header_that_is_read_writes_back_the_same_bytes(header: bytes) -> None
 
 @settings(max_examples=50)
 @given(PLAINTEXT, st.lists(st.integers(0, 33000), max_size=4), st.lists(st.integers(0, 33100), max_size=4))
-def test_stream_and_one_shot_are_one_format(
-    plaintext: bytes, cuts: list[int], sealed_cuts: list[int]
-) -> None:
+def test_stream_and_one_shot_are_one_format(plaintext: bytes, cuts: list[int], sealed_cuts: list[int]) -> None:
     def split(data: bytes, at: list[int]) -> list[bytes]:
         edges = [0, *sorted(at), len(data)]
         return [data[a:b] for a, b in itertools.pairwise(edges)]

@@ -53,9 +53,7 @@ def make_sealer(suite: Suite = Suite.COBBLESTONE_256, **owner: Any) -> Sealer:
     return Sealer(**{**OWNER, **owner}, data_keys=DATA_KEYS, active_key_version=1, id_key=ID_KEY, suite=suite)
 
 
-def refused(
-    envelope: bytes, sealer: Sealer, kind: Kind = Kind.MANIFEST, at: tuple[Field, ...] = LOCATION
-) -> str:
+def refused(envelope: bytes, sealer: Sealer, kind: Kind = Kind.MANIFEST, at: tuple[Field, ...] = LOCATION) -> str:
     with pytest.raises(CryptoError) as caught:
         sealer.open(kind, at, envelope)
     error = caught.value
@@ -157,9 +155,7 @@ def test_a_header_cannot_talk_the_reader_into_a_weaker_way(offset: int, value: i
     assert refused(bytes(envelope), sealer) == code
 
 
-@pytest.mark.parametrize(
-    "stored", [TEXT, b"", b"\x80", b"null", b"gASVAAAA", b"\x28\xb5\x2f\xfd" + bytes(200)]
-)
+@pytest.mark.parametrize("stored", [TEXT, b"", b"\x80", b"null", b"gASVAAAA", b"\x28\xb5\x2f\xfd" + bytes(200)])
 def test_plaintext_in_place_of_an_envelope_is_an_error_and_never_data(stored: bytes) -> None:
     assert refused(stored, make_sealer()) == "format"
 

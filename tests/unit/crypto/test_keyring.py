@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from crypto.errors import KeyDenied, KeyUnavailable, OpenError
+from crypto.errors import CryptoError, KeyDenied, KeyDestroyed, KeyUnavailable, OpenError
 from crypto.keyring import KeyCache, SecretKey, _Material, unwrap_subject_key, wrap_subject_key
 
 DEPLOYMENT = UUID(int=1)
@@ -26,7 +26,7 @@ class Clock:
 
 
 def make_cache(clock: Clock, entries_max: int = 8) -> KeyCache[str, str]:
-    return KeyCache(entries_max, soft_ttl_seconds=300, hard_ttl_seconds=3600, clock=clock)
+    return KeyCache(entries_max, soft_ttl_seconds=300, hard_ttl_seconds=3600, clock=clock, jitter=lambda: 0.5)
 
 
 def returning(value: str, calls: list[str]) -> Callable[[], Awaitable[str]]:
@@ -205,7 +205,7 @@ def test_evict_and_clear_forget() -> None:
 )
 def test_a_cache_with_impossible_limits_is_refused(entries_max: int, soft: float, hard: float) -> None:
     with pytest.raises(ValueError, match=r"entries_max|ttl"):
-        KeyCache(entries_max, soft, hard, Clock())
+        KeyCache(entries_max, soft, hard, Clock(), jitter=lambda: 0.0)
 
 
 async def test_500_concurrent_misses_make_one_load() -> None:
@@ -228,14 +228,116 @@ async def test_500_concurrent_misses_make_one_load() -> None:
     assert cache.get("a") == "1"
 
 
-async def test_a_failed_load_reaches_every_waiter_and_is_not_cached() -> None:
-    cache = make_cache(Clock())
-    waiters = [cache.get_or_load("a", failing(KeyDenied())) for _ in range(5)]
+def counting(error: Exception, calls: list[str]) -> Callable[[], Awaitable[str]]:
+    async def load() -> str:
+        calls.append(type(error).__name__)
+        raise error
+
+    return load
+
+
+@pytest.mark.parametrize("error", [KeyDenied(), KeyDestroyed()], ids=["denied", "destroyed"])
+async def test_100_refused_uses_make_one_load_in_30_seconds(error: CryptoError) -> None:
+    clock = Clock()
+    cache = make_cache(clock)
+    calls: list[str] = []
+    waiters = [cache.get_or_load("a", counting(error, calls)) for _ in range(50)]
     results = await asyncio.gather(*waiters, return_exceptions=True)
-    assert [type(result) for result in results] == [KeyDenied] * 5
+    assert {type(result) for result in results} == {type(error)}
+    for _ in range(50):
+        with pytest.raises(type(error)):
+            await cache.get_or_load("a", counting(error, calls))
+    assert len(calls) == 1
+    clock.seconds += 29.9
+    with pytest.raises(type(error)):
+        await cache.get_or_load("a", returning("2", calls))
+    clock.seconds += 0.1
+    assert await cache.get_or_load("a", returning("2", calls)) == "2"
+
+
+async def test_an_outage_without_a_value_is_asked_about_again_after_a_second_and_the_jitter() -> None:
+    clock = Clock()
+    cache = make_cache(clock)
+    calls: list[str] = []
+    with pytest.raises(KeyUnavailable):
+        await cache.get_or_load("a", failing(KeyUnavailable(7)))
+    clock.seconds += 1.4
+    with pytest.raises(KeyUnavailable) as caught:
+        await cache.get_or_load("a", returning("1", calls))
+    assert (caught.value.retry_after_seconds, calls) == (7, [])
+    clock.seconds += 0.1
+    assert await cache.get_or_load("a", returning("1", calls)) == "1"
+
+
+async def test_no_other_failure_is_remembered() -> None:
+    cache = make_cache(Clock())
+    cache.put("a", "0")
+    cache.evict("a")
+    with pytest.raises(OpenError):
+        await cache.get_or_load("a", failing(OpenError("format")))
     calls: list[str] = []
     assert await cache.get_or_load("a", returning("2", calls)) == "2"
-    assert calls == ["2"]
+
+
+@pytest.mark.parametrize("forget", ["evict", "clear", "put"])
+async def test_a_refusal_can_be_forgotten(forget: str) -> None:
+    cache = make_cache(Clock())
+    with pytest.raises(KeyDenied):
+        await cache.get_or_load("a", failing(KeyDenied()))
+    {"evict": lambda: cache.evict("a"), "clear": cache.clear, "put": lambda: cache.put("a", "2")}[forget]()
+    assert await cache.get_or_load("a", returning("2", [])) == "2"
+
+
+async def test_refusals_are_bounded() -> None:
+    cache = make_cache(Clock(), entries_max=2)
+    calls: list[str] = []
+    for name in ("a", "b", "c", "a"):
+        with pytest.raises(KeyDenied):
+            await cache.get_or_load(name, counting(KeyDenied(), calls))
+    assert len(calls) == 4
+    with pytest.raises(KeyDenied):
+        await cache.get_or_load("c", counting(KeyDenied(), calls))
+    assert len(calls) == 4
+
+
+async def test_loads_of_many_entries_run_20_at_a_time() -> None:
+    cache = make_cache(Clock(), entries_max=100)
+    running, most, gate = 0, 0, asyncio.Event()
+
+    async def load() -> str:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await gate.wait()
+        running -= 1
+        return "1"
+
+    waiters = [asyncio.create_task(cache.get_or_load(str(each), load)) for each in range(100)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert running == 20
+    gate.set()
+    await asyncio.gather(*waiters)
+    assert (most, len(cache)) == (20, 100)
+
+
+async def test_a_load_that_finds_no_place_in_time_is_unavailable() -> None:
+    class Impatient(KeyCache[str, str]):
+        QUEUED_SECONDS_MAX = 0.01  # type: ignore[misc]
+
+    cache = Impatient(100, 300, 3600, Clock(), jitter=lambda: 0.0)
+    gate = asyncio.Event()
+
+    async def load() -> str:
+        await gate.wait()
+        return "1"
+
+    waiters = [asyncio.create_task(cache.get_or_load(str(each), load)) for each in range(20)]
+    await asyncio.sleep(0)
+    with pytest.raises(KeyUnavailable):
+        await cache.get_or_load("one more", load)
+    gate.set()
+    assert await asyncio.gather(*waiters) == ["1"] * 20
 
 
 @pytest.mark.parametrize("cancelled", [0, 1, 2])
@@ -321,11 +423,44 @@ async def test_an_entry_past_its_soft_age_is_loaded_anew() -> None:
     cache = make_cache(clock)
     calls: list[str] = []
     assert await cache.get_or_load("a", returning("1", calls)) == "1"
-    clock.seconds += 299
+    clock.seconds += 269
     assert await cache.get_or_load("a", returning("2", calls)) == "1"
-    clock.seconds += 1
+    clock.seconds += 31
     assert await cache.get_or_load("a", returning("3", calls)) == "3"
     assert calls == ["1", "3"]
+
+
+async def test_shortly_before_its_soft_age_an_entry_is_loaded_ahead_once_and_nobody_waits() -> None:
+    clock = Clock()
+    cache = make_cache(clock)
+    cache.put("a", "1")
+    clock.seconds += 270
+    gate, done = asyncio.Event(), asyncio.Event()
+    calls: list[str] = []
+
+    async def load() -> str:
+        calls.append("load")
+        await gate.wait()
+        done.set()
+        return "2"
+
+    assert [await cache.get_or_load("a", load) for _ in range(10)] == ["1"] * 10
+    gate.set()
+    await done.wait()
+    clock.seconds += 200
+    assert await cache.get_or_load("a", load) == "2"
+    assert calls == ["load"]
+
+
+async def test_a_denial_met_ahead_evicts_the_entry() -> None:
+    clock = Clock()
+    cache = make_cache(clock)
+    cache.put("a", "1")
+    clock.seconds += 280
+    assert await cache.get_or_load("a", failing(KeyDenied())) == "1"
+    await asyncio.sleep(0)
+    with pytest.raises(KeyDenied):
+        await cache.get_or_load("a", returning("2", []))
 
 
 async def test_an_outage_serves_the_old_value_until_its_hard_age() -> None:
@@ -339,6 +474,28 @@ async def test_an_outage_serves_the_old_value_until_its_hard_age() -> None:
         await cache.get_or_load("a", failing(KeyUnavailable(1.5)))
     assert caught.value.retry_after_seconds == 1.5
     assert re.search(r"1\.5 s", str(caught.value))
+
+
+async def test_while_an_outage_is_known_nobody_waits_for_it_again() -> None:
+    clock = Clock()
+    cache = make_cache(clock)
+    cache.put("a", "1")
+    clock.seconds += 1000
+    calls: list[str] = []
+    assert await cache.get_or_load("a", counting(KeyUnavailable(1), calls)) == "1"
+    assert await cache.get_or_load("a", counting(KeyUnavailable(1), calls)) == "1"
+    assert len(calls) == 1
+    clock.seconds += 2
+    gate = asyncio.Event()
+
+    async def hanging() -> str:
+        await gate.wait()
+        return "2"
+
+    assert await cache.get_or_load("a", hanging) == "1"
+    gate.set()
+    clock.seconds += 60
+    assert await cache.get_or_load("a", hanging) == "2"
 
 
 async def test_a_denial_evicts_what_was_cached() -> None:

@@ -47,9 +47,7 @@ def test_what_was_sealed_opens(suite: Suite, size: int) -> None:
 
 def test_an_incompressible_record_costs_92_bytes() -> None:
     plaintext = os.urandom(1024)
-    assert (
-        len(make_sealer().seal(Kind.MANIFEST, LOCATION, plaintext)) - len(plaintext) == OVERHEAD_BYTES == 92
-    )
+    assert len(make_sealer().seal(Kind.MANIFEST, LOCATION, plaintext)) - len(plaintext) == OVERHEAD_BYTES == 92
 
 
 def test_compression_is_kept_only_when_it_saves_and_is_allowed() -> None:

@@ -98,9 +98,7 @@ def test_chunk_access_agrees_with_every_wycheproof_cobblestone_vector() -> None:
             continue
         opener = cobblestone.ChunkOpener(input_key, context, prefix)
         last = (len(message) - cobblestone.PREFIX_BYTES) // cobblestone.SEALED_CHUNK_BYTES
-        sealed = [
-            message[cobblestone.chunk_offset(k) :][: cobblestone.SEALED_CHUNK_BYTES] for k in range(last + 1)
-        ]
+        sealed = [message[cobblestone.chunk_offset(k) :][: cobblestone.SEALED_CHUNK_BYTES] for k in range(last + 1)]
         if case["result"] == "valid":
             backwards = [opener.open_chunk(k, sealed[k]) for k in range(last, -1, -1)]
             assert is_message(case, b"".join(reversed(backwards))), case["tcId"]
