@@ -44,11 +44,11 @@ class Gate:
 
 
 class Meeting:
-    """Lets nobody pass a statement before ``parties`` have arrived there."""
+    """Lets nobody pass a statement for the first time before all parties of ``barrier`` have arrived there."""
 
-    def __init__(self, statement: str, parties: int) -> None:
+    def __init__(self, statement: str, barrier: asyncio.Barrier) -> None:
         self._statement = statement
-        self._barrier = asyncio.Barrier(parties)
+        self._barrier = barrier
         self._met = False
 
     async def __call__(self, statement: str) -> None:
@@ -63,9 +63,7 @@ async def _go_on(_statement: str) -> None:
 
 
 class SteeredTransaction(Transaction):
-    def __init__(
-        self, connection: Any, variants: Mapping[str, str], before: Callable[[str], Awaitable[None]]
-    ) -> None:
+    def __init__(self, connection: Any, variants: Mapping[str, str], before: Callable[[str], Awaitable[None]]) -> None:
         super().__init__(connection)
         self._variants = variants
         self._before = before
@@ -90,9 +88,7 @@ class SteeredTransaction(Transaction):
 class SteeredUnitOfWork(UnitOfWork):
     """``before`` is asked before every statement and before ``"COMMIT"``; ``variants`` replace texts."""
 
-    def __init__(
-        self, engine: Any, variants: Mapping[str, str], before: Callable[[str], Awaitable[None]]
-    ) -> None:
+    def __init__(self, engine: Any, variants: Mapping[str, str], before: Callable[[str], Awaitable[None]]) -> None:
         super().__init__(engine, Silent())
         self._variants = variants
         self._before = before

@@ -5,9 +5,9 @@ from typing import NamedTuple
 from uuid import UUID, uuid4
 
 import pytest
-from crypto import MemoryRootKey
 from sqlalchemy.engine import make_url
 
+from crypto import MemoryRootKey
 from gateway.cli.embedded import EmbeddedPostgres
 from storage.postgres.setup import prepare
 from storage.scope import Scope

@@ -1,0 +1,182 @@
+# ruff: noqa: S608  table and column names are constants of these tests
+
+import asyncio
+from uuid import UUID, uuid4
+
+import pytest
+
+from crypto import CryptoError, KeyDestroyed, KeyUnavailable, MemoryRootKey, OpenError
+from storage.errors import IntegrityFailure
+from storage.scope import Scope
+from storage.service import Store
+from tests.support.states import contents, history, load, save, state
+from tests.support.stores import DEPLOYMENT_ID
+
+
+class FailingRootKey(MemoryRootKey):
+    """A root key whose service can be unreachable, and which counts what it is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.reachable = True
+        self.calls = 0
+
+    async def wrap(self, key, context):
+        await self._call()
+        return await super().wrap(key, context)
+
+    async def unwrap(self, wrapped, context):
+        await self._call()
+        return await super().unwrap(wrapped, context)
+
+    async def _call(self):
+        self.calls += 1
+        if not self.reachable:
+            raise KeyUnavailable(1.0)
+
+
+async def opened(database, root_key, deployment_id=DEPLOYMENT_ID):
+    return await Store.open(
+        database.app_url, root_key=root_key, deployment_id=deployment_id, connections_max=2, durable=False
+    )
+
+
+async def test_reading_creates_no_keys(store, scope, admin):
+    assert await store.keys.existing_sealer(scope) is None
+    assert await history(store, scope) == []
+    for table in ("subject_keys", "tenant_keys"):
+        assert not await admin.fetchval(f"SELECT count(*) FROM stateroom.{table} WHERE tenant_id = $1", scope.tenant_id)
+
+
+async def test_a_subject_gets_one_data_key_and_one_id_key_and_its_tenant_one(store, scope, admin):
+    await asyncio.gather(*(save(store, scope, f"t{number}") for number in range(4)))
+    rows = await admin.fetch(
+        "SELECT purpose, key_version, state FROM stateroom.subject_keys WHERE tenant_id = $1 ORDER BY 1",
+        scope.tenant_id,
+    )
+    assert [tuple(row) for row in rows] == [("data", 1, "active"), ("id", 1, "active")]
+    assert await admin.fetchval("SELECT count(*) FROM stateroom.tenant_keys WHERE tenant_id = $1", scope.tenant_id) == 1
+
+
+async def test_another_gateway_with_the_same_root_key_opens_what_was_saved(store, scope, database, root_key):
+    await save(store, scope, content=state(a=1))
+    other = await opened(database, root_key)
+    try:
+        assert contents(await load(other, scope)) == {"a": 1}
+    finally:
+        await other.close()
+
+
+async def test_another_root_key_opens_nothing(store, scope, database):
+    await save(store, scope)
+    other = await opened(database, MemoryRootKey())
+    try:
+        for verb in (load, save):
+            with pytest.raises(CryptoError):
+                await verb(other, scope)
+    finally:
+        await other.close()
+
+
+async def test_keys_of_another_deployment_do_not_open(store, scope, root_key):
+    await save(store, scope)
+    foreign = Store(store._engine, root_key=root_key, deployment_id=UUID(int=7))
+    with pytest.raises((IntegrityFailure, OpenError, KeyDestroyed)):
+        await load(foreign, scope)
+
+
+async def test_subjects_and_tenants_have_keys_of_their_own(store, scope, admin):
+    scopes = [scope, Scope(scope.tenant_id, "user-2"), Scope(uuid4(), "user-1")]
+    sealers = [await store.keys.sealer(each) for each in scopes]
+    assert len({sealer.content_id("elements", "", b"same") for sealer in sealers}) == 3
+
+
+async def test_a_cached_subject_is_served_while_the_root_key_cannot_be_reached(database, scope):
+    root_key = FailingRootKey()
+    store = await opened(database, root_key)
+    try:
+        await save(store, scope)
+        asked = root_key.calls
+        root_key.reachable = False
+        await save(store, scope)
+        await save(store, Scope(scope.tenant_id, "user-2"))  # its tenant's key is cached
+        assert root_key.calls == asked
+        with pytest.raises(KeyUnavailable):
+            await save(store, Scope(uuid4(), "user-1"))
+        root_key.reachable = True
+        await save(store, Scope(uuid4(), "user-1"))
+    finally:
+        await store.close()
+
+
+async def test_a_tenant_whose_root_key_failed_left_no_half_made_key(database, admin, scope):
+    root_key = FailingRootKey()
+    root_key.reachable = False
+    store = await opened(database, root_key)
+    try:
+        with pytest.raises(KeyUnavailable):
+            await save(store, scope)
+        assert not await admin.fetchval(
+            "SELECT count(*) FROM stateroom.tenant_keys WHERE tenant_id = $1", scope.tenant_id
+        )
+    finally:
+        await store.close()
+
+
+async def destroy(admin, scope):
+    await admin.execute(
+        "UPDATE stateroom.subject_keys SET state = 'destroyed', wrapped = NULL"
+        " WHERE tenant_id = $1 AND subject_id = $2",
+        scope.tenant_id,
+        scope.subject_id,
+    )
+
+
+async def test_a_destroyed_key_refuses_at_once_though_it_is_cached(store, scope, admin):
+    await save(store, scope)
+    await destroy(admin, scope)
+    verbs = [
+        lambda: load(store, scope),
+        lambda: save(store, scope),
+        lambda: history(store, scope),
+        lambda: store.checkpoints.put_writes(scope, "t1", "", "c", "task", "", [], None),
+        lambda: store.checkpoints.task_writes(scope, "t1", "", "c", "task"),
+    ]
+    for verb in verbs:
+        store.keys.evict(scope)
+        with pytest.raises(KeyDestroyed):
+            await verb()
+    assert await admin.fetchval("SELECT count(*) FROM stateroom.checkpoints WHERE tenant_id = $1", scope.tenant_id) == 1
+
+
+@pytest.mark.parametrize(
+    "verb", ["load", "save", "history", "put_writes", "task_writes", "channel_history", "copy", "prune", "put"]
+)
+async def test_a_warm_cache_does_not_outlive_its_key(store, scope, admin, verb):
+    await save(store, scope)
+    await destroy(admin, scope)
+    calls = {
+        "load": lambda: load(store, scope),
+        "save": lambda: save(store, scope),
+        "history": lambda: history(store, scope),
+        "put_writes": lambda: store.checkpoints.put_writes(scope, "t1", "", "c", "task", "", [], None),
+        "task_writes": lambda: store.checkpoints.task_writes(scope, "t1", "", "c", "task"),
+        "channel_history": lambda: store.checkpoints.channel_history(scope, "t1", "", None, ["a"]),
+        "prune": lambda: store.threads.prune(scope, ["t1"], "keep_latest"),
+        "put": lambda: store.threads.put(scope, "t2", strict=True),
+        "copy": lambda: store.threads.copy(scope, "t1", "t2"),
+    }
+    with pytest.raises(KeyDestroyed):
+        await calls[verb]()
+
+
+async def test_an_edited_key_does_not_authenticate(store, scope, admin):
+    await save(store, scope)
+    await admin.execute(
+        "UPDATE stateroom.subject_keys SET wrapped = set_byte(wrapped, 40, get_byte(wrapped, 40) # 1)"
+        " WHERE tenant_id = $1",
+        scope.tenant_id,
+    )
+    store.keys.evict(scope)
+    with pytest.raises(IntegrityFailure):
+        await load(store, scope)

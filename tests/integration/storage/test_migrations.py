@@ -1,0 +1,180 @@
+import asyncio
+import sys
+from uuid import uuid4
+
+import asyncpg
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from storage.errors import SetupError
+from storage.postgres.setup import _config, current, db_revision_required, prepare, upgrade
+from storage.postgres.tables import SCHEMA, metadata
+from tests.support.engines import drop_database
+from tests.support.interleaving import blocked
+from tests.support.stores import APP_PASSWORD, OWNER_PASSWORD
+
+ADVISORY_LOCK = 5_370_001
+
+
+@pytest.fixture
+async def own_database(postgres):
+    """URLs of gw_migrate and gw_app on a database that gw_migrate owns."""
+    name = f"t_{uuid4().hex}"
+    yield await prepare(
+        postgres.superuser_url(), database=name, owner_password=OWNER_PASSWORD, app_password=APP_PASSWORD
+    )
+    await drop_database(postgres, name)
+
+
+async def on(url, work):
+    engine = create_async_engine(url, poolclass=NullPool)
+    try:
+        async with engine.begin() as connection:
+            return await connection.run_sync(work)
+    finally:
+        await engine.dispose()
+
+
+async def migrate(url, step, revision):
+    def run(connection):
+        config = _config()
+        config.attributes["connection"] = connection
+        step(config, revision)
+
+    # Alembic runs the environment synchronously, as `upgrade` does: in a thread with a loop of its own.
+    await asyncio.to_thread(asyncio.run, on(url, run))
+
+
+def shape(connection):
+    """Everything the catalog says of the schema: columns, constraints, indexes, policies, grants, storage."""
+    queries = (
+        (
+            "SELECT table_name, column_name, data_type, is_nullable, collation_name FROM information_schema.columns"
+            " WHERE table_schema = 'stateroom'"
+        ),
+        (
+            "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"
+            " WHERE connamespace = 'stateroom'::regnamespace"
+        ),
+        "SELECT indexdef FROM pg_indexes WHERE schemaname = 'stateroom'",
+        (
+            "SELECT tablename, policyname, roles::text, cmd, qual, with_check FROM pg_policies"
+            " WHERE schemaname = 'stateroom'"
+        ),
+        (
+            "SELECT relname, relacl::text, relrowsecurity, relforcerowsecurity, reloptions::text FROM pg_class"
+            " WHERE relnamespace = 'stateroom'::regnamespace"
+        ),
+        (
+            "SELECT attrelid::regclass::text, attname, attstorage, attacl::text FROM pg_attribute a"
+            " JOIN pg_class c ON c.oid = attrelid WHERE relnamespace = 'stateroom'::regnamespace AND attnum > 0"
+        ),
+        (
+            "SELECT proname, proacl::text, proowner::regrole::text, prosecdef FROM pg_proc"
+            " WHERE pronamespace = 'stateroom'::regnamespace"
+        ),
+    )
+    return [sorted(map(repr, connection.exec_driver_sql(query).fetchall())) for query in queries]
+
+
+async def test_the_metadata_is_what_the_migrations_make(own_database):
+    def differences(connection):
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "compare_type": True,
+                "compare_server_default": True,
+                "include_schemas": True,
+                "version_table": "db_revision",
+                "version_table_schema": SCHEMA,
+                "include_name": lambda name, kind, _parents: name == SCHEMA if kind == "schema" else True,
+            },
+        )
+        return compare_metadata(context, metadata)
+
+    owner_url, _ = own_database
+    assert await on(owner_url, differences) == []
+
+
+async def test_collations_in_the_metadata_are_those_of_the_database(own_database):
+    def collations(connection):
+        return {
+            (row.table_name, row.column_name): row.collation_name
+            for row in connection.exec_driver_sql(
+                "SELECT table_name, column_name, collation_name FROM information_schema.columns"
+                " WHERE table_schema = 'stateroom' AND table_name <> 'db_revision'"
+            )
+        }
+
+    found = await on(own_database[0], collations)
+    wanted = {
+        (table.name, column.name): getattr(column.type, "collation", None)
+        for table in metadata.tables.values()
+        for column in table.columns
+    }
+    assert found == wanted
+
+
+async def test_upgrading_again_changes_nothing(own_database):
+    owner_url, _ = own_database
+    before = await on(owner_url, shape)
+    await upgrade(owner_url)
+    assert await on(owner_url, shape) == before
+    assert await current(owner_url) == db_revision_required()
+
+
+async def test_down_and_up_again_makes_the_same_schema(own_database):
+    owner_url, _ = own_database
+    before = await on(owner_url, shape)
+    await migrate(owner_url, command.downgrade, "base")
+    assert await current(owner_url) is None
+    await upgrade(owner_url)
+    assert await on(owner_url, shape) == before
+
+
+async def test_two_upgrades_at_the_same_moment_both_succeed(own_database, postgres):
+    owner_url, _ = own_database
+    dsn = owner_url.replace("+asyncpg", "", 1)
+    connection = await asyncpg.connect(dsn)
+    watcher = await asyncpg.connect(dsn)
+    try:
+        await connection.execute("DROP SCHEMA stateroom CASCADE")
+        await connection.execute("BEGIN")
+        await connection.execute(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
+        # Processes, as at a deployment: Alembic's environment is one for each process.
+        script = "import asyncio, sys; from storage.postgres.setup import upgrade; asyncio.run(upgrade(sys.argv[1]))"
+        upgrades = [await asyncio.create_subprocess_exec(sys.executable, "-c", script, owner_url) for _ in range(2)]
+        await blocked(watcher, 2)
+        await connection.execute("COMMIT")
+        assert await asyncio.gather(*(each.wait() for each in upgrades)) == [0, 0]
+        assert await current(owner_url) == db_revision_required()
+    finally:
+        await connection.close()
+        await watcher.close()
+
+
+async def test_an_upgrade_that_cannot_get_its_lock_gives_up_and_changes_nothing(own_database):
+    owner_url, _ = own_database
+    dsn = owner_url.replace("+asyncpg", "", 1)
+    await migrate(owner_url, command.downgrade, "base")
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(f"SELECT pg_advisory_lock({ADVISORY_LOCK})")
+        with pytest.raises(SetupError, match="lock timeout"):
+            await upgrade(owner_url)
+        assert await current(owner_url) is None
+    finally:
+        await connection.close()
+    await upgrade(owner_url)
+
+
+async def test_an_unreachable_database_is_named_as_such():
+    with pytest.raises(SetupError, match="cannot be reached"):
+        await upgrade("postgresql://nobody:secret-word@127.0.0.1:1/none")
+    with pytest.raises(SetupError, match="cannot be reached") as caught:
+        await current("postgresql://nobody:secret-word@127.0.0.1:1/none")
+    assert "secret-word" not in str(caught.value)

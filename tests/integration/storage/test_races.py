@@ -1,0 +1,433 @@
+"""Every race the design names: shown with its protection removed, and absent with it.
+
+Where a protection is a clause of a statement, the variant is that statement without the clause, run by the real
+verbs. Interleavings are held by gates and by PostgreSQL's own locks, never by time.
+"""
+
+# ruff: noqa: S608  table and column names are constants of these tests
+
+import asyncio
+
+import asyncpg
+import pytest
+from sqlalchemy import event
+
+from crypto import Kind, OpenError, Sealer, SecretKey, wrap_subject_key
+from storage.errors import ChannelUnchangedUnknown, HeadMoved, IntegrityFailure, ThreadArchived, Unavailable
+from storage.keys import Keys
+from storage.model import ChannelValue, FullState, Parent, Precondition
+from storage.postgres import checkpoints as sql
+from storage.postgres import keys as key_sql
+from storage.postgres import threads as thread_sql
+from storage.postgres.engine import invalidate_unfinished
+from storage.service import Store
+from tests.support.interleaving import CancelAtAwait, Gate, Meeting, Steered, blocked, without
+from tests.support.states import contents, document, history, load, packed, patch, put, save, state, write, writes_of
+from tests.support.stores import DEPLOYMENT_ID
+
+# (a) A cancelled request and its connection.
+
+LEFT_BEHIND = """
+SELECT coalesce(current_setting('app.tenant_id', true), '') <> '' OR pg_current_xact_id_if_assigned() IS NOT NULL
+"""
+
+
+@pytest.fixture
+async def single(database, root_key):
+    """A store whose pool is one connection: the next user always gets the one that was cancelled."""
+    store = await Store.open(
+        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=1, durable=False
+    )
+    yield store
+    await store.close()
+
+
+async def cancelled_everywhere(store, scope, verb):
+    """Cancel ``verb`` at its first await, its second, and so on; at which of them did the next user find a trace?"""
+    await save(store, scope)
+    traces, number = [], 0
+    while True:
+        number += 1
+        cancelling = CancelAtAwait(verb(number), number)
+        await cancelling.run()
+        async with store.unit_of_work.connection() as connection:
+            if await connection.fetchval(LEFT_BEHIND) or connection.is_in_transaction():
+                traces.append(number)
+                await connection.execute("ROLLBACK")
+        if not cancelling.cancelled:
+            return number, traces
+
+
+def verbs_of(store, scope):
+    return {
+        "save": lambda number: save(store, scope, content=state(a=document(str(number)))),
+        "load": lambda _: load(store, scope),
+        "put_writes": lambda number: put(store, scope, "c", write(number, "a", 1)),
+        "history": lambda _: history(store, scope, with_state=True),
+        "prune": lambda _: store.threads.prune(scope, ["t1"], "keep_latest"),
+        "copy": lambda number: store.threads.copy(scope, "t1", f"copy-{number}"),
+    }
+
+
+@pytest.mark.parametrize("verb", ["save", "load", "put_writes", "history", "prune", "copy"])
+async def test_a_request_cancelled_at_any_await_leaves_nothing_to_the_next(single, scope, verb):
+    awaits, traces = await cancelled_everywhere(single, scope, verbs_of(single, scope)[verb])
+    assert awaits > 3
+    assert traces == []
+
+
+async def test_without_the_reset_listener_the_next_request_is_inside_the_cancelled_transaction(single, scope):
+    event.remove(single._engine.sync_engine.pool, "reset", invalidate_unfinished)
+    _, traces = await cancelled_everywhere(single, scope, verbs_of(single, scope)["save"])
+    assert traces
+
+
+async def test_a_save_cancelled_at_any_await_is_stored_whole_or_not_at_all(store, scope):
+    await save(store, scope, content=state(a=document("0")))
+    number, stored = 0, 1
+    while True:
+        number += 1
+        cancelling = CancelAtAwait(save(store, scope, content=state(a=document(str(number)))), number)
+        await cancelling.run()
+        found = await history(store, scope, with_state=True)
+        assert len(found) in {stored, stored + 1}
+        stored = len(found)
+        assert all(len(contents(each)["a"]) == 6000 for each in found)
+        if not cancelling.cancelled:
+            break
+    await store.threads.prune(scope, ["t1"], "keep_latest")
+    assert contents(await load(store, scope)) == {"a": document(str(number))}
+
+
+# (b) A save against a prune.
+
+
+async def pruned_while_saving(store, scope, admin, saving, content):
+    """Save ``content``, whose pieces only a doomed checkpoint holds, while a prune holds the thread's lock."""
+    held = FullState({"a": ChannelValue("1", packed(document("doomed")))})
+    first = await save(store, scope, content=held)
+    await save(store, scope, content=state(b=1))
+    gate = Gate("COMMIT")
+    pruning = asyncio.create_task(Steered(store, before=gate).threads.prune(scope, ["t1"], "keep_latest"))
+    await gate.arrival()
+    parts = {} if content.channels["a"].value else {"parent": Parent(first.checkpoint_id)}
+    task = asyncio.create_task(save(saving, scope, content=content, **parts))
+    await blocked(admin)
+    gate.opened.set()
+    assert (await pruning).checkpoints == 1
+    return await task
+
+
+AGAIN = FullState({"a": ChannelValue("2", packed(document("doomed")))})
+UNCHANGED = FullState({"a": ChannelValue("1", None)})
+
+
+async def test_a_save_that_waited_for_a_prune_stores_the_pieces_it_removed(store, scope, admin):
+    await pruned_while_saving(store, scope, admin, store, AGAIN)
+    assert contents(await load(store, scope)) == {"a": document("doomed")}
+
+
+async def test_without_key_share_on_pieces_such_a_save_dangles(store, scope, admin):
+    shortcut = Steered(store, variants=without(sql.OPEN, "FOR KEY SHARE) present)", ") present)"))
+    await pruned_while_saving(store, scope, admin, shortcut, AGAIN)
+    with pytest.raises(IntegrityFailure):
+        await load(store, scope)
+
+
+async def test_a_save_whose_parent_a_prune_removed_is_told_to_send_its_data(store, scope, admin):
+    with pytest.raises(ChannelUnchangedUnknown):
+        await pruned_while_saving(store, scope, admin, store, UNCHANGED)
+
+
+async def test_without_key_share_on_the_parent_its_unchanged_channels_dangle(store, scope, admin):
+    shortcut = Steered(store, variants=without(sql.OPEN, "FOR KEY SHARE) p ON true", ") p ON true"))
+    await pruned_while_saving(store, scope, admin, shortcut, UNCHANGED)
+    with pytest.raises(IntegrityFailure):
+        await load(store, scope)
+
+
+# The shortcut: lock the thread and compute what is unreferenced in one statement; its snapshot is older than the lock.
+LOCK_AND_COLLECT = thread_sql.COLLECT_CHUNKS.replace(
+    "WITH RECURSIVE roots AS (",
+    "WITH RECURSIVE thread AS MATERIALIZED (SELECT 1 FROM stateroom.threads"
+    " WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 FOR UPDATE), roots AS (",
+).replace(
+    "DELETE FROM stateroom.chunks c\nWHERE ", "DELETE FROM stateroom.chunks c\nWHERE EXISTS (SELECT FROM thread) AND "
+)
+
+
+async def collected_while_saving(store, scope, admin, *, in_one_statement):
+    """Collect while a save that refers to an unreferenced piece has written but not committed."""
+    first = await save(store, scope)
+    # A replaced write leaves its piece behind, unreferenced.
+    await put(store, scope, first.checkpoint_id, write(-1, "a", document("again")))
+    await put(store, scope, first.checkpoint_id, write(-1, "a", "small"))
+    gate = Gate("COMMIT")
+    saving = asyncio.create_task(save(Steered(store, before=gate), scope, content=state(a=document("again"))))
+    await gate.arrival()
+    place = (scope.tenant_id, scope.subject_id, "t1")
+
+    async def collect():
+        async with store.unit_of_work.begin(scope) as transaction:
+            if in_one_statement:
+                await transaction.execute(LOCK_AND_COLLECT, *place)
+            else:
+                await transaction.fetchrow(thread_sql.LOCK, *place)
+                await transaction.execute(thread_sql.COLLECT_CHUNKS, *place)
+
+    collecting = asyncio.create_task(collect())
+    await blocked(admin)
+    gate.opened.set()
+    await asyncio.gather(saving, collecting)
+
+
+async def test_a_collection_that_waited_for_a_save_keeps_the_pieces_it_refers_to(store, scope, admin):
+    await collected_while_saving(store, scope, admin, in_one_statement=False)
+    assert contents(await load(store, scope)) == {"a": document("again")}
+
+
+async def test_locking_and_collecting_in_one_statement_dangles(store, scope, admin):
+    assert LOCK_AND_COLLECT.count("thread AS MATERIALIZED") == LOCK_AND_COLLECT.count("SELECT FROM thread") == 1
+    await collected_while_saving(store, scope, admin, in_one_statement=True)
+    with pytest.raises(IntegrityFailure):
+        await load(store, scope)
+
+
+# (c) A write against the archive flag.
+
+TIER_BEFORE_THE_LOCK = (
+    "SELECT (SELECT x.tier FROM stateroom.threads x WHERE x.tenant_id = $1 AND x.subject_id = $2 AND x.thread_id = $3)"
+    " AS tier, (SELECT count(*)"
+)
+
+
+async def archived_while_writing(store, scope, admin, database, writing):
+    await save(store, scope, checkpoint_id="c")
+    archiver = await asyncpg.connect(database.dsn(database.superuser_url))
+    try:
+        await archiver.execute("BEGIN")
+        await archiver.execute("UPDATE stateroom.threads SET tier = 'archive' WHERE tenant_id = $1", scope.tenant_id)
+        task = asyncio.create_task(put(writing, scope, "c", write(0, "a", document("late"))))
+        await blocked(admin)
+        await archiver.execute("COMMIT")
+        return await task
+    finally:
+        await archiver.close()
+
+
+async def stored(admin, scope):
+    return [
+        await admin.fetchval(f"SELECT count(*) FROM stateroom.{table} WHERE tenant_id = $1", scope.tenant_id)
+        for table in ("pending_writes", "chunks")
+    ]
+
+
+async def test_a_write_that_waited_for_the_archive_flag_is_refused_and_stores_nothing(store, scope, admin, database):
+    with pytest.raises(ThreadArchived):
+        await archived_while_writing(store, scope, admin, database, store)
+    assert await stored(admin, scope) == [0, 0]
+
+
+async def test_a_tier_read_before_the_lock_lets_the_write_vanish_into_the_archived_thread(
+    store, scope, admin, database
+):
+    variant = without(sql.PUT_WRITES, "SELECT t.tier, (SELECT count(*)", TIER_BEFORE_THE_LOCK)
+    receipt = await archived_while_writing(store, scope, admin, database, Steered(store, variants=variant))
+    assert receipt.stored == 1
+    assert await stored(admin, scope) == [1, 1]
+
+
+# (d) Two gateways create one subject's key.
+
+
+class SecondGateway:
+    """Another gateway on the same database: its own pool and key cache, held before it stores a key."""
+
+    def __init__(self, database, root_key, before):
+        self._parts = (database, root_key)
+        self._before = before
+
+    async def __aenter__(self):
+        database, root_key = self._parts
+        self.store = await Store.open(
+            database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=2, durable=False
+        )
+        steered = Steered(self.store, before=self._before)
+        access = steered.checkpoints._access
+        access._keys = Keys(steered.unit_of_work, root_key, DEPLOYMENT_ID, access.clock, access._observer)
+        return steered
+
+    async def __aexit__(self, *_):
+        await self.store.close()
+
+
+@pytest.mark.parametrize("statement", [key_sql.ADD_SUBJECT_KEY, key_sql.ADD_TENANT_KEY], ids=["subject", "tenant"])
+async def test_two_gateways_that_create_a_key_at_the_same_moment_seal_under_the_same_one(
+    store, scope, database, root_key, statement
+):
+    barrier = asyncio.Barrier(2)
+    async with (
+        SecondGateway(database, root_key, Meeting(statement, barrier)) as one,
+        SecondGateway(database, root_key, Meeting(statement, barrier)) as two,
+    ):
+        await asyncio.gather(
+            save(one, scope, "t1", content=state(a=document("one"))),
+            save(two, scope, "t2", content=state(a=document("two"))),
+        )
+        for reader in (one, two, store):
+            assert contents(await load(reader, scope, "t1")) == {"a": document("one")}
+            assert contents(await load(reader, scope, "t2")) == {"a": document("two")}
+
+
+async def test_a_gateway_that_used_the_key_it_generated_would_seal_what_nobody_opens(store, scope):
+    tenant = await store.keys._tenant(scope.tenant_id)
+    owner = (DEPLOYMENT_ID, scope.tenant_id, scope.subject_id)
+    meeting = asyncio.Barrier(2)
+
+    async def seal_without_reading_again(text):
+        own = {"data": SecretKey.generate(), "id": SecretKey.generate()}
+        async with store.unit_of_work.begin(scope) as transaction:
+            await meeting.wait()
+            for purpose, key in own.items():
+                wrapped = wrap_subject_key(
+                    tenant.keys[tenant.active_key_version], tenant.active_key_version, *owner, purpose, 1, key
+                )
+                await transaction.execute(
+                    key_sql.ADD_SUBJECT_KEY,
+                    scope.tenant_id,
+                    scope.subject_id,
+                    purpose,
+                    tenant.active_key_version,
+                    wrapped,
+                    key.kcv(),
+                    store.checkpoints._access.clock.now(),
+                )
+        return Sealer(*owner, {1: own["data"]}, 1, own["id"]).seal(Kind.MANIFEST, ("t1",), text)
+
+    envelopes = await asyncio.gather(seal_without_reading_again(b"one"), seal_without_reading_again(b"two"))
+    stored_key = await store.keys.sealer(scope)
+    opened = 0
+    for envelope in envelopes:
+        try:
+            stored_key.open(Kind.MANIFEST, ("t1",), envelope)
+            opened += 1
+        except OpenError:
+            pass
+    assert opened == 1
+
+
+# (e) Two writers on one head.
+
+
+async def two_writers(store, scope, admin, **parts):
+    gate = Gate("COMMIT")
+    first = asyncio.create_task(save(Steered(store, before=gate), scope, **parts))
+    await gate.arrival()
+    second = asyncio.create_task(save(store, scope, **parts))
+    await blocked(admin)
+    gate.opened.set()
+    return await asyncio.gather(first, second, return_exceptions=True)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new thread", "old thread"])
+async def test_exactly_one_of_two_writers_with_if_match_wins(store, scope, admin, begun):
+    await store.keys.sealer(scope)
+    head = (await save(store, scope)).checkpoint_id if begun else None
+    precondition = Precondition(head_id=head, absent=not begun)
+    won, lost = await two_writers(store, scope, admin, precondition=precondition)
+    assert isinstance(lost, HeadMoved)
+    assert lost.head_id == won.checkpoint_id
+    assert len(await history(store, scope)) == 1 + begun
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new thread", "old thread"])
+async def test_two_writers_without_if_match_make_one_chain_of_both(store, scope, admin, begun):
+    await store.keys.sealer(scope)
+    head = (await save(store, scope)).checkpoint_id if begun else None
+    first, second = await two_writers(store, scope, admin)
+    assert (first.parent_id, second.parent_id) == (head, first.checkpoint_id)
+    assert (second.step, second.sequence) == (first.step + 1, first.sequence + 1)
+    assert second.head_id == second.checkpoint_id > first.checkpoint_id
+    assert (await store.threads.prune(scope, ["t1"], "keep_latest")).checkpoints == 1 + begun
+
+
+async def test_of_two_patches_on_one_head_one_is_applied(store, scope, admin):
+    head = await save(store, scope, content=state(a=[0]))
+    parts = {"content": patch(append={"a": [1]}), "precondition": Precondition(head_id=head.checkpoint_id)}
+    won, lost = await two_writers(store, scope, admin, **parts)
+    assert (won.created, type(lost)) == (True, HeadMoved)
+    assert contents(await load(store, scope)) == {"a": [0, 1]}
+
+
+async def test_many_writers_make_one_chain(store, scope):
+    answers = await asyncio.gather(*(save(store, scope) for _ in range(24)), return_exceptions=True)
+    made = [each for each in answers if not isinstance(each, BaseException)]
+    assert all(isinstance(each, Unavailable) for each in answers if isinstance(each, BaseException))
+    chain = await history(store, scope)
+    assert {each.checkpoint_id for each in chain} == {each.checkpoint_id for each in made}
+    assert [each.parent_id for each in chain] == [each.checkpoint_id for each in chain[1:]] + [None]
+    assert sorted(each.sequence for each in made) == list(range(1, len(made) + 1))
+
+
+async def test_parallel_namespaces_never_conflict(store, scope, admin):
+    await save(store, scope)
+    gate = Gate("COMMIT")
+    first = asyncio.create_task(
+        save(Steered(store, before=gate), scope, namespace="a", precondition=Precondition(absent=True))
+    )
+    await gate.arrival()
+    second = asyncio.create_task(save(store, scope, namespace="b", precondition=Precondition(absent=True)))
+    await blocked(admin)
+    gate.opened.set()
+    assert [each.sequence for each in await asyncio.gather(first, second)] == [1, 1]
+    assert (await store.threads.prune(scope, ["t1"], "keep_latest")).checkpoints == 0
+
+
+# (f) A load during a prune.
+
+READ_COMMITTED = {"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY": "BEGIN READ ONLY"}
+
+
+async def loaded_during_prune(store, scope, variants):
+    """A load that has read the checkpoint, but not yet what its index pieces name, when a prune removes it."""
+    items = [f"{number}:" + "e" * 1500 for number in range(4000)]
+    first = await save(store, scope, content=state(items=items))
+    await save(store, scope)
+    gate = Gate(sql.CHUNKS)
+    steered = Steered(store, variants=variants, before=gate)
+    loading = asyncio.create_task(load(steered, scope, checkpoint_id=first.checkpoint_id))
+    await gate.arrival()
+    assert (await store.threads.prune(scope, ["t1"], "keep_latest")).checkpoints == 1
+    gate.opened.set()
+    return items, contents(await loading)
+
+
+async def test_a_load_during_a_prune_sees_one_moment(store, scope):
+    items, loaded = await loaded_during_prune(store, scope, {})
+    assert loaded == {"items": items}
+
+
+async def test_without_a_snapshot_a_load_during_a_prune_looks_like_damage(store, scope):
+    with pytest.raises(IntegrityFailure):
+        await loaded_during_prune(store, scope, READ_COMMITTED)
+
+
+async def test_loads_and_histories_beside_saves_and_prunes_never_report_damage(store, scope):
+    await save(store, scope, content=state(a=document("0")))
+    ended = asyncio.Event()
+
+    async def write_and_prune():
+        for number in range(60):
+            saved = await save(store, scope, content=state(a=document(str(number)), b=document("same")))
+            await put(store, scope, saved.checkpoint_id, write(0, "a", document(f"w{number}")))
+            await store.threads.prune(scope, ["t1"], "keep_latest")
+        ended.set()
+
+    async def read():
+        while not ended.is_set():
+            loaded = await load(store, scope)
+            assert contents(loaded)["a"]
+            assert len(writes_of(loaded)) <= 1
+            await history(store, scope, with_state=True)
+
+    await asyncio.gather(write_and_prune(), read(), read())

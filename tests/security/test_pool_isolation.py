@@ -1,0 +1,95 @@
+"""Two tenants on one connection, ten thousand operations, many cancelled in the middle: neither sees the other's."""
+
+import asyncio
+from random import Random  # noqa: TID251  seeded: the same interleaving every time
+from uuid import uuid4
+
+import pytest
+
+from storage.scope import Scope
+from storage.service import Store
+from tests.support.interleaving import CancelAtAwait
+from tests.support.states import history, load, put, save, state, write, writes_of
+from tests.support.stores import DEPLOYMENT_ID
+
+OPERATIONS = 10_000
+CANCELLED_IN_A_HUNDRED = 6
+
+
+class Tenant:
+    """One caller, who knows exactly what it may see."""
+
+    def __init__(self, store, name, seed):
+        self.scope = Scope(uuid4(), "same-user")
+        self.seen = 0
+        self.cancelled = 0
+        self._store = store
+        self._name = name
+        self._random = Random(seed)  # noqa: S311
+
+    async def begin(self):
+        first = await save(self._store, self.scope, content=state(owner=self._name), metadata=self._own())
+        await put(self._store, self.scope, first.checkpoint_id, write(0, "owner", self._name))
+
+    def _own(self):
+        return {"owner": self._name}
+
+    async def _load(self):
+        loaded = await load(self._store, self.scope)
+        assert loaded.metadata == self._own()
+        assert {content for *_, content in writes_of(loaded)} <= {self._name}
+
+    async def _binding(self):
+        async with self._store.unit_of_work.snapshot(self.scope) as transaction:
+            row = await transaction.fetchrow(
+                "SELECT current_setting('app.tenant_id') AS tenant_id,"
+                " current_setting('transaction_read_only') AS read_only,"
+                " current_setting('transaction_isolation') AS isolation,"
+                " array(SELECT DISTINCT tenant_id FROM stateroom.threads) AS tenants"
+            )
+        assert row["tenant_id"] == str(self.scope.tenant_id)
+        assert (row["read_only"], row["isolation"]) == ("on", "repeatable read")
+        assert row["tenants"] == [self.scope.tenant_id]
+
+    async def _unbound(self):
+        async with self._store.unit_of_work.connection() as connection:
+            assert not await connection.fetchval("SELECT count(*) FROM stateroom.threads")
+            assert not connection.is_in_transaction()
+
+    async def _save(self):
+        await save(self._store, self.scope, content=state(owner=self._name), metadata=self._own())
+
+    async def _write(self):
+        await put(self._store, self.scope, f"c{self._random.random()}", write(0, "owner", self._name))
+
+    async def _history(self):
+        found = await history(self._store, self.scope, limit=3)
+        assert {each.metadata["owner"] for each in found} == {self._name}
+
+    async def run(self, operations):
+        verbs = [self._binding] * 6 + [self._unbound] * 4 + [self._load, self._save, self._write, self._history]
+        for _ in range(operations):
+            verb = self._random.choice(verbs)
+            if self._random.randrange(100) < CANCELLED_IN_A_HUNDRED:
+                cancelling = CancelAtAwait(verb(), self._random.randrange(1, 8))
+                await cancelling.run()
+                self.cancelled += cancelling.cancelled
+            else:
+                await verb()
+            self.seen += 1
+
+
+@pytest.mark.parametrize("seed", [20261121])
+async def test_two_tenants_on_one_connection_never_see_each_other(database, root_key, seed):
+    store = await Store.open(
+        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=1, durable=False
+    )
+    try:
+        tenants = [Tenant(store, name, seed + number) for number, name in enumerate(("one", "two"))]
+        for each in tenants:
+            await each.begin()
+        await asyncio.gather(*(each.run(OPERATIONS // 2) for each in tenants))
+        assert sum(each.seen for each in tenants) == OPERATIONS
+        assert all(each.cancelled > 100 for each in tenants)
+    finally:
+        await store.close()

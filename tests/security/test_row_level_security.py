@@ -1,0 +1,345 @@
+"""With every predicate of ours gone, the database itself still shows a scope its own rows only (threat 1)."""
+
+# ruff: noqa: S608  table and column names are constants of these tests
+
+import json
+import re
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from storage.model import Idempotency
+from storage.postgres import checkpoints, keys, threads
+from storage.postgres.tables import SUBJECT_TABLES, tenant_keys
+from storage.postgres.unit_of_work import bindings
+from storage.scope import OperatorScope, Scope, TenantScope
+from tests.support.states import document, put, save, state, write
+
+SUBJECTS = [table.name for table in SUBJECT_TABLES]
+TABLES = [*SUBJECTS, tenant_keys.name]
+SEALED = {
+    "threads": ["seal"],
+    "heads": ["seal"],
+    "checkpoints": ["manifest", "piece_ids"],
+    "chunks": ["envelope", "children", "piece_id"],
+    "pending_writes": ["value", "piece_ids", "task_path"],
+    "tenant_keys": ["wrapped", "kcv"],
+    "subject_keys": ["wrapped", "kcv"],
+    "idempotency": ["request_digest", "receipt", "idempotency_key"],
+    "api_keys": ["mac", "key_id"],
+}
+STATEMENTS = {
+    f"{module.__name__.rsplit('.', 1)[1]}.{name}": text
+    for module in (checkpoints, threads, keys)
+    for name, text in vars(module).items()
+    if name.isupper() and isinstance(text, str) and "tenant_id = $1" in text
+}
+
+
+@pytest.fixture(scope="module")
+async def scopes(store):
+    """Three scopes with the same ids: two subjects of a tenant, and another tenant."""
+    tenant_id = uuid4()
+    made = [Scope(tenant_id, "user-1"), Scope(tenant_id, "user-2"), Scope(uuid4(), "user-1")]
+    for each in made:
+        await save(store, each, "gone", idempotency=Idempotency("k", b"d" * 32))
+        await store.threads.delete(each, "gone")
+        await save(store, each, checkpoint_id="c", content=state(a=document("a")), run_id="r")
+        await put(store, each, "c", write(0, "a", document("b")))
+        await store.checkpoints.put_writes(each, "t1", "", "early", "task", "", [write(-1, "__error__", 1)], "failed")
+    return made
+
+
+@pytest.fixture
+async def app(database):
+    """A connection as gw_app; whatever it does is rolled back."""
+    connection = await asyncpg.connect(database.dsn(database.app_url))
+    await connection.execute("BEGIN")
+    yield connection
+    await connection.close()
+
+
+async def act_as(connection, scope):
+    await connection.execute(bindings(scope))
+
+
+def own(table, scope):
+    if table == "tenant_keys":
+        return {(scope.tenant_id, None)}
+    return {(scope.tenant_id, scope.subject_id)}
+
+
+def owners(table):
+    subject = "NULL" if table == "tenant_keys" else "subject_id"
+    return f"SELECT tenant_id, {subject} AS subject_id FROM stateroom.{table}"
+
+
+async def seen(connection, table):
+    return {tuple(row) for row in await connection.fetch(owners(table))}
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_a_bound_scope_sees_its_own_rows_only(app, admin, scopes, table):
+    everybody = {owner for each in scopes for owner in own(table, each)}
+    assert everybody <= await seen(admin, table)
+    for each in scopes:
+        await act_as(app, each)
+        assert await seen(app, table) == own(table, each)
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_an_unbound_connection_sees_nothing(app, scopes, table):
+    assert await seen(app, table) == set()
+    for text in ("", "not-a-uuid"):
+        await app.execute("SAVEPOINT before")
+        await app.execute(f"SET LOCAL app.tenant_id = '{text}'; SET LOCAL app.subject_id = ''")
+        try:
+            assert await seen(app, table) == set()
+        except asyncpg.InvalidTextRepresentationError:
+            assert text
+        await app.execute("ROLLBACK TO before")
+
+
+@pytest.mark.parametrize("table", SUBJECTS)
+@pytest.mark.parametrize("scope_type", [TenantScope, OperatorScope])
+async def test_a_scope_without_a_subject_sees_no_subjects_rows(app, scopes, table, scope_type):
+    await act_as(app, TenantScope(scopes[0].tenant_id) if scope_type is TenantScope else OperatorScope())
+    assert await seen(app, table) == set()
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_an_update_or_delete_of_everything_touches_ones_own_rows_only(app, admin, scopes, table):
+    await act_as(app, scopes[0])
+    mine = await app.fetchval(f"SELECT count(*) FROM stateroom.{table}")
+    assert await app.execute(f"UPDATE stateroom.{table} SET tenant_id = tenant_id") == f"UPDATE {mine}"
+    assert await app.execute(f"DELETE FROM stateroom.{table}") == f"DELETE {mine}"
+    assert mine < await admin.fetchval(f"SELECT count(*) FROM stateroom.{table}")
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("verb", ["insert", "update"])
+async def test_rows_cannot_be_written_for_another_subject_or_tenant(app, scopes, table, verb):
+    me, *others = scopes
+    if table == "tenant_keys":
+        others = others[1:]
+    columns = {
+        row["column_name"]
+        for row in await app.fetch(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = 'stateroom' AND table_name = $1",
+            table,
+        )
+    }
+    rest = ", ".join(sorted(columns - {"tenant_id", "subject_id"}))
+    subject = [] if table == "tenant_keys" else ["subject_id"]
+    for other in others:
+        await app.execute("SAVEPOINT before")
+        await act_as(app, me)
+        values = [f"'{other.tenant_id}'::uuid", *([f"'{other.subject_id}'"] if subject else [])]
+        names = ["tenant_id", *subject]
+        if verb == "insert":
+            text = (
+                f"INSERT INTO stateroom.{table} ({', '.join(names)}, {rest})"
+                f" SELECT {', '.join(values)}, {rest} FROM stateroom.{table}"
+            )
+        else:
+            assignments = ", ".join(f"{name} = {value}" for name, value in zip(names, values, strict=True))
+            text = f"UPDATE stateroom.{table} SET {assignments}"
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security"):
+            await app.execute(text)
+        await app.execute("ROLLBACK TO before")
+
+
+def stripped(text):
+    """The statement without its tenant and subject predicates; parameters keep their types."""
+    text = re.sub(r"(\w+\.)?\btenant_id = (\$1|\w+\.tenant_id)", "$1::uuid IS NOT NULL", text)
+    return re.sub(r"(\w+\.)?\bsubject_id = (\$2|\w+\.subject_id)", "$2::text IS NOT NULL", text)
+
+
+READS = {
+    "checkpoints.LOAD": ("t1", "", "c", True, 1),
+    "checkpoints.ONE": ("t1", "", "c"),
+    "checkpoints.HEAD": ("t1", ""),
+    "checkpoints.WRITES_OF": ("t1", "", ["c", "early"], None, None),
+    "checkpoints.HISTORY": (*[None] * 13, 100),
+    "checkpoints.ANCESTORS": ("t1", "", "c", 10),
+    "checkpoints.KEY_STATE": (1,),
+    "threads.ONE": ("t1",),
+    "threads.LIST": (*[None] * 5, 100),
+    "threads.LOCK": ("t1",),
+    "threads.HEADS": ("t1",),
+    "threads.STRETCH": ("t1", "", "", 100),
+    "threads.THREADS_OF_RUNS": (["r"],),
+    "threads.ALL_WRITES": ("t1", "", "", "", -100, 100),
+    "threads.COLLECT_CHUNKS": ("t1",),
+    "threads.DELETE_WRITES": ("t1", "", ["c", "early"]),
+    "threads.DELETE_CHECKPOINTS": ("t1", "", ["c"]),
+    "threads.DELETE_HEAD": ("t1", ""),
+    "keys.SUBJECT_KEYS": (),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+async def test_our_statements_without_their_predicates_return_the_same(app, scopes, name):
+    text = STATEMENTS[name]
+    assert stripped(text) != text
+    for each in scopes:
+        arguments = (each.tenant_id, each.subject_id, *READS[name])
+        results = []
+        for variant in (text, stripped(text)):
+            await app.execute("SAVEPOINT before")
+            await act_as(app, each)
+            if "DELETE" in variant:
+                statement = await app.prepare(variant)
+                await statement.fetch(*arguments)
+                results.append(statement.get_statusmsg())
+            else:
+                results.append([tuple(row) for row in await app.fetch(variant, *arguments)])
+            await app.execute("ROLLBACK TO before")
+        assert results[0] == results[1]
+        assert results[0]
+
+
+def scans(plan):
+    if "Relation Name" in plan or plan["Node Type"] == "Bitmap Index Scan":
+        yield plan
+    for child in plan.get("Plans", ()):
+        yield from scans(child)
+
+
+def reads_tenant_rows(scan):
+    return scan["Node Type"] not in {"ModifyTable", "Bitmap Heap Scan", "Tid Scan"}
+
+
+@pytest.mark.parametrize("name", sorted(STATEMENTS))
+async def test_tenant_id_is_a_condition_of_every_index_scan(app, scopes, name):
+    await act_as(app, scopes[0])
+    await app.execute("SET LOCAL enable_seqscan = off")
+    await app.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+    await app.execute(f"PREPARE statement AS {STATEMENTS[name]}")
+    nothing = ", ".join(["NULL"] * max(int(each) for each in re.findall(r"\$(\d+)", STATEMENTS[name])))
+    (plan,) = json.loads(await app.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE statement({nothing})"))
+    found = [each for each in scans(plan["Plan"]) if reads_tenant_rows(each)]
+    for scan in found:
+        assert "tenant_id" in scan.get("Index Cond", ""), (scan["Node Type"], scan.get("Relation Name"))
+    assert found or "INSERT" in STATEMENTS[name]
+
+
+@pytest.fixture
+async def role(admin):
+    """Acts as a role in a transaction that is rolled back."""
+    await admin.execute("BEGIN")
+
+    async def become(name):
+        await admin.execute(f"SET LOCAL ROLE {name}")
+        return admin
+
+    yield become
+    await admin.execute("ROLLBACK")
+
+
+async def refused(connection, text):
+    await connection.execute("SAVEPOINT before")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await connection.execute(text)
+    await connection.execute("ROLLBACK TO before")
+
+
+async def test_operators_can_ask_which_agents_failed_at_step_5_in_the_last_24_hours(store, role):
+    scopes = [Scope(uuid4(), "user-1") for _ in range(2)]
+    for each in scopes:
+        await save(store, each, step=5, status="failed", agent="travel")
+        await save(store, each, step=5, checkpoint_id="ffffffff", agent="by task")
+        await put(store, each, "ffffffff", write(-1, "__error__", "x"), status="failed")
+        await save(store, each, step=6, checkpoint_id="fffffffff", status="failed", agent="other")
+    ops = await role("gw_ops")
+    rows = await ops.fetch(
+        "SELECT tenant_id, agent FROM stateroom.checkpoints"
+        " WHERE step = 5 AND coalesce(outcome, status) = 'failed' AND created_at > now() - interval '24 hours'"
+        " AND tenant_id = ANY($1)",
+        [each.tenant_id for each in scopes],
+    )
+    assert {tuple(row) for row in rows} == {
+        (each.tenant_id, agent) for each in scopes for agent in ("travel", "by task")
+    }
+
+
+@pytest.mark.parametrize(("table", "column"), [(table, column) for table in SEALED for column in SEALED[table]])
+async def test_operators_are_refused_every_sealed_column(role, table, column):
+    ops = await role("gw_ops")
+    await refused(ops, f"SELECT {column} FROM stateroom.{table}")
+    await refused(ops, f"SELECT * FROM stateroom.{table}")
+
+
+async def test_operators_can_read_no_binary_column_of_a_tenants_table(admin):
+    rows = await admin.fetch(
+        "SELECT c.relname, a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid"
+        " WHERE c.relnamespace = 'stateroom'::regnamespace AND c.relkind = 'r' AND a.attnum > 0"
+        " AND a.atttypid = 'bytea'::regtype AND c.relname <> ALL($1)"
+        " AND has_column_privilege('gw_ops', c.oid, a.attnum, 'SELECT')",
+        ["audit_log", "audit_heads"],  # hashes of the chain, which auditors compare
+    )
+    assert rows == []
+
+
+@pytest.mark.parametrize("name", ["gw_ops", "gw_worker", "gw_auth"])
+@pytest.mark.parametrize("table", [*TABLES, "tenants", "api_keys"])
+async def test_roles_that_only_look_change_nothing(role, name, table):
+    connection = await role(name)
+    await refused(connection, f"DELETE FROM stateroom.{table}")
+    await refused(connection, f"UPDATE stateroom.{table} SET tenant_id = tenant_id")
+    await refused(connection, f"TRUNCATE stateroom.{table}")
+    await refused(connection, f"DROP TABLE stateroom.{table}")
+
+
+async def test_workers_list_tenant_ids_and_nothing_else(admin, role):
+    await admin.execute("INSERT INTO stateroom.tenants VALUES ($1, 'acme', now())", UUID(int=77))
+    worker = await role("gw_worker")
+    assert UUID(int=77) in {row["tenant_id"] for row in await worker.fetch("SELECT tenant_id FROM stateroom.tenants")}
+    await refused(worker, "SELECT name FROM stateroom.tenants")
+    for table in (*TABLES, "api_keys"):
+        await refused(worker, f"SELECT count(*) FROM stateroom.{table}")
+    await refused(worker, "SELECT * FROM stateroom.look_up_api_key('x')")
+
+
+async def test_the_look_up_role_reads_credentials_and_nothing_else(role):
+    auth = await role("gw_auth")
+    await auth.fetch("SELECT * FROM stateroom.api_keys")
+    for table in (*TABLES, "tenants"):
+        await refused(auth, f"SELECT count(*) FROM stateroom.{table}")
+
+
+async def test_the_serving_role_looks_up_one_credential_but_lists_none(app, admin):
+    await admin.execute(
+        "INSERT INTO stateroom.api_keys (key_id, kind, name, tenant_id, permissions, mac, pepper_version, created_at)"
+        " VALUES ('k1', 'service', 'n', $1, '{}', $2, 1, $3)",
+        uuid4(),
+        bytes(32),
+        datetime.now(UTC),
+    )
+    assert await app.fetch("SELECT * FROM stateroom.api_keys") == []
+    assert [row["key_id"] for row in await app.fetch("SELECT * FROM stateroom.look_up_api_key('k1')")] == ["k1"]
+    await act_as(app, OperatorScope())
+    assert await app.fetch("SELECT * FROM stateroom.api_keys") == []
+
+
+async def test_the_serving_role_can_neither_switch_protection_off_nor_change_the_schema(app):
+    for text in (
+        "ALTER TABLE stateroom.checkpoints DISABLE ROW LEVEL SECURITY",
+        "ALTER TABLE stateroom.checkpoints NO FORCE ROW LEVEL SECURITY",
+        "CREATE TABLE stateroom.mine (x int)",
+        "TRUNCATE stateroom.checkpoints",
+        "DROP POLICY subject_rows ON stateroom.checkpoints",
+        "SET ROLE gw_migrate",
+        "UPDATE stateroom.deployment SET deployment_id = gen_random_uuid()",
+        "UPDATE stateroom.db_revision SET version_num = 'x'",
+    ):
+        await refused(app, text)
+
+
+async def test_a_subject_id_cannot_break_out_of_its_literal(app, scopes):
+    hostile = Scope(scopes[0].tenant_id, "x'; SET LOCAL app.subject_id = 'user-1'; --")
+    await act_as(app, hostile)
+    assert await app.fetchval("SELECT current_setting('app.subject_id')") == hostile.subject_id
+    assert await seen(app, "checkpoints") == set()

@@ -1,0 +1,48 @@
+"""A save whose body stops in the middle: a request that is surely in flight, for as long as a test wants."""
+
+import asyncio
+import json
+from typing import Self
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from tests.support.production import ProductionGateway
+
+
+class HalfRequest:
+    """Sends the head of a save and all of its body but the last byte."""
+
+    def __init__(
+        self, gateway: ProductionGateway, thread_id: str, *, subject: str = "user-1", api_key: str | None = None
+    ) -> None:
+        self._address = urlsplit(gateway.url)
+        body = json.dumps({"state": {"n": uuid4().hex}}).encode()
+        head = (
+            f"POST /v1/threads/{thread_id}/checkpoints HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            f"Authorization: Bearer {api_key or gateway.deployment.api_key}\r\nStateroom-Subject: {subject}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._first, self._last = head.encode() + body[:-1], body[-1:]
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    async def begin(self) -> Self:
+        self._reader, self._writer = await asyncio.open_connection(self._address.hostname, self._address.port)
+        self._writer.write(self._first)
+        await self._writer.drain()
+        return self
+
+    async def send_rest(self) -> None:
+        self._writer.write(self._last)
+        await self._writer.drain()
+
+    async def finish(self) -> int:
+        """Send the last byte; return the status of the answer."""
+        await self.send_rest()
+        answer = await self._reader.read()
+        self._writer.close()
+        return int(answer.split(b" ", 2)[1])
+
+    def hang_up(self) -> None:
+        """Reset the connection."""
+        self._writer.transport.abort()

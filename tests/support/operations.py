@@ -1,0 +1,179 @@
+"""Every operation the application declares, with a request for each that succeeds on real data.
+
+The list comes from the routes themselves; an operation without a path parameter's value or a body here fails the
+suites that use it, so that no route is left out unnoticed.
+"""
+
+import base64
+import re
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import httpx
+
+from gateway import routes
+from gateway.operations import Operation
+from tests.support.gateway import GatewayProcess
+
+STATE = ["state:read", "state:write", "state:delete"]
+SERVICE = [*STATE, "subject:act_as", "tenant:admin"]
+SUBJECT = "Stateroom-Subject"
+CANARY = f"canary-{uuid4().hex}"
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading the system's certificates takes longer than a test
+_PARAMETER = re.compile(r"\{(\w+):str\}")
+
+
+class Declared(NamedTuple):
+    """An operation and its whole path."""
+
+    path: str
+    operation: Operation
+
+    @property
+    def name(self) -> str:
+        return self.operation.name
+
+    @property
+    def parameters(self) -> list[str]:
+        return _PARAMETER.findall(self.path)
+
+
+DECLARED = {
+    handler.opt["operation"].name: Declared(prefix + handler.opt["operation"].path, handler.opt["operation"])
+    for prefix, handlers in (("/v1", routes.V1), ("", routes.PUBLIC))
+    for handler in handlers
+}
+AUTHENTICATED = {name: one for name, one in DECLARED.items() if not one.operation.public}
+OF_SUBJECTS = {name: one for name, one in AUTHENTICATED.items() if one.operation.subject}
+
+
+class Request(NamedTuple):
+    """What to send."""
+
+    method: str
+    path: str
+    body: Any = None
+    query: str = ""
+
+    def send(self, client: httpx.Client, method: str | None = None) -> httpx.Response:
+        body = {} if self.body is None else {"json": self.body}
+        return client.request(method or self.method, self.path + self.query, **body)
+
+
+class Thread(NamedTuple):
+    """A thread that exists, and what is in it."""
+
+    thread_id: str
+    checkpoint_id: str
+    task_id: str
+    run_id: str
+
+
+def save_thread(client: httpx.Client) -> Thread:
+    """Save a thread with a canary in its state, its metadata and a pending write."""
+    thread = Thread(f"t-{uuid4()}", "", "task-1", f"run-{uuid4()}")
+    body = {
+        "state": {"note": CANARY, "long": [CANARY * 40] * 8},
+        "metadata": {"note": CANARY},
+        "run_id": thread.run_id,
+        "agent": "tester",
+    }
+    saved = client.post(f"/v1/threads/{thread.thread_id}/checkpoints", json=body)
+    assert saved.status_code == 201, saved.text
+    thread = thread._replace(checkpoint_id=saved.json()["id"])
+    path = f"/v1/threads/{thread.thread_id}/checkpoints/{thread.checkpoint_id}/writes/{thread.task_id}"
+    wrote = client.put(path, json={"writes": [{"channel": "note", "idx": 0, "value": CANARY}]})
+    assert wrote.status_code == 200, wrote.text
+    return thread
+
+
+def request_of(declared: Declared, thread: Thread | None = None, **named: str) -> Request:
+    """A valid request of an operation, on ``thread`` or on what is ``named``."""
+    values = {**(thread._asdict() if thread else {}), **named}
+    bodies: dict[str, Any] = {
+        "save_checkpoint": lambda: {"state": {"note": "other"}},
+        "put_writes": lambda: {"writes": [{"channel": "note", "idx": 7, "value": "other"}]},
+        "put_thread": lambda: {"strict": True},
+        "copy_thread": lambda: {"target_thread_id": f"copy-{uuid4()}"},
+        "prune": lambda: {"thread_ids": [values["thread_id"]], "strategy": "delete"},
+        "delete_runs": lambda: {"run_ids": [values["run_id"]]},
+        "create_api_key": lambda: {"kind": "service", "name": "other"},
+        "create_tenant": lambda: {"name": "other"},
+    }
+    path = _PARAMETER.sub(lambda found: values[found[1]], declared.path)
+    body = bodies[declared.name]() if declared.operation.body is not None else None
+    query = "?channel=note" if declared.name == "channel_history" else ""
+    return Request(declared.operation.method.value, path, body, query)
+
+
+def path_of(declared: Declared) -> str:
+    """A path of the right form, for requests that never get as far as the data."""
+    nobody = {"thread_id": "t", "checkpoint_id": "c", "task_id": "w", "key_id": "k", "tenant_id": str(uuid4())}
+    return _PARAMETER.sub(lambda found: nobody[found[1]], declared.path)
+
+
+class Tenancy:
+    """A gateway's tenants as seen through HTTP."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self.gateway = gateway
+
+    @contextmanager
+    def client(self, api_key: str | None, subject: str | None = None, **headers: str) -> Iterator[httpx.Client]:
+        if api_key is not None:
+            headers["Authorization"] = f"Bearer {api_key}"
+        if subject is not None:
+            headers[SUBJECT] = encoded(subject)
+        with httpx.Client(base_url=self.gateway.url, headers=headers, timeout=30, verify=_NO_TLS) as client:
+            yield client
+
+    def tenant(self) -> str:
+        """Make a tenant; returns its first service key."""
+        with self.client(self.gateway.operator_key) as operator:
+            made = operator.post("/v1/admin/tenants", json={"name": f"tenant-{uuid4()}"})
+        assert made.status_code == 201, made.text
+        return made.json()["api_key"]
+
+    def key(self, service_key: str, subject: str | None = None, permissions: list[str] | None = None) -> str:
+        """Make a key of the service key's tenant: a subject's where ``subject`` is given."""
+        body: dict[str, Any] = {"kind": "service" if subject is None else "subject", "name": "made by a test"}
+        body["permissions"] = (STATE if subject else SERVICE) if permissions is None else permissions
+        if subject is not None:
+            body["subject_id"] = subject
+        with self.client(service_key) as client:
+            made = client.post("/v1/api-keys", json=body)
+        assert made.status_code == 201, made.text
+        return made.json()["api_key"]
+
+    def revoke(self, service_key: str, api_key: str) -> None:
+        with self.client(service_key) as client:
+            assert client.delete(f"/v1/api-keys/{key_id(api_key)}").status_code == 204
+
+
+def key_id(api_key: str) -> str:
+    return api_key.split("_")[2]
+
+
+def encoded(identifier: str) -> str:
+    """An id as it travels; see the API's documentation."""
+    if identifier == "~shared" or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}", identifier):
+        return identifier
+    return "~" + base64.urlsafe_b64encode(identifier.encode()).rstrip(b"=").decode()
+
+
+def assert_problem(answer: httpx.Response, status: int | None = None, code: str | None = None) -> dict[str, Any]:
+    """The answer is a problem with every documented member; returns it."""
+    assert 400 <= answer.status_code < 600, answer.text[:300]
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert {"type", "title", "status", "code", "retryable", "detail", "request_id"} <= problem.keys()
+    assert problem["status"] == answer.status_code
+    assert problem["request_id"] == answer.headers["x-request-id"]
+    assert problem["type"].endswith(f"/docs#{problem['code']}")
+    assert problem["retryable"] == ("retry-after" in answer.headers)
+    if status is not None:
+        assert (answer.status_code, code or problem["code"]) == (status, problem["code"]), answer.text[:500]
+    return problem

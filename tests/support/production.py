@@ -1,0 +1,216 @@
+"""Gateways as in production: durable PostgreSQL, settings from the environment, any number of processes.
+
+`Deployment` is one database with its secrets and a tenant; `Gateways` starts and ends `stateroom serve` on
+it. Processes are forked from `tests.support.launcher`, so that one is up in a fraction of a second.
+"""
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+from uuid import uuid4
+
+import httpx
+import pytest
+from sqlalchemy.engine import make_url
+
+from crypto.roots import create_root_key
+from crypto.roots.file import FileRootKey
+from gateway import api_keys
+from gateway.cli.embedded import EmbeddedPostgres
+from storage.model import Tenant
+from storage.postgres.setup import prepare
+from storage.scope import OperatorScope
+from storage.service import Store
+from tests.support.engines import drop_database
+
+START_SECONDS_MAX = 30.0
+PERMISSIONS = ("state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin")
+OWNER_PASSWORD, APP_PASSWORD = "o" * 20, "a" * 20  # of the cluster's roles, so the same for every database
+_READY = re.compile(r" is ready on (\S+);")
+
+
+@dataclass
+class Deployment:
+    """A migrated database and everything `stateroom serve` must be told; `api_key` acts for any subject."""
+
+    database: str
+    environ: dict[str, str]
+    operator_key: str = field(repr=False)
+    api_key: str = field(repr=False)
+
+    def at_port(self, port: int) -> "Deployment":
+        """The same, its database reached through another port."""
+        url = make_url(self.environ["STATEROOM_DATABASE_URL"]).set(port=port).render_as_string(False)
+        return Deployment(
+            self.database, self.environ | {"STATEROOM_DATABASE_URL": url}, self.operator_key, self.api_key
+        )
+
+
+async def deploy(postgres: EmbeddedPostgres, folder: Path) -> Deployment:
+    database = f"t_{uuid4().hex}"
+    _, app_url = await prepare(
+        postgres.superuser_url(), database=database, owner_password=OWNER_PASSWORD, app_password=APP_PASSWORD
+    )
+    root_key_file = folder / f"{database}.key"
+    FileRootKey.create(root_key_file)
+    pepper, deployment_id = secrets.token_bytes(32), uuid4()
+    now = datetime.now(UTC)
+    tenant = Tenant(tenant_id=uuid4(), name="tests", created_at=now)
+    store = await Store.open(
+        app_url, root_key=create_root_key(f"file:{root_key_file}"), deployment_id=deployment_id, connections_max=1
+    )
+    try:
+        operator, operator_key = api_keys.mint(pepper, kind="operator", permissions=("operator",), now=now)
+        await store.tenants.add_key(OperatorScope(), operator)
+        service, api_key = api_keys.mint(
+            pepper, kind="service", permissions=PERMISSIONS, now=now, tenant_id=tenant.tenant_id
+        )
+        await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
+    finally:
+        await store.close()
+    environ = {
+        "STATEROOM_DATABASE_URL": app_url,
+        "STATEROOM_ROOT_KEY": f"file:{root_key_file}",
+        "STATEROOM_API_KEY_PEPPER": pepper.hex(),
+        "STATEROOM_DEPLOYMENT_ID": str(deployment_id),
+        "STATEROOM_LISTEN": "127.0.0.1:0",
+        "STATEROOM_METRICS_LISTEN": "off",
+        "STATEROOM_DRAIN_SECONDS": "0",
+        "STATEROOM_LOG_LEVEL": "warning",
+    }
+    return Deployment(database, environ, operator_key, api_key)
+
+
+class Launcher:
+    """The process that forks gateways; see `tests.support.launcher`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._turn = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.launcher"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+
+    def order(self, **what: object) -> int:
+        with self._turn:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.flush()
+            return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+
+
+class ProductionGateway:
+    """One `stateroom serve` process on a deployment, at `url`."""
+
+    def __init__(self, launcher: Launcher, deployment: Deployment, **settings: str) -> None:
+        self.deployment = deployment
+        self.url = ""
+        self.pid = 0
+        self.log_file = launcher.folder / f"{uuid4().hex}.log"
+        self._launcher = launcher
+        self._environ = {"PATH": os.environ["PATH"], **deployment.environ} | {
+            f"STATEROOM_{name.upper()}": text for name, text in settings.items()
+        }
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    async def start(self) -> Self:
+        self.log_file.unlink(missing_ok=True)
+        self.pid = await asyncio.to_thread(self._launcher.order, serve=self._environ, log=str(self.log_file))
+        async with asyncio.timeout(START_SECONDS_MAX):
+            while not (ready := _READY.search(self.log if self.log_file.exists() else "")):
+                # Another process, whose word is a line in a file: there is nothing to await.
+                await asyncio.sleep(0.005)
+                assert not self._is_over(), self.log
+        self.url = f"http://{ready[1]}"
+        return self
+
+    def _is_over(self) -> bool:
+        """Whether it ended, its exit code not yet asked for."""
+        stat = Path(f"/proc/{self.pid}/stat")
+        return stat.parent.parent.exists() and stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    async def wait(self) -> int:
+        """Its exit code; negative: the signal that ended it."""
+        pid, self.pid = self.pid, 0
+        return await asyncio.to_thread(self._launcher.order, wait=pid)
+
+    async def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        await self.wait()
+
+    async def stop(self) -> int:
+        self.send(signal.SIGTERM)
+        return await self.wait()
+
+    def client(self, subject: str = "user-1", api_key: str | None = None) -> httpx.AsyncClient:
+        """A plain HTTP client that speaks as a subject of the deployment's tenant."""
+        headers = {"Authorization": f"Bearer {api_key or self.deployment.api_key}", "Stateroom-Subject": subject}
+        limits = httpx.Limits(max_connections=None)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30, limits=limits)
+
+
+@asynccontextmanager
+async def serving(launcher: Launcher, deployment: Deployment, **settings: str) -> AsyncIterator[ProductionGateway]:
+    gateway = await ProductionGateway(launcher, deployment, **settings).start()
+    try:
+        yield gateway
+    finally:
+        if gateway.pid:
+            await gateway.stop()
+
+
+@pytest.fixture(scope="session")
+def production_dir() -> Iterator[Path]:
+    # Not pytest's own folder: its parents are closed to the unprivileged user PostgreSQL runs as.
+    path = Path(tempfile.mkdtemp(prefix="stateroom-production-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def durable_postgres(production_dir: Path) -> Iterator[EmbeddedPostgres]:
+    """PostgreSQL with fsync on: a gateway serves from no other outside `--embedded`."""
+    with EmbeddedPostgres(production_dir) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def launcher(production_dir: Path) -> Iterator[Launcher]:
+    made = Launcher(production_dir)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+async def deployment(durable_postgres: EmbeddedPostgres, production_dir: Path) -> AsyncIterator[Deployment]:
+    made = await deploy(durable_postgres, production_dir)
+    yield made
+    await drop_database(durable_postgres, made.database)
