@@ -41,7 +41,7 @@ HOST = "127.0.0.1"
 START_SECONDS_MAX = 60.0  # crash recovery of a large folder takes a while
 POSTGRES_STOP_SECONDS_MAX = 30.0  # then it is killed; its last checkpoint may take a while
 S3_STOP_SECONDS_MAX = 5.0  # it needs 1 s, or never ends when stopped within a second of its start; it recovers
-S3_PROBE_SECONDS_MAX = 1.0  # a first write may get no answer at all; asked again, it is answered at once
+S3_PROBE_SECONDS_MAX = 1.0
 POLL_SECONDS = 0.02
 PORT_ATTEMPTS_MAX = 5  # another process may take a port between our choice and the engine's bind
 LOG_BYTES_MAX = 16 * 1024 * 1024  # a larger log is moved aside at the next start
@@ -529,6 +529,9 @@ class EmbeddedS3(_Engine):
             "admin.ui": "false",
             "webdav": "false",
             "master.telemetry": "false",
+            # One master elects itself at once. Resuming, it may not yet lead when the volume server registers,
+            # which then tries again after 5 s; what it would resume, it learns from the volume server as well.
+            "master.resumeState": "false",
             "volume.preStopSeconds": "0",  # nobody else has to notice that the volume goes
             "volume.id": "stateroom",  # the same volumes after a restart on other ports
         }

@@ -1,4 +1,5 @@
 import base64
+from collections import Counter
 from typing import Any
 from uuid import uuid4
 
@@ -84,6 +85,8 @@ def test_requests_made_from_the_document_conform(
     if name in OF_SUBJECTS:
         headers["Stateroom-Subject"] = "fuzz"
 
+    statuses: Counter[int] = Counter()
+
     @FUZZ
     @given(case=operation.as_strategy())
     def fuzz(case: Any) -> None:
@@ -92,8 +95,11 @@ def test_requests_made_from_the_document_conform(
         if answer.status_code >= 400:
             assert answer.headers["content-type"] == ["application/problem+json"]
         case.validate_response(answer, checks=CHECKS)
+        statuses[answer.status_code] += 1
 
     fuzz()
+    assert statuses.total() >= (1 if DECLARED[name].operation.public else 5)
+    assert not statuses.keys() & {401, 403, 405}, "a valid key of the right kind got no further than the door"
 
 
 LEAVES = (

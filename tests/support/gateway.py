@@ -55,12 +55,16 @@ class GatewayProcess:
         command = Path(sys.executable).with_name("stateroom")
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [command, "serve", "--embedded", "--data-dir", self.data_dir, "--port", "0"]
-                + ["--write-env", self.env_file],
+                [
+                    *(command, "serve", "--embedded", "--data-dir", self.data_dir),
+                    *("--port", "0", "--write-env", self.env_file),
+                ],
                 stdout=log,
                 stderr=log,
-                env={name: value for name, value in os.environ.items() if not name.startswith("STATEROOM_")}
-                | self._environ,
+                env={
+                    **{name: value for name, value in os.environ.items() if not name.startswith("STATEROOM_")},
+                    **self._environ,
+                },
             )
         while not self.env_file.exists():
             try:

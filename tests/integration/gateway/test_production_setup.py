@@ -1,40 +1,40 @@
 """`db`, `init` and `doctor` against a real, durable PostgreSQL."""
 
 import json
+import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import asyncpg
 import pytest
 
 from gateway import api_keys
 from gateway.cli import serving
-from gateway.cli.embedded import EmbeddedPostgres
 from gateway.cli.main import run
 from storage.postgres import setup
-
-
-@pytest.fixture(scope="module")
-def durable_postgres() -> Iterator[EmbeddedPostgres]:
-    # With fsync on, which the shared engine has not: `init` and `doctor` insist on it.
-    folder = Path(tempfile.mkdtemp(prefix="stateroom-cli-"))
-    with EmbeddedPostgres(folder) as engine:
-        yield engine
-    shutil.rmtree(folder)
+from tests.support.production import APP_PASSWORD, OWNER_PASSWORD
 
 
 @pytest.fixture(scope="module")
 async def urls(durable_postgres):
     return await setup.prepare(
-        durable_postgres.superuser_url(), database="production", owner_password="o" * 20, app_password="a" * 20
+        durable_postgres.superuser_url(),
+        database="production",
+        owner_password=OWNER_PASSWORD,
+        app_password=APP_PASSWORD,
     )
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """No Stateroom variable of whoever runs the tests."""
+    for name in list(os.environ):
+        if name.startswith("STATEROOM_"):
+            monkeypatch.delenv(name)
+    return monkeypatch
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_an_empty_database_is_due_for_an_upgrade(production, durable_postgres, c
 
 
 def test_a_wrong_password_is_no_stack_trace_and_is_not_shown(production, urls, capsys):
-    production.setenv("STATEROOM_DATABASE_OWNER_URL", urls[0].replace("o" * 20, "hunter2"))
+    production.setenv("STATEROOM_DATABASE_OWNER_URL", urls[0].replace(OWNER_PASSWORD, "hunter2"))
     for arguments in (["db", "upgrade"], ["db", "current"]):
         assert run(arguments) == 1
         errors = capsys.readouterr().err
@@ -131,8 +131,6 @@ def test_the_doctor_finds_nothing_wrong_with_a_right_setup(production, capsys):
     ids=lambda value: value,
 )
 async def test_the_doctor_names_what_was_weakened(production, durable_postgres, damage, repair, check):
-    import os
-
     from gateway.cli import checks
 
     owner = durable_postgres.superuser_url("production").replace("+asyncpg", "")
@@ -172,7 +170,7 @@ def test_a_configured_gateway_serves_until_sigterm_and_says_no_secret(production
         shown += process.stderr.read()
         assert process.stdout.read() == ""
         assert process.wait(40) == 0
-    assert "a" * 20 not in shown
+    assert APP_PASSWORD not in shown
     assert "ab" * 32 not in shown
 
 

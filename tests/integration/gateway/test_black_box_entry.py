@@ -8,18 +8,22 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
-STATEROOM = (sys.executable, "-c", "from gateway.cli.main import main; main()")
+STATEROOM = (str(Path(sys.executable).with_name("stateroom")),)
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 40.0
 
 
-def stateroom(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def stateroom(
+    *arguments: str, environ: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("STATEROOM_")}
     return subprocess.run(
         [*STATEROOM, *arguments],
@@ -28,6 +32,7 @@ def stateroom(*arguments: str, environ: dict[str, str] | None = None) -> subproc
         env=clean | (environ or {}),
         timeout=60,
         check=False,
+        cwd=cwd,
     )
 
 
@@ -47,6 +52,7 @@ class Serving:
                 ],
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
+                env={name: value for name, value in os.environ.items() if not name.startswith("STATEROOM_")},
             )
 
     def ready(self) -> dict[str, str]:
@@ -114,7 +120,10 @@ def test_the_whole_life_of_an_embedded_gateway(folder):
         assert after["STATEROOM_OPERATOR_KEY"] == environ["STATEROOM_OPERATOR_KEY"]
         shown = stateroom("thread", "show", "trip-7", "--json", "--subject", "user-42", environ=after)
         assert json.loads(shown.stdout) == json.loads(kept.stdout)
+        family = psutil.Process(again.process.pid).children(recursive=True)
+        assert len(family) > 2
         assert again.stop(signal.SIGTERM) == 0
+        assert [process for process in family if process.is_running()] == []
     for engine in ("postgres", "s3"):
         assert not (data_dir / f"{engine}.pid").exists()
     gone = stateroom("thread", "list", "--subject", "user-42", environ=after)
@@ -146,3 +155,37 @@ def test_a_database_without_its_secrets_is_not_given_new_ones(folder):
     assert refused.returncode == 1
     assert "embedded.json is missing" in refused.stderr
     assert not (folder / "data" / "embedded.json").exists()
+
+
+def test_the_environment_file_appears_whole_and_only_when_the_gateway_is_ready(folder):
+    with serving(folder / "data") as gateway:
+        environ = gateway.ready()  # it reads the file at the first moment there is one
+        assert set(environ) == {"STATEROOM_URL", "STATEROOM_API_KEY", "STATEROOM_OPERATOR_KEY"}
+        with urllib.request.urlopen(f"{environ['STATEROOM_URL']}/readyz", timeout=10) as answer:  # noqa: S310 - its own
+            assert json.load(answer)["ready"] is True
+        assert sorted(path.name for path in folder.iterdir()) == ["data", "data.env", "data.stderr"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["serve", "--data-dir", "x"], 2, "need --embedded"),
+        (["serve", "--embedded", "--port", "70000"], 2, "70000"),
+        (["serve", "--embedded", "--listen", "nowhere"], 2, "HOST:PORT"),
+        (["serve", "--embedded", "--write-env", "/no/such/folder/env"], 1, "does not exist"),
+        (["serve"], 1, "STATEROOM_DATABASE_URL_FILE is not set"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_explained_and_starts_nothing(folder, arguments, code, says):
+    refused = stateroom(*arguments, cwd=folder)
+    assert refused.returncode == code, refused.stderr
+    assert says in " ".join(refused.stderr.split())
+    assert "Traceback" not in refused.stderr
+    assert list(folder.iterdir()) == []
+
+
+def test_the_installed_command_is_this_one(folder):
+    command = Path(sys.executable).with_name("stateroom")
+    shown = subprocess.run([command, "--version"], capture_output=True, text=True, cwd=folder, check=True)
+    assert shown.stdout.strip()
