@@ -174,6 +174,7 @@ checkpoints = Table(
     Column("manifest", LargeBinary, nullable=False),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id"),
     Index("checkpoints_by_age", "tenant_id", "subject_id", "checkpoint_id"),
+    Index("checkpoints_by_time", "created_at", postgresql_using="brin"),
     Index(
         "checkpoints_by_run",
         "tenant_id",
@@ -236,6 +237,16 @@ idempotency = Table(
     PrimaryKeyConstraint("tenant_id", "subject_id", "idempotency_key"),
 )
 
+removed_threads = Table(
+    "removed_threads",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    Column("removal", LargeBinary, nullable=False),
+    _moment("removed_at"),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "removal"),
+)
+
 deployment_keys = Table(
     "deployment_keys",
     metadata,
@@ -271,6 +282,8 @@ audit_heads = Table(
     Column("tenant_id", UUID(as_uuid=True), primary_key=True),
     Column("sequence", BigInteger, nullable=False),
     Column("hash", LargeBinary, nullable=False),
+    Column("anchored", BigInteger, nullable=False, server_default=text("0")),
+    Index("audit_heads_to_anchor", "tenant_id", postgresql_where=text("sequence > anchored")),
 )
 
 jobs = Table(
@@ -288,9 +301,10 @@ jobs = Table(
     _moment("lease_until", nullable=True),
     _moment("created_at"),
     _moment("updated_at"),
+    Column("note", Text, nullable=True),
     PrimaryKeyConstraint("tenant_id", "job_id"),
     Index("jobs_open", "tenant_id", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
 )
 
 TENANT_TABLES = (tenant_keys, audit_log, audit_heads, jobs)
-SUBJECT_TABLES = (subject_keys, threads, heads, checkpoints, chunks, pending_writes, idempotency)
+SUBJECT_TABLES = (subject_keys, threads, heads, checkpoints, chunks, pending_writes, idempotency, removed_threads)
