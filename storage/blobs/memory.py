@@ -1,6 +1,6 @@
 """The in-memory twin of the object store; it forgets everything with the process."""
 
-from storage.blobs.keyspace import BlobLocation
+from storage.blobs.keyspace import ObjectLocation
 from storage.blobs.store import BlobExists, BlobInfo, BlobNotFound, BlobUnavailable, check_range
 
 
@@ -15,13 +15,13 @@ class MemoryBlobStore:
         self.available = True
         self._objects: dict[str, bytes] = {}
 
-    async def put_if_absent(self, location: BlobLocation, data: bytes) -> None:
+    async def put_if_absent(self, location: ObjectLocation, data: bytes) -> None:
         """See `BlobStore`."""
         await self.health()
         if self._objects.setdefault(location.object_key(), bytes(data)) != data:
             raise BlobExists
 
-    async def get(self, location: BlobLocation) -> bytes:
+    async def get(self, location: ObjectLocation) -> bytes:
         """See `BlobStore`."""
         await self.health()
         try:
@@ -29,19 +29,24 @@ class MemoryBlobStore:
         except KeyError:
             raise BlobNotFound from None
 
-    async def get_range(self, location: BlobLocation, start: int, length: int) -> bytes:
+    async def get_range(self, location: ObjectLocation, start: int, length: int) -> bytes:
         """See `BlobStore`."""
         check_range(start, length)
         return (await self.get(location))[start : start + length]
 
-    async def head(self, location: BlobLocation) -> BlobInfo:
+    async def head(self, location: ObjectLocation) -> BlobInfo:
         """See `BlobStore`."""
         return BlobInfo(len(await self.get(location)))
 
-    async def delete(self, location: BlobLocation) -> None:
+    async def delete(self, location: ObjectLocation) -> None:
         """See `BlobStore`."""
         await self.health()
         self._objects.pop(location.object_key(), None)
+
+    async def list_keys(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[str]:
+        """See `BlobStore`."""
+        await self.health()
+        return sorted(found for found in self._objects if found.startswith(prefix) and found > after)[:limit]
 
     async def health(self) -> None:
         """See `BlobStore`."""

@@ -22,7 +22,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from storage.blobs.keyspace import BlobLocation
+from storage.blobs.keyspace import ObjectLocation
 from storage.blobs.store import BlobExists, BlobInfo, BlobNotFound, BlobUnavailable, check_range
 
 _T = TypeVar("_T")
@@ -101,27 +101,31 @@ class S3BlobStore:
             ),
         )
 
-    async def put_if_absent(self, location: BlobLocation, data: bytes) -> None:
+    async def put_if_absent(self, location: ObjectLocation, data: bytes) -> None:
         """See `BlobStore`."""
         await self._run(self._put_if_absent, location.object_key(), data)
 
-    async def get(self, location: BlobLocation) -> bytes:
+    async def get(self, location: ObjectLocation) -> bytes:
         """See `BlobStore`."""
         return await self._run(self._get, location.object_key())
 
-    async def get_range(self, location: BlobLocation, start: int, length: int) -> bytes:
+    async def get_range(self, location: ObjectLocation, start: int, length: int) -> bytes:
         """See `BlobStore`."""
         check_range(start, length)
         return await self._run(self._get, location.object_key(), Range=f"bytes={start}-{start + length - 1}")
 
-    async def head(self, location: BlobLocation) -> BlobInfo:
+    async def head(self, location: ObjectLocation) -> BlobInfo:
         """See `BlobStore`."""
         answer = await self._run(self._call, "head_object", Key=location.object_key())
         return BlobInfo(int(answer["ContentLength"]))
 
-    async def delete(self, location: BlobLocation) -> None:
+    async def delete(self, location: ObjectLocation) -> None:
         """See `BlobStore`."""
         await self._run(self._call, "delete_object", Key=location.object_key())
+
+    async def list_keys(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[str]:
+        """See `BlobStore`."""
+        return await self._run(self._list_keys, prefix, after, limit)
 
     async def health(self) -> None:
         """See `BlobStore`."""
@@ -164,6 +168,11 @@ class S3BlobStore:
                 raise BlobUnavailable("the blob was removed while it was stored again") from None
             if stored != data:
                 raise
+
+    def _list_keys(self, prefix: str, after: str, limit: int) -> list[str]:
+        position = {"StartAfter": after} if after else {}
+        answer = self._call("list_objects_v2", Prefix=prefix, MaxKeys=limit, **position)
+        return [found["Key"] for found in answer.get("Contents", [])]
 
     def _get(self, object_key: str, **arguments: Any) -> bytes:
         try:

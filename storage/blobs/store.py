@@ -8,7 +8,7 @@ referenced: intents, settling and sweeping belong to the database.
 from dataclasses import dataclass
 from typing import Protocol
 
-from storage.blobs.keyspace import BlobLocation
+from storage.blobs.keyspace import ObjectLocation
 from storage.errors import Conflict, NotFound, Unavailable
 
 
@@ -34,7 +34,7 @@ class BlobInfo:
 class BlobStore(Protocol):
     """Write-once opaque objects. Every method may raise `BlobUnavailable`; then the outcome is unknown."""
 
-    async def put_if_absent(self, location: BlobLocation, data: bytes) -> None:
+    async def put_if_absent(self, location: ObjectLocation, data: bytes) -> None:
         """Store a blob; durable when this returns. Repeating it with the same bytes changes nothing.
 
         Raises:
@@ -42,7 +42,7 @@ class BlobStore(Protocol):
         """
         ...
 
-    async def get(self, location: BlobLocation) -> bytes:
+    async def get(self, location: ObjectLocation) -> bytes:
         """Return the whole blob.
 
         Raises:
@@ -50,7 +50,7 @@ class BlobStore(Protocol):
         """
         ...
 
-    async def get_range(self, location: BlobLocation, start: int, length: int) -> bytes:
+    async def get_range(self, location: ObjectLocation, start: int, length: int) -> bytes:
         """Return up to `length` bytes from offset `start`; fewer at the end, none past it.
 
         Raises:
@@ -59,7 +59,7 @@ class BlobStore(Protocol):
         """
         ...
 
-    async def head(self, location: BlobLocation) -> BlobInfo:
+    async def head(self, location: ObjectLocation) -> BlobInfo:
         """Return the blob's size without reading it.
 
         Raises:
@@ -67,8 +67,15 @@ class BlobStore(Protocol):
         """
         ...
 
-    async def delete(self, location: BlobLocation) -> None:
+    async def delete(self, location: ObjectLocation) -> None:
         """Remove the blob; removing an absent one is no error."""
+        ...
+
+    async def list_keys(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[str]:
+        """Return up to `limit` (1 to 1,000) keys of objects that begin with `prefix` and come after `after`, in order.
+
+        What was stored or deleted before the call shows.
+        """
         ...
 
     async def health(self) -> None:

@@ -9,7 +9,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from storage.blobs.keyspace import BlobLocation, tenant_prefix
+from storage.blobs.keyspace import AnchorLocation, BlobLocation, anchor_prefix, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.s3 import S3BlobStore, S3Location
 from storage.blobs.store import BlobExists, BlobNotFound, BlobStore, BlobUnavailable
@@ -122,6 +122,31 @@ async def test_two_tenants_may_use_one_blob_id(store: BlobStore) -> None:
     await store.put_if_absent(first, b"first")
     await store.put_if_absent(second, b"second")
     assert (await store.get(first), await store.get(second)) == (b"first", b"second")
+
+
+async def test_keys_list_in_order_by_prefix_and_from_a_place_on(store: BlobStore) -> None:
+    tenant = uuid4()
+    locations = [AnchorLocation(tenant, number) for number in (1, 2, 300, 2**40)]
+    for where in locations:
+        await store.put_if_absent(where, b"x")
+    await store.put_if_absent(AnchorLocation(uuid4(), 7), b"x")
+    await store.put_if_absent(BlobLocation(tenant, uuid4()), b"x")
+    found = await store.list_keys(anchor_prefix(tenant))
+    assert [AnchorLocation.parse(each) for each in found] == locations[::-1]  # the newest first
+    assert await store.list_keys(anchor_prefix(tenant), limit=2) == found[:2]
+    assert await store.list_keys(anchor_prefix(tenant), after=found[1], limit=2) == found[2:]
+    assert await store.list_keys(anchor_prefix(tenant), after=found[3]) == []
+    await store.delete(locations[3])
+    assert await store.list_keys(anchor_prefix(tenant)) == found[1:]
+    assert await store.list_keys(anchor_prefix(uuid4())) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "anchors/v1/x/0", f"v1/{'0' * 32}/00/{'0' * 32}", f"anchors/v1/{'0' * 32}/{'0' * 15}"]
+)
+def test_a_key_that_is_no_anchors_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not the key of an anchor"):
+        AnchorLocation.parse(text)
 
 
 async def test_a_bucket_that_answers_is_healthy(store: BlobStore) -> None:

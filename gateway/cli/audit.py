@@ -1,0 +1,190 @@
+"""The audit log: `audit list`, `export`, `anchor`, `key` over HTTP, and `verify`, which needs no gateway.
+
+`verify` reads three files and nothing else, so that an auditor can run it on another machine, years later. Keep the
+public key and the anchors where whoever runs the gateway cannot change them.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from gateway.cli import render
+from gateway.cli.failure import ExitCode, Failure
+from gateway.cli.parameters import json_option, page_options, url_option
+
+if TYPE_CHECKING:
+    from gateway.cli.connection import Connection
+    from storage.format.audit import Entry
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_READABLE = click.Path(dir_okay=False, exists=True, path_type=Path)
+
+operator_option = click.option(
+    "--operator", is_flag=True, help="The operators' log (STATEROOM_OPERATOR_KEY), not the tenant's."
+)
+
+
+def _open(url: str | None, *, operator: bool) -> "Connection":
+    from gateway.cli.connection import Connection
+
+    credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
+    return Connection.open(url, credential=credential, subject=None)
+
+
+def _path(operator: bool, *more: str) -> list[str]:
+    return ["admin", "audit", *more] if operator else ["audit", *more]
+
+
+@click.group("audit")
+def audit_group() -> None:
+    """The audit log: read it, anchor it, prove that nobody changed it."""
+
+
+@audit_group.command("list")
+@page_options
+@operator_option
+@url_option
+@json_option
+def audit_list(*, limit: int, everything: bool, operator: bool, url: str | None, as_json: bool) -> None:
+    """List events, oldest first. Reading them is an event itself."""
+    rows: list[dict[str, Any]] = []
+    cut = False
+    with _open(url, operator=operator) as connection:
+        wanted = None if everything else limit
+        for event in connection.pages(_path(operator), "events", rows_wanted=wanted):
+            if wanted is not None and len(rows) == wanted:
+                cut = True
+                break
+            rows.append(event)
+    if as_json:
+        for event in rows:
+            render.emit_json(event)
+        return
+    render.table(
+        ["#", "At", "Actor", "Action", "Target"],
+        [
+            [str(each["sequence"]), render.moment(each["at"]), *(render.cell(each[name]) for name in _SHOWN)]
+            for each in rows
+        ],
+        empty="No events.",
+    )
+    if cut:
+        render.say("There is more: --limit N or --all.")
+
+
+_SHOWN = ("actor", "action", "target")
+
+
+@audit_group.command("export")
+@click.argument("file", type=_FILE)
+@operator_option
+@url_option
+def audit_export(*, file: Path, operator: bool, url: str | None) -> None:
+    """Write the whole log to FILE for `audit verify`: one JSON object a line, exactly as it is stored.
+
+    The export is made even where the log does not verify: it is the evidence. FILE must not exist.
+    """
+    from storage.format.audit import export_lines
+
+    with _open(url, operator=operator) as connection:
+        origin = connection.call("GET", _path(operator, "key"))["origin"]
+        try:
+            with file.open("xb") as output:
+                count = -1  # the last line is not an event
+                for line in export_lines(origin, _entries(connection, operator=operator)):
+                    output.write(line)
+                    count += 1
+                output.flush()
+                os.fsync(output.fileno())
+        except FileExistsError:
+            raise Failure(f"{file} exists", hint="Name a new file.", exit_code=ExitCode.CONFLICT) from None
+        except OSError as error:
+            raise Failure(f"cannot write {file}", detail=str(error.strerror)) from None
+        except BaseException:
+            file.unlink(missing_ok=True)  # half an export proves nothing
+            raise
+    render.say(f"{count:,} events of {origin}.")
+
+
+def _entries(connection: "Connection", *, operator: bool) -> "Iterator[Entry]":
+    from storage.format.audit import Entry
+
+    for event in connection.pages(_path(operator), "events", query={"verify": "false"}):
+        yield Entry(
+            event["sequence"],
+            event["body"].encode("utf-8", "surrogatepass"),
+            bytes.fromhex(event["previous"]),
+            bytes.fromhex(event["hash"]),
+        )
+
+
+@audit_group.command("anchor")
+@click.option("--latest", is_flag=True, help="The newest one in the object store, instead of one made now.")
+@operator_option
+@url_option
+def audit_anchor(*, latest: bool, operator: bool, url: str | None) -> None:
+    """Print a signed anchor of the log as it is now: keep it where the gateway cannot change it."""
+    with _open(url, operator=operator) as connection:
+        anchor = connection.call("GET" if latest else "POST", _path(operator, "anchor"))
+    for line in anchor["note"].rstrip("\n").split("\n"):
+        print(line)
+    if not anchor["stored"]:
+        render.say("There is no object store: this printed copy is the only one.")
+
+
+@audit_group.command("key")
+@operator_option
+@url_option
+def audit_key(*, operator: bool, url: str | None) -> None:
+    """Print the public key that anchors are signed with; fetch it once and keep it."""
+    with _open(url, operator=operator) as connection:
+        render.line(connection.call("GET", _path(operator, "key"))["public_key"])
+
+
+@audit_group.command("verify")
+@click.argument("file", type=_READABLE)
+@click.option(
+    "--anchor",
+    "anchors",
+    type=_READABLE,
+    multiple=True,
+    required=True,
+    metavar="ANCHOR",
+    help="A file with an anchor, from `audit anchor` or from the object store; repeatable.",
+)
+@click.option("--public-key", required=True, metavar="KEY", help="What `audit key` printed, or a file that holds it.")
+@json_option
+def audit_verify(*, file: Path, anchors: tuple[Path, ...], public_key: str, as_json: bool) -> None:
+    """Verify an export against anchors, offline; exit with 1 when anything was edited, removed, added or reordered."""
+    from storage.format.audit import AuditInvalid, verify_export
+
+    try:
+        if Path(public_key).is_file():
+            public_key = Path(public_key).read_text(encoding="utf-8")
+        notes = [anchor.read_text(encoding="utf-8") for anchor in anchors]
+        with file.open("rb") as lines:
+            found = verify_export(lines, notes, public_key)
+    except AuditInvalid as error:
+        raise Failure("nothing can be verified", detail=str(error)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure("a file cannot be read", detail=type(error).__name__) from None
+    if as_json:
+        findings = [{"kind": each.kind, "sequence": each.sequence, "message": each.message} for each in found.findings]
+        render.emit_json(
+            {"ok": found.ok, "events": found.events, "anchored_through": found.anchored_through, "findings": findings}
+        )
+    elif found.ok:
+        render.line(f"Verified: {found.events:,} events, anchored through event {found.anchored_through:,}.")
+        if found.events > found.anchored_through:
+            render.say("Later events agree with each other; verify them against a newer anchor.")
+    if not found.ok:
+        shown = found.findings[:20]
+        detail = "\n".join(f"{each.kind}: {each.message}" for each in shown)
+        more = f"\nand {len(found.findings) - len(shown):,} more" if len(found.findings) > len(shown) else ""
+        raise Failure("the audit log does not verify", detail=detail + more)
+
+
+COMMANDS = (audit_group,)
