@@ -90,6 +90,7 @@ def save(
         body=encode_body(body),
         headers=headers,
         repeatable=True,
+        seen=(thread_id, body.namespace),
     )
     return answer.decode(SaveReceipt)  # type: ignore[no-any-return]
 
@@ -123,6 +124,7 @@ def _load_call(thread_id: str, namespace: str, checkpoint_id: str | None, view: 
         path=path("threads", ":", thread_id, "checkpoints", *place),
         query=(("namespace", namespace), ("view", view)),
         repeatable=True,
+        seen=(thread_id, namespace),
     )
 
 
@@ -187,6 +189,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
                 ("filter", wanted),
             ),
             repeatable=True,
+            seen=None if self.thread_id is None else (self.thread_id, self.namespace or ""),
         )
 
 
@@ -220,6 +223,7 @@ def channel_history(
         path=path("threads", ":", thread_id, "checkpoints", *place, "channel-history"),
         query=(("namespace", namespace), *(("channel", name) for name in channels)),
         repeatable=True,
+        seen=(thread_id, namespace),
     )
     try:
         answer = yield call
@@ -301,7 +305,7 @@ def change_thread(thread_id: str, settings: ThreadSettings) -> Steps[ThreadInfo]
 
 def delete_thread(thread_id: str) -> Steps[bool]:
     """Delete a thread; false when there was none (which is also what a repeated attempt finds)."""
-    call = Call(method="DELETE", path=path("threads", ":", thread_id), repeatable=True)
+    call = Call(method="DELETE", path=path("threads", ":", thread_id), repeatable=True, forgets=(thread_id,))
     try:
         yield call
     except ThreadNotFound:
@@ -317,6 +321,7 @@ def copy_thread(thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:
         body=encode_body(CopyRequest(target_thread_id=target_thread_id)),
         headers={"Idempotency-Key": str(uuid4())},
         repeatable=True,
+        forgets=(target_thread_id,),
     )
     return answer.decode(CopyReceipt)  # type: ignore[no-any-return]
 
@@ -326,7 +331,13 @@ def prune(thread_ids: Sequence[str], strategy: str) -> Steps[RemovalReceipt]:
     total = RemovalReceipt()
     for start in range(0, len(thread_ids), IDS_PER_REQUEST_MAX):
         body = PruneRequest(thread_ids=list(thread_ids[start : start + IDS_PER_REQUEST_MAX]), strategy=strategy)
-        answer = yield Call(method="POST", path="/prune", body=encode_body(body), repeatable=True)
+        answer = yield Call(
+            method="POST",
+            path="/prune",
+            body=encode_body(body),
+            repeatable=True,
+            forgets=tuple(body.thread_ids) if strategy == "delete" else (),
+        )
         total = _sum(total, answer.decode(RemovalReceipt))
     return total
 

@@ -27,6 +27,7 @@ from stateroom.errors import (
     StateroomError,
     error_from_problem,
 )
+from stateroom.share import SHARE_HEADER, ClientShare, resolve_share
 from stateroom.subject import Subject, resolve_subject
 
 MSGPACK = "application/msgpack"
@@ -70,6 +71,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         headers: Additional headers.
         repeatable: Whether a second attempt is harmless when the first one's answer was lost.
         subject_optional: Whether the call makes sense without a subject.
+        seen: Thread and namespace whose token travels with the call, where tokens are kept.
+        forgets: Threads that end, or begin again, by this call.
     """
 
     method: str
@@ -79,6 +82,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     repeatable: bool = False
     subject_optional: bool = False
+    seen: tuple[str, str] | None = None
+    forgets: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,9 +175,13 @@ def path(*segments: str) -> str:
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """A subject decided once for several requests; ``None`` inside is the credential's own."""
+    """A subject and its client share, decided once for several requests; a ``None`` subject is the credential's own."""
 
     subject: str | None
+    share: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Pinned({self.subject!r})"
 
 
 class Endpoint:
@@ -182,12 +191,13 @@ class Endpoint:
         url: The gateway's URL, with or without ``/v1``.
         api_key: The API key; never shown by ``repr``.
         subject: A subject, a callable that returns one, or ``None`` for the key's own.
+        client_share: A client-held share, a callable that returns one, or ``None``; never shown by ``repr``.
 
     Raises:
-        NotConfigured: The URL is not http or https, or the key cannot be an HTTP header.
+        NotConfigured: The URL is not http or https, the key cannot be an HTTP header, or the share is not one.
     """
 
-    def __init__(self, url: str, api_key: str, subject: Subject) -> None:
+    def __init__(self, url: str, api_key: str, subject: Subject, client_share: ClientShare = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise NotConfigured("the gateway's URL must begin with http:// or https:// and name a host")
@@ -198,6 +208,9 @@ class Endpoint:
         self.url = url.rstrip("/").removesuffix(API_PREFIX)
         self._api_key = api_key
         self.subject = subject
+        if not callable(client_share):
+            resolve_share(client_share)  # refused now, not at the first request
+        self._client_share = client_share
 
     @staticmethod
     def read_env() -> tuple[str, str]:
@@ -223,8 +236,9 @@ class Endpoint:
 
         Raises:
             SubjectRequired: Nobody said for which subject to act.
+            NotConfigured: The client share is not one.
         """
-        return Pinned(subject=resolve_subject(self.subject))
+        return Pinned(resolve_subject(self.subject), resolve_share(self._client_share))
 
     def headers(self, call: Call, pinned: "Pinned | None" = None) -> dict[str, str]:
         """The call's headers.
@@ -235,6 +249,7 @@ class Endpoint:
 
         Raises:
             SubjectRequired: Nobody said for which subject to act.
+            NotConfigured: The client share is not one.
         """
         headers = {"Authorization": f"Bearer {self._api_key}", "Accept": MSGPACK}
         if call.body is not None:
@@ -248,6 +263,10 @@ class Endpoint:
         if subject is not None:
             # The one name that begins with a tilde and is meant literally: the tenant's own subject.
             headers["Stateroom-Subject"] = subject if subject == "~shared" else encode_id(subject)
+        if not call.subject_optional:  # what is about no subject's threads has no use for a secret
+            share = resolve_share(self._client_share) if pinned is None else pinned.share
+            if share is not None:
+                headers[SHARE_HEADER] = share
         headers.update(call.headers)
         return headers
 

@@ -19,7 +19,10 @@ from stateroom import _calls
 from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
 from stateroom._thread import ThreadSteps
 from stateroom._transport import LIMITS, failure_reason, lower_headers, timeout_of, was_received
+from stateroom.errors import ThreadNotFound
+from stateroom.share import ClientShare
 from stateroom.subject import Subject
+from stateroom.tokens import Owner, TokenStore, forget_missing, remember, with_known
 from stateroom.types import (
     CheckpointInfo,
     CopyReceipt,
@@ -71,6 +74,11 @@ class AsyncClient:
         timeouts: Time budgets of a call.
         transport: Another transport than a network connection, for tests and embedding.
         clock: Another clock.
+        token_store: Where to remember how far threads were, so that their rollback is noticed
+            (``RollbackDetected``); without one it is not.
+        client_share: 32 bytes of ``new_client_share`` that only you keep, or a callable that returns them. Threads
+            made with it open only with it: not without it, and not for whoever has the gateway and its database.
+            Lost share, lost data. ``request`` does not send it.
 
     Raises:
         NotConfigured: The URL or the key cannot be used.
@@ -85,10 +93,14 @@ class AsyncClient:
         timeouts: Timeouts | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
         clock: AsyncClock | None = None,
+        token_store: TokenStore | None = None,
+        client_share: ClientShare = None,
     ) -> None:
-        self._endpoint = Endpoint(url, api_key, subject)
+        self._endpoint = Endpoint(url, api_key, subject, client_share)
         self._timeouts = timeouts or Timeouts()
         self._clock: AsyncClock = clock or SystemAsyncClock()
+        self._token_store = token_store
+        self._me: WhoAmI | None = None
         self._http = httpx2.AsyncClient(transport=transport, limits=LIMITS, follow_redirects=False)
 
     @classmethod
@@ -99,6 +111,8 @@ class AsyncClient:
         timeouts: Timeouts | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
         clock: AsyncClock | None = None,
+        token_store: TokenStore | None = None,
+        client_share: ClientShare = None,
     ) -> Self:
         """A client configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
@@ -107,12 +121,23 @@ class AsyncClient:
             timeouts: As for the class.
             transport: As for the class.
             clock: As for the class.
+            token_store: As for the class.
+            client_share: As for the class.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
         """
         url, api_key = Endpoint.read_env()
-        return cls(url, api_key, subject=subject, timeouts=timeouts, transport=transport, clock=clock)
+        return cls(
+            url,
+            api_key,
+            subject=subject,
+            timeouts=timeouts,
+            transport=transport,
+            clock=clock,
+            token_store=token_store,
+            client_share=client_share,
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._endpoint.url!r})"
@@ -165,6 +190,28 @@ class AsyncClient:
             steps.close()
 
     async def _send(self, call: Call, pinned: Pinned | None = None) -> Answer:
+        store = self._token_store
+        if store is None or not (call.seen or call.forgets):
+            return await self._exchange(call, pinned)
+        pinned = pinned or self.pin()
+        owner = await self._owner(pinned)
+        if call.seen is not None:
+            call = with_known(call, await asyncio.to_thread(store.get, owner.place(*call.seen)))
+        try:
+            answer = await self._exchange(call, pinned)
+        except ThreadNotFound:
+            await asyncio.to_thread(forget_missing, store, owner, call)
+            raise
+        await asyncio.to_thread(remember, store, owner, call, answer)
+        return answer
+
+    async def _owner(self, pinned: Pinned) -> Owner:
+        """Whose threads: the gateway is asked once which tenant, and which subject, the credential is bound to."""
+        if self._me is None:
+            self._me = await self.whoami()
+        return Owner(self._me.tenant_id or "", pinned.subject or self._me.subject_id or "")
+
+    async def _exchange(self, call: Call, pinned: Pinned | None = None) -> Answer:
         target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
         attempts = Attempts(call, self._timeouts, monotonic=self._clock.monotonic)
         while True:

@@ -16,7 +16,10 @@ from stateroom import _calls
 from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
 from stateroom._thread import ThreadSteps
 from stateroom._transport import LIMITS, failure_reason, lower_headers, timeout_of, was_received
+from stateroom.errors import ThreadNotFound
+from stateroom.share import ClientShare
 from stateroom.subject import Subject
+from stateroom.tokens import Owner, TokenStore, forget_missing, remember, with_known
 from stateroom.types import (
     CheckpointInfo,
     CopyReceipt,
@@ -68,6 +71,11 @@ class Client:
         timeouts: Time budgets of a call.
         transport: Another transport than a network connection, for tests and embedding.
         clock: Another clock.
+        token_store: Where to remember how far threads were, so that their rollback is noticed
+            (``RollbackDetected``); without one it is not.
+        client_share: 32 bytes of ``new_client_share`` that only you keep, or a callable that returns them. Threads
+            made with it open only with it: not without it, and not for whoever has the gateway and its database.
+            Lost share, lost data. ``request`` does not send it.
 
     Raises:
         NotConfigured: The URL or the key cannot be used.
@@ -82,10 +90,14 @@ class Client:
         timeouts: Timeouts | None = None,
         transport: httpx2.BaseTransport | None = None,
         clock: Clock | None = None,
+        token_store: TokenStore | None = None,
+        client_share: ClientShare = None,
     ) -> None:
-        self._endpoint = Endpoint(url, api_key, subject)
+        self._endpoint = Endpoint(url, api_key, subject, client_share)
         self._timeouts = timeouts or Timeouts()
         self._clock: Clock = clock or SystemClock()
+        self._token_store = token_store
+        self._me: WhoAmI | None = None
         self._http = httpx2.Client(transport=transport, limits=LIMITS, follow_redirects=False)
 
     @classmethod
@@ -96,6 +108,8 @@ class Client:
         timeouts: Timeouts | None = None,
         transport: httpx2.BaseTransport | None = None,
         clock: Clock | None = None,
+        token_store: TokenStore | None = None,
+        client_share: ClientShare = None,
     ) -> Self:
         """A client configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
@@ -104,12 +118,23 @@ class Client:
             timeouts: As for the class.
             transport: As for the class.
             clock: As for the class.
+            token_store: As for the class.
+            client_share: As for the class.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
         """
         url, api_key = Endpoint.read_env()
-        return cls(url, api_key, subject=subject, timeouts=timeouts, transport=transport, clock=clock)
+        return cls(
+            url,
+            api_key,
+            subject=subject,
+            timeouts=timeouts,
+            transport=transport,
+            clock=clock,
+            token_store=token_store,
+            client_share=client_share,
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._endpoint.url!r})"
@@ -162,6 +187,28 @@ class Client:
             steps.close()
 
     def _send(self, call: Call, pinned: Pinned | None = None) -> Answer:
+        store = self._token_store
+        if store is None or not (call.seen or call.forgets):
+            return self._exchange(call, pinned)
+        pinned = pinned or self.pin()
+        owner = self._owner(pinned)
+        if call.seen is not None:
+            call = with_known(call, store.get(owner.place(*call.seen)))
+        try:
+            answer = self._exchange(call, pinned)
+        except ThreadNotFound:
+            forget_missing(store, owner, call)
+            raise
+        remember(store, owner, call, answer)
+        return answer
+
+    def _owner(self, pinned: Pinned) -> Owner:
+        """Whose threads: the gateway is asked once which tenant, and which subject, the credential is bound to."""
+        if self._me is None:
+            self._me = self.whoami()
+        return Owner(self._me.tenant_id or "", pinned.subject or self._me.subject_id or "")
+
+    def _exchange(self, call: Call, pinned: Pinned | None = None) -> Answer:
         target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
         attempts = Attempts(call, self._timeouts, monotonic=self._clock.monotonic)
         while True:

@@ -144,6 +144,12 @@ class IntegrityFailure(StateroomError):
     default_code = "integrity-failure"
 
 
+class RollbackDetected(IntegrityFailure):
+    """The thread is older than what this client has seen of it, or another one under its name."""
+
+    default_code = "rollback-detected"
+
+
 class InternalError(StateroomError):
     """The gateway has a defect; quote ``request_id``."""
 
@@ -282,6 +288,24 @@ class ThreadBusy(Busy):
     default_code = "thread-busy"
 
 
+class ClientShareRequired(InvalidRequest):
+    """The thread was made with a client-held share, and none was sent."""
+
+    default_code = "client-share-required"
+
+
+class ClientShareWrong(PermissionDenied):
+    """The thread was made with another client-held share. If that one is lost, so is what the thread holds."""
+
+    default_code = "client-share-wrong"
+
+
+class ClientShareUnexpected(Conflict):
+    """The thread was made without a client-held share, and cannot be given one."""
+
+    default_code = "client-share-unexpected"
+
+
 _BY_CODE: dict[str, type[StateroomError]] = {
     kind.default_code: kind
     for kind in (
@@ -289,6 +313,7 @@ _BY_CODE: dict[str, type[StateroomError]] = {
         KeyUnavailable,
         KeyDestroyed,
         IntegrityFailure,
+        RollbackDetected,
         InternalError,
         Unauthenticated,
         PermissionDenied,
@@ -310,6 +335,9 @@ _BY_CODE: dict[str, type[StateroomError]] = {
         BodyTooLarge,
         TenantBusy,
         ThreadBusy,
+        ClientShareRequired,
+        ClientShareWrong,
+        ClientShareUnexpected,
     )
 } | {
     "overloaded": GatewayUnavailable,

@@ -49,7 +49,9 @@ from stateroom._wire import (
 from stateroom.async_client import AsyncClient
 from stateroom.client import Client
 from stateroom.errors import ChannelUnchangedUnknown, IntegrityFailure, InvalidRequest
+from stateroom.share import ClientShare
 from stateroom.subject import Subject, current_subject
+from stateroom.tokens import TokenStore
 from stateroom.types import Status
 
 SKELETON = "~langgraph"
@@ -177,6 +179,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         timeouts: Time budgets of a request.
         transport: Makes another transport for the blocking methods, for tests and embedding.
         async_transport: Makes another transport for each event loop.
+        token_store: Where to remember how far threads were, so that their rollback is noticed
+            (``RollbackDetected``); without one it is not.
+        client_share: 32 bytes of ``stateroom.new_client_share`` that only you keep, or a callable that returns them:
+            what is stored opens only with them. Lost share, lost data. ``list(None)`` passes over what is stored under
+            another share.
 
     Raises:
         NotConfigured: The URL or the key cannot be used.
@@ -195,23 +202,35 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         timeouts: Timeouts | None = None,
         transport: Callable[[], httpx2.BaseTransport] | None = None,
         async_transport: Callable[[], httpx2.AsyncBaseTransport] | None = None,
+        token_store: TokenStore | None = None,
+        client_share: ClientShare = None,
     ) -> None:
         if serde is not None and allowed_msgpack_modules is not None:
             raise ValueError("allowed_msgpack_modules configures the default serialiser, not yours")
         self._own_serde = serde is None
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=allowed_msgpack_modules or None))
         # Refuses an unusable address now, not at the first request.
-        self._endpoint = Endpoint(url, api_key, subject)
+        self._endpoint = Endpoint(url, api_key, subject, client_share)
         self._agent = agent
         self._metadata_exclude = frozenset(metadata_exclude)
         self._connections = _Connections(
-            lambda: Client(url, api_key, subject=subject, timeouts=timeouts, transport=transport and transport()),
+            lambda: Client(
+                url,
+                api_key,
+                subject=subject,
+                timeouts=timeouts,
+                transport=transport and transport(),
+                token_store=token_store,
+                client_share=client_share,
+            ),
             lambda: AsyncClient(
                 url,
                 api_key,
                 subject=subject,
                 timeouts=timeouts,
                 transport=async_transport and async_transport(),
+                token_store=token_store,
+                client_share=client_share,
             ),
         )
 
@@ -225,6 +244,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         allowed_msgpack_modules: Sequence[type | tuple[str, ...]] | None = None,
         metadata_exclude: Sequence[str] = (),
         timeouts: Timeouts | None = None,
+        token_store: TokenStore | None = None,
+        client_share: ClientShare = None,
     ) -> Self:
         """A saver configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
@@ -235,6 +256,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             allowed_msgpack_modules: As for the class.
             metadata_exclude: As for the class.
             timeouts: As for the class.
+            token_store: As for the class.
+            client_share: As for the class.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
@@ -249,6 +272,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             allowed_msgpack_modules=allowed_msgpack_modules,
             metadata_exclude=metadata_exclude,
             timeouts=timeouts,
+            token_store=token_store,
+            client_share=client_share,
         )
 
     def __enter__(self) -> Self:
@@ -705,6 +730,8 @@ class _Listing:
             if self._only_id and found.id != self._only_id:
                 if found.id < self._only_id:
                     self._ended = True
+                continue
+            if found.withheld:
                 continue
             if self._left is not None:
                 if self._left <= 0:

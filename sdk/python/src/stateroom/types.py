@@ -109,6 +109,9 @@ class CheckpointInfo(msgspec.Struct, kw_only=True):
         usage: What the step consumed.
         metadata: Whatever was saved with it.
         delta_channels: Channels whose value is rebuilt from ancestors' pending writes.
+        withheld: Only the columns that are stored in clear are here, unverified: the thread is under a client share
+            that was not sent, or a whole tenant was listed.
+        subject_id: Whose it is, in a listing of a whole tenant.
     """
 
     thread_id: str
@@ -127,6 +130,8 @@ class CheckpointInfo(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
     metadata: dict[str, Any] = {}
     delta_channels: list[str] = []
+    withheld: bool = False
+    subject_id: str | None = None
 
 
 class Head(CheckpointInfo, Generic[StateT], kw_only=True):
@@ -153,6 +158,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
         updated_at: When it last changed.
         head_id: Head of the root namespace.
         agent: The program's name.
+        client_share: Whether it opens only with the client-held share it was made with.
     """
 
     thread_id: str
@@ -163,6 +169,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
     updated_at: datetime
     head_id: str | None = None
     agent: str | None = None
+    client_share: bool = False
 
 
 class CopyReceipt(msgspec.Struct, kw_only=True):

@@ -1,0 +1,113 @@
+"""Verification: whether stored threads are whole and as the gateway wrote them."""
+
+from typing import Annotated
+
+import msgspec
+from litestar import Response
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from msgspec import Meta, Struct
+
+from gateway import limits, wire
+from gateway.exchange import Exchange
+from gateway.operations import Operation, route
+from gateway.problems import InvalidRequest
+from gateway.services import Services
+from gateway.wire import Fault
+from storage.errors import InvalidState
+from storage.scope import Scope, TenantScope, check_id
+
+
+def _thread_id(text: str) -> str:
+    try:
+        return check_id(text, "an id")
+    except InvalidState as error:
+        raise InvalidRequest(Fault(detail=str(error), pointer="/thread_id")) from None
+
+
+@route(
+    Operation(
+        name="verify",
+        method=HttpMethod.POST,
+        path="/verify",
+        summary="Open every row of a thread, or of a stretch of the subject's threads, and report damage. Repeat with "
+        "next_cursor until it is null.",
+        permission="state:read",
+        body=wire.VerifyRequest,
+        returns=wire.VerifyReport,
+        problems=("thread-not-found", "key-destroyed", "blob-store-unavailable"),
+        subject=True,
+    )
+)
+async def verify(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], subject_scope: NamedDependency[Scope]
+) -> Response[bytes]:
+    """Verify."""
+    exchange.no_query()
+    request, _, _ = await exchange.body(wire.VerifyRequest)
+    binding = msgspec.msgpack.encode((exchange.route, subject_scope.tenant_id, subject_scope.subject_id))
+    if request.thread_id is not None:
+        if request.cursor is not None:
+            raise InvalidRequest(Fault(detail="a thread is verified at once", pointer="/cursor"))
+        report = await services.store.verification.thread(subject_scope, _thread_id(request.thread_id))
+    else:
+        after = services.cursors.read(binding, request.cursor)
+        report = await services.store.verification.subject(subject_scope, after[0] if after else "")
+    return exchange.reply(
+        wire.VerifyReport(
+            threads=report.threads,
+            threads_skipped=report.threads_skipped,
+            checkpoints=report.checkpoints,
+            pending_writes=report.pending_writes,
+            pieces=report.pieces,
+            findings=[
+                wire.VerifyFinding(
+                    code=each.code,
+                    detail=each.detail,
+                    thread_id=each.thread_id,
+                    namespace=each.namespace,
+                    checkpoint_id=each.checkpoint_id,
+                )
+                for each in report.findings
+            ],
+            next_cursor=services.cursors.write(binding, None if report.after is None else (report.after,)),
+        )
+    )
+
+
+class SubjectsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which page of the list."""
+
+    limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
+    cursor: str | None = None
+
+
+@route(
+    Operation(
+        name="list_subjects",
+        method=HttpMethod.GET,
+        path="/subjects",
+        summary="List the tenant's subjects that have keys, hence data, by id.",
+        permission="tenant:admin",
+        query=SubjectsQuery,
+        returns=wire.SubjectPage,
+    )
+)
+async def list_subjects(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+) -> Response[bytes]:
+    """List subjects."""
+    query = exchange.query(SubjectsQuery)
+    binding = msgspec.msgpack.encode((exchange.route, tenant_scope.tenant_id))
+    page = await services.store.verification.subjects(
+        tenant_scope, query.limit, services.cursors.read(binding, query.cursor)
+    )
+    return exchange.reply(
+        wire.SubjectPage(
+            subjects=[wire.Subject(subject_id=each) for each in page.items],
+            next_cursor=services.cursors.write(binding, page.after),
+        )
+    )
+
+
+ROUTES = [verify, list_subjects]

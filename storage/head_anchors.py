@@ -1,0 +1,174 @@
+"""Anchored heads: how far each thread was, kept in the object store, where a restored database cannot reach.
+
+After each change of a namespace its place, incarnation and sequence are noted in memory; each minute what is new is
+written to the tenant's prefix as one object. Entries are tags and MACs under the subject's keys: the object tells
+nobody which threads there are, and nobody without the keys can make one up. Small objects are merged now and then.
+
+What was saved less than a minute before a crash may not be anchored. Whoever deletes the objects takes the proof away,
+not the data; whoever alters them is found by `storage.verify`.
+"""
+
+import contextlib
+import hmac
+import struct
+from dataclasses import dataclass
+from uuid import UUID
+
+from uuid_utils import uuid7
+
+from crypto import Sealer
+from storage.blobs.keyspace import HeadAnchorLocation, head_anchor_prefix
+from storage.blobs.store import BlobNotFound, BlobStore
+from storage.errors import IntegrityFailure, StorageError
+from storage.format.token import TAG_BYTES, ThreadToken, thread_tag
+from storage.scope import Scope
+
+ANCHOR_SECONDS = 60.0
+# Changed namespaces kept until they are written; beyond it the newest are not anchored this time.
+NOTED_MAX = 100_000
+# A tenant's objects before they are merged: a day has 1,440 minutes, and verification reads all of them.
+OBJECTS_MAX = 64
+_KEYS_PAGE = 1000
+_MAGIC = b"SRHA\x01"
+_FACTS = struct.Struct(f">{TAG_BYTES}s{TAG_BYTES}s{TAG_BYTES}s{TAG_BYTES}sQ")
+_ENTRY_BYTES = _FACTS.size + TAG_BYTES
+_Place = tuple[Scope, str, str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class AnchoredHead:
+    """That a namespace had come to ``sequence`` in one life of its thread."""
+
+    thread: bytes
+    place: bytes
+    incarnation: bytes
+    sequence: int
+
+
+def subject_tag(sealer: Sealer) -> bytes:
+    """Whose an entry is."""
+    return sealer.mac(b"anchor-subject", sealer.subject_id.encode())[:TAG_BYTES]
+
+
+def place_tag(sealer: Sealer, thread_id: str, namespace: str) -> bytes:
+    """A namespace's name where its text must not appear."""
+    return sealer.mac(b"anchor-place", thread_id.encode(), namespace.encode())[:TAG_BYTES]
+
+
+def _entry(sealer: Sealer, thread_id: str, token: ThreadToken) -> bytes:
+    facts = _FACTS.pack(
+        subject_tag(sealer),
+        thread_tag(sealer, thread_id),
+        place_tag(sealer, thread_id, token.namespace),
+        token.incarnation_tag,
+        token.sequence,
+    )
+    return facts + sealer.mac(b"anchor", facts)[:TAG_BYTES]
+
+
+def _entries(data: bytes) -> list[bytes]:
+    """The entries of an object, or none if it is not one: another store's object under our prefix proves nothing."""
+    body = data[len(_MAGIC) :]
+    if not data.startswith(_MAGIC) or len(body) % _ENTRY_BYTES:
+        return []
+    return [body[at : at + _ENTRY_BYTES] for at in range(0, len(body), _ENTRY_BYTES)]
+
+
+class HeadAnchors:
+    """Notes changed heads and writes them to the object store; does nothing where there is none."""
+
+    def __init__(self, blobs: BlobStore | None) -> None:
+        self._blobs = blobs
+        self._noted: dict[_Place, tuple[Sealer, ThreadToken]] = {}
+
+    def note(self, scope: Scope, sealer: Sealer, thread_id: str, token: ThreadToken) -> None:
+        """Remember a head that was committed."""
+        if self._blobs is None:
+            return
+        place = (scope, thread_id, token.namespace, token.incarnation_tag)
+        known = self._noted.get(place)
+        if known is None and len(self._noted) >= NOTED_MAX:
+            return
+        if known is None or known[1].sequence < token.sequence:
+            self._noted[place] = (sealer.without_share, token)  # what a share makes of the keys is not kept
+
+    async def flush(self) -> int:
+        """Write what was noted since the last time; returns how many heads. What cannot be written is kept.
+
+        Raises:
+            BlobUnavailable: the object store does not answer.
+        """
+        if self._blobs is None:
+            return 0
+        noted, self._noted = self._noted, {}
+        tenants: dict[UUID, list[tuple[Scope, str, Sealer, ThreadToken]]] = {}
+        for (scope, thread_id, _, _), (sealer, token) in noted.items():
+            tenants.setdefault(scope.tenant_id, []).append((scope, thread_id, sealer, token))
+        written = 0
+        while tenants:
+            tenant_id, heads = tenants.popitem()
+            body = b"".join(_entry(sealer, thread_id, token) for _, thread_id, sealer, token in heads)
+            try:
+                await self._put(self._blobs, tenant_id, body)
+            except StorageError:
+                for scope, thread_id, sealer, token in [*heads, *(late for some in tenants.values() for late in some)]:
+                    self.note(scope, sealer, thread_id, token)
+                raise
+            written += len(heads)
+            await self._merge(self._blobs, tenant_id)
+        return written
+
+    async def read(self, sealer: Sealer) -> list[AnchoredHead]:
+        """What is anchored of a subject: for each life of each namespace, the newest.
+
+        Raises:
+            BlobUnavailable: the object store does not answer.
+            IntegrityFailure: an entry was altered.
+        """
+        if self._blobs is None:
+            return []
+        own = subject_tag(sealer)
+        newest: dict[tuple[bytes, bytes], AnchoredHead] = {}
+        for data in (await self._objects(self._blobs, sealer.tenant_id)).values():
+            for entry in _entries(data):
+                facts, mac = entry[: _FACTS.size], entry[_FACTS.size :]
+                subject, thread, place, incarnation, sequence = _FACTS.unpack(facts)
+                if subject != own:
+                    continue
+                if not hmac.compare_digest(mac, sealer.mac(b"anchor", facts)[:TAG_BYTES]):
+                    raise IntegrityFailure("an anchored head was altered")
+                known = newest.get((place, incarnation))
+                if known is None or known.sequence < sequence:
+                    newest[place, incarnation] = AnchoredHead(thread, place, incarnation, sequence)
+        return list(newest.values())
+
+    async def _put(self, blobs: BlobStore, tenant_id: UUID, body: bytes) -> None:
+        await blobs.put_if_absent(HeadAnchorLocation(tenant_id, UUID(str(uuid7()))), _MAGIC + body)
+
+    async def _objects(self, blobs: BlobStore, tenant_id: UUID) -> dict[HeadAnchorLocation, bytes]:
+        prefix = head_anchor_prefix(tenant_id)
+        found: dict[HeadAnchorLocation, bytes] = {}
+        after = ""
+        while True:
+            keys = await blobs.list_keys(prefix, after=after, limit=_KEYS_PAGE)
+            for object_key in keys:
+                after = object_key
+                with contextlib.suppress(BlobNotFound, ValueError):  # merged meanwhile; or not ours
+                    location = HeadAnchorLocation.parse(object_key)
+                    found[location] = await blobs.get(location)
+            if len(keys) < _KEYS_PAGE:
+                return found
+
+    async def _merge(self, blobs: BlobStore, tenant_id: UUID) -> None:
+        """Make one object of many. Two processes may do so at once: both write all, then both delete the same."""
+        keys = await blobs.list_keys(head_anchor_prefix(tenant_id), limit=OBJECTS_MAX)
+        if len(keys) < OBJECTS_MAX:
+            return
+        objects = await self._objects(blobs, tenant_id)
+        newest: dict[bytes, bytes] = {}
+        for entry in (entry for data in objects.values() for entry in _entries(data)):
+            life, sequence = entry[: 4 * TAG_BYTES], entry[4 * TAG_BYTES :]
+            newest[life] = max(newest.get(life, b""), sequence)  # big endian: the greatest sequence, with its MAC
+        await self._put(blobs, tenant_id, b"".join(life + rest for life, rest in newest.items()))
+        for location in objects:
+            await blobs.delete(location)

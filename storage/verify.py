@@ -1,0 +1,374 @@
+"""Verification: open every row of a thread, or of all of a subject's threads, and compare what must be there.
+
+A thread is read in one snapshot, so that writers and pruners at work never look like damage; a subject is verified a
+bounded stretch at a time, which is also its progress. Findings name places, never values. Nothing is written, and
+damage is reported instead of raised: one bad row must not hide the next.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from crypto import KeyDestroyed, Sealer
+from storage.access import Access
+from storage.completeness import STRETCH_ROWS, compare_namespaces, open_own_head, walk
+from storage.errors import IntegrityFailure, ThreadNotFound
+from storage.format.chain import LiveSet, ThreadSeal
+from storage.format.pieces import unpack_ids
+from storage.format.record import PieceReader, open_thread_seal, open_write
+from storage.format.token import incarnation_tag, removal_mac, thread_tag
+from storage.head_anchors import AnchoredHead, HeadAnchors, place_tag
+from storage.model import Page
+from storage.postgres import completeness as sql
+from storage.postgres import threads as threads_sql
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope, TenantScope
+
+# After so long a stretch of a subject's threads ends with the thread it is at: somebody watches the progress.
+STRETCH_SECONDS = 2.0
+# Findings of a thread that are listed; where there are more, the thread is beyond repair by hand.
+FINDINGS_MAX = 100
+_THREADS_PAGE = 100
+_HEADS_PAGE = 1000
+
+Code = Literal[
+    "thread-missing", "thread-seal", "namespaces", "head-missing", "head-seal", "head-checkpoint", "checkpoint",
+    "live-set", "pending-write", "piece", "piece-missing", "older-than-anchor", "missing-since-anchor", "anchor",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Damage, by place."""
+
+    code: Code
+    detail: str
+    thread_id: str | None = None
+    namespace: str | None = None
+    checkpoint_id: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What was verified, and what was found. ``after``: the thread to go on after; None: this was all.
+
+    ``threads_skipped`` counts threads under a share that only the client holds: without it they cannot be opened.
+    """
+
+    threads: int = 0
+    threads_skipped: int = 0
+    checkpoints: int = 0
+    pending_writes: int = 0
+    pieces: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    after: str | None = None
+
+
+class Verification:
+    """Verifies a thread, or a subject."""
+
+    def __init__(self, access: Access, anchors: HeadAnchors) -> None:
+        self._access = access
+        self._anchors = anchors
+
+    async def thread(self, scope: Scope, thread_id: str) -> Report:
+        """Verify one thread, and compare it with the anchored heads.
+
+        Raises:
+            ThreadNotFound: there is no trace of it, neither in the database nor anchored.
+            BlobUnavailable: the object store does not answer.
+        """
+
+        async def with_sealer(sealer: Sealer) -> Report:
+            report = Report()
+            anchored = await self._anchored(sealer, report)
+            tag = thread_tag(sealer, thread_id)
+            own = [each for each in anchored if each.thread == tag]
+            found = await self._verify(scope, sealer, thread_id, report)
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await _compare_anchored(transaction, scope, sealer, own, report, thread_id)
+            if not found and not report.findings:
+                raise ThreadNotFound
+            return report
+
+        return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
+
+    async def subject(self, scope: Scope, after: str = "") -> Report:
+        """Verify a stretch of a subject's threads, by id; the last stretch compares with the anchored heads.
+
+        Raises:
+            BlobUnavailable: the object store does not answer.
+        """
+
+        async def with_sealer(sealer: Sealer) -> Report:
+            report = Report()
+            until = time.monotonic() + STRETCH_SECONDS
+            at = after
+            while True:
+                async with self._access.unit_of_work.snapshot(scope) as transaction:
+                    rows = await transaction.fetch(sql.TRACES, scope.tenant_id, scope.subject_id, at, _THREADS_PAGE)
+                for row in rows:
+                    at = row["thread_id"]
+                    await self._verify(scope, sealer, at, report)
+                    if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
+                        report.after = at
+                        return report
+                if len(rows) < _THREADS_PAGE:
+                    break
+            anchored = await self._anchored(sealer, report)
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await _compare_anchored(transaction, scope, sealer, anchored, report)
+            return report
+
+        try:
+            return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
+        except ThreadNotFound:
+            return Report()
+
+    async def subjects(self, scope: TenantScope, limit: int, after: tuple[str, ...] | None) -> Page[str]:
+        """The tenant's subjects that have keys, by id: whose data there is to verify."""
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(sql.SUBJECTS, scope.tenant_id, after[0] if after else "", limit)
+        found = [row["subject_id"] for row in rows]
+        return Page(found, (found[-1],) if len(found) == limit else None)
+
+    def _counted(self, report: Report) -> Report:
+        for _ in report.findings:
+            self._access.found_damage()
+        return report
+
+    async def _anchored(self, sealer: Sealer, report: Report) -> list[AnchoredHead]:
+        """What is anchored; read before the database, which therefore is never behind it."""
+        try:
+            return await self._anchors.read(sealer)
+        except IntegrityFailure as error:
+            report.findings.append(Finding(code="anchor", detail=str(error)))
+            return []
+
+    async def _verify(self, scope: Scope, sealer: Sealer, thread_id: str, report: Report) -> bool:
+        """Verify a thread in one snapshot; returns whether there was any trace of it."""
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
+            await self._access.check_key_in(transaction, scope, sealer)
+            return await _Verifier(transaction, scope, sealer, thread_id, report).run()
+
+
+class _Verifier:
+    """One thread in one snapshot."""
+
+    def __init__(self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, report: Report) -> None:
+        self._transaction = transaction
+        self._scope = scope
+        self._sealer = sealer
+        self._thread_id = thread_id
+        self._report = report
+        self._place = (scope.tenant_id, scope.subject_id, thread_id)
+        self._named: set[bytes] = set()
+        self._found_before = len(report.findings)
+
+    def _find(self, code: Code, detail: str, namespace: str | None = None, checkpoint_id: str | None = None) -> None:
+        if len(self._report.findings) - self._found_before < FINDINGS_MAX:
+            self._report.findings.append(
+                Finding(
+                    code=code,
+                    detail=detail,
+                    thread_id=self._thread_id,
+                    namespace=namespace,
+                    checkpoint_id=checkpoint_id,
+                )
+            )
+
+    @contextmanager
+    def _reporting(self, code: Code, namespace: str | None = None, checkpoint_id: str | None = None) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityFailure as error:
+            self._find(code, str(error), namespace, checkpoint_id)
+        except KeyDestroyed:
+            self._find(code, "sealed under a key that does not exist any more", namespace, checkpoint_id)
+
+    async def run(self) -> bool:
+        row = await self._transaction.fetchrow(sql.THREAD, *self._place)
+        heads = await self._transaction.fetch(threads_sql.HEADS, *self._place)
+        namespaces = [each["namespace"] for each in await self._transaction.fetch(sql.NAMESPACES, *self._place)]
+        thread: ThreadSeal | None = None
+        if row is not None:
+            with self._reporting("thread-seal"):
+                thread = open_thread_seal(self._sealer, self._thread_id, row["created_at"], row["seal"])
+                if (thread.share_check is not None) != row["client_share"]:
+                    raise IntegrityFailure("whether the thread is under a client-held share was altered")
+            if row["client_share"] if thread is None else thread.share_check is not None:
+                self._report.threads_skipped += 1
+                return True
+        if thread is not None:
+            with self._reporting("namespaces"):
+                compare_namespaces(self._sealer, thread, [each["namespace"] for each in heads])
+        for head in heads:
+            await self._namespace(head, thread)
+        for namespace in {*namespaces} - {each["namespace"] for each in heads}:
+            self._find("head-missing", "the namespace has checkpoints but no head", namespace)
+            await self._checkpoints(namespace)
+        writes = await self._writes()
+        pieces = await self._pieces()
+        found = row is not None or bool(heads or namespaces or writes or pieces)
+        if row is None and found:
+            self._find("thread-missing", "the thread's row is gone, but not what belongs to it")
+        self._report.threads += found
+        return found
+
+    async def _namespace(self, row: Any, thread: ThreadSeal | None) -> None:
+        namespace = row["namespace"]
+        read, newest = await self._checkpoints(namespace)
+        if newest != row["head_id"]:
+            self._find("head-checkpoint", "the newest checkpoint is not the head", namespace, row["head_id"])
+        if thread is None:
+            return
+        with self._reporting("head-seal", namespace):
+            head = open_own_head(self._sealer, self._thread_id, thread, row)
+            if read is not None and read != head.live:
+                self._find("live-set", f"{head.live.count} checkpoints expected, {read.count} found", namespace)
+
+    async def _checkpoints(self, namespace: str) -> tuple[LiveSet | None, str | None]:
+        """The live set of a namespace (None when a row does not open) and the id of its newest checkpoint."""
+        read: LiveSet | None = LiveSet()
+        newest: str | None = None
+        after = ""
+        while True:
+            try:
+                async for opened in walk(
+                    self._transaction, self._scope, self._sealer, self._thread_id, namespace, after
+                ):
+                    self._report.checkpoints += 1
+                    newest = after = opened.columns.checkpoint_id
+                    self._named.update(opened.ids)
+                    if read is not None:
+                        read = read.add(opened.member)
+            except (IntegrityFailure, KeyDestroyed) as error:
+                # Name the row that did not open, pass over it, go on behind it.
+                read = None
+                newest = after = await self._transaction.fetchval(sql.NEXT_CHECKPOINT, *self._place, namespace, after)
+                self._find("checkpoint", str(error), namespace, after)
+            else:
+                return read, newest
+
+    async def _writes(self) -> int:
+        seen = 0
+        after: tuple[object, ...] = ("", "", "", -(2**31))
+        while True:
+            rows = await self._transaction.fetch(threads_sql.ALL_WRITES, *self._place, *after, STRETCH_ROWS)
+            for row in rows:
+                seen += 1
+                after = (row["namespace"], row["checkpoint_id"], row["task_id"], row["idx"])
+                with self._reporting("pending-write", row["namespace"], row["checkpoint_id"]):
+                    self._named.update(open_write(self._sealer, row).ids)
+            if len(rows) < STRETCH_ROWS:
+                self._report.pending_writes += seen
+                return seen
+
+    async def _pieces(self) -> int:
+        """Open every piece. What nothing names any more is no damage: the next prune collects it."""
+        children: dict[bytes, list[bytes]] = {}
+        after = b""
+        while True:
+            rows = await self._transaction.fetch(sql.CHUNKS_AFTER, *self._place, after, STRETCH_ROWS)
+            reader = PieceReader(self._sealer)
+            reader.add((row["piece_id"], row["children"], row["envelope"]) for row in rows)
+            for row in rows:
+                after = row["piece_id"]
+                children[after] = []
+                with self._reporting("piece"):
+                    reader.look_up(after)
+                    children[after] = [] if row["children"] is None else unpack_ids(row["children"])
+            if len(rows) < STRETCH_ROWS:
+                break
+        wanted = list(self._named)
+        needed: set[bytes] = set()
+        while wanted:
+            piece_id = wanted.pop()
+            if piece_id not in needed:
+                needed.add(piece_id)
+                wanted.extend(children.get(piece_id, ()))
+        missing = len(needed - children.keys())
+        if missing:
+            self._find("piece-missing", f"{missing} of {len(needed)} pieces are missing")
+        self._report.pieces += len(children)
+        return len(children)
+
+
+async def _compare_anchored(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    anchored: Iterable[AnchoredHead],
+    report: Report,
+    thread_id: str | None = None,
+) -> None:
+    """Compare anchored heads with the heads there are, or with proof that a request removed them."""
+    comparison = _Comparison(sealer, anchored, report)
+    after = ("", "")
+    while comparison.left:
+        rows = await transaction.fetch(sql.STANDINGS, scope.tenant_id, scope.subject_id, thread_id, *after, _HEADS_PAGE)
+        for row in rows:
+            after = (row["thread_id"], row["namespace"] or "")
+            comparison.take(row)
+        if len(rows) < _HEADS_PAGE:
+            break
+    for known in comparison.unexplained():
+        removal = removal_mac(sealer, known.thread, known.incarnation)
+        if not await transaction.fetchval(sql.WAS_REMOVED, scope.tenant_id, scope.subject_id, removal):
+            report.findings.append(
+                Finding(
+                    code="missing-since-anchor",
+                    detail="a thread that was anchored is not there, and no request removed it",
+                    thread_id=thread_id,
+                )
+            )
+
+
+class _Comparison:
+    """Anchored heads that no head has accounted for yet."""
+
+    def __init__(self, sealer: Sealer, anchored: Iterable[AnchoredHead], report: Report) -> None:
+        self._sealer = sealer
+        self._report = report
+        self.left = {(each.place, each.incarnation): each for each in anchored}
+        self._threads: dict[tuple[bytes, bytes], tuple[str, int]] = {}
+        self._passed_over: set[bytes] = set()
+
+    def take(self, row: Any) -> None:
+        """Account for a thread, and a head of it if the row has one."""
+        thread_id, namespace = row["thread_id"], row["namespace"]
+        tag = thread_tag(self._sealer, thread_id)
+        try:
+            thread = open_thread_seal(self._sealer, thread_id, row["created_at"], row["thread_seal"])
+            if thread.share_check is not None:
+                self._passed_over.add(tag)
+                return
+            head = None if namespace is None else open_own_head(self._sealer, thread_id, thread, row)
+        except (IntegrityFailure, KeyDestroyed):
+            self._passed_over.add(tag)  # found when the thread itself was verified
+            return
+        life = incarnation_tag(self._sealer, thread.incarnation)
+        self._threads[tag, life] = (thread_id, thread.floor)
+        if head is None:
+            return
+        known = self.left.pop((place_tag(self._sealer, thread_id, namespace), life), None)
+        if known is not None and head.sequence < known.sequence:
+            detail = f"at change {head.sequence}, but {known.sequence} is anchored"
+            self._find(detail, thread_id, namespace)
+
+    def unexplained(self) -> Iterator[AnchoredHead]:
+        """Anchored heads whose thread, or that life of it, is not there."""
+        for known in self.left.values():
+            standing = self._threads.get((known.thread, known.incarnation))
+            if standing is None:
+                if known.thread not in self._passed_over:
+                    yield known
+            elif standing[1] < known.sequence:  # else a request removed the namespace
+                self._find(f"a namespace that had come to change {known.sequence} is not there", standing[0])
+
+    def _find(self, detail: str, thread_id: str, namespace: str | None = None) -> None:
+        self._report.findings.append(
+            Finding(code="older-than-anchor", detail=detail, thread_id=thread_id, namespace=namespace)
+        )

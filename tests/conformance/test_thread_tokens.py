@@ -1,0 +1,164 @@
+"""Clients that keep tokens notice what a restored or rewritten database hides from everybody else."""
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from gateway.cli.main import run
+from stateroom import AsyncClient, Client, FileTokenStore, MemoryTokenStore, RollbackDetected
+from stateroom.errors import InvalidRequest
+from tests.support.gateway import GatewayProcess
+
+TABLES = ("threads", "heads", "checkpoints", "chunks", "pending_writes", "removed_threads")
+
+
+@pytest.fixture
+async def database(gateway_env):
+    connection = await asyncpg.connect(gateway_env.database_dsn)
+    yield connection
+    await connection.close()
+
+
+async def copy_rows(database, subject):
+    return {
+        table: await database.fetch(f"SELECT * FROM stateroom.{table} WHERE subject_id = $1", subject)  # noqa: S608
+        for table in TABLES
+    }
+
+
+async def put_back(database, subject, copied):
+    for table, rows in copied.items():
+        await database.execute(f"DELETE FROM stateroom.{table} WHERE subject_id = $1", subject)  # noqa: S608
+        for row in rows:
+            places = ", ".join(f"${at + 1}" for at in range(len(row)))
+            await database.execute(
+                f"INSERT INTO stateroom.{table} ({', '.join(row.keys())}) VALUES ({places})",  # noqa: S608
+                *row.values(),
+            )
+
+
+@pytest.fixture
+async def yesterday(database, subject):
+    """Call once to copy the subject's rows, once more to put the copy back."""
+    copied = {}
+
+    async def turn():
+        if copied:
+            await put_back(database, subject, copied)
+        else:
+            copied.update(await copy_rows(database, subject))
+
+    return turn
+
+
+@pytest.mark.parametrize("subject_key", [False, True])
+async def test_a_rollback_is_noticed_by_the_next_process(gateway_env, subject, yesterday, tmp_path, subject_key):
+    api_key = gateway_env.api_key
+    if subject_key:
+        async with AsyncClient(gateway_env.url, api_key) as admin:
+            made = await admin.request("POST", "/api-keys", body={"kind": "subject", "subject_id": subject})
+            api_key = made.decode()["api_key"]
+    named = None if subject_key else subject
+
+    def client():
+        return AsyncClient(gateway_env.url, api_key, subject=named, token_store=FileTokenStore(tmp_path))
+
+    async with client() as first:
+        thread = first.thread("t")
+        await thread.save({"n": 1})
+        await yesterday()
+        await thread.save({"n": 2})
+    async with client() as second:
+        assert (await second.thread("t").load()).state == {"n": 2}
+        await yesterday()
+        with pytest.raises(RollbackDetected) as caught:
+            await second.thread("t").load()
+        assert (caught.value.code, caught.value.status, caught.value.retryable) == ("rollback-detected", 409, False)
+        with pytest.raises(RollbackDetected):
+            await second.thread("t").save({"n": 3})
+        with pytest.raises(RollbackDetected):
+            [each async for each in second.thread("t").history()]
+    async with AsyncClient(gateway_env.url, api_key, subject=named) as forgetful:
+        assert (await forgetful.thread("t").load()).state == {"n": 1}
+
+
+def test_deleting_pruning_and_copying_over_raise_no_alarm(gateway_env, subject):
+    store = MemoryTokenStore()
+    with (
+        Client(gateway_env.url, gateway_env.api_key, subject=subject, token_store=store) as client,
+        Client(gateway_env.url, gateway_env.api_key, subject=subject, token_store=MemoryTokenStore()) as other,
+    ):
+        for number in range(3):
+            client.thread("t").save({"n": number})
+        assert other.thread("t").load().state == {"n": 2}
+        client.prune(["t"])
+        assert client.thread("t").load().state == other.thread("t").load().state == {"n": 2}
+        client.thread("t").copy("u")
+        assert client.thread("u").load().state == {"n": 2}
+        client.thread("u").delete()
+        client.thread("t").copy("u")
+        client.thread("t").delete()
+        assert other.thread("t").load() is None
+        assert client.thread("t").load() is None
+        client.thread("t").save({"n": 9})
+        assert other.thread("t").load().state == {"n": 9}
+        client.prune(["t"], strategy="delete")
+        assert other.thread("t").load() is None
+
+
+def test_what_is_no_token_is_an_invalid_request(gateway_env, subject):
+    with Client(gateway_env.url, gateway_env.api_key, subject=subject) as client:
+        client.thread("t").save({"n": 1})
+        with pytest.raises(InvalidRequest) as caught:
+            client.request("GET", "/threads/t/checkpoints/latest", headers={"Stateroom-Known-Token": "nonsense"})
+        assert caught.value.errors[0].header == "Stateroom-Known-Token"
+
+
+async def test_the_command_line_verifies_and_reports_damage(gateway_env, subject, database, monkeypatch, capsys):
+    monkeypatch.setenv("STATEROOM_API_KEY", gateway_env.api_key)
+    async with AsyncClient(gateway_env.url, gateway_env.api_key, subject=subject) as client:
+        for number in range(3):
+            await client.thread("t").save({"n": number})
+    address = ["--url", gateway_env.url]
+    for command in (["thread", "t", "--subject", subject], ["subject", "--subject", subject]):
+        assert run(["verify", *command, *address]) == 0
+        assert "Verified 1 threads" in capsys.readouterr().err
+    await database.execute("DELETE FROM stateroom.checkpoints WHERE subject_id = $1 AND step = 1", subject)
+    assert run(["verify", "thread", "t", "--subject", subject, *address]) == 1
+    shown = capsys.readouterr()
+    assert "live-set" in shown.out
+    assert "3 checkpoints expected, 2 found" in shown.out.replace("\n", " ")
+    assert run(["verify", "tenant", "--json", *address]) == 1
+    assert subject in capsys.readouterr().out
+
+
+async def test_a_database_restored_to_before_an_anchor_is_reported_by_verification(subject):
+    folder = Path(tempfile.mkdtemp(prefix="stateroom-anchors-"))
+    gateway = GatewayProcess(folder / "data")
+    try:
+        await asyncio.to_thread(gateway.start)
+        async with AsyncClient(gateway.url, gateway.api_key, subject=subject) as client:
+            await client.thread("t").save({"n": 1})
+            connection = await asyncpg.connect(gateway.database_dsn)
+            copied = await copy_rows(connection, subject)
+            await connection.close()
+            await client.thread("t").save({"n": 2})
+        await asyncio.to_thread(gateway.stop)  # which anchors what changed in its last minute
+        await asyncio.to_thread(gateway.start)
+        async with AsyncClient(gateway.url, gateway.api_key, subject=subject) as client:
+            before = (await client.request("POST", "/verify", body={})).decode()
+            connection = await asyncpg.connect(gateway.database_dsn)
+            await put_back(connection, subject, copied)
+            await connection.close()
+            after = (await client.request("POST", "/verify", body={"thread_id": "t"})).decode()
+        assert before["findings"] == []
+        assert [(each["code"], each["detail"]) for each in after["findings"]] == [
+            ("older-than-anchor", "at change 1, but 2 is anchored")
+        ]
+    finally:
+        await asyncio.to_thread(gateway.stop)
+        shutil.rmtree(folder, ignore_errors=True)
