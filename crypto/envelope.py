@@ -6,7 +6,7 @@ Owns envelope version 1, byte for byte (docs/formats/envelope.md):
     0      3    magic C1 53 52
     3      1    envelope_version 01
     4      1    suite
-    5      1    flags: bit 0 zstd, bit 2 padme (reserved), bit 3 client share (reserved)
+    5      1    flags: bit 0 zstd, bit 2 padme (reserved), bit 3 client share
     6      1    kind
     7      1    scope: whose key sealed it, 00 tenant, 01 subject
     8      4    key_version, u32 big endian
@@ -51,7 +51,7 @@ class Flag(IntFlag):
 
 
 _DEFINED_FLAGS: Final = int(Flag.ZSTD | Flag.PADME | Flag.CLIENT_SHARE)
-_READABLE_FLAGS: Final = int(Flag.ZSTD)
+_READABLE_FLAGS: Final = int(Flag.ZSTD | Flag.CLIENT_SHARE)
 
 
 class KeyScope(IntEnum):
@@ -92,7 +92,7 @@ class Header:
         if not 1 <= self.key_version <= KEY_VERSION_MAX:
             raise ValueError("key_version must be 1 to 4294967295")
         if self.flags & ~_READABLE_FLAGS:
-            raise ValueError("padme and client share are reserved flags")
+            raise ValueError("padme is a reserved flag")
         return _HEADER.pack(
             MAGIC,
             self.envelope_version,

@@ -14,7 +14,7 @@ from typing import Final, Generic, Literal, NoReturn, TypeVar
 from uuid import UUID
 
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from crypto.context import Field, Kind, encode_context, encode_fields
 from crypto.envelope import Flag, Header, KeyScope, open_body, peek_header, seal_body
@@ -27,6 +27,7 @@ SubjectKeyPurpose = Literal["data", "id"]
 
 _KCV_INFO: Final = b"stateroom/v1/kcv"
 _SUBJECT_KEK: Final = b"stateroom/v1/subject-kek"
+_CLIENT_SHARE: Final = b"stateroom/v1/client-share"
 _SHA512: Final = hashes.SHA512()
 
 
@@ -86,6 +87,13 @@ class SecretKey:
         return SecretKey(
             HKDFExpand(_SHA512, KEY_BYTES, purpose + b"\0" + encode_fields(fields)).derive(self._view),
         )
+
+    def mix(self, share: "SecretKey") -> "SecretKey":
+        """Return the key that takes both this key and the share: `HKDF-SHA-512(salt = share, key, 32)`.
+
+        RFC 5869, extract and expand, with "stateroom/v1/client-share" as info.
+        """
+        return SecretKey(HKDF(_SHA512, KEY_BYTES, bytes(share.borrow()), _CLIENT_SHARE).derive(self._view))
 
     def __repr__(self) -> str:
         return "SecretKey(...)"

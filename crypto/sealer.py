@@ -4,8 +4,12 @@ Owns `Sealer`: whoever holds one can seal and open under exactly one deployment,
 nothing else. The location comes from the caller, who must take it from the request and never from the row. It
 does not know which keys are destroyed in the database, does not load keys, and does not detect that an old
 envelope was put back in its own place.
+
+A sealer may be mixed with a share that only the client holds: what it seals then takes both the subject's keys and
+the share. Envelopes say so in their flags, and neither sort of sealer opens what the other sealed.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Final
 from uuid import UUID
@@ -45,9 +49,11 @@ class Sealer:
         "_mac_keys",
         "_owner",
         "_row_keys",
+        "_share",
         "_subject_id",
         "_suite",
         "_tenant_id",
+        "_without_share",
     )
 
     def __init__(
@@ -84,12 +90,48 @@ class Sealer:
         self._suite = suite
         self._owner = encode_owner(deployment_id, tenant_id, subject_id)
         self._data_keys = dict(data_keys)
+        self._share: SecretKey | None = None
+        self._without_share: Sealer | None = None
+        self._digest_with(id_key)
+        self._row_keys: dict[tuple[int, Suite], SecretKey] = {}
+        self._headers: dict[tuple[Kind, Flag], bytes] = {}
+
+    def _digest_with(self, id_key: SecretKey) -> None:
         self._id_key = id_key
         self._content_id_key = id_key.derive(_CONTENT_ID_PURPOSE)
         self._boundary_key = id_key.derive(_BOUNDARY_PURPOSE)
         self._mac_keys: dict[bytes, SecretKey] = {}
-        self._row_keys: dict[tuple[int, Suite], SecretKey] = {}
-        self._headers: dict[tuple[Kind, Flag], bytes] = {}
+
+    def with_share(self, share: bytes) -> "Sealer":
+        """The sealer of what takes a client-held share as well; it holds what the share makes of the keys.
+
+        Row keys and the id key are mixed (`SecretKey.mix`), hence every envelope, content id, boundary and MAC.
+
+        Args:
+            share: 32 random bytes that the client keeps; whoever can guess them is not kept out.
+
+        Raises:
+            ValueError: There are not 32 of them, or this sealer is mixed with a share already.
+        """
+        if self._share is not None:
+            raise ValueError("a sealer is mixed with one share")
+        mixed = copy.copy(self)
+        mixed._share = SecretKey(share)  # noqa: SLF001  it is ours
+        mixed._without_share = self  # noqa: SLF001
+        mixed._row_keys = {}  # noqa: SLF001
+        mixed._headers = {}  # noqa: SLF001
+        mixed._digest_with(self._id_key.mix(mixed._share))  # noqa: SLF001
+        return mixed
+
+    @property
+    def shared(self) -> bool:
+        """Whether a client-held share is mixed in."""
+        return self._share is not None
+
+    @property
+    def without_share(self) -> "Sealer":
+        """The same subject's sealer of what needs no share; itself when it has none."""
+        return self if self._without_share is None else self._without_share
 
     def __repr__(self) -> str:
         return f"Sealer(active_key_version={self._active_key_version})"
@@ -136,6 +178,8 @@ class Sealer:
         """
         frame = compress_if_smaller(plaintext) if compress else None
         flags = Flag.ZSTD if frame is not None else Flag(0)
+        if self._share is not None:
+            flags |= Flag.CLIENT_SHARE
         header = self._headers.get((kind, flags))
         if header is None:
             header = Header(self._suite, flags, kind, KeyScope.SUBJECT, self._active_key_version).pack()
@@ -165,14 +209,16 @@ class Sealer:
             raw_bytes_max: Refuse content longer than this many bytes before it is inflated.
 
         Raises:
-            OpenError: `format`, `unsupported`, `authentication` (wrong key, place, kind, owner, or altered)
-                or `size`.
+            OpenError: `format`, `unsupported`, `authentication` (wrong key, place, kind, owner or share, or
+                altered) or `size`.
             KeyDestroyed: The key version the envelope names does not exist any more.
             ValueError: A field of the location cannot be encoded.
             TypeError: A field of the location has no encoding.
         """
         header = peek_header(envelope)
         if header.kind is not kind or header.scope is not KeyScope.SUBJECT:
+            raise OpenError("authentication")
+        if (Flag.CLIENT_SHARE in header.flags) != self.shared:
             raise OpenError("authentication")
         raw_bytes, body = open_body(
             envelope,
@@ -215,5 +261,7 @@ class Sealer:
             if data_key is None:
                 raise KeyDestroyed
             row_key = data_key.derive(_ROW_PURPOSE[suite], self._tenant_id, self._subject_id, key_version)
+            if self._share is not None:
+                row_key = row_key.mix(self._share)
             self._row_keys[key_version, suite] = row_key
         return row_key

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -33,19 +33,25 @@ from uuid_utils import uuid7
 from crypto import selftest
 from crypto.roots import RootKey, create_root_key
 from gateway import auth, routes
-from gateway.auth import AuthenticationMiddleware, Authenticator, Principal
+from gateway.auth import AuthenticationMiddleware, Authenticator, ListingScope, Principal
 from gateway.cursors import Cursors
 from gateway.documentation import Documentation
-from gateway.exchange import SUBJECT_HEADER, Exchange, Facts
+from gateway.exchange import Exchange, Facts, encode_id
 from gateway.limits import Admission, Commits, Drain, Draining, Refused
 from gateway.openapi import api_document
+from gateway.operations import Operation
 from gateway.problems import INTERNAL, describe, frames, kind_of
 from gateway.readiness import Probe, Readiness
 from gateway.services import Services
-from gateway.settings import Settings
+from gateway.settings import Settings, SettingsError
 from gateway.telemetry import UNMATCHED, Metrics
+from storage import head_anchors
+from storage.anchors import ANCHOR_SECONDS
+from storage.audit import FLUSH_SECONDS
+from storage.blobs.store import BlobStore
 from storage.clock import Clock, SystemClock
-from storage.scope import OperatorScope, TenantScope
+from storage.format.audit import OPERATOR_CHAIN
+from storage.scope import OperatorScope, TenantListing, TenantScope
 from storage.scope import Scope as SubjectScope
 from storage.service import Store
 
@@ -54,6 +60,7 @@ GC_THRESHOLDS = (
     20,
     50,
 )  # with gc.freeze(): twice the requests a second, a seventh of the p99 (measured)
+TARGET_CHARACTERS_MAX = 400  # the longest id, as it travels in base64url
 _PROBE_PATHS = frozenset({"/livez", "/readyz"})  # answered even when full: a full process is alive
 _COMMON_HEADERS = [
     (b"cache-control", b"private, no-store"),  # everything is somebody's state
@@ -88,11 +95,13 @@ class Gateway(Litestar):
         started = time.perf_counter()
         services = self.services
         facts = Facts.read(scope, str(uuid7()))
-        facts.attach(scope)
         method: str = scope["method"]
         bodiless = method == "HEAD"
         if bodiless:
-            scope["method"] = "GET"  # a HEAD is a GET whose body stays here
+            # A HEAD is a GET whose body stays here. The server keeps its own scope: with a GET in it, it would miss
+            # the announced body and cut the connection.
+            scope = {**scope, "method": "GET"}
+        facts.attach(scope)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -120,6 +129,8 @@ class Gateway(Litestar):
             seconds = time.perf_counter() - started
             route = scope.get("path_template") or UNMATCHED
             services.metrics.request(route, method, facts.status, seconds)
+            if facts.access is not None:
+                self._note(facts, scope)
             log = _log.debug if scope["path"] in _PROBE_PATHS else _log.info  # probes come every few seconds
             log(
                 "request",
@@ -130,6 +141,16 @@ class Gateway(Litestar):
                 request_id=facts.request_id,
                 credential_id=facts.credential_id,
             )
+
+    def _note(self, facts: Facts, scope: HTTPScope) -> None:
+        """Note an access of somebody's rows for the audit log; ordinary access and act-as alike."""
+        assert facts.access is not None  # noqa: S101  for the type checker: the caller looked
+        chain, actor, target = facts.access
+        operation: Operation = scope["route_handler"].opt["operation"]
+        thread = scope["path_params"].get("thread_id")
+        if thread is not None:
+            target = f"{target}/thread/{thread[:TARGET_CHARACTERS_MAX]}"  # as it travels; longer ones were refused
+        self.services.store.audit.note(chain, actor, operation.name, target, facts.status)
 
     async def _refuse(self, refusal: Refused, scope: HTTPScope, send: Send) -> None:
         body, status, headers = _problem(refusal, scope, self.services)
@@ -193,22 +214,42 @@ def _subject_scope(
     request: Request[Any, Any, Any],
     services: NamedDependency[Services],  # noqa: ARG001
 ) -> SubjectScope:
-    named = Facts.of(request.scope).headers.get(SUBJECT_HEADER.lower().encode())
-    return auth.subject_scope(_caller(request), None if named is None else named.decode("latin-1"))
+    principal = _caller(request)
+    scope = auth.subject_scope(principal, auth.named_subject(request.scope))
+    Facts.of(request.scope).access = (scope.tenant_id, principal.actor, f"subject/{encode_id(scope.subject_id)}")
+    return scope
+
+
+def _listing_scope(
+    request: Request[Any, Any, Any],
+    services: NamedDependency[Services],  # noqa: ARG001
+) -> ListingScope:
+    principal = _caller(request)
+    listing = auth.listing_scope(principal, auth.named_subject(request.scope))
+    scope = listing.scope
+    whose = "tenant" if isinstance(scope, TenantListing) else f"subject/{encode_id(scope.subject_id)}"
+    Facts.of(request.scope).access = (scope.tenant_id, principal.actor, whose)
+    return listing
 
 
 def _tenant_scope(
     request: Request[Any, Any, Any],
     services: NamedDependency[Services],  # noqa: ARG001
 ) -> TenantScope:
-    return auth.tenant_scope(_caller(request))
+    principal = _caller(request)
+    scope = auth.tenant_scope(principal)
+    Facts.of(request.scope).access = (scope.tenant_id, principal.actor, "tenant")
+    return scope
 
 
 def _operator_scope(
     request: Request[Any, Any, Any],
     services: NamedDependency[Services],  # noqa: ARG001
 ) -> OperatorScope:
-    return auth.operator_scope(_caller(request))
+    principal = _caller(request)
+    scope = auth.operator_scope(principal)
+    Facts.of(request.scope).access = (OPERATOR_CHAIN, principal.actor, "operators")
+    return scope
 
 
 def create_app(
@@ -255,6 +296,7 @@ def create_app(
             "exchange": Provide(_exchange, sync_to_thread=False),
             "principal": Provide(_principal, sync_to_thread=False),
             "subject_scope": Provide(_subject_scope, sync_to_thread=False),
+            "listing_scope": Provide(_listing_scope, sync_to_thread=False),
             "tenant_scope": Provide(_tenant_scope, sync_to_thread=False),
             "operator_scope": Provide(_operator_scope, sync_to_thread=False),
             "services": Provide(_services, sync_to_thread=False),
@@ -277,8 +319,17 @@ async def _lifespan(app: Litestar) -> AsyncIterator[None]:
     services = app.services
     selftest.run()
     services.readiness.self_test_passed = True
-    touch = services.store.tenants.touch_keys
-    flushing = asyncio.create_task(services.authenticator.keep_flushing(touch))
+    store = services.store
+    flushing = asyncio.create_task(services.authenticator.keep_flushing(store.tenants.touch_keys))
+    ended = asyncio.Event()
+    noting = asyncio.create_task(_repeat("flush", FLUSH_SECONDS, store.audit.flush, ended, services.metrics))
+    heads = asyncio.create_task(
+        _repeat("heads", head_anchors.ANCHOR_SECONDS, store.head_anchors.flush, ended, services.metrics)
+    )
+    anchoring = asyncio.create_task(
+        _repeat("anchor", ANCHOR_SECONDS, store.anchors.anchor_due, ended, services.metrics)
+    )
+    working = asyncio.create_task(store.runner.keep_running(_job_round_failed))
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -288,9 +339,35 @@ async def _lifespan(app: Litestar) -> AsyncIterator[None]:
         services.drain.begin()
         services.drain.stopped = True
         await services.commits.finish()
-        flushing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await flushing
+        ended.set()
+        for task in (noting, heads):  # not cancelled: they may hold notes; their last round writes what is left
+            await task
+        # An anchor that was not written is by the next process; a job goes on when its lease has ended.
+        for task in (flushing, anchoring, working):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _job_round_failed(reason: Exception) -> None:
+    _log.warning("job round failed", error=type(reason).__name__)
+
+
+async def _repeat(
+    what: str, seconds: float, work: Callable[[], Awaitable[object]], ended: asyncio.Event, metrics: Metrics
+) -> None:
+    """Do ``work`` every ``seconds`` until ``ended``, and once more then; what fails is tried again."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), seconds)
+        last = ended.is_set()
+        try:
+            await work()
+        except Exception as reason:  # noqa: BLE001  whatever it is, the next round must come
+            metrics.audit_failed(what)
+            _log.warning("audit round failed", round=what, error=type(reason).__name__)
+        if last:
+            return
 
 
 @asynccontextmanager
@@ -298,41 +375,70 @@ async def open_app(
     settings: Settings,
     *,
     metrics: Metrics | None = None,
-    blob_health: Probe | None = None,
     embedded: bool = False,
 ) -> AsyncIterator[Gateway]:
-    """Open the root key and the store, wire an application around them, and close them in the end.
+    """Open the root key, the object store and the store, wire an application around them, and close them in the end.
 
     Args:
         settings: What the process was told.
         metrics: The registry to observe into, or None for a new one.
-        blob_health: Probe of S3.
         embedded: Whether a database that does not fsync is accepted.
 
     Raises:
         SetupError: the database is not set up as it must be.
         RootKeyInvalid: the root key cannot be used.
+        SettingsError: the object store's URL is wrong.
     """
     metrics = metrics or Metrics()
-    root_key = create_root_key(settings.root_key)
-    store = await Store.open(
-        settings.database_url,
-        root_key=root_key,
-        deployment_id=settings.deployment_id,
-        connections_max=settings.database_connections_max,
-        durable=not embedded,
-        observer=metrics,
-    )
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        root_key = create_root_key(settings.root_key)
+        stack.push_async_callback(root_key.aclose)
+        blobs = await stack.enter_async_context(open_blobs(settings.s3_url))
+        store = await Store.open(
+            settings.database_url,
+            root_key=root_key,
+            deployment_id=settings.deployment_id,
+            connections_max=settings.database_connections_max,
+            blobs=blobs,
+            durable=not embedded,
+            observer=metrics,
+            backup_retention_days=settings.backup_retention_days,
+        )
+        stack.push_async_callback(store.close)
         yield create_app(
             settings,
             store=store,
-            blob_health=blob_health,
+            blob_health=None if blobs is None else _blobs_healthy(blobs),
             root_key_health=_healthy(root_key),
             metrics=metrics,
         )
+
+
+@asynccontextmanager
+async def open_blobs(url: str | None) -> AsyncIterator[BlobStore | None]:
+    """The object store that a URL names, while it is in use. Nothing is asked of it yet."""
+    if url is None:
+        yield None
+        return
+    from storage.blobs.s3 import S3BlobStore, S3Location  # noqa: PLC0415  a deployment without S3 need not load boto3
+
+    try:
+        location = S3Location.parse(url)
+    except ValueError as error:
+        raise SettingsError(f"STATEROOM_S3_URL is wrong: {error}") from None
+    blobs = S3BlobStore(location)
+    try:
+        yield blobs
     finally:
-        await store.close()
+        await blobs.aclose()
+
+
+def _blobs_healthy(blobs: BlobStore) -> Probe:
+    async def probe() -> bool:
+        await blobs.health()  # raises when it is not
+        return True
+
+    return probe
 
 
 def _healthy(root_key: RootKey) -> Probe:

@@ -34,7 +34,7 @@ from gateway.wire import Fault, Permission
 from storage.clock import Clock
 from storage.errors import InvalidState, StorageError
 from storage.model import ApiKeyRecord
-from storage.scope import SHARED_SUBJECT, OperatorScope, TenantScope, check_subject
+from storage.scope import SHARED_SUBJECT, OperatorScope, TenantListing, TenantScope, check_subject
 from storage.scope import Scope as SubjectScope
 
 VERIFIED_SECONDS_MAX = 5.0  # how long a revoked key may still work in another process; saves a query a request
@@ -58,6 +58,11 @@ class Principal:
     subject_id: str | None
     permissions: frozenset[str]
     expires_at: datetime | None
+
+    @property
+    def actor(self) -> str:
+        """How the audit log names this caller."""
+        return f"api-key:{self.credential_id}"
 
 
 class Authenticator:
@@ -181,6 +186,48 @@ def requires(permission: Permission) -> Guard:
             raise PermissionDenied(f"this needs the permission {permission}")
 
     return guard
+
+
+def lists_tenant(principal: Principal, named: str | None) -> bool:
+    """Whether a listing is of the whole tenant: a service key with ``tenant:admin`` that names no subject."""
+    return principal.kind == "service" and named is None and "tenant:admin" in principal.permissions
+
+
+def listing_requires(permission: Permission) -> Guard:
+    """A guard that lets principals with ``permission`` pass, and those that list the whole tenant."""
+
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        principal: Principal = connection.scope["user"]
+        if permission not in principal.permissions and not lists_tenant(principal, named_subject(connection.scope)):
+            raise PermissionDenied(f"this needs the permission {permission}")
+
+    return guard
+
+
+def named_subject(scope: Scope) -> str | None:
+    """The header Stateroom-Subject as it was sent."""
+    named = Facts.of(scope).headers.get(SUBJECT_HEADER.lower().encode())
+    return None if named is None else named.decode("latin-1")
+
+
+class ListingScope:
+    """Whose checkpoints a listing over threads shows. A plain class: what injects it refuses a union of two."""
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: SubjectScope | TenantListing) -> None:
+        self.scope = scope
+
+
+def listing_scope(principal: Principal, named: str | None) -> ListingScope:
+    """Whose checkpoints a listing over threads shows.
+
+    Raises:
+        GatewayError: as `subject_scope`, unless the principal lists the whole tenant.
+    """
+    if lists_tenant(principal, named) and principal.tenant_id is not None:
+        return ListingScope(TenantListing(principal.tenant_id))
+    return ListingScope(subject_scope(principal, named))
 
 
 def subject_scope(principal: Principal, named: str | None) -> SubjectScope:

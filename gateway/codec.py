@@ -17,8 +17,9 @@ a whole channel in another encoding          ``{"$encoded": [encoding, base64]}`
                                              same map with binary
 ===========================================  ========================================================
 
-Integers beyond 64 bits do not exist in MessagePack: such a channel is kept as the JSON it came as. Duplicate
-keys of a JSON object are not detected; the last one counts. Nothing here instantiates anything.
+Integers beyond 64 bits do not exist in MessagePack: such a channel is kept as the JSON it came as. A JSON object
+that names a member twice is refused, because two readers of it may believe different ones (RFC 8259, 4); maps in
+MessagePack are not looked into. Nothing here instantiates anything.
 """
 
 import base64
@@ -119,7 +120,8 @@ def decode_body(name: Format, body: bytes, shape: type[T]) -> T:
     """Read a body.
 
     Raises:
-        MalformedBody: it is empty, does not parse, is not UTF-8, or is nested too deeply.
+        MalformedBody: it is empty, does not parse, is not UTF-8, is nested too deeply or, in JSON, names a member
+            of an object twice.
         InvalidRequest: it parses but is not a ``shape``; the fault points at the first difference.
     """
     if not body:
@@ -128,6 +130,8 @@ def decode_body(name: Format, body: bytes, shape: type[T]) -> T:
         raise MalformedBody(f"the body is nested more than {limits.DEPTH_MAX} deep (DEPTH_MAX)")
     try:
         decoded: T = _decoder(name, shape)(body)  # type: ignore[arg-type]  # a class is hashable
+        if name == "json" and _names_twice(body):
+            raise MalformedBody("an object of the body names a member twice")
     except msgspec.ValidationError as error:
         what, steps = explain(error)
         raise InvalidRequest(Fault(detail=what, pointer=pointer(*steps))) from None
@@ -138,6 +142,20 @@ def decode_body(name: Format, body: bytes, shape: type[T]) -> T:
     except RecursionError:
         raise MalformedBody("the body is nested too deeply") from None
     return decoded
+
+
+def _names_twice(body: bytes) -> bool:
+    """Whether an object of valid JSON has fewer members than the text names."""
+    try:
+        return _STRINGS.sub(b"", body).count(b":") > _members(_json_any.decode(body))
+    except msgspec.ValidationError:  # a number out of range in a part not read yet: whoever reads it says where
+        return False
+
+
+def _members(tree: Any) -> int:
+    if isinstance(tree, dict):
+        return len(tree) + sum(map(_members, tree.values()))
+    return sum(map(_members, tree)) if isinstance(tree, list) else 0
 
 
 def encode_body(name: Format, content: Any) -> bytes:

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
+from uuid import UUID
 
 import msgspec
 from litestar import Response
@@ -24,10 +25,15 @@ from gateway.codec import MEDIA_TYPES, Format, body_format, decode_body, encode_
 from gateway.problems import BodyTimeout, BodyTooLarge, InvalidRequest, MalformedBody, explain
 from gateway.wire import Fault
 from storage.errors import InvalidState
+from storage.format.token import ThreadToken
 from storage.model import Idempotency
-from storage.scope import check_id, is_plain_id
+from storage.scope import CLIENT_SHARE_BYTES, ClientShare, check_id, is_plain_id
 
 SUBJECT_HEADER = "Stateroom-Subject"
+KNOWN_HEADER = "Stateroom-Known-Token"
+GIVEN_HEADER = "Stateroom-Thread-Token"
+SHARE_HEADER = "Stateroom-Client-Share"
+CLIENT_SHARE_CHARACTERS = 44  # so that a share has one spelling
 _FACTS = "stateroom"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
@@ -36,7 +42,8 @@ _ETAG = re.compile(r'"([\x21\x23-\x7e]{1,1024})"\Z')
 _ONCE = frozenset(
     {
         b"authorization", b"content-type", b"content-length", b"content-encoding", b"if-match",
-        b"if-none-match", b"idempotency-key", b"stateroom-subject",
+        b"if-none-match", b"idempotency-key", b"stateroom-subject", b"stateroom-known-token",
+        b"stateroom-client-share",
     }
 )  # fmt: skip
 
@@ -53,6 +60,7 @@ class Facts:
     duplicate: str | None = None
     credential_id: str | None = None
     status: int = 0
+    access: tuple[UUID, str, str] | None = None  # what the audit log notes: chain, actor, whose rows
 
     @classmethod
     def of(cls, scope: Scope) -> "Facts":
@@ -275,6 +283,38 @@ class Exchange:
             raise InvalidRequest(Fault(detail="only * is supported when saving", header="If-None-Match"))
         return True
 
+    def known_token(self) -> str | None:
+        """The thread token of Stateroom-Known-Token, or None; whether it is ours is not asked here.
+
+        Raises:
+            InvalidRequest: it is no thread token.
+        """
+        text = self.header(KNOWN_HEADER)
+        if text is not None:
+            try:
+                ThreadToken.parse(text)
+            except InvalidState as error:
+                raise InvalidRequest(Fault(detail=str(error), header=KNOWN_HEADER)) from None
+        return text
+
+    def client_share(self) -> ClientShare | None:
+        """The client's share of Stateroom-Client-Share, or None; it goes to storage and nowhere else.
+
+        Raises:
+            InvalidRequest: it is not the base64 of 32 bytes; what it is is not said.
+        """
+        text = self.header(SHARE_HEADER)
+        if text is None:
+            return None
+        fault = Fault(detail=f"must be the base64 of {CLIENT_SHARE_BYTES} bytes", header=SHARE_HEADER)
+        try:
+            material = base64.b64decode(text, validate=True)
+            if len(text) != CLIENT_SHARE_CHARACTERS:
+                raise InvalidRequest(fault)
+            return ClientShare(material)
+        except (ValueError, InvalidState):
+            raise InvalidRequest(fault) from None
+
     def idempotency(self, thread_id: str, name: Format, body: bytes) -> Idempotency | None:
         """The Idempotency-Key with a digest of everything that makes this request what it is, or None.
 
@@ -292,13 +332,20 @@ class Exchange:
             digest.update(len(part).to_bytes(8, "big") + part)
         return Idempotency(text, digest.digest())
 
-    def reply(self, content: Any, *, status: int = 200, etag: str | None = None) -> Response[bytes]:
+    def reply(
+        self, content: Any, *, status: int = 200, etag: str | None = None, token: str | None = None
+    ) -> Response[bytes]:
         """Answer with ``content`` in the negotiated format."""
+        headers = {"vary": "accept"}
+        if etag:
+            headers["etag"] = f'"{encode_id(etag)}"'
+        if token:
+            headers[GIVEN_HEADER.lower()] = token
         return Response(
             encode_body(self.format, content),
             status_code=status,
             media_type=MEDIA_TYPES[self.format],
-            headers={"etag": f'"{encode_id(etag)}"', "vary": "accept"} if etag else {"vary": "accept"},
+            headers=headers,
         )
 
 

@@ -21,6 +21,11 @@ _ANY = ("unauthenticated", "not-acceptable", "invalid-request", "internal", "ove
         "tenant-busy", "database-unavailable")  # fmt: skip
 _WITH_BODY = ("malformed-body", "body-timeout", "body-too-large", "unsupported-media-type")
 _WITH_SUBJECT = ("subject-required", "subject-mismatch", "key-unavailable")
+_LISTING = (
+    " A service key with tenant:admin that names no subject lists over all of the tenant's subjects, by clear columns"
+    " only."
+)
+_WITH_SHARE = ("client-share-required", "client-share-wrong", "client-share-unexpected")
 _ID = "An id; one that does not match [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254} travels as ~ and its base64url."
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "If-Match": {
@@ -41,6 +46,17 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "name": "Stateroom-Subject", "in": "header", "schema": {"type": "string"},
         "description": "For whom a service key acts; ~shared is the tenant's own subject. " + _ID,
         "example": "user-42",
+    },
+    "Stateroom-Known-Token": {
+        "name": "Stateroom-Known-Token", "in": "header", "schema": {"type": "string", "maxLength": 2048},
+        "description": "The newest Stateroom-Thread-Token you kept of this thread: 409 rollback-detected when it is "
+        "older than that, or another one.",
+    },
+    "Stateroom-Client-Share": {
+        "name": "Stateroom-Client-Share", "in": "header",
+        "schema": {"type": "string", "minLength": 44, "maxLength": 44, "contentEncoding": "base64"},
+        "description": "32 random bytes that only the client keeps. A thread that is made with it (by its first save, "
+        "pending write or settings) opens only with it from then on; lost share, lost data.",
     },
     "X-Request-Id": {
         "name": "X-Request-Id", "in": "header",
@@ -93,6 +109,11 @@ def document(operations: list[tuple[str, Operation]], *, public_url: str) -> dic
             "parameters": _PARAMETERS,
             "headers": {
                 "ETag": {"description": "The head's id, quoted.", "schema": {"type": "string"}},
+                "Stateroom-Thread-Token": {
+                    "description": "Opaque; keep the newest of each thread and namespace where the store's owner "
+                    "cannot reach, and send it as Stateroom-Known-Token.",
+                    "schema": {"type": "string"},
+                },
                 "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
                 "X-Request-Id": {"description": "As sent, or minted.", "schema": {"type": "string"}},
             },
@@ -167,6 +188,8 @@ def _codes(one: Operation) -> list[str]:
         codes.append("permission-denied")
     if one.subject:
         codes += _WITH_SUBJECT
+    if "Stateroom-Client-Share" in one.headers:
+        codes += _WITH_SHARE
     if one.body is not None:
         codes += _WITH_BODY
     return codes
@@ -187,6 +210,8 @@ def _operation(one: Operation) -> dict[str, Any]:
         headers = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
         if one.etag:
             headers["ETag"] = {"$ref": "#/components/headers/ETag"}
+        if one.token:
+            headers["Stateroom-Thread-Token"] = {"$ref": "#/components/headers/Stateroom-Thread-Token"}
         answer["headers"] = headers
         if one.returns is not None:
             answer["content"] = _content(one.returns, both=not one.public)
@@ -202,7 +227,7 @@ def _operation(one: Operation) -> dict[str, Any]:
         "responses": responses | _problem_responses(_codes(one)),
     }
     if one.permission is not None:
-        described["description"] = f"Needs the permission {one.permission}."
+        described["description"] = f"Needs the permission {one.permission}.{_LISTING if one.tenant_listing else ''}"
     if one.body is not None:
         described["requestBody"] = {"required": True, "content": _content(one.body)}
     if one.public:

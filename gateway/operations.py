@@ -10,8 +10,9 @@ from typing import Any
 from litestar import Response
 from litestar.enums import HttpMethod
 from litestar.handlers import HTTPRouteHandler
+from litestar.types import Guard
 
-from gateway.auth import requires
+from gateway.auth import listing_requires, requires
 from gateway.wire import Permission
 
 Handler = Callable[..., Awaitable[Response[bytes]] | Awaitable[Response[None]]]
@@ -31,8 +32,11 @@ class Operation:
         statuses: Statuses of success.
         headers: Request headers beyond the common ones.
         etag: Whether the answer carries the head's ETag.
+        token: Whether the answer carries a thread token.
         problems: Codes beyond the ones every operation of its sort has.
         subject: Whether it works on a subject's state (and so takes Stateroom-Subject).
+        tenant_listing: Whether ``tenant:admin`` without a subject is another way to it; the handler decides what that
+            gives.
         public: Whether it needs no credential.
         media_type: What a public operation answers, where it is not JSON.
     """
@@ -48,10 +52,17 @@ class Operation:
     statuses: tuple[int, ...] = (200,)
     headers: tuple[str, ...] = ()
     etag: bool = False
+    token: bool = False
     problems: tuple[str, ...] = ()
     subject: bool = False
+    tenant_listing: bool = False
     public: bool = False
     media_type: str = "application/json"
+
+
+def _guard(operation: Operation) -> Guard:
+    assert operation.permission is not None  # noqa: S101  for the type checker: the caller looked
+    return listing_requires(operation.permission) if operation.tenant_listing else requires(operation.permission)
 
 
 def route(operation: Operation) -> Callable[[Handler], HTTPRouteHandler]:
@@ -61,7 +72,7 @@ def route(operation: Operation) -> Callable[[Handler], HTTPRouteHandler]:
         http_method=operation.method,
         name=operation.name,
         status_code=operation.statuses[0],
-        guards=[requires(operation.permission)] if operation.permission else None,
+        guards=[_guard(operation)] if operation.permission else None,
         opt={"operation": operation, "exclude_from_auth": operation.public},
         include_in_schema=False,
     )

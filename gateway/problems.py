@@ -186,6 +186,9 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     storage_errors.TenantNotFound: NOT_FOUND,
     storage_errors.ApiKeyNotFound: NOT_FOUND,
+    storage_errors.AnchorNotFound: NOT_FOUND,
+    storage_errors.SubjectNotFound: NOT_FOUND,
+    storage_errors.JobNotFound: NOT_FOUND,
     storage_errors.Conflict: _CONFLICT,
     storage_errors.CheckpointExists: Kind(
         409, "checkpoint-exists", "Checkpoint exists", False,
@@ -219,7 +222,23 @@ TABLE: dict[type[Exception], Kind] = {
     storage_errors.LimitExceeded: Kind(
         422, "limit-exceeded", "Limit exceeded", False, "The member limit names the limit; send less."
     ),
+    storage_errors.ClientShareRequired: Kind(
+        400, "client-share-required", "Client share required", False,
+        "The thread was made with a client-held share: send it in Stateroom-Client-Share. Nobody else has it.",
+    ),
+    storage_errors.ClientShareWrong: Kind(
+        403, "client-share-wrong", "Client share wrong", False,
+        "Send the share the thread was made with. If it is lost, so is what the thread holds; it can be deleted.",
+    ),
+    storage_errors.ClientShareUnexpected: Kind(
+        409, "client-share-unexpected", "Client share unexpected", False,
+        "The thread was made without a share: leave Stateroom-Client-Share out, or use a new thread.",
+    ),
     storage_errors.IntegrityFailure: _INTEGRITY,
+    storage_errors.RollbackDetected: Kind(
+        409, "rollback-detected", "Rollback detected", False,
+        "The thread is older than what this client has seen, or was replaced. Tell the operator; do not retry.",
+    ),
     storage_errors.Unavailable: _DATABASE_UNAVAILABLE,
     storage_errors.LostRaceError: _DATABASE_UNAVAILABLE,
     BlobExists: INTERNAL,  # uploads name fresh uuids
@@ -242,6 +261,7 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     crypto_errors.RootKeyInvalid: INTERNAL,
     crypto_errors.SelfTestFailed: INTERNAL,
+    crypto_errors.NoteInvalid: INTERNAL,
 }  # fmt: skip
 
 KINDS: dict[str, Kind] = {kind.code: kind for kind in TABLE.values()}
@@ -314,6 +334,8 @@ def pointer(*parts: str | int) -> str:
 
 
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
+_UNKNOWN = "Object contains unknown field"
+_PLAIN_UNKNOWN = re.compile(rf"{_UNKNOWN} `[A-Za-z0-9_.-]{{1,64}}`\Z")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
 
 
@@ -329,7 +351,10 @@ def explain(error: msgspec.ValidationError) -> tuple[str, tuple[str | int, ...]]
         if wild:
             break
         steps.append(name or int(index))
-    return re.sub(r"^Invalid enum value.*", "not one of the allowed values", what, flags=re.DOTALL), tuple(steps)
+    what = re.sub(r"^Invalid enum value.*", "not one of the allowed values", what, flags=re.DOTALL)
+    if what.startswith(_UNKNOWN) and not _PLAIN_UNKNOWN.match(what):
+        what = "unknown member"  # its name is no member's anywhere: it could be content that slipped a level
+    return what, tuple(steps)
 
 
 def frames(error: BaseException) -> list[str]:

@@ -50,6 +50,15 @@ class Metrics:
         self.key_unavailable_total = Counter(
             "stateroom_key_unavailable_total", "Keys that could not be had.", registry=self.registry
         )
+        self.audit_notes_dropped_total = Counter(
+            "stateroom_audit_notes_dropped_total", "Accesses the audit log only counted.", registry=self.registry
+        )
+        self.audit_failures_total = Counter(
+            "stateroom_audit_failures_total",
+            "Rounds of writing or anchoring the audit log that failed.",
+            ["round"],
+            registry=self.registry,
+        )
         self.dependency_up = Gauge(
             "stateroom_dependency_up", "1: the last probe succeeded.", ["dependency"], registry=self.registry
         )
@@ -86,6 +95,14 @@ class Metrics:
     def key_unavailable(self) -> None:
         """Storage could not have a key."""
         self.key_unavailable_total.inc()
+
+    def audit_note_dropped(self) -> None:
+        """Storage only counted an access."""
+        self.audit_notes_dropped_total.inc()
+
+    def audit_failed(self, what: str) -> None:
+        """A round of the audit log failed; it is tried again."""
+        self.audit_failures_total.labels(what).inc()
 
 
 class MetricsServer:

@@ -16,13 +16,17 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 Status = Literal["active", "waiting", "failed", "done"]
 View = Literal["none", "state", "channels"]
-Version = str | int | float
+Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what MessagePack and PostgreSQL hold
+Version = str | Integer | float
 
 NAME_BYTES_MAX = 255
-Name = Annotated[str, Meta(min_length=1, max_length=NAME_BYTES_MAX)]
-Namespace = Annotated[str, Meta(max_length=2048)]
+NAMESPACE_BYTES_MAX = 1024  # with four ids of 255 bytes it fits an entry of a B-tree (2,704 bytes)
+WITHOUT_NUL = r"^[^\x00]*$"  # PostgreSQL's text holds every character but this one
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_BYTES_MAX, pattern=WITHOUT_NUL)]
+Title = Annotated[str, Meta(max_length=NAME_BYTES_MAX, pattern=WITHOUT_NUL)]
+Namespace = Annotated[str, Meta(max_length=NAMESPACE_BYTES_MAX, pattern=WITHOUT_NUL)]
 Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")]
-CheckpointIdText = Annotated[str, Meta(min_length=1, max_length=NAME_BYTES_MAX)]
+CheckpointIdText = Name
 
 
 class Request(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -36,11 +40,11 @@ class Response(Struct, kw_only=True):
 class Model(Request, omit_defaults=True):
     """Which model produced a step, so that a replay can be told from a re-run."""
 
-    name: Annotated[str, Meta(max_length=NAME_BYTES_MAX)]
-    hash: Annotated[str, Meta(max_length=NAME_BYTES_MAX)] | None = None
+    name: Title
+    hash: Title | None = None
     temperature: float | None = None
     top_p: float | None = None
-    seed: int | None = None
+    seed: Integer | None = None
 
 
 class Usage(Request, omit_defaults=True):
@@ -139,6 +143,9 @@ class Checkpoint(Response):
     serialised bytes; view ``none`` gives neither. In JSON, bytes inside a state are ``{"$bytes": base64}``,
     MessagePack extension values ``{"$ext": [code, base64]}`` and values in a foreign encoding
     ``{"$encoded": [encoding, base64]}``.
+
+    ``withheld`` (listings over threads only): clear columns, unverified; the rest needs a client-held share that was
+    not sent, or another key. ``subject_id`` (a tenant's listing only): whose it is.
     """
 
     thread_id: str
@@ -160,6 +167,8 @@ class Checkpoint(Response):
     state: dict[str, Raw] | UnsetType = UNSET
     channels: dict[str, ChannelOut] | UnsetType = UNSET
     pending_writes: list[WriteOut] | UnsetType = UNSET
+    withheld: bool | UnsetType = UNSET
+    subject_id: str | UnsetType = UNSET
 
 
 class CheckpointPage(Response):
@@ -187,7 +196,7 @@ class WritesRequest(Request):
 
     writes: Annotated[list[WriteIn], Meta(max_length=1000)]
     namespace: Namespace = ""
-    task_path: Annotated[str, Meta(max_length=2048)] = ""
+    task_path: Annotated[str, Meta(max_length=2048, pattern=WITHOUT_NUL)] = ""
     status: Status | None = None
 
 
@@ -225,6 +234,7 @@ class Thread(Response):
     status: Status
     tier: Literal["hot", "archive"]
     strict: bool
+    client_share: bool
     created_at: datetime
     updated_at: datetime
     head_id: str | None
@@ -297,7 +307,7 @@ class ApiKeyRequest(Request):
     """A new API key. ``subject`` keys are bound to ``subject_id``; ``service`` keys to the tenant."""
 
     kind: Literal["subject", "service"]
-    name: Annotated[str, Meta(max_length=NAME_BYTES_MAX)] = ""
+    name: Title = ""
     subject_id: str | None = None
     permissions: tuple[Permission, ...] = ("state:read", "state:write", "state:delete")
     expires_at: datetime | None = None
@@ -334,7 +344,7 @@ class ApiKeyPage(Response):
 class TenantRequest(Request):
     """A new tenant; its first administration key comes back once."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=NAME_BYTES_MAX)]
+    name: Name
 
 
 class Tenant(Response):
@@ -355,6 +365,97 @@ class TenantPage(Response):
     """Tenants, newest first."""
 
     tenants: list[Tenant]
+    next_cursor: str | None
+
+
+class AuditEvent(Response):
+    """An event of the audit log. ``hash`` covers ``previous``, ``sequence`` and ``body``; both are in hex.
+
+    ``body`` is the canonical text that was hashed; the other members repeat what it says, and are null where it cannot
+    be read.
+    """
+
+    sequence: int
+    at: datetime | None
+    actor: str | None
+    action: str | None
+    target: str | None
+    detail: dict[str, Any] | None
+    body: str
+    previous: str
+    hash: str
+
+
+class AuditPage(Response):
+    """Events, oldest first. ``origin`` names the chain; ``next_cursor`` is null on the last page."""
+
+    origin: str
+    events: list[AuditEvent]
+    next_cursor: str | None
+
+
+class AuditAnchor(Response):
+    """A signed anchor: the chain ``origin`` had ``sequence`` events, the last with this ``hash`` (hex).
+
+    ``note`` is the signed text (https://c2sp.org/signed-note); ``stored`` says whether the object store holds it.
+    """
+
+    origin: str
+    sequence: int
+    hash: str
+    note: str
+    stored: bool
+
+
+class AuditKey(Response):
+    """The public key that anchors of ``origin`` are signed with, as ``name+key id+base64``."""
+
+    origin: str
+    public_key: str
+
+
+class Subject(Response):
+    """A subject that has data."""
+
+    subject_id: str
+
+
+class SubjectPage(Response):
+    """Subjects, by id."""
+
+    subjects: list[Subject]
+    next_cursor: str | None
+
+
+class VerifyRequest(Request):
+    """What to verify: one thread, or all of the subject's, a stretch at a time from ``cursor`` on."""
+
+    thread_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    cursor: str | None = None
+
+
+class VerifyFinding(Response):
+    """Damage, by place; never what is stored there. ``code`` is stable."""
+
+    code: str
+    detail: str
+    thread_id: str | None
+    namespace: str | None
+    checkpoint_id: str | None
+
+
+class VerifyReport(Response):
+    """How many rows were opened, and what was found.
+
+    ``threads_skipped`` were not opened: only their client holds a share of their keys.
+    """
+
+    threads: int
+    threads_skipped: int
+    checkpoints: int
+    pending_writes: int
+    pieces: int
+    findings: list[VerifyFinding]
     next_cursor: str | None
 
 
@@ -387,3 +488,113 @@ def component_schemas(types: list[Any]) -> tuple[list[dict[str, Any]], dict[str,
     """JSON Schemas of ``types`` for OpenAPI, with shared components under ``#/components/schemas/``."""
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     return list(schemas), components
+
+
+class RotateRequest(Request):
+    """Which key to rotate: the tenant's, or a subject's data key (then name the subject)."""
+
+    level: Literal["tenant", "subject"]
+    subject_id: Name | None = None
+
+
+class Rotation(Response):
+    """A rotation that has begun: the version that is active now, and the job that does the rest."""
+
+    level: Literal["tenant", "subject"]
+    key_version: int
+    job_id: str
+
+
+class JobStarted(Response):
+    """The job that does what was asked for."""
+
+    job_id: str
+
+
+class TenantKey(Response):
+    """One version of the tenant's key. ``subject_keys`` counts what it wraps."""
+
+    key_version: int
+    state: str
+    provider: str
+    root_key_version: str
+    created_at: datetime
+    destroyed_at: datetime | None
+    subject_keys: int
+
+
+class SubjectKey(Response):
+    """One version of a subject's data or id key.
+
+    ``shred_effective_at`` is when the last backup that holds a shredded key has expired.
+    """
+
+    purpose: str
+    key_version: int
+    tenant_key_version: int
+    state: str
+    created_at: datetime
+    destroyed_at: datetime | None
+    shred_effective_at: datetime | None
+
+
+class KeyStatus(Response):
+    """Key versions, oldest first; ``subject_keys`` is null when no subject was named."""
+
+    tenant_keys: list[TenantKey]
+    subject_keys: list[SubjectKey] | None
+
+
+class RootKeyUse(Response):
+    """How many tenant keys a version of a root key wraps."""
+
+    provider: str
+    root_key_id: str
+    root_key_version: str
+    tenant_keys: int
+
+
+class RootKeyStatus(Response):
+    """Every version of a root key that is still needed."""
+
+    root_keys: list[RootKeyUse]
+
+
+class ShredRequest(Request):
+    """The confirmation: the id of what is to be shredded, once more."""
+
+    confirm: Name
+
+
+class Shredded(Response):
+    """The keys are destroyed: every gateway refuses from its next request on.
+
+    ``shred_effective_at`` is when the last backup that holds the wrapped keys has expired; ``tombstone`` says whether
+    the object store keeps a restored backup from bringing them back; ``job_id`` deletes the rows.
+    """
+
+    job_id: str
+    shred_effective_at: datetime
+    tombstone: bool
+
+
+class Job(Response):
+    """A long operation. ``total`` is an estimate, null before it is known; ``note`` says what was left out and why."""
+
+    job_id: str
+    kind: str
+    target: str
+    state: Literal["queued", "running", "done", "failed"]
+    done: int
+    total: int | None
+    error: str | None
+    note: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class JobPage(Response):
+    """Jobs, newest first."""
+
+    jobs: list[Job]
+    next_cursor: str | None

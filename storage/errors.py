@@ -31,6 +31,18 @@ class ApiKeyNotFound(NotFound):
     """There is no such API key."""
 
 
+class SubjectNotFound(NotFound):
+    """The tenant has no such subject: it never had a key, hence no state."""
+
+
+class JobNotFound(NotFound):
+    """There is no such job."""
+
+
+class AnchorNotFound(NotFound):
+    """The audit log has no anchor yet, or there is no object store to keep one."""
+
+
 class Conflict(StorageError):
     """The operation contradicts what is stored; nothing was changed."""
 
@@ -93,8 +105,24 @@ class LimitExceeded(StorageError):
         self.pointer = pointer
 
 
+class ClientShareRequired(StorageError):
+    """The thread was made with a share that only its client holds; send it."""
+
+
+class ClientShareWrong(StorageError):
+    """The thread was made with another client-held share than the one that was sent."""
+
+
+class ClientShareUnexpected(StorageError):
+    """The thread was made without a client-held share; it cannot be given one later."""
+
+
 class IntegrityFailure(StorageError):
     """Stored state is missing pieces or does not authenticate; it was edited, lost or moved outside the gateway."""
+
+
+class RollbackDetected(IntegrityFailure):
+    """The thread is older than, or another one than, what this client has seen; it was rolled back or replaced."""
 
 
 class Unavailable(StorageError):

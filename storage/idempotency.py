@@ -2,6 +2,9 @@
 
 The claim and the receipt are part of the transaction that does the work. So a key is either unknown, or its work is
 done and its receipt is there; whoever comes while the work is under way waits for it in the database.
+
+A receipt holds ids and numbers, no state: it never takes a client-held share. Whether the thread's share was sent is
+for whoever replays a receipt to ask.
 """
 
 from datetime import datetime
@@ -37,7 +40,7 @@ async def claim(
     if row["request_digest"] != idempotency.request_digest:
         raise IdempotencyKeyReused
     try:
-        receipt = sealer.open(
+        receipt = sealer.without_share.open(
             Kind.IDEMPOTENCY, (idempotency.idempotency_key, idempotency.request_digest), row["receipt"]
         )
         return msgspec.msgpack.decode(receipt, type=kind)
@@ -50,7 +53,7 @@ async def settle(
 ) -> None:
     """Keep the receipt under a key that was claimed in this transaction."""
     location = (idempotency.idempotency_key, idempotency.request_digest)
-    sealed = sealer.seal(Kind.IDEMPOTENCY, location, msgspec.msgpack.encode(receipt))
+    sealed = sealer.without_share.seal(Kind.IDEMPOTENCY, location, msgspec.msgpack.encode(receipt))
     await transaction.execute(
         sql.SETTLE_IDEMPOTENCY, scope.tenant_id, scope.subject_id, idempotency.idempotency_key, sealed
     )

@@ -11,7 +11,7 @@ statement and calls `evict`.
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
@@ -29,8 +29,9 @@ from crypto import (
     unwrap_subject_key,
     wrap_subject_key,
 )
+from crypto.keyring import SubjectKeyPurpose
 from storage.clock import Clock
-from storage.errors import IntegrityFailure
+from storage.errors import IntegrityFailure, LostRaceError
 from storage.postgres import keys as sql
 from storage.postgres.unit_of_work import Observer, UnitOfWork
 from storage.scope import Scope, TenantScope
@@ -44,6 +45,9 @@ HARD_TTL_SECONDS = 3600.0
 
 # Spreads the next attempts of many processes after an outage over a second.
 _JITTER = secrets.SystemRandom().random
+
+# A subject key may be rewrapped, and the old tenant key destroyed, between two reads of one load.
+_READS_MAX = 3
 
 _OPENABLE = {"active", "decrypt_only", "retired", "pending"}
 
@@ -116,6 +120,66 @@ class Keys:
         """Forget a subject's keys in this process; the next use reads them again."""
         self._subjects.evict(scope)
 
+    def evict_tenant(self, tenant_id: UUID) -> None:
+        """Forget a tenant's keys in this process; subjects' keys that are open stay so."""
+        self._tenants.evict(tenant_id)
+
+    async def tenant(self, tenant_id: UUID) -> TenantKeyring:
+        """A tenant's opened keys, which are made if it has none.
+
+        Raises:
+            CryptoError: as `sealer`.
+        """
+        return await self._tenants.get_or_load(tenant_id, lambda: self._load_or_create_tenant(tenant_id))
+
+    async def add_tenant_key(self, tenant_id: UUID, key_version: int, state: Literal["active", "pending"]) -> None:
+        """Store a new tenant key, unless one of this version is stored; it is to be read before it is used.
+
+        Raises:
+            CryptoError: the root key does not wrap it.
+        """
+        fresh = SecretKey.generate()
+        wrapped = await self._root_key.wrap(fresh, self.root_context(tenant_id, key_version))
+        async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+            await transaction.execute(
+                sql.ADD_TENANT_KEY,
+                tenant_id,
+                key_version,
+                state,
+                wrapped.provider,
+                wrapped.root_key_id,
+                wrapped.root_key_version,
+                wrapped.ciphertext,
+                fresh.kcv(),
+                self._clock.now(),
+            )
+
+    async def add_subject_keys(
+        self, scope: Scope, purposes: Sequence[SubjectKeyPurpose], key_version: int, state: Literal["active", "pending"]
+    ) -> None:
+        """Store new keys of a subject, unless there are some; they are to be read before they are used.
+
+        Raises:
+            CryptoError: as `sealer`.
+            LostRaceError: the tenant key was rotated at this moment.
+        """
+        tenant = await self.tenant(scope.tenant_id)
+        wrapping_version = tenant.active_key_version
+        rows = []
+        for purpose in purposes:
+            fresh = SecretKey.generate()
+            place = (self._deployment_id, scope.tenant_id, scope.subject_id, purpose, key_version)
+            wrapped = wrap_subject_key(tenant.keys[wrapping_version], wrapping_version, *place, fresh)
+            rows.append((purpose, key_version, wrapping_version, state, wrapped, fresh.kcv()))
+        async with self._unit_of_work.begin(scope) as transaction:
+            if await transaction.fetchval(sql.HOLD_TENANT_KEY, scope.tenant_id, wrapping_version) != "active":
+                self._tenants.evict(scope.tenant_id)
+                raise LostRaceError
+            for row in rows:
+                await transaction.execute(
+                    sql.ADD_SUBJECT_KEY, scope.tenant_id, scope.subject_id, *row, self._clock.now()
+                )
+
     async def _load_or_fail(self, scope: Scope) -> Sealer:
         sealer = await self._load(scope)
         if sealer is None:
@@ -125,15 +189,23 @@ class Keys:
     async def _load_or_create(self, scope: Scope) -> Sealer:
         sealer = await self._load(scope)
         if sealer is None:
-            await self._create_subject_keys(scope)
+            await self._unit_of_work.retrying(lambda: self.add_subject_keys(scope, ("data", "id"), 1, "active"))
             sealer = await self._load_or_fail(scope)
         return sealer
 
     async def _load(self, scope: Scope) -> Sealer | None:
-        async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.SUBJECT_KEYS, scope.tenant_id, scope.subject_id)
-        if any(row["state"] == "destroyed" for row in rows) and not any(row["state"] == "active" for row in rows):
-            raise KeyDestroyed
+        for _ in range(_READS_MAX):
+            async with self._unit_of_work.snapshot(scope) as transaction:
+                rows = await transaction.fetch(sql.SUBJECT_KEYS, scope.tenant_id, scope.subject_id)
+            if any(row["state"] == "destroyed" for row in rows) and not any(row["state"] == "active" for row in rows):
+                raise KeyDestroyed
+            try:
+                return await self._opened(scope, rows)
+            except _TenantKeyGoneError:
+                continue
+        raise KeyDestroyed
+
+    async def _opened(self, scope: Scope, rows: Sequence[Any]) -> Sealer | None:
         opened: dict[str, dict[int, SecretKey]] = {"data": {}, "id": {}}
         active: dict[str, int] = {}
         for row in rows:
@@ -154,15 +226,15 @@ class Keys:
         )
 
     async def _unwrap(self, scope: Scope, row: Any) -> SecretKey:
-        tenant = await self._tenant(scope.tenant_id)
+        tenant = await self.tenant(scope.tenant_id)
         tenant_key = tenant.keys.get(row["tenant_key_version"])
         if tenant_key is None:
             # A gateway with a warm cache meets a tenant key that was made after it looked.
             self._tenants.evict(scope.tenant_id)
-            tenant = await self._tenant(scope.tenant_id)
+            tenant = await self.tenant(scope.tenant_id)
             tenant_key = tenant.keys.get(row["tenant_key_version"])
         if tenant_key is None:
-            raise KeyDestroyed
+            raise _TenantKeyGoneError
         try:
             return unwrap_subject_key(
                 tenant_key,
@@ -179,43 +251,25 @@ class Keys:
             self._observer.integrity_failure()
             raise IntegrityFailure("a stored subject key does not authenticate") from None
 
-    async def _create_subject_keys(self, scope: Scope) -> None:
-        tenant = await self._tenant(scope.tenant_id)
-        purposes: tuple[Literal["data"], Literal["id"]] = ("data", "id")
-        rows = []
-        for purpose in purposes:
-            fresh = SecretKey.generate()
-            wrapped = wrap_subject_key(
-                tenant.keys[tenant.active_key_version],
-                tenant.active_key_version,
-                self._deployment_id,
-                scope.tenant_id,
-                scope.subject_id,
-                purpose,
-                1,
-                fresh,
-            )
-            rows.append((purpose, wrapped, fresh.kcv()))
-        async with self._unit_of_work.begin(scope) as transaction:
-            for purpose, wrapped, kcv in rows:
-                await transaction.execute(
-                    sql.ADD_SUBJECT_KEY,
-                    scope.tenant_id,
-                    scope.subject_id,
-                    purpose,
-                    tenant.active_key_version,
-                    wrapped,
-                    kcv,
-                    self._clock.now(),
-                )
+    async def rewrapped(self, scope: Scope, row: Any, tenant_key_version: int) -> bytes:
+        """A stored subject key, wrapped under another version of the tenant key instead.
 
-    async def _tenant(self, tenant_id: UUID) -> TenantKeyring:
-        return await self._tenants.get_or_load(tenant_id, lambda: self._load_or_create_tenant(tenant_id))
+        Raises:
+            CryptoError: as `sealer`.
+            IntegrityFailure: what is stored does not authenticate.
+        """
+        try:
+            opened = await self._unwrap(scope, row)
+        except _TenantKeyGoneError:
+            raise KeyDestroyed from None
+        tenant = await self.tenant(scope.tenant_id)
+        place = (self._deployment_id, scope.tenant_id, scope.subject_id, row["purpose"], row["key_version"])
+        return wrap_subject_key(tenant.keys[tenant_key_version], tenant_key_version, *place, opened)
 
     async def _load_or_create_tenant(self, tenant_id: UUID) -> TenantKeyring:
         keyring = await self._load_tenant(tenant_id)
         if keyring is None:
-            await self._create_tenant_key(tenant_id)
+            await self.add_tenant_key(tenant_id, 1, "active")
             keyring = await self._load_tenant(tenant_id)
         if keyring is None:
             raise KeyDenied
@@ -224,7 +278,7 @@ class Keys:
     async def _load_tenant(self, tenant_id: UUID) -> TenantKeyring | None:
         async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
             rows = await transaction.fetch(sql.TENANT_KEYS, tenant_id)
-        if rows and all(row["state"] == "destroyed" for row in rows):
+        if any(row["state"] == "destroyed" for row in rows) and not any(row["state"] == "active" for row in rows):
             raise KeyDestroyed
         opened: dict[int, SecretKey] = {}
         active: int | None = None
@@ -237,7 +291,7 @@ class Keys:
                 root_key_version=row["root_key_version"],
                 ciphertext=row["wrapped"],
             )
-            fresh = await self._root_key.unwrap(wrapped, self._root_context(tenant_id, row["key_version"]))
+            fresh = await self._root_key.unwrap(wrapped, self.root_context(tenant_id, row["key_version"]))
             if fresh.kcv() != row["kcv"]:
                 self._observer.integrity_failure()
                 raise IntegrityFailure("a stored tenant key does not match its check value")
@@ -246,22 +300,8 @@ class Keys:
                 active = row["key_version"]
         return None if active is None else TenantKeyring(opened, active)
 
-    async def _create_tenant_key(self, tenant_id: UUID) -> None:
-        fresh = SecretKey.generate()
-        wrapped = await self._root_key.wrap(fresh, self._root_context(tenant_id, 1))
-        async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
-            await transaction.execute(
-                sql.ADD_TENANT_KEY,
-                tenant_id,
-                wrapped.provider,
-                wrapped.root_key_id,
-                wrapped.root_key_version,
-                wrapped.ciphertext,
-                fresh.kcv(),
-                self._clock.now(),
-            )
-
-    def _root_context(self, tenant_id: UUID, key_version: int) -> dict[str, str]:
+    def root_context(self, tenant_id: UUID, key_version: int) -> dict[str, str]:
+        """What a tenant key's wrapping under the root key is bound to."""
         return {
             "deployment": str(self._deployment_id),
             "tenant": str(tenant_id),
@@ -272,3 +312,7 @@ class Keys:
 
 class _NoKeysError(Exception):
     """The subject has no keys."""
+
+
+class _TenantKeyGoneError(Exception):
+    """The tenant key that a subject key names is not there: it was destroyed, after the subject key was rewrapped."""

@@ -77,6 +77,7 @@ class Save:
     parent: Parent | None = None
     precondition: Precondition | None = None
     fork: bool = False
+    known_token: str | None = None
     status: Status = "active"
     step: int | None = None
     source: str | None = None
@@ -93,7 +94,10 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A durable checkpoint. ``created`` False: the same save had been stored before."""
+    """A durable checkpoint. ``created`` False: the same save had been stored before.
+
+    ``token`` is what the client may keep to notice a rollback; empty in receipts of before it existed.
+    """
 
     thread_id: str
     namespace: str
@@ -105,6 +109,7 @@ class Saved:
     created_at: datetime
     created: bool
     head_id: str
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +133,11 @@ class PendingWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A loaded checkpoint. ``channels`` and ``writes`` are None where they were not asked for."""
+    """A loaded checkpoint. ``channels`` and ``writes`` are None where they were not asked for.
+
+    ``withheld``: only its clear columns are here, and nothing vouches for them: its thread is under a client-held share
+    that was not sent, or a whole tenant is listed.
+    """
 
     thread_id: str
     namespace: str
@@ -148,21 +157,32 @@ class Checkpoint:
     delta_channels: tuple[str, ...]
     channels: dict[str, Channel] | None
     writes: list[PendingWrite] | None
+    withheld: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedCheckpoint:
+    """A checkpoint in a listing of a whole tenant, and whose it is."""
+
+    subject_id: str
+    checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A checkpoint and its namespace's head, read in one statement."""
+    """A checkpoint and its namespace's head, read in one statement; ``token`` as in `Saved`."""
 
     checkpoint: Checkpoint
     head_id: str
+    token: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryQuery:
     """Which checkpoints to list, newest first. ``namespace`` None: all; ``thread_id`` None: all of the subject.
 
-    ``after`` continues a page: the (checkpoint id, thread id, namespace) of its last row.
+    ``after`` continues a page: the (checkpoint id, thread id, namespace) of its last row, and what a listing that
+    leaves nothing out has read. ``known_token``: what the caller has seen of the thread.
     """
 
     thread_id: str | None = None
@@ -178,7 +198,8 @@ class HistoryQuery:
     metadata: dict[str, Any] = field(default_factory=dict)
     limit: int = 100
     with_state: bool = False
-    after: tuple[str, str, str] | None = None
+    after: tuple[str, ...] | None = None
+    known_token: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +244,7 @@ class Thread:
     status: Status
     tier: Literal["hot", "archive"]
     strict: bool
+    client_share: bool
     created_at: datetime
     updated_at: datetime
     head_id: str | None

@@ -5,12 +5,25 @@ transaction, and nothing is written.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from crypto import Sealer
-from storage.errors import CheckpointNotFound, IntegrityFailure
+from storage.completeness import admit, check_absent, check_count, check_token
+from storage.errors import CheckpointNotFound, ClientShareRequired, ClientShareWrong, IntegrityFailure
 from storage.format.manifest import WriteColumns
-from storage.format.record import OpenedCheckpoint, OpenedWrite, PieceReader, open_checkpoint, open_write
+from storage.format.record import (
+    OpenedCheckpoint,
+    OpenedWrite,
+    PieceReader,
+    check_share,
+    clear_checkpoint,
+    open_checkpoint,
+    open_head,
+    open_thread_seal,
+    open_write,
+)
 from storage.model import ChannelHistory, Checkpoint, HistoryQuery, Page
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
@@ -74,11 +87,65 @@ def _contains(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
+class ThreadSealers:
+    """Which sealer opens the rows of which thread on a page of history.
+
+    Where one thread is asked for it is the caller's, who has admitted it. Over all threads the caller's share opens
+    what was made under it, and no share what was made without one.
+    """
+
+    def __init__(self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str | None) -> None:
+        self._transaction = transaction
+        self._scope = scope
+        self._sealer = sealer
+        self._known: dict[str, Sealer | None] = {} if thread_id is None else {thread_id: sealer}
+
+    async def learn(self, thread_ids: Iterable[str]) -> None:
+        """Read the seals of threads that were not asked about before."""
+        unknown = list({*thread_ids} - self._known.keys())
+        if not unknown:
+            return
+        # A thread whose own row was taken away: what is left of it opens, or is found to be damaged.
+        self._known.update(dict.fromkeys(unknown, self._sealer.without_share))
+        rows = await self._transaction.fetch(sql.THREAD_SEALS, self._scope.tenant_id, self._scope.subject_id, unknown)
+        for row in rows:
+            thread_id = row["thread_id"]
+            thread = open_thread_seal(self._sealer, thread_id, row["created_at"], row["seal"])
+            if thread.share_check is not None:
+                self._known[thread_id] = None
+                with suppress(ClientShareRequired, ClientShareWrong):
+                    check_share(self._sealer, thread_id, thread)
+                    self._known[thread_id] = self._sealer
+
+    def of(self, thread_id: str) -> Sealer | None:
+        """The sealer of a thread that was learned; None: its share is not here."""
+        return self._known[thread_id]
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldCheckpoint:
+    """A checkpoint row whose thread is under a share that was not sent."""
+
+    row: Any
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """As `OpenedCheckpoint.place`."""
+        return self.row["checkpoint_id"], self.row["thread_id"], self.row["namespace"]
+
+    def value(self, look_up: None, writes: None) -> Checkpoint:  # noqa: ARG002  as `OpenedCheckpoint.value`
+        """Its clear columns."""
+        return clear_checkpoint(self.row)
+
+
+Match = OpenedCheckpoint | WithheldCheckpoint
+
+
 async def scan(
-    transaction: Transaction, scope: Scope, sealer: Sealer, query: HistoryQuery
-) -> tuple[list[OpenedCheckpoint], tuple[str, ...] | None]:
+    transaction: Transaction, scope: Scope, sealers: ThreadSealers, query: HistoryQuery
+) -> tuple[list[Match], tuple[str, ...] | None]:
     """The rows of a page, and where the next one begins."""
-    matches: list[OpenedCheckpoint] = []
+    matches: list[Match] = []
     after = query.after
     looked_at = 0
     while True:
@@ -97,16 +164,24 @@ async def scan(
             query.agent,
             query.since,
             query.until,
-            *(after or (None, None, None)),
+            *(after[:3] if after else (None, None, None)),
             size,
         )
+        await sealers.learn(row["thread_id"] for row in rows)
         for row in rows:
             after = (row["checkpoint_id"], row["thread_id"], row["namespace"])
-            opened = open_checkpoint(sealer, row)
-            if _contains(opened.manifest.metadata, query.metadata):
+            sealer = sealers.of(row["thread_id"])
+            if sealer is None:
+                if query.metadata:
+                    continue
+                matches.append(WithheldCheckpoint(row))
+            else:
+                opened = open_checkpoint(sealer, row)
+                if not _contains(opened.manifest.metadata, query.metadata):
+                    continue
                 matches.append(opened)
-                if len(matches) == query.limit:
-                    return matches, after
+            if len(matches) == query.limit:
+                return matches, after
         looked_at += len(rows)
         if len(rows) < size:
             return matches, None
@@ -117,8 +192,8 @@ async def scan(
 async def with_state(
     transaction: Transaction,
     scope: Scope,
-    sealer: Sealer,
-    matches: list[OpenedCheckpoint],
+    sealers: ThreadSealers,
+    matches: list[Match],
     after: tuple[str, ...] | None,
 ) -> Page[Checkpoint]:
     """Read writes and pieces for a page, a few checkpoints at a time, until the byte budget is spent."""
@@ -126,8 +201,13 @@ async def with_state(
     readers: dict[str, PieceReader] = {}
     spent = 0
     for start in range(0, len(matches), _STATE_ROWS):
-        for place, group in _by_place(matches[start : start + _STATE_ROWS]):
+        for place, matched in _by_place(matches[start : start + _STATE_ROWS]):
             thread_id, namespace = place
+            sealer = sealers.of(thread_id)
+            group = [each for each in matched if isinstance(each, OpenedCheckpoint)]
+            if sealer is None:
+                page.extend(each.value(None, None) for each in matched)
+                continue
             rows = await transaction.fetch(
                 sql.WRITES_OF,
                 scope.tenant_id,
@@ -156,13 +236,11 @@ async def with_state(
     return Page(page, after)
 
 
-def _by_place(
-    rows: Sequence[OpenedCheckpoint],
-) -> list[tuple[tuple[str, str], list[OpenedCheckpoint]]]:
+def _by_place(rows: Sequence[Match]) -> list[tuple[tuple[str, str], list[Match]]]:
     """Neighbouring checkpoints of the same thread and namespace, in order."""
-    groups: list[tuple[tuple[str, str], list[OpenedCheckpoint]]] = []
+    groups: list[tuple[tuple[str, str], list[Match]]] = []
     for each in rows:
-        place = (each.columns.thread_id, each.columns.namespace)
+        place = each.place[1:]
         if groups and groups[-1][0] == place:
             groups[-1][1].append(each)
         else:
@@ -178,18 +256,25 @@ async def channel_history(
     namespace: str,
     checkpoint_id: str | None,
     channels: Sequence[str],
+    known_token: str | None,
 ) -> dict[str, ChannelHistory]:
     """What `Checkpoints.channel_history` promises, in an open snapshot."""
     place = (scope.tenant_id, scope.subject_id, thread_id, namespace)
-    if checkpoint_id is None:
-        head = await transaction.fetchrow(sql.HEAD, *place)
-        if head is None:
-            raise CheckpointNotFound
-        checkpoint_id = head["head_id"]
-    target = await one(transaction, scope, sealer, thread_id, namespace, checkpoint_id)
-    if target is None:
+    if known_token is not None:
+        await check_token(transaction, scope, sealer, thread_id, known_token)
+    await admit(transaction, scope, sealer, thread_id)
+    row = await transaction.fetchrow(sql.HEAD, *place)
+    if row is None:
+        await check_absent(transaction, scope, sealer, thread_id, namespace)
         raise CheckpointNotFound
-    lines, seeds = await _walk(transaction, sealer, place, target.columns.parent_id, channels)
+    head = open_head(sealer, thread_id, namespace, row["head_id"], row["sequence"], row["seal"])
+    target = await one(transaction, scope, sealer, thread_id, namespace, checkpoint_id or row["head_id"])
+    if target is None:
+        await check_count(transaction, scope, thread_id, namespace, head)
+        raise CheckpointNotFound
+    lines, seeds, found_all = await _walk(transaction, sealer, place, target.columns.parent_id, channels)
+    if not found_all:
+        await check_count(transaction, scope, thread_id, namespace, head)
     ancestors = max((len(line) for line in lines.values()), default=0)
     longest = next((line for line in lines.values() if len(line) == ancestors), [])
     rows = await transaction.fetch(sql.WRITES_OF, *place, longest, list(channels), None)
@@ -212,19 +297,22 @@ async def _walk(
     place: tuple[Any, ...],
     parent_id: str | None,
     channels: Sequence[str],
-) -> tuple[dict[str, list[str]], dict[str, OpenedCheckpoint]]:
-    """For each channel its ancestors, nearest first, up to and with the one that holds a value, if any."""
+) -> tuple[dict[str, list[str]], dict[str, OpenedCheckpoint], bool]:
+    """For each channel its ancestors, nearest first, up to and with the one that holds a value, if any.
+
+    The third result is false when an ancestor was not there: it was removed, or is a parent that never was.
+    """
     lines: dict[str, list[str]] = {name: [] for name in channels}
     seeds: dict[str, OpenedCheckpoint] = {}
     seen: set[str] = set()
     while parent_id is not None and parent_id not in seen and len(seeds) < len(lines):
         rows = await transaction.fetch(sql.ANCESTORS, *place, parent_id, _ANCESTORS_ROWS)
         if not rows:
-            break
+            return lines, seeds, False
         for row in rows:
             ancestor = open_checkpoint(sealer, row)
             if ancestor.columns.checkpoint_id in seen:
-                return lines, seeds
+                return lines, seeds, True
             seen.add(ancestor.columns.checkpoint_id)
             held = {each.name for each in ancestor.manifest.channels}
             for name in channels:
@@ -233,4 +321,4 @@ async def _walk(
                     if name in held:
                         seeds[name] = ancestor
             parent_id = ancestor.columns.parent_id
-    return lines, seeds
+    return lines, seeds, True

@@ -14,6 +14,7 @@ import msgspec
 
 from crypto import Sealer
 from storage.access import Access
+from storage.completeness import admit, check_token
 from storage.errors import (
     ChannelUnchangedUnknown,
     CheckpointExists,
@@ -31,6 +32,7 @@ from storage.format.pieces import Body, Cutter, join, list_bounds, list_count, l
 from storage.format.record import (
     OpenedCheckpoint,
     PieceReader,
+    new_thread,
     open_checkpoint,
     open_head,
     open_thread,
@@ -39,6 +41,7 @@ from storage.format.record import (
     seal_piece,
     seal_thread,
 )
+from storage.format.token import ThreadToken
 from storage.idempotency import claim, settle
 from storage.model import FullState, Patch, Save, Saved, Value
 from storage.postgres import checkpoints as sql
@@ -65,6 +68,7 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save) ->
         if save.idempotency is not None:
             replayed = await claim(transaction, scope, sealer, save.idempotency, now, Saved)
             if replayed is not None:
+                await admit(transaction, scope, sealer, save.thread_id)
                 return dataclasses.replace(replayed, created=False)
         row = await transaction.fetchrow(
             sql.OPEN,
@@ -74,7 +78,7 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save) ->
             save.agent,
             save.status if save.namespace == "" else None,
             now,
-            seal_thread(sealer, save.thread_id, now, ThreadSeal.new()),
+            seal_thread(sealer, save.thread_id, now, new_thread(sealer, save.thread_id)),
             sealer.active_key_version,
             save.namespace,
             save.checkpoint_id,
@@ -82,12 +86,15 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save) ->
             needs_parent,
             save.parent is None,
             save.parent.checkpoint_id if save.parent else None,
+            sealer.shared,
         )
         access.check_key(scope, row["key_state"])
         if row["tier"] != "hot":
             raise ThreadArchived
-        base = None if row["checkpoint_id"] is None else open_checkpoint(sealer, row)
+        if save.known_token is not None:
+            await check_token(transaction, scope, sealer, save.thread_id, save.known_token)
         standing = _Standing.open(sealer, save, row)
+        base = None if row["checkpoint_id"] is None else open_checkpoint(sealer, row)
         if row["stored_before"]:
             saved = await _saved_before(transaction, scope, sealer, save, standing, cut, cutter)
             await _settle(transaction, scope, sealer, save, saved)
@@ -158,6 +165,7 @@ async def _write(
         head_id,
         head.sequence,
         seal_head(sealer, save.thread_id, save.namespace, head_id, head),
+        standing.head is not None,
     )
     if written != 2:  # the checkpoint, and the head on top of the one that was read
         raise LostRaceError
@@ -170,7 +178,7 @@ async def _write(
             save.thread_id,
             seal_thread(sealer, save.thread_id, row["thread_created_at"], thread),
         )
-    return _saved(columns, sequence=head.sequence, head_id=head_id, created=True)
+    return _saved(sealer, columns, head, head_id=head_id, created=True)
 
 
 async def _saved_before(
@@ -206,7 +214,7 @@ async def _saved_before(
     )
     if again != stored.columns or _manifest(save, channels) != stored.manifest:
         raise CheckpointExists
-    return _saved(stored.columns, sequence=standing.head.sequence, head_id=standing.head_id, created=False)
+    return _saved(sealer, stored.columns, standing.head, head_id=standing.head_id, created=False)
 
 
 class _Standing:
@@ -249,7 +257,7 @@ class _Standing:
     def with_member(self, member: bytes) -> HeadSeal:
         """The head seal after one more checkpoint."""
         if self.head is None:
-            return HeadSeal(self.thread.incarnation, 1, LiveSet().add(member))
+            return HeadSeal(self.thread.incarnation, self.thread.floor + 1, LiveSet().add(member))
         return HeadSeal(self.head.incarnation, self.head.sequence + 1, self.head.live.add(member))
 
 
@@ -288,7 +296,7 @@ def _manifest(save: Save, channels: list[ChannelRecord]) -> Manifest:
     return Manifest(FORMAT, channels, save.metadata, save.model, save.delta_channels)
 
 
-def _saved(columns: CheckpointColumns, *, sequence: int, head_id: str, created: bool) -> Saved:
+def _saved(sealer: Sealer, columns: CheckpointColumns, head: HeadSeal, *, head_id: str, created: bool) -> Saved:
     return Saved(
         thread_id=columns.thread_id,
         namespace=columns.namespace,
@@ -296,10 +304,13 @@ def _saved(columns: CheckpointColumns, *, sequence: int, head_id: str, created: 
         parent_id=columns.parent_id,
         step=columns.step,
         status=columns.status,  # type: ignore[arg-type]
-        sequence=sequence,
+        sequence=head.sequence,
         created_at=columns.created_at,
         created=created,
         head_id=head_id,
+        token=ThreadToken.of(sealer.without_share, columns.namespace, head_id, head).encode(
+            sealer.without_share, columns.thread_id
+        ),
     )
 
 

@@ -5,13 +5,14 @@ authenticated principal, never from a row. Values that reach SQL as literals are
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from storage.errors import InvalidState
 
 SHARED_SUBJECT = "~shared"
 ID_BYTES_MAX = 255
+CLIENT_SHARE_BYTES = 32
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}\Z", re.ASCII)
 
 
@@ -74,4 +75,25 @@ class OperatorScope:
     founding: UUID | None = None
 
 
-AnyScope = Scope | TenantScope | OperatorScope
+@dataclass(frozen=True, slots=True)
+class TenantListing:
+    """The clear columns of one tenant's checkpoints, over all of its subjects. Opens nothing."""
+
+    tenant_id: UUID
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientShare:
+    """What a client adds to the keys of its threads, for one request. It is no part of a scope, and never stored.
+
+    Compared by identity, so that it serves as no cache's key, and not shown.
+    """
+
+    material: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.material) != CLIENT_SHARE_BYTES:
+            raise InvalidState(f"a client-held share has {CLIENT_SHARE_BYTES} bytes")
+
+
+AnyScope = Scope | TenantScope | TenantListing | OperatorScope

@@ -2,6 +2,8 @@
 
 `look_up_key` is the one read without a scope, because a credential is read before anybody is authenticated; it goes
 through a database function that returns one key's row and is owned by a role that can do nothing else.
+
+Every change is recorded in the audit log in its own transaction: without the record it does not happen.
 """
 
 from collections.abc import Mapping
@@ -9,8 +11,10 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from storage.audit import LOCAL_ACTOR, Audit, chain_of
 from storage.clock import Clock
 from storage.errors import ApiKeyNotFound, TenantNotFound
+from storage.format.audit import OPERATOR_CHAIN
 from storage.model import ApiKeyRecord, Page, Tenant
 from storage.postgres import tenants as sql
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
@@ -22,16 +26,23 @@ _END_OF_TIME = datetime(9999, 1, 1, tzinfo=UTC)
 class Tenants:
     """The verbs on tenants and API keys."""
 
-    def __init__(self, unit_of_work: UnitOfWork, clock: Clock) -> None:
+    def __init__(self, unit_of_work: UnitOfWork, audit: Audit, clock: Clock) -> None:
         self._unit_of_work = unit_of_work
+        self._audit = audit
         self._clock = clock
 
-    async def create(self, scope: OperatorScope, tenant: Tenant, first_key: ApiKeyRecord) -> Tenant:
+    async def create(
+        self, scope: OperatorScope, tenant: Tenant, first_key: ApiKeyRecord, actor: str = LOCAL_ACTOR
+    ) -> Tenant:
         """Create a tenant together with its first credential; ``scope.founding`` must name it."""
         arguments = {"tenant_id": tenant.tenant_id, "name": tenant.name, "created_at": tenant.created_at}
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.execute(sql.ADD_TENANT.text, *sql.ADD_TENANT.arguments(**arguments))
             await _add_key(transaction, first_key)
+            target = f"tenant:{tenant.tenant_id}"
+            await self._audit.append(transaction, tenant.tenant_id, actor, "tenant.create", target)
+            await self._record_key(transaction, tenant.tenant_id, actor, first_key)
+            await self._audit.append(transaction, OPERATOR_CHAIN, actor, "tenant.create", target)
         return tenant
 
     async def get(self, scope: OperatorScope, tenant_id: UUID) -> Tenant:
@@ -67,10 +78,20 @@ class Tenants:
             row = await connection.fetchrow(sql.LOOK_UP, key_id)
         return None if row is None else _record(row)
 
-    async def add_key(self, scope: TenantScope | OperatorScope, record: ApiKeyRecord) -> None:
+    async def add_key(self, scope: TenantScope | OperatorScope, record: ApiKeyRecord, actor: str = LOCAL_ACTOR) -> None:
         """Store a credential of this tenant, or of the operators."""
         async with self._unit_of_work.begin(scope) as transaction:
             await _add_key(transaction, record)
+            await self._record_key(transaction, chain_of(scope), actor, record)
+
+    async def _record_key(self, transaction: Transaction, chain: UUID, actor: str, record: ApiKeyRecord) -> None:
+        detail = {
+            "kind": record.kind,
+            "subject_id": record.subject_id,
+            "permissions": list(record.permissions),
+            "expires_at": None if record.expires_at is None else record.expires_at.isoformat(),
+        }
+        await self._audit.append(transaction, chain, actor, "api-key.create", f"api-key:{record.key_id}", detail)
 
     async def list_keys(
         self, scope: TenantScope | OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None
@@ -90,7 +111,7 @@ class Tenants:
         last = records[-1] if len(records) == limit else None
         return Page(records, (last.created_at.isoformat(), last.key_id) if last else None)
 
-    async def revoke_key(self, scope: TenantScope | OperatorScope, key_id: str) -> None:
+    async def revoke_key(self, scope: TenantScope | OperatorScope, key_id: str, actor: str = LOCAL_ACTOR) -> None:
         """Revoke a credential; doing it again changes nothing.
 
         Raises:
@@ -100,6 +121,7 @@ class Tenants:
         async with self._unit_of_work.begin(scope) as transaction:
             if not await transaction.fetchval(sql.REVOKE.text, *arguments):
                 raise ApiKeyNotFound
+            await self._audit.append(transaction, chain_of(scope), actor, "api-key.revoke", f"api-key:{key_id}")
 
     async def touch_keys(self, used: Mapping[tuple[UUID | None, str], datetime]) -> None:
         """Record when credentials were last used; called in batches, because a row for each request costs too much."""

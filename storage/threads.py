@@ -5,16 +5,18 @@ subtracted. It never takes what a survivor needs: ancestors down to the value th
 pending writes of checkpoints that stay (or have not arrived yet), and pieces that anything left still names.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
 
-from crypto import Sealer
+from crypto import KeyDestroyed, Sealer
 from storage.access import Access
 from storage.clock import Clock
+from storage.completeness import admit, compare_namespaces, open_own_head, walk
 from storage.errors import (
     DeltaChainNeeded,
     IntegrityFailure,
@@ -24,21 +26,23 @@ from storage.errors import (
 )
 from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
 from storage.format.record import (
-    OpenedCheckpoint,
-    open_checkpoint,
-    open_head,
+    check_share,
+    new_thread,
     open_thread,
+    open_thread_seal,
     open_write,
     seal_checkpoint,
     seal_head,
     seal_thread,
     seal_write,
 )
+from storage.format.token import ThreadToken, incarnation_tag, removal_mac, thread_tag
 from storage.idempotency import claim, settle
 from storage.model import Copied, Idempotency, Page, Removal, Status, Strategy, Thread
 from storage.postgres import threads as sql
+from storage.postgres.completeness import REMEMBER_REMOVAL
 from storage.postgres.unit_of_work import Transaction
-from storage.scope import Scope, check_id
+from storage.scope import ClientShare, Scope, check_id
 
 # Rows that are opened at a time while a whole thread is walked.
 _STRETCH_ROWS = 500
@@ -108,15 +112,20 @@ class Threads:
         strict: bool | None = None,
         agent: str | None = None,
         agent_given: bool = False,
+        share: ClientShare | None = None,
     ) -> Thread:
-        """Set what is given, creating the thread if need be."""
+        """Set what is given, creating the thread if need be; one that is made with a ``share`` keeps needing it.
+
+        Raises:
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the thread's.
+        """
         check_id(thread_id, "thread id")
 
         async def with_sealer(sealer: Sealer) -> Thread:
             now = self._access.clock.now()
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
-                await transaction.execute(
+                row = await transaction.fetchrow(
                     sql.PUT,
                     scope.tenant_id,
                     scope.subject_id,
@@ -124,46 +133,56 @@ class Threads:
                     agent,
                     strict,
                     now,
-                    seal_thread(sealer, thread_id, now, ThreadSeal.new()),
+                    seal_thread(sealer, thread_id, now, new_thread(sealer, thread_id)),
                     agent_given,
+                    sealer.shared,
                 )
+                open_thread(sealer, thread_id, row["created_at"], row["seal"])
                 return await _get(transaction, scope, thread_id)
 
-        return await self._access.writing(scope, with_sealer)
+        return await self._access.writing(scope, with_sealer, share)
 
     async def delete(self, scope: Scope, thread_id: str) -> Removal:
-        """Remove a thread with everything in it.
+        """Remove a thread with everything in it; a client-held share is not needed for that.
 
         Raises:
             ThreadNotFound: there is none.
         """
+        sealer = await self._access.sealer_if_any(scope)
 
         async def attempt() -> Removal:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                removal = await _delete(transaction, scope, thread_id)
+                removal = await _delete(transaction, scope, sealer, thread_id, self._access.clock.now())
             if removal is NOTHING:
                 raise ThreadNotFound
             return removal
 
         return await self._access.unit_of_work.retrying(attempt)
 
-    async def prune(self, scope: Scope, thread_ids: Sequence[str], strategy: Strategy) -> Removal:
+    async def prune(
+        self, scope: Scope, thread_ids: Sequence[str], strategy: Strategy, share: ClientShare | None = None
+    ) -> Removal:
         """Keep each namespace's head and what it needs, or (``delete``) nothing. Unknown threads are passed over.
 
-        One transaction a thread: what was pruned stays pruned if a later thread fails; repeat to finish.
+        One transaction a thread: what was pruned stays pruned if a later thread fails; repeat to finish. ``share`` is
+        used for threads that were made under one.
+
+        Raises:
+            ClientShareRequired, ClientShareWrong: a thread needs a share, or another one.
         """
         total = NOTHING
         for thread_id in dict.fromkeys(thread_ids):
             if strategy == "delete":
                 total = _sum(total, await self._delete_if_there(scope, thread_id))
             else:
-                total = _sum(total, await self._remove(scope, thread_id, _all_but_latest))
+                total = _sum(total, await self._remove(scope, thread_id, _all_but_latest, share))
         return total
 
-    async def delete_runs(self, scope: Scope, run_ids: Sequence[str]) -> Removal:
+    async def delete_runs(self, scope: Scope, run_ids: Sequence[str], share: ClientShare | None = None) -> Removal:
         """Remove all checkpoints of these runs, with their writes, in every thread and namespace of the subject.
 
         Raises:
+            ClientShareRequired, ClientShareWrong: as `prune`; what was removed from other threads stays removed.
             DeltaChainNeeded: a checkpoint of another run is rebuilt from one of them; that thread is unchanged.
         """
         wanted = frozenset(run_ids)
@@ -179,13 +198,23 @@ class Threads:
 
         total = NOTHING
         for row in rows:
-            total = _sum(total, await self._remove(scope, row["thread_id"], choose))
+            total = _sum(total, await self._remove(scope, row["thread_id"], choose, share))
         return total
 
-    async def copy(self, scope: Scope, source: str, target: str, idempotency: Idempotency | None = None) -> Copied:
+    async def copy(
+        self,
+        scope: Scope,
+        source: str,
+        target: str,
+        idempotency: Idempotency | None = None,
+        share: ClientShare | None = None,
+    ) -> Copied:
         """Copy a thread, history and pending writes included. Chunks move as ciphertext, the rest is re-sealed.
 
+        The copy of a thread under a client-held share is under the same one.
+
         Raises:
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the source's.
             ThreadNotFound: there is no source.
             ThreadExists: the target exists.
         """
@@ -199,12 +228,13 @@ class Threads:
                     return await _copy(transaction, scope, sealer, source, target, now)
                 replayed = await claim(transaction, scope, sealer, idempotency, now, Copied)
                 if replayed is not None:
+                    await admit(transaction, scope, sealer, source)
                     return replayed
                 copied = await _copy(transaction, scope, sealer, source, target, now)
                 await settle(transaction, scope, sealer, idempotency, copied)
                 return copied
 
-        return await self._access.reading(scope, attempt, ThreadNotFound())
+        return await self._access.reading(scope, attempt, ThreadNotFound(), share)
 
     async def _delete_if_there(self, scope: Scope, thread_id: str) -> Removal:
         try:
@@ -212,14 +242,24 @@ class Threads:
         except ThreadNotFound:
             return NOTHING
 
-    async def _remove(self, scope: Scope, thread_id: str, choose: Callable[[Sequence[_Entry]], set[str]]) -> Removal:
+    async def _remove(
+        self,
+        scope: Scope,
+        thread_id: str,
+        choose: Callable[[Sequence[_Entry]], set[str]],
+        share: ClientShare | None,
+    ) -> Removal:
         async def attempt(sealer: Sealer) -> Removal:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
-                return await _remove(transaction, scope, sealer, thread_id, choose, self._access.clock)
+                changed: list[ThreadToken] = []
+                removal = await _remove(transaction, scope, sealer, thread_id, choose, self._access.clock, changed)
+            for token in changed:
+                self._access.head_anchors.note(scope, sealer, thread_id, token)
+            return removal
 
         try:
-            return await self._access.reading(scope, attempt, ThreadNotFound())
+            return await self._access.reading(scope, attempt, ThreadNotFound(), share)
         except ThreadNotFound:
             return NOTHING
 
@@ -239,10 +279,20 @@ async def _get(transaction: Transaction, scope: Scope, thread_id: str) -> Thread
     return Thread(**dict(row))
 
 
-async def _delete(transaction: Transaction, scope: Scope, thread_id: str) -> Removal:
+async def _delete(
+    transaction: Transaction, scope: Scope, sealer: Sealer | None, thread_id: str, now: datetime
+) -> Removal:
     place = (scope.tenant_id, scope.subject_id, thread_id)
-    if await transaction.fetchrow(sql.LOCK, *place) is None:
+    locked = await transaction.fetchrow(sql.LOCK, *place)
+    if locked is None:
         return NOTHING
+    # What is damaged, or sealed under keys that are gone, can be deleted, too; but then nothing proves that a request
+    # did it, and whoever holds a token of the thread is told.
+    with suppress(IntegrityFailure, KeyDestroyed):
+        if sealer is not None:
+            thread = open_thread_seal(sealer, thread_id, locked["created_at"], locked["seal"])
+            removal = removal_mac(sealer, thread_tag(sealer, thread_id), incarnation_tag(sealer, thread.incarnation))
+            await transaction.execute(REMEMBER_REMOVAL, scope.tenant_id, scope.subject_id, removal, now)
     writes, checkpoints, *_ = [await transaction.execute(statement, *place) for statement in sql.DELETE_ALL]
     return Removal(threads=1, checkpoints=checkpoints, pending_writes=writes)
 
@@ -269,22 +319,13 @@ def _needed(entries: Sequence[_Entry], survivors: Sequence[_Entry]) -> set[str]:
     return needed
 
 
-def _compare_namespaces(sealer: Sealer, thread: ThreadSeal, heads: Sequence[Any]) -> None:
-    """Compare a thread's heads with the namespaces its seal says it has."""
-    found = ThreadSeal(thread.incarnation, LiveSet())
-    for row in heads:
-        found = found.with_namespace(sealer, row["namespace"])
-    if found != thread:
-        raise IntegrityFailure("a namespace was added to or taken from this thread outside the gateway")
-
-
 async def _entries(
     transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str, live: LiveSet
 ) -> list[_Entry]:
     """A namespace's checkpoints, oldest first, compared with what the head seal says must be there."""
     entries: list[_Entry] = []
     found = LiveSet()
-    async for opened in _walk(transaction, scope, sealer, thread_id, namespace):
+    async for opened in walk(transaction, scope, sealer, thread_id, namespace):
         found = found.add(opened.member)
         entries.append(
             _Entry(
@@ -301,21 +342,6 @@ async def _entries(
     return entries
 
 
-async def _walk(
-    transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str
-) -> AsyncIterator[OpenedCheckpoint]:
-    after = ""
-    while True:
-        rows = await transaction.fetch(
-            sql.STRETCH, scope.tenant_id, scope.subject_id, thread_id, namespace, after, _STRETCH_ROWS
-        )
-        for row in rows:
-            yield open_checkpoint(sealer, row)
-        if len(rows) < _STRETCH_ROWS:
-            return
-        after = rows[-1]["checkpoint_id"]
-
-
 async def _remove(
     transaction: Transaction,
     scope: Scope,
@@ -323,6 +349,7 @@ async def _remove(
     thread_id: str,
     choose: Callable[[Sequence[_Entry]], set[str]],
     clock: Clock,
+    changed: list[ThreadToken],
 ) -> Removal:
     place = (scope.tenant_id, scope.subject_id, thread_id)
     locked = await transaction.fetchrow(sql.LOCK, *place)
@@ -330,15 +357,16 @@ async def _remove(
         return NOTHING
     if locked["tier"] != "hot":
         raise ThreadArchived
-    thread = open_thread(sealer, thread_id, locked["created_at"], locked["seal"])
+    thread = open_thread_seal(sealer, thread_id, locked["created_at"], locked["seal"])
+    if thread.share_check is None:
+        sealer = sealer.without_share  # of several threads, perhaps only some need the share
+    check_share(sealer, thread_id, thread)
     removal = NOTHING
     heads = await transaction.fetch(sql.HEADS, *place)
-    _compare_namespaces(sealer, thread, heads)
+    compare_namespaces(sealer, thread, [row["namespace"] for row in heads])
     for row in heads:
         namespace = row["namespace"]
-        head = open_head(sealer, thread_id, namespace, row["head_id"], row["sequence"], row["seal"])
-        if head.incarnation != thread.incarnation:
-            raise IntegrityFailure("the head belongs to another life of this thread")
+        head = open_own_head(sealer, thread_id, thread, row)
         entries = await _entries(transaction, scope, sealer, thread_id, namespace, head.live)
         doomed = choose(entries)
         if not doomed:
@@ -350,7 +378,7 @@ async def _remove(
         left = [each for each in entries if each.checkpoint_id not in doomed]
         if not left:
             await transaction.execute(sql.DELETE_HEAD, *place, namespace)
-            thread = thread.without_namespace(sealer, namespace)
+            thread = thread.without_namespace(sealer, namespace, head.sequence)
             continue
         live = head.live
         for each in entries:
@@ -358,6 +386,7 @@ async def _remove(
                 live = live.subtract(each.member)
         after = HeadSeal(head.incarnation, head.sequence + 1, live)
         head_id = left[-1].checkpoint_id
+        changed.append(ThreadToken.of(sealer.without_share, namespace, head_id, after))
         await transaction.execute(
             sql.MOVE_HEAD,
             *place,
@@ -385,10 +414,10 @@ async def _copy(
         raise ThreadNotFound
     if found["tier"] != "hot":
         raise ThreadArchived
-    thread = ThreadSeal.new()
-    heads = await transaction.fetch(sql.HEADS, *place)
     original = open_thread(sealer, source, found["created_at"], found["seal"])
-    _compare_namespaces(sealer, original, heads)
+    thread = new_thread(sealer, target)
+    heads = await transaction.fetch(sql.HEADS, *place)
+    compare_namespaces(sealer, original, [row["namespace"] for row in heads])
     for row in heads:
         thread = thread.with_namespace(sealer, row["namespace"])
     created = await transaction.fetchval(
@@ -401,13 +430,15 @@ async def _copy(
         found["strict"],
         now,
         seal_thread(sealer, target, now, thread),
+        sealer.shared,
     )
     if not created:
         raise ThreadExists
     await transaction.execute(sql.COPY_CHUNKS, *place, target)
     checkpoints = 0
     for row in heads:
-        checkpoints += await _copy_namespace(transaction, scope, sealer, source, target, thread, row)
+        head = open_own_head(sealer, source, original, row)
+        checkpoints += await _copy_namespace(transaction, scope, sealer, source, target, thread, row, head)
     writes = await _copy_writes(transaction, scope, sealer, source, target)
     return Copied(thread_id=target, checkpoints=checkpoints, pending_writes=writes)
 
@@ -420,12 +451,12 @@ async def _copy_namespace(
     target: str,
     thread: ThreadSeal,
     row: Any,
+    head: HeadSeal,
 ) -> int:
     namespace = row["namespace"]
-    head = open_head(sealer, source, namespace, row["head_id"], row["sequence"], row["seal"])
     found, copied = LiveSet(), LiveSet()
     batch: list[tuple[object, ...]] = []
-    async for opened in _walk(transaction, scope, sealer, source, namespace):
+    async for opened in walk(transaction, scope, sealer, source, namespace):
         found = found.add(opened.member)
         columns = msgspec.structs.replace(opened.columns, thread_id=target)
         sealed = seal_checkpoint(sealer, columns, opened.manifest)

@@ -101,7 +101,10 @@ def _check_selftest() -> Finding:
 async def _check_root_key(spec: str) -> Finding:
     try:
         root_key = create_root_key(spec)
-        await root_key.health()
+        try:
+            await root_key.health()
+        finally:
+            await root_key.aclose()
     except CryptoError as error:
         fix = "New deployment: stateroom root-key create PATH. Existing one: restore the key from its backup."
         return failed("root key", str(error), fix)

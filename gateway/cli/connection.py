@@ -33,6 +33,7 @@ _HINTS = {
     "thread-exists": "Choose another id, or delete that thread first.",
     "draining": "The gateway is shutting down; another one should answer soon.",
     "internal": "This is a defect of the gateway: its log tells more under the request id.",
+    "rollback-detected": "An older copy of the database, or another thread under this name, is being served.",
     "integrity-failure": "Stored state was changed outside the gateway or lost; its log tells more.",
 }
 
@@ -120,6 +121,7 @@ class Connection:
         credential: str,
         subject: str | None,
         environ: Mapping[str, str] = os.environ,
+        timeouts: stateroom.Timeouts = TIMEOUTS,
     ) -> Self:
         """Return a connection to a gateway that can be reached; nothing is sent yet.
 
@@ -128,6 +130,7 @@ class Connection:
             credential: Name of the variable that holds the API key.
             subject: The subject to act for, or None for the key's own.
             environ: Where the credential is looked for.
+            timeouts: How long somebody waits for an answer.
 
         Raises:
             Failure: The URL or the credential is missing or unusable, or nobody listens there.
@@ -140,7 +143,7 @@ class Connection:
             )
         api_key = secret(credential, hint=KEY_HINT, environ=environ)
         try:
-            client = stateroom.Client(url, api_key, subject=subject, timeouts=TIMEOUTS)
+            client = stateroom.Client(url, api_key, subject=subject, timeouts=timeouts)
         except errors.StateroomError as error:
             raise failure_from(error, credential) from None
         _knock(url)

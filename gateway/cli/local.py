@@ -5,7 +5,6 @@ They read the same settings as the gateway (`gateway.settings`) and open the sam
 """
 
 import os
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,12 +15,11 @@ from gateway.cli.failure import ExitCode, Failure
 from gateway.cli.parameters import json_option
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
     from socket import socket
 
     from gateway.cli.instance import Identity
     from gateway.cli.serving import StopRequest
-    from gateway.readiness import Probe
     from gateway.settings import Address, Settings
     from storage.service import Store
 
@@ -31,7 +29,12 @@ DATA_DIR = Path(".stateroom")
 EMBEDDED_PORT = 8080
 
 
-def _settings() -> "Settings":
+def settings_from_environment() -> "Settings":
+    """The gateway's settings.
+
+    Raises:
+        Failure: they are not complete.
+    """
     from gateway.settings import Settings, SettingsError
 
     try:
@@ -50,7 +53,7 @@ def _owner_url() -> str:
     )
 
 
-def _run(coroutine: "Coroutine[Any, Any, Any]") -> Any:
+def run_local(coroutine: "Coroutine[Any, Any, Any]") -> Any:
     """Run ``coroutine`` on uvloop; refusals of crypto and storage become failures to act on."""
     import uvloop
 
@@ -144,7 +147,7 @@ def _serve_configured(port: int | None, listen: "Address | None") -> None:
     from gateway.cli import serving
     from gateway.settings import Address
 
-    settings = _settings()
+    settings = settings_from_environment()
     address = listen or settings.listen
     if port is not None:
         address = Address(address.host, port)
@@ -155,7 +158,7 @@ def _serve_configured(port: int | None, listen: "Address | None") -> None:
         def on_ready() -> None:
             render.say(f"Stateroom {_version()} is ready on {bound}; public URL {settings.public_url}")
 
-        _run(_serve(settings, listener, stop, on_ready))
+        run_local(_serve(settings, listener, stop, on_ready))
 
 
 def _serve_embedded(folder: Path, address: "Address", write_env: Path | None) -> None:
@@ -204,7 +207,7 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None) ->
             if not stop.count:
                 await _serve(settings, listener, stop, on_ready, identity=identity)
 
-        _run(run())
+        run_local(run())
 
 
 def _migrating(work: "Coroutine[Any, Any, T]") -> "T":
@@ -253,37 +256,12 @@ async def _serve(
                     detail=str(error.strerror),
                     hint="Set STATEROOM_METRICS_LISTEN to another address, or to off.",
                 ) from None
-        blob_health = await stack.enter_async_context(_blob_health(settings.s3_url))
-        app = await stack.enter_async_context(open_app(settings, metrics=metrics, blob_health=blob_health))
+        app = await stack.enter_async_context(open_app(settings, metrics=metrics))
         if identity is not None:
             from gateway.cli.instance import register_keys
 
             await register_keys(app.services.store, identity)
         await serving.serve(app, listener, stop=stop, drain=app.services.drain, on_ready=on_ready)
-
-
-@asynccontextmanager
-async def _blob_health(url: str | None) -> "AsyncIterator[Probe | None]":
-    """The probe of S3 that ``/readyz`` shows, while it is in use."""
-    if url is None:
-        yield None
-        return
-    from storage.blobs.s3 import S3BlobStore, S3Location
-
-    try:
-        location = S3Location.parse(url)
-    except ValueError as error:
-        raise Failure("STATEROOM_S3_URL is wrong", detail=str(error)) from None
-    store = S3BlobStore(location, threads=1)
-
-    async def probe() -> bool:
-        await store.health()  # raises when it is not
-        return True
-
-    try:
-        yield probe
-    finally:
-        await store.aclose()
 
 
 def _version() -> str:
@@ -310,8 +288,8 @@ def init(*, another: bool, name: str, as_json: bool) -> None:
             hint="Keep it with the settings for good: every sealed record is bound to it.",
             exit_code=ExitCode.USAGE,
         )
-    settings = _settings()
-    api_key, key_id = _run(_create_operator_key(settings, name, another=another))
+    settings = settings_from_environment()
+    api_key, key_id = run_local(_create_operator_key(settings, name, another=another))
     if as_json:
         render.emit_json({"key_id": key_id, "kind": "operator", "name": name, "api_key": api_key})
         return
@@ -328,9 +306,10 @@ async def _create_operator_key(settings: "Settings", name: str, *, another: bool
     from storage.scope import OperatorScope
     from storage.service import Store
 
+    root_key = create_root_key(settings.root_key)
     store = await Store.open(
         settings.database_url,
-        root_key=create_root_key(settings.root_key),
+        root_key=root_key,
         deployment_id=settings.deployment_id,
         connections_max=1,
     )
@@ -346,6 +325,7 @@ async def _create_operator_key(settings: "Settings", name: str, *, another: bool
         await store.tenants.add_key(OperatorScope(), record)
     finally:
         await store.close()
+        await root_key.aclose()
     return presented.reveal(), presented.key_id
 
 
@@ -425,7 +405,7 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
     """Check the whole set-up of a gateway with these settings; exit with 1 when something is wrong."""
     from gateway.cli import checks
 
-    findings = _run(checks.examine(os.environ))
+    findings = run_local(checks.examine(os.environ))
     healthy = all(finding.outcome != "failed" for finding in findings)
     if as_json:
         render.emit_json({"ok": healthy, "checks": [finding.as_json() for finding in findings]})

@@ -10,12 +10,25 @@ from typing import NoReturn
 import rich_click as click
 from rich_click.utils import CommandGroupDict
 
-from gateway.cli import local, remote, render
+from gateway.cli import audit, key, local, remote, render, verify
 from gateway.cli.failure import ExitCode, Failure
 
 COMMAND_GROUPS: list[CommandGroupDict] = [
-    {"name": "Run a gateway", "commands": ["serve", "init", "doctor", "db", "root-key"]},
-    {"name": "Use a gateway over HTTP", "commands": ["tenant", "api-key", "thread", "checkpoint"]},
+    {"name": "Run a gateway", "commands": ["serve", "init", "doctor", "db", "root-key", "restore"]},
+    {
+        "name": "Use a gateway over HTTP",
+        "commands": [
+            "tenant",
+            "api-key",
+            "thread",
+            "checkpoint",
+            "audit",
+            "verify",
+            "key",
+            "subject",
+            "job",
+        ],
+    },
 ]
 EPILOGUE = (
     "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, "
@@ -51,7 +64,7 @@ def commands() -> None:
     """
 
 
-for _command in (*local.COMMANDS, *remote.COMMANDS):
+for _command in (*local.COMMANDS, *remote.COMMANDS, *audit.COMMANDS, *verify.COMMANDS, *key.COMMANDS):
     commands.add_command(_command)
 click.rich_click.COMMAND_GROUPS = {"stateroom": COMMAND_GROUPS}
 

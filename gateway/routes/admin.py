@@ -1,6 +1,7 @@
 """Credentials and tenants: who am I, API keys of a tenant, tenants of the deployment."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
@@ -83,24 +84,40 @@ def _api_key(record: model.ApiKeyRecord) -> wire.ApiKey:
     )
 
 
+def _check_subject_id(subject_id: str | None) -> None:
+    if subject_id is None:
+        raise InvalidState("a subject key needs subject_id", "/subject_id")
+    try:
+        check_subject(subject_id)
+    except InvalidState as error:
+        raise InvalidState(str(error), "/subject_id") from None
+    if subject_id == SHARED_SUBJECT:
+        raise InvalidState("~shared is reached with a service key", "/subject_id")
+
+
+def _check_expiry(expires_at: datetime, now: datetime) -> None:
+    if expires_at.tzinfo is None:
+        raise InvalidState("the time needs a time zone", "/expires_at")
+    if expires_at <= now:
+        raise InvalidState("the time is past", "/expires_at")
+    try:
+        expires_at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidState("the time is after the year 9999", "/expires_at") from None
+
+
 def _check_request(request: wire.ApiKeyRequest, services: Services) -> None:
     """A key does no more than its kind: nobody hands out ``operator``, a subject's key stays its own."""
     if "operator" in request.permissions:
         raise InvalidState("operator keys are made with the CLI on the server", "/permissions")
     if request.kind == "subject":
-        if request.subject_id is None:
-            raise InvalidState("a subject key needs subject_id", "/subject_id")
-        if check_subject(request.subject_id) == SHARED_SUBJECT:
-            raise InvalidState("~shared is reached with a service key", "/subject_id")
+        _check_subject_id(request.subject_id)
         if not SUBJECT_PERMISSIONS.issuperset(request.permissions):
             raise InvalidState("a subject key has state permissions only", "/permissions")
     elif request.subject_id is not None:
         raise InvalidState("a service key has no subject", "/subject_id")
     if request.expires_at is not None:
-        if request.expires_at.tzinfo is None:
-            raise InvalidState("the time needs a time zone", "/expires_at")
-        if request.expires_at <= services.clock.now():
-            raise InvalidState("the time is past", "/expires_at")
+        _check_expiry(request.expires_at, services.clock.now())
 
 
 @route(
@@ -116,7 +133,10 @@ def _check_request(request: wire.ApiKeyRequest, services: Services) -> None:
     )
 )
 async def create_api_key(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
 ) -> Response[bytes]:
     """Make a key."""
     exchange.no_query()
@@ -132,7 +152,7 @@ async def create_api_key(
         subject_id=request.subject_id,
         expires_at=request.expires_at,
     )
-    await services.commits.run(services.store.tenants.add_key(tenant_scope, record))
+    await services.commits.run(services.store.tenants.add_key(tenant_scope, record, principal.actor))
     shown = wire.NewApiKey(**msgspec.structs.asdict(_api_key(record)), api_key=text)
     return exchange.reply(shown, status=201)
 
@@ -179,13 +199,14 @@ async def list_api_keys(
 async def revoke_api_key(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
     tenant_scope: NamedDependency[TenantScope],
     key_id: FromPath[str],
 ) -> Response[None]:
     """Revoke a key."""
     exchange.no_query()
     name = path_id(key_id, "key_id")
-    await services.commits.run(services.store.tenants.revoke_key(tenant_scope, name))
+    await services.commits.run(services.store.tenants.revoke_key(tenant_scope, name, principal.actor))
     services.authenticator.forget(name)
     return Response(None, status_code=204)
 
@@ -209,6 +230,7 @@ def _tenant(tenant: model.Tenant) -> wire.Tenant:
 async def create_tenant(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
     operator_scope: NamedDependency[OperatorScope],
 ) -> Response[bytes]:
     """Make a tenant."""
@@ -224,7 +246,7 @@ async def create_tenant(
         tenant_id=tenant.tenant_id,
     )
     founding = replace(operator_scope, founding=tenant.tenant_id)
-    await services.commits.run(services.store.tenants.create(founding, tenant, record))
+    await services.commits.run(services.store.tenants.create(founding, tenant, record, principal.actor))
     shown = wire.NewTenant(
         tenant_id=str(tenant.tenant_id), name=tenant.name, created_at=tenant.created_at, api_key=text
     )

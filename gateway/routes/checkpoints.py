@@ -1,6 +1,7 @@
 """Checkpoints: save, load, history, pending writes, channel history."""
 
-from datetime import datetime
+import math
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +12,7 @@ from litestar.params import FromPath
 from msgspec import UNSET, Meta, Raw, Struct
 
 from gateway import limits, wire
+from gateway.auth import ListingScope
 from gateway.codec import Format, decode_body, element_in, value_in, value_out
 from gateway.exchange import Exchange, path_id
 from gateway.operations import Operation, route
@@ -20,7 +22,7 @@ from gateway.wire import Fault
 from storage import model
 from storage.errors import InvalidState, LimitExceeded, PreconditionRequired
 from storage.model import Value
-from storage.scope import Scope, is_plain_id
+from storage.scope import Scope, TenantListing, is_plain_id
 
 LATEST = "latest"  # so no checkpoint can have this id
 _PRIVATE = "~"  # channels of adapters begin with it; they are in the channels view only
@@ -76,6 +78,10 @@ def _check_name(name: str, where: str) -> str:
     return name
 
 
+def _check_optional_name(name: str | None, where: str) -> str | None:
+    return None if name is None else _check_name(name, where)
+
+
 def _check_public(name: str, where: str) -> str:
     if name.startswith(_PRIVATE):
         raise InvalidState("names that begin with '~' belong to adapters; send them in channels", where)
@@ -99,6 +105,7 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
         return metadata
     try:
         text = msgspec.json.encode(metadata)
+        msgspec.msgpack.encode(metadata)  # as it is stored: integers have 64 bits
         plain = len(text) <= limits.METADATA_BYTES_MAX and msgspec.json.decode(text) == metadata
     except (TypeError, ValueError, OverflowError, msgspec.DecodeError):
         raise InvalidState("metadata must be plain JSON", "/metadata") from None
@@ -127,13 +134,20 @@ def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model
         return model.FullState(
             {
                 _check_name(channel, pointer("channels", channel)): model.ChannelValue(
-                    sent.version, None if sent.data is UNSET else Value(sent.encoding, sent.data)
+                    _check_version(sent.version, channel),
+                    None if sent.data is UNSET else Value(sent.encoding, sent.data),
                 )
                 for channel, sent in request.channels.items()
             }
         )
     assert request.changes is not UNSET  # noqa: S101  for the type checker: one of the three is given
     return _patch(request.changes, name)
+
+
+def _check_version(version: wire.Version | None, channel: str) -> wire.Version | None:
+    if isinstance(version, float) and not math.isfinite(version):
+        raise InvalidState("a version must be a number or text", pointer("channels", channel, "version"))
+    return version
 
 
 def _patch(changes: wire.Changes, name: Format) -> model.Patch:
@@ -168,6 +182,8 @@ def _precondition(exchange: Exchange) -> model.Precondition | None:
 def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: Format, body: bytes) -> model.Save:
     content = _content(request, name)
     _check_count(len(request.delta_channels), "/delta_channels")
+    for index, channel in enumerate(request.delta_channels):
+        _check_name(channel, pointer("delta_channels", index))
     precondition = _precondition(exchange)
     if isinstance(content, model.Patch) and (precondition is None or precondition.head_id is None):
         raise PreconditionRequired("changes apply to a head: send If-Match with its ETag")
@@ -180,18 +196,19 @@ def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: F
         parent = model.Parent(request.parent_id)
     return model.Save(
         thread_id=thread_id,
-        namespace=_check_namespace(request.namespace),
+        namespace=_check_namespace(request.namespace, pointer="/namespace"),
         content=content,
         checkpoint_id=None if request.id is UNSET else request.id,
         parent=parent,
         precondition=precondition,
         fork=request.fork,
+        known_token=exchange.known_token(),
         status=request.status,
         step=None if request.step is UNSET else request.step,
         source=request.source,
-        agent=request.agent,
-        run_id=request.run_id,
-        model=None if request.model is None else msgspec.to_builtins(request.model),
+        agent=_check_optional_name(request.agent, "/agent"),
+        run_id=_check_optional_name(request.run_id, "/run_id"),
+        model=None if request.model is None else _model(request.model),
         usage=None if request.usage is None else msgspec.to_builtins(request.usage),
         metadata=_check_metadata(request.metadata),
         state_schema=request.state_schema,
@@ -201,10 +218,30 @@ def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: F
     )
 
 
-def _check_namespace(namespace: str) -> str:
-    if "\0" in namespace:
-        raise InvalidState("a namespace cannot hold NUL", "/namespace")
+def _model(sent: wire.Model) -> dict[str, Any]:
+    _check_name(sent.name, "/model/name")
+    _check_optional_name(sent.hash, "/model/hash")
+    for member in ("temperature", "top_p"):
+        number = getattr(sent, member)
+        if number is not None and not math.isfinite(number):
+            raise InvalidState("must be a finite number", pointer("model", member))
+    plain: dict[str, Any] = msgspec.to_builtins(sent)
+    return plain
+
+
+def _check_namespace(namespace: str, **where: str) -> str:
+    """A namespace: `wire.NAMESPACE_BYTES_MAX` bytes; ``where`` is ``pointer=`` or ``parameter=``."""
+    if len(namespace.encode()) > wire.NAMESPACE_BYTES_MAX:
+        detail = f"a namespace has at most {wire.NAMESPACE_BYTES_MAX:,} bytes"
+        raise InvalidRequest(Fault(detail=detail, **where))
     return namespace
+
+
+def _moment(moment: datetime | None, parameter: str) -> datetime | None:
+    try:
+        return None if moment is None else moment.astimezone(UTC)
+    except OverflowError:  # the last hours of year 9999 in the far west, and the first of year 1 in the far east
+        raise InvalidRequest(Fault(detail="must be a time of the years 1 to 9999", parameter=parameter)) from None
 
 
 def _new_write(sent: wire.WriteIn, index: int, name: Format) -> model.NewWrite:
@@ -240,7 +277,7 @@ def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format)
     state: dict[str, Raw] | msgspec.UnsetType = UNSET
     channels: dict[str, wire.ChannelOut] | msgspec.UnsetType = UNSET
     writes: list[wire.WriteOut] | msgspec.UnsetType = UNSET
-    if view != "none":
+    if view != "none" and not checkpoint.withheld:
         held = checkpoint.channels or {}
         if view == "state":
             state = {
@@ -271,6 +308,7 @@ def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format)
         state=state,
         channels=channels,
         pending_writes=writes,
+        withheld=True if checkpoint.withheld else UNSET,
     )
 
 
@@ -279,7 +317,7 @@ def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format)
 _SAVE_PROBLEMS = (
     "checkpoint-exists", "channel-unchanged-unknown", "head-moved", "precondition-required",
     "idempotency-key-reused", "limit-exceeded", "thread-busy", "thread-archived", "commit-unknown",
-    "checkpoint-not-found",
+    "checkpoint-not-found", "integrity-failure", "rollback-detected",
 )  # fmt: skip
 
 
@@ -293,8 +331,9 @@ _SAVE_PROBLEMS = (
         body=wire.SaveRequest,
         returns=wire.SaveReceipt,
         statuses=(201, 200),
-        headers=("If-Match", "If-None-Match", "Idempotency-Key"),
+        headers=("If-Match", "If-None-Match", "Idempotency-Key", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         etag=True,
+        token=True,
         problems=_SAVE_PROBLEMS,
         subject=True,
     )
@@ -313,7 +352,8 @@ async def save_checkpoint(
         save = _save(exchange, thread, request, name, body)
     except RecursionError:
         raise MalformedBody("the body is nested too deeply") from None
-    saved = await services.write(subject_scope, thread, services.store.checkpoints.save(subject_scope, save))
+    share = exchange.client_share()
+    saved = await services.write(subject_scope, thread, services.store.checkpoints.save(subject_scope, save, share))
     receipt = wire.SaveReceipt(
         thread_id=saved.thread_id,
         namespace=saved.namespace,
@@ -326,7 +366,7 @@ async def save_checkpoint(
         created=saved.created,
     )
     # The saved id, not the head's: who repeats a save after another writer moved on has not seen that head.
-    return exchange.reply(receipt, status=201 if saved.created else 200, etag=saved.checkpoint_id)
+    return exchange.reply(receipt, status=201 if saved.created else 200, etag=saved.checkpoint_id, token=saved.token)
 
 
 @route(
@@ -338,8 +378,10 @@ async def save_checkpoint(
         permission="state:read",
         query=LoadQuery,
         returns=wire.Checkpoint,
+        headers=("Stateroom-Known-Token", "Stateroom-Client-Share"),
         etag=True,
-        problems=("checkpoint-not-found", "integrity-failure", "key-destroyed"),
+        token=True,
+        problems=("checkpoint-not-found", "integrity-failure", "rollback-detected", "key-destroyed"),
         subject=True,
     )
 )
@@ -355,12 +397,23 @@ async def load_checkpoint(
     loaded = await services.store.checkpoints.load(
         subject_scope,
         path_id(thread_id, "thread_id"),
-        _check_namespace(query.namespace),
+        _check_namespace(query.namespace, parameter="namespace"),
         # Not a route of its own: the router would not look for latest/channel-history elsewhere then.
         None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
         with_state=query.view != "none",
+        known_token=exchange.known_token(),
+        share=exchange.client_share(),
     )
-    return exchange.reply(_checkpoint_out(loaded.checkpoint, query.view, exchange.format), etag=loaded.head_id)
+    shown = _checkpoint_out(loaded.checkpoint, query.view, exchange.format)
+    return exchange.reply(shown, etag=loaded.head_id, token=loaded.token)
+
+
+def _named_checkpoint(text: str) -> str:
+    """A checkpoint's id in the path, where ``latest`` says too little."""
+    try:
+        return _check_checkpoint_id(path_id(text, "checkpoint_id"), "")
+    except InvalidState as error:
+        raise InvalidRequest(Fault(detail=str(error), parameter="checkpoint_id")) from None
 
 
 def _metadata_filter(text: str | None) -> dict[str, Any]:
@@ -372,33 +425,43 @@ def _metadata_filter(text: str | None) -> dict[str, Any]:
         raise InvalidRequest(Fault(detail="must be a JSON object", parameter="filter")) from None
 
 
+def _binding(exchange: Exchange, query: HistoryFilter, *place: object) -> bytes:
+    """What a cursor of a listing is good for."""
+    filters = msgspec.structs.replace(query, cursor=None, limit=1, view="none")
+    return msgspec.msgpack.encode((exchange.route, *place, msgspec.to_builtins(filters)))
+
+
+def _query(
+    query: HistoryFilter, thread_id: str | None, after: tuple[str, ...] | None, known_token: str | None
+) -> model.HistoryQuery:
+    search = query if isinstance(query, SearchFilter) else SearchFilter()
+    return model.HistoryQuery(
+        thread_id=thread_id,
+        namespace=None if query.namespace is None else _check_namespace(query.namespace, parameter="namespace"),
+        before=query.before,
+        status=query.status,
+        step=query.step,
+        run_id=query.run_id,
+        source=query.source,
+        agent=search.agent,
+        since=_moment(search.since, "since"),
+        until=_moment(search.until, "until"),
+        metadata=_metadata_filter(query.filter),
+        limit=query.limit,
+        with_state=query.view != "none",
+        after=after,
+        known_token=known_token,
+    )
+
+
 async def _history(
     exchange: Exchange, services: Services, scope: Scope, thread_id: str | None, query: HistoryFilter
 ) -> Response[bytes]:
-    filters = msgspec.structs.replace(query, cursor=None, limit=1, view="none")
-    binding = msgspec.msgpack.encode(
-        (exchange.route, scope.tenant_id, scope.subject_id, thread_id, msgspec.to_builtins(filters))
-    )
+    binding = _binding(exchange, query, scope.tenant_id, scope.subject_id, thread_id)
     after = services.cursors.read(binding, query.cursor)
-    search = query if isinstance(query, SearchFilter) else SearchFilter()
+    known_token = None if thread_id is None else exchange.known_token()
     page = await services.store.checkpoints.history(
-        scope,
-        model.HistoryQuery(
-            thread_id=thread_id,
-            namespace=None if query.namespace is None else _check_namespace(query.namespace),
-            before=query.before,
-            status=query.status,
-            step=query.step,
-            run_id=query.run_id,
-            source=query.source,
-            agent=search.agent,
-            since=search.since,
-            until=search.until,
-            metadata=_metadata_filter(query.filter),
-            limit=query.limit,
-            with_state=query.view != "none",
-            after=None if after is None else (after[0], after[1], after[2]),
-        ),
+        scope, _query(query, thread_id, after, known_token), exchange.client_share()
     )
     return exchange.reply(
         wire.CheckpointPage(
@@ -417,7 +480,8 @@ async def _history(
         permission="state:read",
         query=HistoryFilter,
         returns=wire.CheckpointPage,
-        problems=("integrity-failure", "key-destroyed"),
+        headers=("Stateroom-Known-Token", "Stateroom-Client-Share"),
+        problems=("integrity-failure", "rollback-detected", "key-destroyed"),
         subject=True,
     )
 )
@@ -437,19 +501,49 @@ async def list_checkpoints(
         name="search_checkpoints",
         method=HttpMethod.GET,
         path="/checkpoints",
-        summary="Checkpoints over all threads of the subject, newest first.",
+        summary="Checkpoints over all threads of the subject, or of the tenant, newest first.",
         permission="state:read",
         query=SearchFilter,
         returns=wire.CheckpointPage,
+        headers=("Stateroom-Client-Share",),
         problems=("integrity-failure", "key-destroyed"),
         subject=True,
+        tenant_listing=True,
     )
 )
 async def search_checkpoints(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], subject_scope: NamedDependency[Scope]
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    listing_scope: NamedDependency[ListingScope],
 ) -> Response[bytes]:
     """Search all threads."""
-    return await _history(exchange, services, subject_scope, None, exchange.query(SearchFilter))
+    query = exchange.query(SearchFilter)
+    scope = listing_scope.scope
+    if isinstance(scope, TenantListing):
+        return await _tenant_listing(exchange, services, scope, query)
+    return await _history(exchange, services, scope, None, query)
+
+
+async def _tenant_listing(
+    exchange: Exchange, services: Services, scope: TenantListing, query: SearchFilter
+) -> Response[bytes]:
+    """What operators ask: which agents failed at step 5 since yesterday. Opens nothing."""
+    needs_subject = "name a subject in Stateroom-Subject: over a whole tenant there are clear columns only"
+    if query.view != "none":
+        raise InvalidRequest(Fault(detail=needs_subject, parameter="view"))
+    if query.filter is not None:
+        raise InvalidRequest(Fault(detail=needs_subject, parameter="filter"))
+    binding = _binding(exchange, query, scope.tenant_id, None, None)
+    after = services.cursors.read(binding, query.cursor)
+    page = await services.store.checkpoints.tenant_listing(scope, _query(query, None, after, None))
+    shown = []
+    for item in page.items:
+        checkpoint = _checkpoint_out(item.checkpoint, "none", exchange.format)
+        checkpoint.subject_id = item.subject_id
+        shown.append(checkpoint)
+    return exchange.reply(
+        wire.CheckpointPage(checkpoints=shown, next_cursor=services.cursors.write(binding, page.after))
+    )
 
 
 @route(
@@ -461,7 +555,8 @@ async def search_checkpoints(
         permission="state:read",
         query=ChannelHistoryQuery,
         returns=wire.ChannelHistories,
-        problems=("checkpoint-not-found", "integrity-failure", "key-destroyed"),
+        headers=("Stateroom-Known-Token", "Stateroom-Client-Share"),
+        problems=("checkpoint-not-found", "integrity-failure", "rollback-detected", "key-destroyed"),
         subject=True,
     )
 )
@@ -477,9 +572,11 @@ async def channel_history(
     found = await services.store.checkpoints.channel_history(
         subject_scope,
         path_id(thread_id, "thread_id"),
-        _check_namespace(query.namespace),
+        _check_namespace(query.namespace, parameter="namespace"),
         None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
         query.channel,
+        known_token=exchange.known_token(),
+        share=exchange.client_share(),
     )
     return exchange.reply(
         wire.ChannelHistories(
@@ -506,6 +603,7 @@ _WRITES_PATH = "/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/writes/
         permission="state:write",
         body=wire.WritesRequest,
         returns=wire.WritesReceipt,
+        headers=("Stateroom-Client-Share",),
         problems=("limit-exceeded", "thread-busy", "thread-archived", "commit-unknown"),
         subject=True,
     )
@@ -532,12 +630,13 @@ async def put_writes(
         services.store.checkpoints.put_writes(
             subject_scope,
             thread,
-            _check_namespace(request.namespace),
-            _check_checkpoint_id(path_id(checkpoint_id, "checkpoint_id"), ""),
+            _check_namespace(request.namespace, pointer="/namespace"),
+            _named_checkpoint(checkpoint_id),
             path_id(task_id, "task_id"),
             request.task_path,
             writes,
             request.status,
+            exchange.client_share(),
         ),
     )
     return exchange.reply(wire.WritesReceipt(stored=receipt.stored, unchanged=receipt.unchanged))
@@ -552,6 +651,7 @@ async def put_writes(
         permission="state:read",
         query=LoadQuery,
         returns=wire.TaskWrites,
+        headers=("Stateroom-Client-Share",),
         problems=("integrity-failure", "key-destroyed"),
         subject=True,
     )
@@ -569,9 +669,10 @@ async def get_writes(
     writes = await services.store.checkpoints.task_writes(
         subject_scope,
         path_id(thread_id, "thread_id"),
-        _check_namespace(query.namespace),
+        _check_namespace(query.namespace, parameter="namespace"),
         path_id(checkpoint_id, "checkpoint_id"),
         path_id(task_id, "task_id"),
+        exchange.client_share(),
     )
     return exchange.reply(wire.TaskWrites(writes=[_write_out(write, query.view, exchange.format) for write in writes]))
 

@@ -12,8 +12,11 @@ from msgspec import UNSET, Meta, Struct
 from gateway import limits, wire
 from gateway.exchange import Exchange, path_id
 from gateway.operations import Operation, route
+from gateway.problems import InvalidRequest, pointer
 from gateway.services import Services
+from gateway.wire import Fault
 from storage import model
+from storage.errors import InvalidState
 from storage.scope import Scope, check_id
 
 
@@ -34,10 +37,19 @@ def _thread(thread: model.Thread) -> wire.Thread:
         status=thread.status,
         tier=thread.tier,
         strict=thread.strict,
+        client_share=thread.client_share,
         created_at=thread.created_at,
         updated_at=thread.updated_at,
         head_id=thread.head_id,
     )
+
+
+def _id(text: str, *where: str | int) -> str:
+    """An id from a body, where it is plain text."""
+    try:
+        return check_id(text, "an id")
+    except InvalidState as error:
+        raise InvalidRequest(Fault(detail=str(error), pointer=pointer(*where))) from None
 
 
 def _removal(removal: model.Removal) -> wire.RemovalReceipt:
@@ -121,6 +133,7 @@ async def get_thread(
         permission="state:write",
         body=wire.ThreadSettings,
         returns=wire.Thread,
+        headers=("Stateroom-Client-Share",),
         problems=("thread-busy", "thread-archived"),
         subject=True,
     )
@@ -134,6 +147,8 @@ async def put_thread(
     """Change settings."""
     exchange.no_query()
     settings, _, _ = await exchange.body(wire.ThreadSettings)
+    if settings.agent is not UNSET and settings.agent is not None:
+        _id(settings.agent, "agent")
     name = path_id(thread_id, "thread_id")
     thread = await services.write(
         subject_scope,
@@ -144,6 +159,7 @@ async def put_thread(
             strict=None if settings.strict is UNSET else settings.strict,
             agent=None if settings.agent is UNSET else settings.agent,
             agent_given=settings.agent is not UNSET,
+            share=exchange.client_share(),
         ),
     )
     return exchange.reply(_thread(thread))
@@ -184,7 +200,7 @@ async def delete_thread(
         body=wire.CopyRequest,
         returns=wire.CopyReceipt,
         statuses=(201,),
-        headers=("Idempotency-Key",),
+        headers=("Idempotency-Key", "Stateroom-Client-Share"),
         problems=("thread-not-found", "thread-exists", "thread-busy", "thread-archived", "idempotency-key-reused"),
         subject=True,
     )
@@ -199,9 +215,13 @@ async def copy_thread(
     exchange.no_query()
     request, name, body = await exchange.body(wire.CopyRequest)
     source = path_id(thread_id, "thread_id")
-    target = check_id(request.target_thread_id, "target_thread_id")
+    target = _id(request.target_thread_id, "target_thread_id")
     copying = services.store.threads.copy(
-        subject_scope, source, target, idempotency=exchange.idempotency(source, name, body)
+        subject_scope,
+        source,
+        target,
+        idempotency=exchange.idempotency(source, name, body),
+        share=exchange.client_share(),
     )
     copied = await services.write(subject_scope, source, copying)
     receipt = wire.CopyReceipt(
@@ -219,6 +239,7 @@ async def copy_thread(
         permission="state:delete",
         body=wire.PruneRequest,
         returns=wire.RemovalReceipt,
+        headers=("Stateroom-Client-Share",),
         subject=True,
     )
 )
@@ -228,8 +249,11 @@ async def prune(
     """Prune threads."""
     exchange.no_query()
     request, _, _ = await exchange.body(wire.PruneRequest)
-    thread_ids = [check_id(thread_id, "thread id") for thread_id in request.thread_ids]
-    removal = await services.commits.run(services.store.threads.prune(subject_scope, thread_ids, request.strategy))
+    thread_ids = [_id(thread_id, "thread_ids", index) for index, thread_id in enumerate(request.thread_ids)]
+    share = exchange.client_share()
+    removal = await services.commits.run(
+        services.store.threads.prune(subject_scope, thread_ids, request.strategy, share)
+    )
     return exchange.reply(_removal(removal))
 
 
@@ -242,6 +266,7 @@ async def prune(
         permission="state:delete",
         body=wire.RunsDeleteRequest,
         returns=wire.RemovalReceipt,
+        headers=("Stateroom-Client-Share",),
         problems=("delta-chain-needed",),
         subject=True,
     )
@@ -252,8 +277,9 @@ async def delete_runs(
     """Remove runs."""
     exchange.no_query()
     request, _, _ = await exchange.body(wire.RunsDeleteRequest)
-    run_ids = [check_id(run_id, "run id") for run_id in request.run_ids]
-    removal = await services.commits.run(services.store.threads.delete_runs(subject_scope, run_ids))
+    run_ids = [_id(run_id, "run_ids", index) for index, run_id in enumerate(request.run_ids)]
+    share = exchange.client_share()
+    removal = await services.commits.run(services.store.threads.delete_runs(subject_scope, run_ids, share))
     return exchange.reply(_removal(removal))
 
 

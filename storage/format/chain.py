@@ -7,6 +7,9 @@ read the others; whoever reads all of them can compare. MACs cover plaintext dig
 re-sealing under a new key changes nothing.
 
 Rolling back a whole thread, or the whole database, is not visible here: that takes a token kept elsewhere.
+
+The thread seal also says whether the thread was made under a share that only its client holds, by a MAC that only this
+share gives. It is sealed without the share, so that a missing or wrong one is told apart from damage.
 """
 
 import secrets
@@ -22,7 +25,10 @@ INCARNATION_BYTES = 16
 _SUM_BYTES = 32
 _MODULUS = 1 << (8 * _SUM_BYTES)
 _HEAD = struct.Struct(f">B{INCARNATION_BYTES}sQQ{_SUM_BYTES}s")
-_THREAD = struct.Struct(f">B{INCARNATION_BYTES}sQ{_SUM_BYTES}s")
+SHARE_CHECK_BYTES = 16
+# The last two: whether there is a client-held share (0 or 1), and its check value (zeros where there is none).
+_THREAD = struct.Struct(f">B{INCARNATION_BYTES}sQ{_SUM_BYTES}sQB{SHARE_CHECK_BYTES}s")
+_NO_CHECK = bytes(SHARE_CHECK_BYTES)
 _FORMAT = 1
 
 
@@ -45,6 +51,10 @@ class LiveSet:
         """With one more member."""
         return LiveSet(self.count + 1, (self.total + int.from_bytes(mac)) % _MODULUS)
 
+    def join(self, other: "LiveSet") -> "LiveSet":
+        """With all members of another one."""
+        return LiveSet(self.count + other.count, (self.total + other.total) % _MODULUS)
+
     def subtract(self, mac: bytes) -> "LiveSet":
         """With one member less.
 
@@ -62,6 +72,11 @@ class ThreadSeal:
 
     incarnation: bytes
     namespaces: LiveSet
+    # The greatest sequence of a namespace that was removed: one made later begins above it, so that a sequence never
+    # returns within the thread's life.
+    floor: int = 0
+    # Made under this client-held share: `share_check` of it. None: made without one.
+    share_check: bytes | None = None
 
     @classmethod
     def new(cls) -> "ThreadSeal":
@@ -71,7 +86,13 @@ class ThreadSeal:
     def encode(self) -> bytes:
         """The plaintext to seal."""
         return _THREAD.pack(
-            _FORMAT, self.incarnation, self.namespaces.count, self.namespaces.total.to_bytes(_SUM_BYTES)
+            _FORMAT,
+            self.incarnation,
+            self.namespaces.count,
+            self.namespaces.total.to_bytes(_SUM_BYTES),
+            self.floor,
+            self.share_check is not None,
+            self.share_check or _NO_CHECK,
         )
 
     @classmethod
@@ -82,20 +103,21 @@ class ThreadSeal:
             IntegrityFailure: it is something else.
         """
         try:
-            layout, incarnation, count, total = _THREAD.unpack(plaintext)
+            layout, incarnation, count, total, floor, shared, check = _THREAD.unpack(plaintext)
         except struct.error:
             raise IntegrityFailure from None
-        if layout != _FORMAT:
+        if layout != _FORMAT or shared not in {0, 1}:
             raise IntegrityFailure
-        return cls(incarnation, LiveSet(count, int.from_bytes(total)))
+        return cls(incarnation, LiveSet(count, int.from_bytes(total)), floor, check if shared else None)
 
     def with_namespace(self, macs: Macs, namespace: str) -> "ThreadSeal":
         """With one more namespace."""
         return replace(self, namespaces=self.namespaces.add(namespace_mac(macs, namespace)))
 
-    def without_namespace(self, macs: Macs, namespace: str) -> "ThreadSeal":
-        """With one namespace less."""
-        return replace(self, namespaces=self.namespaces.subtract(namespace_mac(macs, namespace)))
+    def without_namespace(self, macs: Macs, namespace: str, sequence: int) -> "ThreadSeal":
+        """With one namespace less, which had come to ``sequence``."""
+        left = self.namespaces.subtract(namespace_mac(macs, namespace))
+        return replace(self, namespaces=left, floor=max(self.floor, sequence))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +148,11 @@ class HeadSeal:
         if layout != _FORMAT:
             raise IntegrityFailure
         return cls(incarnation, sequence, LiveSet(count, int.from_bytes(total)))
+
+
+def share_check(macs: Macs, thread_id: str, incarnation: bytes) -> bytes:
+    """The check value of the client-held share that ``macs`` are mixed with, for one life of one thread."""
+    return macs.mac(b"client-share", thread_id.encode(), incarnation)[:SHARE_CHECK_BYTES]
 
 
 def namespace_mac(macs: Macs, namespace: str) -> bytes:

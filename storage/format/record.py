@@ -4,20 +4,22 @@ Rows come from an untrusted store. Everything here either authenticates under th
 row was asked for, or raises `IntegrityFailure`; nothing is guessed, skipped or partly returned.
 """
 
+import hmac
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from crypto import Kind, OpenError, Sealer
-from storage.errors import IntegrityFailure
+from storage.errors import ClientShareRequired, ClientShareUnexpected, ClientShareWrong, IntegrityFailure
 from storage.format.chain import (
     HeadSeal,
     ThreadSeal,
     head_location,
     manifest_digest,
     member_mac,
+    share_check,
     thread_location,
 )
 from storage.format.manifest import (
@@ -125,6 +127,11 @@ class OpenedCheckpoint:
     outcome: str | None
 
     @property
+    def place(self) -> tuple[str, str, str]:
+        """Its id, thread and namespace, by which history is ordered."""
+        return self.columns.checkpoint_id, self.columns.thread_id, self.columns.namespace
+
+    @property
     def ids(self) -> list[bytes]:
         """The pieces its manifest names."""
         return unpack_ids(self.columns.piece_ids)
@@ -147,15 +154,6 @@ class OpenedCheckpoint:
                 each.name: Channel(version=each.version, value=Value(each.encoding, join(each.body, ids, look_up)))
                 for each in manifest.channels
             }
-        usage = {
-            name: amount
-            for name, amount in (
-                ("input_tokens", columns.input_tokens),
-                ("output_tokens", columns.output_tokens),
-                ("cost_micros", columns.cost_micros),
-            )
-            if amount is not None
-        }
         return Checkpoint(
             thread_id=columns.thread_id,
             namespace=columns.namespace,
@@ -170,12 +168,42 @@ class OpenedCheckpoint:
             state_schema=columns.state_schema,
             state_version=columns.state_version,
             model=manifest.model,
-            usage=usage or None,
+            usage=_usage(columns.input_tokens, columns.output_tokens, columns.cost_micros),
             metadata=manifest.metadata,
             delta_channels=manifest.delta_channels,
             channels=channels,
             writes=writes,
         )
+
+
+def _usage(input_tokens: int | None, output_tokens: int | None, cost_micros: int | None) -> dict[str, int] | None:
+    amounts = {"input_tokens": input_tokens, "output_tokens": output_tokens, "cost_micros": cost_micros}
+    return {name: amount for name, amount in amounts.items() if amount is not None} or None
+
+
+def clear_checkpoint(row: Row) -> Checkpoint:
+    """What the clear columns of a checkpoint row say. Nothing is opened, so nothing vouches for it."""
+    return Checkpoint(
+        thread_id=row["thread_id"],
+        namespace=row["namespace"],
+        checkpoint_id=row["checkpoint_id"],
+        parent_id=row["parent_id"],
+        step=row["step"],
+        status=row["outcome"] or row["status"],
+        source=row["source"],
+        agent=row["agent"],
+        run_id=row["run_id"],
+        created_at=row["created_at"],
+        state_schema=row["state_schema"],
+        state_version=row["state_version"],
+        model=None if row["model"] is None else {"name": row["model"]},
+        usage=_usage(row["input_tokens"], row["output_tokens"], row["cost_micros"]),
+        metadata={},
+        delta_channels=(),
+        channels=None,
+        writes=None,
+        withheld=True,
+    )
 
 
 _COLUMNS = CheckpointColumns.__struct_fields__
@@ -259,16 +287,57 @@ def open_head(sealer: Sealer, thread_id: str, namespace: str, head_id: str, sequ
 
 
 def seal_thread(sealer: Sealer, thread_id: str, created_at: datetime, thread: ThreadSeal) -> bytes:
-    """The envelope of a thread row."""
-    return sealer.seal(Kind.THREAD, thread_location(thread_id, created_at), thread.encode(), compress=False)
+    """The envelope of a thread row: the one thing of a thread that never takes the client's share."""
+    location = thread_location(thread_id, created_at)
+    return sealer.without_share.seal(Kind.THREAD, location, thread.encode(), compress=False)
 
 
-def open_thread(sealer: Sealer, thread_id: str, created_at: datetime, seal: bytes) -> ThreadSeal:
-    """Open a thread row.
+def new_thread(sealer: Sealer, thread_id: str) -> ThreadSeal:
+    """The seal of a thread that is being created; one that is made with a share needs it from now on."""
+    thread = ThreadSeal.new()
+    if not sealer.shared:
+        return thread
+    return replace(thread, share_check=share_check(sealer, thread_id, thread.incarnation))
+
+
+def open_thread_seal(sealer: Sealer, thread_id: str, created_at: datetime, seal: bytes) -> ThreadSeal:
+    """Open a thread row, whether or not the sealer fits what else belongs to the thread.
 
     Raises:
         IntegrityFailure: it is not this thread's seal.
     """
     with _authenticated():
-        plaintext = sealer.open(Kind.THREAD, thread_location(thread_id, created_at), seal)
+        plaintext = sealer.without_share.open(Kind.THREAD, thread_location(thread_id, created_at), seal)
     return ThreadSeal.decode(plaintext)
+
+
+def check_share(sealer: Sealer, thread_id: str, thread: ThreadSeal) -> None:
+    """Compare the share that a sealer is mixed with, if any, with the one the thread was made under, if any.
+
+    Raises:
+        ClientShareRequired: the thread needs one.
+        ClientShareWrong: it needs another one.
+        ClientShareUnexpected: it was made without one.
+    """
+    if thread.share_check is None:
+        if sealer.shared:
+            raise ClientShareUnexpected
+        return
+    if not sealer.shared:
+        raise ClientShareRequired
+    if not hmac.compare_digest(thread.share_check, share_check(sealer, thread_id, thread.incarnation)):
+        raise ClientShareWrong
+
+
+def open_thread(sealer: Sealer, thread_id: str, created_at: datetime, seal: bytes) -> ThreadSeal:
+    """Open a thread row, before anything else of the thread is opened: it says whether the sealer fits.
+
+    Raises:
+        IntegrityFailure: it is not this thread's seal.
+        ClientShareRequired: the thread was made under a share, and the sealer has none.
+        ClientShareWrong: the thread was made under another share.
+        ClientShareUnexpected: the thread was made without one.
+    """
+    thread = open_thread_seal(sealer, thread_id, created_at, seal)
+    check_share(sealer, thread_id, thread)
+    return thread

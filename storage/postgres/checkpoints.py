@@ -20,8 +20,9 @@ _ROW = """
 OPEN = f"""
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
-        (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal)
-    VALUES ($1, $2, $3, $4, coalesce($5, 'active'), 'hot', false, 1, $6, $6, $7)
+        (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
+         client_share)
+    VALUES ($1, $2, $3, $4, coalesce($5, 'active'), 'hot', false, 1, $6, $6, $7, $15)
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1,
         updated_at = excluded.updated_at,
@@ -104,11 +105,12 @@ UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 
 PUT_WRITES = """
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
-        (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal)
-    VALUES ($1, $2, $3, NULL, coalesce($4, 'active'), 'hot', false, 1, $5, $5, $6)
+        (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
+         client_share)
+    VALUES ($1, $2, $3, NULL, coalesce($4, 'active'), 'hot', false, 1, $5, $5, $6, $20)
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce($4, t.status)
-    RETURNING tenant_id, subject_id, thread_id, tier
+    RETURNING tenant_id, subject_id, thread_id, tier, created_at, seal
 ), chunk AS (
     INSERT INTO stateroom.chunks AS c (tenant_id, subject_id, thread_id, piece_id, key_version, children, envelope)
     SELECT t.tenant_id, t.subject_id, t.thread_id, p.piece_id, $7, p.children, p.envelope
@@ -130,7 +132,7 @@ WITH thread AS (
         WHERE w.idx < 0
     RETURNING 1
 )
-SELECT t.tier, (SELECT count(*) FROM written) AS stored,
+SELECT t.tier, (SELECT count(*) FROM written) AS stored, t.created_at AS thread_created_at, t.seal AS thread_seal,
     (SELECT k.state FROM stateroom.subject_keys k
      WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state
 FROM thread t
@@ -244,6 +246,41 @@ WHERE tenant_id = $1 AND subject_id = $2
 ORDER BY checkpoint_id DESC, thread_id DESC, namespace DESC
 LIMIT $16
 """
+
+# The seals of some threads: whether their checkpoints on a page of history can be opened.
+THREAD_SEALS = """
+SELECT thread_id, created_at, seal FROM stateroom.threads
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = ANY($3::text[])
+"""
+
+
+def _tenant_listing(also: str) -> str:
+    return f"""
+SELECT subject_id, thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent, run_id, model,
+    state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at
+FROM stateroom.checkpoints
+WHERE tenant_id = $1 AND {also}
+  AND ($2::text IS NULL OR namespace = $2)
+  AND ($3::text IS NULL OR checkpoint_id < $3)
+  AND ($4::text IS NULL OR coalesce(outcome, status) = $4)
+  AND ($5::int IS NULL OR step = $5)
+  AND ($6::text IS NULL OR run_id = $6)
+  AND ($7::text IS NULL OR source = $7)
+  AND ($8::text IS NULL OR agent = $8)
+  AND ($9::timestamptz IS NULL OR created_at >= $9)
+  AND ($10::timestamptz IS NULL OR created_at < $10)
+  AND ($11::timestamptz IS NULL
+       OR (created_at, subject_id, thread_id, namespace, checkpoint_id) < ($11, $12::text, $13::text, $14::text,
+           $15::text))
+ORDER BY created_at DESC, subject_id DESC, thread_id DESC, namespace DESC, checkpoint_id DESC
+LIMIT $16
+"""
+
+
+# Clear columns over all subjects of a tenant, newest first. What operators ask about most, failed and waiting steps,
+# is what the partial index checkpoints_troubled holds; its condition has to be repeated literally to be used.
+TENANT_LISTING = _tenant_listing("true")
+TENANT_LISTING_TROUBLED = _tenant_listing("(status IN ('failed', 'waiting') OR outcome IS NOT NULL)")
 
 # A stretch of a checkpoint's ancestors, nearest first. Parents come from clear columns, which the seal of each
 # manifest binds; the depth bound ends a cycle that somebody might have edited in. LATERAL with its LIMIT makes every

@@ -5,7 +5,7 @@ that was committed before the lock was granted.
 """
 
 _COLUMNS = """
-    t.thread_id, t.agent, t.status, t.tier, t.strict, t.created_at, t.updated_at,
+    t.thread_id, t.agent, t.status, t.tier, t.strict, t.client_share, t.created_at, t.updated_at,
     (SELECT h.head_id FROM stateroom.heads h WHERE h.tenant_id = t.tenant_id AND h.subject_id = t.subject_id
      AND h.thread_id = t.thread_id AND h.namespace = '') AS head_id
 """
@@ -27,17 +27,20 @@ LIMIT $8
 
 PUT = """
 INSERT INTO stateroom.threads AS t
-    (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal)
-VALUES ($1, $2, $3, $4, 'active', 'hot', coalesce($5, false), 1, $6, $6, $7)
+    (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
+     client_share)
+VALUES ($1, $2, $3, $4, 'active', 'hot', coalesce($5, false), 1, $6, $6, $7, $9)
 ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
     activity = t.activity + 1, updated_at = excluded.updated_at,
     strict = coalesce($5, t.strict), agent = CASE WHEN $8 THEN excluded.agent ELSE t.agent END
+RETURNING created_at, seal
 """
 
 CREATE = """
 INSERT INTO stateroom.threads
-    (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal)
-VALUES ($1, $2, $3, $4, $5, 'hot', $6, 1, $7, $7, $8)
+    (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
+     client_share)
+VALUES ($1, $2, $3, $4, $5, 'hot', $6, 1, $7, $7, $8, $9)
 ON CONFLICT DO NOTHING RETURNING 1
 """
 

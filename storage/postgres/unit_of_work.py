@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from storage.errors import CommitUnknown, LostRaceError, Unavailable
 from storage.postgres.engine import UNFINISHED
-from storage.scope import AnyScope, OperatorScope, Scope, TenantScope
+from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantScope
 
 T = TypeVar("T")
 
@@ -66,6 +66,9 @@ class Observer(Protocol):
     def key_unavailable(self) -> None:
         """A root key could not be reached."""
 
+    def audit_note_dropped(self) -> None:
+        """An access was not recorded by name, only counted: too many different ones waited."""
+
 
 class Silent:
     """An observer that keeps nothing."""
@@ -80,6 +83,9 @@ class Silent:
         """Ignore."""
 
     def key_unavailable(self) -> None:
+        """Ignore."""
+
+    def audit_note_dropped(self) -> None:
         """Ignore."""
 
 
@@ -121,14 +127,16 @@ def bindings(scope: AnyScope) -> str:
     """The ``SET LOCAL`` statements that bind ``scope``; every setting is set every time."""
     match scope:
         case Scope(tenant_id, subject_id):
-            tenant, subject, operator = str(tenant_id), subject_id, ""
+            tenant, subject, operator, listing = str(tenant_id), subject_id, "", ""
         case TenantScope(tenant_id):
-            tenant, subject, operator = str(tenant_id), "", ""
+            tenant, subject, operator, listing = str(tenant_id), "", "", ""
+        case TenantListing(tenant_id):
+            tenant, subject, operator, listing = str(tenant_id), "", "", "on"
         case OperatorScope(founding):
-            tenant, subject, operator = str(founding or ""), "", "on"
+            tenant, subject, operator, listing = str(founding or ""), "", "on", ""
     return (
         f"SET LOCAL app.tenant_id = '{tenant}'; SET LOCAL app.subject_id = {_literal(subject)};"
-        f" SET LOCAL app.operator = '{operator}'"
+        f" SET LOCAL app.operator = '{operator}'; SET LOCAL app.tenant_listing = '{listing}'"
     )
 
 

@@ -140,12 +140,13 @@ def test_an_envelope_does_not_open_as_another_kind_even_when_its_byte_is_edited(
         (4, 2, "authentication"),
         (4, 0, "unsupported"),
         (5, 0, "authentication"),
-        (5, 8, "unsupported"),
+        (5, 5, "unsupported"),
+        (5, 9, "authentication"),
         (7, 0, "authentication"),
         (11, 2, "authentication"),
         (11, 9, "destroyed"),
     ],
-    ids=["older", "newer", "suite", "no suite", "zstd off", "share", "scope", "other key", "no key"],
+    ids=["older", "newer", "suite", "no suite", "zstd off", "padme", "share", "scope", "other key", "no key"],
 )
 def test_a_header_cannot_talk_the_reader_into_a_weaker_way(offset: int, value: int, code: str) -> None:
     sealer = make_sealer()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
@@ -66,11 +67,15 @@ class GatewayProcess:
                     **self._environ,
                 },
             )
+        deadline = time.monotonic() + START_SECONDS_MAX
         while not self.env_file.exists():
             try:
                 code = self._process.wait(0.05)
             except subprocess.TimeoutExpired:
-                continue
+                if time.monotonic() < deadline:
+                    continue
+                self.kill()
+                raise AssertionError(f"the gateway was not ready in {START_SECONDS_MAX} s:\n{self.log}") from None
             raise AssertionError(f"the gateway ended with {code} before it was ready:\n{self.log}")
         text = self.env_file.read_text()
         values = dict(line.split("=", 1) for line in shlex.split(text))

@@ -14,6 +14,8 @@ NAMES = {
     "stateroom_refused_total",
     "stateroom_integrity_failures_total",
     "stateroom_key_unavailable_total",
+    "stateroom_audit_failures_total",
+    "stateroom_audit_notes_dropped_total",
     "stateroom_dependency_up",
 }
 

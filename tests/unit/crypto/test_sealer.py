@@ -155,7 +155,7 @@ def test_a_frame_of_32_mib_needs_no_window_above_the_limit() -> None:
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 2, 1, 0, 0x10, 1, 1) + bytes(100), "unsupported"),
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 3, 0, 0x10, 1, 1) + bytes(100), "unsupported"),
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 4, 0x10, 1, 1) + bytes(100), "unsupported"),
-        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 8, 0x10, 1, 1) + bytes(100), "unsupported"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 16, 0x10, 1, 1) + bytes(100), "format"),
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 2, 0x10, 1, 1) + bytes(100), "format"),
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x17, 1, 1) + bytes(100), "format"),
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x10, 2, 1) + bytes(100), "format"),
@@ -261,3 +261,37 @@ def test_boundaries_are_keyed_64_bit_numbers() -> None:
     assert max(numbers) < 1 << 64
     assert max(number.bit_length() for number in numbers) > 56
     assert sealer.boundary(b"x") == sealer.boundary(memoryview(b"x")) != other.boundary(b"x")
+
+
+SHARE = bytes(range(32))
+
+
+def test_a_shared_sealer_and_its_origin_do_not_open_each_others_envelopes() -> None:
+    own = make_sealer()
+    shared = own.with_share(SHARE)
+    for writer, reader in ((own, shared), (shared, own), (shared, own.with_share(bytes(32)))):
+        with pytest.raises(OpenError) as caught:
+            reader.open(Kind.MANIFEST, LOCATION, writer.seal(Kind.MANIFEST, LOCATION, b"x" * 500))
+        assert caught.value.code == "authentication"
+    sealed = shared.seal(Kind.MANIFEST, LOCATION, b"x" * 500)
+    assert peek_header(sealed).flags == Flag.ZSTD | Flag.CLIENT_SHARE
+    assert own.with_share(SHARE).open(Kind.MANIFEST, LOCATION, sealed) == b"x" * 500
+
+
+def test_a_share_changes_every_digest_and_is_undone_by_leaving_it_out() -> None:
+    own = make_sealer()
+    shared = own.with_share(SHARE)
+    digests = [(each.content_id("k", "e", b"d"), each.boundary(b"d"), each.mac(b"p", b"d")) for each in (own, shared)]
+    assert all(one != other for one, other in zip(*digests, strict=True))
+    assert (own.shared, shared.shared) == (False, True)
+    assert own.without_share is own
+    assert shared.without_share is own
+    assert shared.active_key_version == own.active_key_version
+
+
+def test_a_share_has_32_bytes_is_mixed_once_and_never_shown() -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        make_sealer().with_share(bytes(31))
+    with pytest.raises(ValueError, match="one share"):
+        make_sealer().with_share(SHARE).with_share(SHARE)
+    assert SHARE.hex() not in repr(make_sealer().with_share(SHARE))

@@ -1,7 +1,7 @@
 """A store in memory for tests of pure HTTP rules; it keeps the signatures of the real one and little else."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +12,7 @@ from gateway.settings import Settings
 from storage import model
 from storage.clock import ManualClock
 from storage.errors import CheckpointNotFound, ThreadNotFound
-from storage.scope import OperatorScope, Scope, TenantScope
+from storage.scope import ClientShare, OperatorScope, Scope, TenantScope
 from storage.service import Health
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -29,7 +29,7 @@ class Checkpoints:
         self.error: Exception | None = None
         self.after: tuple[str, ...] | None = None
 
-    async def save(self, scope: Scope, save: model.Save) -> model.Saved:
+    async def save(self, scope: Scope, save: model.Save, share: ClientShare | None = None) -> model.Saved:
         self.reached.set()
         if self.gate is not None:
             await self.gate.wait()
@@ -60,14 +60,25 @@ class Checkpoints:
         )  # fmt: skip
 
     async def load(
-        self, scope: Scope, thread_id: str, namespace: str, checkpoint_id: str | None, *, with_state: bool
+        self,
+        scope: Scope,
+        thread_id: str,
+        namespace: str,
+        checkpoint_id: str | None,
+        *,
+        with_state: bool,
+        known_token: str | None = None,
+        share: ClientShare | None = None,
     ) -> model.Loaded:
         for owner, save in reversed(self.saves):
             if (owner, save.thread_id, save.namespace) == (scope, thread_id, namespace):
-                return model.Loaded(checkpoint=self._checkpoint(save, with_state=with_state), head_id="c1")
+                checkpoint = self._checkpoint(save, with_state=with_state)
+                return model.Loaded(checkpoint=checkpoint, head_id="c1", token="token")
         raise CheckpointNotFound
 
-    async def history(self, scope: Scope, query: model.HistoryQuery) -> model.Page[model.Checkpoint]:
+    async def history(
+        self, scope: Scope, query: model.HistoryQuery, share: ClientShare | None = None
+    ) -> model.Page[model.Checkpoint]:
         self.queries.append(query)
         items = [self._checkpoint(save, with_state=query.with_state) for owner, save in self.saves if owner == scope]
         return model.Page(items, self.after)
@@ -82,6 +93,7 @@ class Checkpoints:
         task_path: str,
         writes: Sequence[model.NewWrite],
         status: model.Status | None,
+        share: ClientShare | None = None,
     ) -> model.WritesReceipt:
         self.writes += [
             model.PendingWrite(
@@ -92,12 +104,26 @@ class Checkpoints:
         return model.WritesReceipt(stored=len(writes), unchanged=0)
 
     async def task_writes(
-        self, scope: Scope, thread_id: str, namespace: str, checkpoint_id: str, task_id: str
+        self,
+        scope: Scope,
+        thread_id: str,
+        namespace: str,
+        checkpoint_id: str,
+        task_id: str,
+        share: ClientShare | None = None,
     ) -> list[model.PendingWrite]:
         return [write for write in self.writes if write.task_id == task_id]
 
     async def channel_history(
-        self, scope: Scope, thread_id: str, namespace: str, checkpoint_id: str | None, channels: Sequence[str]
+        self,
+        scope: Scope,
+        thread_id: str,
+        namespace: str,
+        checkpoint_id: str | None,
+        channels: Sequence[str],
+        *,
+        known_token: str | None = None,
+        share: ClientShare | None = None,
     ) -> dict[str, model.ChannelHistory]:
         return {name: model.ChannelHistory(writes=[], seed=None) for name in channels}
 
@@ -131,10 +157,11 @@ class Threads:
         strict: bool | None = None,
         agent: str | None = None,
         agent_given: bool = False,
+        share: ClientShare | None = None,
     ) -> model.Thread:
         return model.Thread(
             thread_id=thread_id, agent=agent, status="active", tier="hot", strict=bool(strict),
-            created_at=NOW, updated_at=NOW, head_id=None,
+            client_share=share is not None, created_at=NOW, updated_at=NOW, head_id=None,
         )  # fmt: skip
 
     async def delete(self, scope: Scope, thread_id: str) -> model.Removal:
@@ -143,10 +170,14 @@ class Threads:
     async def copy(self, scope: Scope, source: str, target: str) -> model.Copied:
         return model.Copied(thread_id=target, checkpoints=0, pending_writes=0)
 
-    async def prune(self, scope: Scope, thread_ids: Sequence[str], strategy: model.Strategy) -> model.Removal:
+    async def prune(
+        self, scope: Scope, thread_ids: Sequence[str], strategy: model.Strategy, share: ClientShare | None = None
+    ) -> model.Removal:
         return model.Removal(threads=0, checkpoints=0, pending_writes=0)
 
-    async def delete_runs(self, scope: Scope, run_ids: Sequence[str]) -> model.Removal:
+    async def delete_runs(
+        self, scope: Scope, run_ids: Sequence[str], share: ClientShare | None = None
+    ) -> model.Removal:
         return model.Removal(threads=0, checkpoints=0, pending_writes=0)
 
 
@@ -157,7 +188,9 @@ class Tenants:
         self.look_ups: list[str] = []
         self.touched: dict[tuple[UUID | None, str], datetime] = {}
 
-    async def create(self, scope: OperatorScope, tenant: model.Tenant, first_key: model.ApiKeyRecord) -> model.Tenant:
+    async def create(
+        self, scope: OperatorScope, tenant: model.Tenant, first_key: model.ApiKeyRecord, actor: str
+    ) -> model.Tenant:
         assert scope.founding == tenant.tenant_id == first_key.tenant_id
         self.tenants[tenant.tenant_id] = tenant
         self.api_keys[first_key.key_id] = first_key
@@ -173,7 +206,7 @@ class Tenants:
         self.look_ups.append(key_id)
         return self.api_keys.get(key_id)
 
-    async def add_key(self, scope: TenantScope | OperatorScope, record: model.ApiKeyRecord) -> None:
+    async def add_key(self, scope: TenantScope | OperatorScope, record: model.ApiKeyRecord, actor: str) -> None:
         self.api_keys[record.key_id] = record
 
     async def list_keys(
@@ -181,11 +214,38 @@ class Tenants:
     ) -> model.Page[model.ApiKeyRecord]:
         return model.Page([key for key in self.api_keys.values() if key.tenant_id == scope.tenant_id], None)
 
-    async def revoke_key(self, scope: TenantScope, key_id: str) -> None:
+    async def revoke_key(self, scope: TenantScope, key_id: str, actor: str) -> None:
         self.api_keys[key_id] = replace(self.api_keys[key_id], revoked_at=NOW)
 
     async def touch_keys(self, used: Mapping[tuple[UUID | None, str], datetime]) -> None:
         self.touched.update(used)
+
+
+class Audit:
+    def __init__(self) -> None:
+        self.notes: list[tuple[UUID, str, str, str, int]] = []
+        self.flushes = 0
+
+    def note(self, tenant_id: UUID, actor: str, action: str, target: str, status: int) -> None:
+        self.notes.append((tenant_id, actor, action, target, status))
+
+    async def flush(self) -> None:
+        self.flushes += 1
+
+
+class Anchors:
+    async def anchor_due(self) -> int:
+        return 0
+
+
+class HeadAnchors:
+    async def flush(self) -> None:
+        pass
+
+
+class Runner:
+    async def keep_running(self, failed: Callable[[Exception], None]) -> None:
+        await asyncio.Event().wait()
 
 
 class MemoryStore:
@@ -193,6 +253,10 @@ class MemoryStore:
         self.checkpoints = Checkpoints()
         self.threads = Threads()
         self.tenants = Tenants()
+        self.audit = Audit()
+        self.anchors = Anchors()
+        self.head_anchors = HeadAnchors()
+        self.runner = Runner()
         self.health_found = Health(writable=True, db_revision="a1", revision_ok=True)
         self.clock = ManualClock(NOW)
         self.tenant_id = uuid4()

@@ -106,7 +106,7 @@ async def test_every_route_refuses_the_unauthenticated_unless_it_is_declared_pub
             assert isinstance(operation, Operation)
             assert operation.public or operation.permission or operation.name == "whoami"
             path = operation.path.replace(":str", "").format_map(dict.fromkeys(["thread_id", "checkpoint_id",
-                "task_id", "key_id", "tenant_id"], "docs"))  # fmt: skip
+                "task_id", "key_id", "tenant_id", "subject_id", "job_id"], "docs"))  # fmt: skip
             prefix = "" if operation.public else "/v1"
             answer = await client.request(operation.method.value, prefix + path)
             assert answer.status_code == (200 if operation.public else 401), operation.name

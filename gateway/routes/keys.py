@@ -1,0 +1,404 @@
+"""Keys and jobs: rotation, crypto-shredding, and how far the work behind them is."""
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from litestar import Response
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.params import FromPath
+from msgspec import Meta, Struct, msgpack, structs
+
+from gateway import wire
+from gateway.auth import Principal
+from gateway.exchange import Exchange, path_id
+from gateway.operations import Operation, route
+from gateway.problems import InvalidRequest
+from gateway.routes.admin import PageQuery
+from gateway.services import Services
+from gateway.wire import Fault
+from storage.errors import InvalidState, JobNotFound, TenantNotFound
+from storage.jobs import Job
+from storage.scope import SHARED_SUBJECT, OperatorScope, Scope, TenantScope, check_subject
+
+_KEY_PROBLEMS = ("key-destroyed", "key-unavailable", "not-found")
+_SHRED_PROBLEMS = ("blob-store-unavailable", "key-unavailable", "not-found")
+
+
+class KeysQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whose keys to show besides the tenant's."""
+
+    subject_id: Annotated[str, Meta(min_length=1, max_length=wire.NAME_BYTES_MAX)] | None = None
+
+
+def _subject(tenant_id: UUID, text: str, fault: Fault) -> Scope:
+    try:
+        return Scope(tenant_id, check_subject(text))
+    except InvalidState as error:
+        raise InvalidRequest(structs.replace(fault, detail=str(error))) from None
+
+
+def _uuid(text: str, parameter: str, otherwise: type[Exception]) -> UUID:
+    try:
+        wanted = UUID(text)
+    except ValueError:
+        raise InvalidRequest(Fault(detail="must be a UUID", parameter=parameter)) from None
+    if str(wanted) != text:
+        raise otherwise
+    return wanted
+
+
+def _job(job: Job) -> wire.Job:
+    return wire.Job(
+        job_id=str(job.job_id),
+        kind=job.kind,
+        target=job.target,
+        state=job.state,
+        done=job.done,
+        total=job.total,
+        error=job.error,
+        note=job.note,
+        created_at=job.created_at,
+        updated_at=job.updated_at,
+    )
+
+
+# --- rotation --------------------------------------------------------------------------------------------------------
+
+
+@route(
+    Operation(
+        name="rotate_key",
+        method=HttpMethod.POST,
+        path="/keys/rotate",
+        summary="Make a new tenant key, or a new data key of a subject, active now; a job does the rest.",
+        permission="tenant:admin",
+        body=wire.RotateRequest,
+        returns=wire.Rotation,
+        statuses=(202,),
+        problems=_KEY_PROBLEMS,
+    )
+)
+async def rotate_key(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+) -> Response[bytes]:
+    """Rotate a key."""
+    exchange.no_query()
+    request, _, _ = await exchange.body(wire.RotateRequest)
+    rotation = services.store.rotation
+    if request.level == "tenant":
+        if request.subject_id is not None:
+            raise InvalidRequest(Fault(detail="the tenant key is no subject's", pointer="/subject_id"))
+        rotated = await services.commits.run(rotation.rotate_tenant(tenant_scope, principal.actor))
+    else:
+        if request.subject_id is None:
+            raise InvalidRequest(Fault(detail="name the subject whose key to rotate", pointer="/subject_id"))
+        scope = _subject(tenant_scope.tenant_id, request.subject_id, Fault(detail="", pointer="/subject_id"))
+        rotated = await services.commits.run(rotation.rotate_subject(scope, principal.actor))
+    answer = wire.Rotation(level=request.level, key_version=rotated.key_version, job_id=str(rotated.job_id))
+    return exchange.reply(answer, status=202)
+
+
+@route(
+    Operation(
+        name="rewrap_subject_keys",
+        method=HttpMethod.POST,
+        path="/keys/rewrap",
+        summary="Wrap every subject key that is under an older tenant key again; a job does it.",
+        permission="tenant:admin",
+        returns=wire.JobStarted,
+        statuses=(202,),
+    )
+)
+async def rewrap_subject_keys(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+) -> Response[bytes]:
+    """Rewrap the tenant's subject keys."""
+    exchange.no_query()
+    job_id = await services.commits.run(services.store.rotation.rewrap_tenant(tenant_scope, principal.actor))
+    return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+
+
+@route(
+    Operation(
+        name="get_keys",
+        method=HttpMethod.GET,
+        path="/keys",
+        summary="The versions of the tenant's key and, when named, of a subject's keys; never a key.",
+        permission="tenant:admin",
+        query=KeysQuery,
+        returns=wire.KeyStatus,
+        problems=("not-found",),
+    )
+)
+async def get_keys(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+) -> Response[bytes]:
+    """Show key versions."""
+    query = exchange.query(KeysQuery)
+    rotation = services.store.rotation
+    subject_keys = None
+    if query.subject_id is not None:
+        scope = _subject(tenant_scope.tenant_id, query.subject_id, Fault(detail="", parameter="subject_id"))
+        found = await rotation.subject_status(scope)
+        subject_keys = [
+            wire.SubjectKey(
+                purpose=each.purpose,
+                key_version=each.key_version,
+                tenant_key_version=each.tenant_key_version,
+                state=each.state,
+                created_at=each.created_at,
+                destroyed_at=each.destroyed_at,
+                shred_effective_at=each.shred_effective_at,
+            )
+            for each in found
+        ]
+    tenant_keys = [
+        wire.TenantKey(
+            key_version=each.key_version,
+            state=each.state,
+            provider=each.provider,
+            root_key_version=each.root_key_version,
+            created_at=each.created_at,
+            destroyed_at=each.destroyed_at,
+            subject_keys=each.subject_keys,
+        )
+        for each in await rotation.tenant_status(tenant_scope)
+    ]
+    return exchange.reply(wire.KeyStatus(tenant_keys=tenant_keys, subject_keys=subject_keys))
+
+
+@route(
+    Operation(
+        name="rewrap_tenant_keys",
+        method=HttpMethod.POST,
+        path="/admin/keys/rewrap",
+        summary="Wrap every tenant key again under the active root key; a job does it. No payload is touched.",
+        permission="operator",
+        returns=wire.JobStarted,
+        statuses=(202,),
+    )
+)
+async def rewrap_tenant_keys(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
+) -> Response[bytes]:
+    """Rewrap all tenant keys."""
+    exchange.no_query()
+    job_id = await services.commits.run(services.store.rotation.rewrap_root(principal.actor))
+    return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+
+
+@route(
+    Operation(
+        name="get_root_keys",
+        method=HttpMethod.GET,
+        path="/admin/keys",
+        summary="Which versions of which root keys wrap how many tenant keys.",
+        permission="operator",
+        returns=wire.RootKeyStatus,
+    )
+)
+async def get_root_keys(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
+) -> Response[bytes]:
+    """Show root keys."""
+    exchange.no_query()
+    uses = [
+        wire.RootKeyUse(
+            provider=each.provider,
+            root_key_id=each.root_key_id,
+            root_key_version=each.root_key_version,
+            tenant_keys=each.tenant_keys,
+        )
+        for each in await services.store.rotation.root_status()
+    ]
+    return exchange.reply(wire.RootKeyStatus(root_keys=uses))
+
+
+# --- shredding -------------------------------------------------------------------------------------------------------
+
+
+@route(
+    Operation(
+        name="shred_subject",
+        method=HttpMethod.POST,
+        path="/subjects/{subject_id:str}/shred",
+        summary="Destroy a subject's keys, for ever: nothing it stored can be opened again. The body repeats its id.",
+        permission="tenant:admin",
+        body=wire.ShredRequest,
+        returns=wire.Shredded,
+        problems=_SHRED_PROBLEMS,
+    )
+)
+async def shred_subject(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+    subject_id: FromPath[str],
+) -> Response[bytes]:
+    """Shred a subject."""
+    exchange.no_query()
+    text = subject_id if subject_id == SHARED_SUBJECT else path_id(subject_id, "subject_id")
+    scope = _subject(tenant_scope.tenant_id, text, Fault(detail="", parameter="subject_id"))
+    request, _, _ = await exchange.body(wire.ShredRequest)
+    done = await services.commits.run(services.store.shred.subject(scope, request.confirm, principal.actor))
+    return exchange.reply(_shredded(done.job_id, done.shred_effective_at, tombstone=done.tombstone))
+
+
+@route(
+    Operation(
+        name="shred_tenant",
+        method=HttpMethod.POST,
+        path="/admin/tenants/{tenant_id:str}/shred",
+        summary="Destroy all keys of a tenant and of its subjects, for ever. The body repeats the tenant's id.",
+        permission="operator",
+        body=wire.ShredRequest,
+        returns=wire.Shredded,
+        problems=_SHRED_PROBLEMS,
+    )
+)
+async def shred_tenant(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
+    tenant_id: FromPath[str],
+) -> Response[bytes]:
+    """Shred a tenant."""
+    exchange.no_query()
+    wanted = _uuid(tenant_id, "tenant_id", TenantNotFound)
+    request, _, _ = await exchange.body(wire.ShredRequest)
+    done = await services.commits.run(services.store.shred.tenant(wanted, request.confirm, principal.actor))
+    return exchange.reply(_shredded(done.job_id, done.shred_effective_at, tombstone=done.tombstone))
+
+
+def _shredded(job_id: UUID, shred_effective_at: datetime, *, tombstone: bool) -> wire.Shredded:
+    return wire.Shredded(job_id=str(job_id), shred_effective_at=shred_effective_at, tombstone=tombstone)
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+async def _jobs(exchange: Exchange, services: Services, scope: TenantScope | OperatorScope) -> Response[bytes]:
+    query = exchange.query(PageQuery)
+    tenant = scope.tenant_id if isinstance(scope, TenantScope) else None
+    binding = msgpack.encode((exchange.route, tenant))
+    page = await services.store.jobs.list(scope, query.limit, services.cursors.read(binding, query.cursor))
+    return exchange.reply(
+        wire.JobPage(jobs=[_job(job) for job in page.items], next_cursor=services.cursors.write(binding, page.after))
+    )
+
+
+async def _one_job(
+    exchange: Exchange, services: Services, scope: TenantScope | OperatorScope, job_id: str
+) -> Response[bytes]:
+    exchange.no_query()
+    return exchange.reply(_job(await services.store.jobs.get(scope, _uuid(job_id, "job_id", JobNotFound))))
+
+
+@route(
+    Operation(
+        name="list_jobs",
+        method=HttpMethod.GET,
+        path="/jobs",
+        summary="The tenant's jobs, newest first.",
+        permission="tenant:admin",
+        query=PageQuery,
+        returns=wire.JobPage,
+    )
+)
+async def list_jobs(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+) -> Response[bytes]:
+    """List the tenant's jobs."""
+    return await _jobs(exchange, services, tenant_scope)
+
+
+@route(
+    Operation(
+        name="get_job",
+        method=HttpMethod.GET,
+        path="/jobs/{job_id:str}",
+        summary="A job of the tenant, and how far it is.",
+        permission="tenant:admin",
+        returns=wire.Job,
+        problems=("not-found",),
+    )
+)
+async def get_job(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    tenant_scope: NamedDependency[TenantScope],
+    job_id: FromPath[str],
+) -> Response[bytes]:
+    """Show a job."""
+    return await _one_job(exchange, services, tenant_scope, job_id)
+
+
+@route(
+    Operation(
+        name="list_deployment_jobs",
+        method=HttpMethod.GET,
+        path="/admin/jobs",
+        summary="The deployment's own jobs, newest first.",
+        permission="operator",
+        query=PageQuery,
+        returns=wire.JobPage,
+    )
+)
+async def list_deployment_jobs(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    operator_scope: NamedDependency[OperatorScope],
+) -> Response[bytes]:
+    """List the deployment's jobs."""
+    return await _jobs(exchange, services, operator_scope)
+
+
+@route(
+    Operation(
+        name="get_deployment_job",
+        method=HttpMethod.GET,
+        path="/admin/jobs/{job_id:str}",
+        summary="A job of the deployment, and how far it is.",
+        permission="operator",
+        returns=wire.Job,
+        problems=("not-found",),
+    )
+)
+async def get_deployment_job(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    operator_scope: NamedDependency[OperatorScope],
+    job_id: FromPath[str],
+) -> Response[bytes]:
+    """Show a job of the deployment."""
+    return await _one_job(exchange, services, operator_scope, job_id)
+
+
+ROUTES = [
+    rotate_key,
+    rewrap_subject_keys,
+    get_keys,
+    rewrap_tenant_keys,
+    get_root_keys,
+    shred_subject,
+    shred_tenant,
+    list_jobs,
+    get_job,
+    list_deployment_jobs,
+    get_deployment_job,
+]

@@ -1,0 +1,254 @@
+"""Jobs: long operations as rows, so that they survive the process that works on them.
+
+A job has a kind, a target and a position; whoever holds its lease works on it a slice at a time and moves the position
+in the same transaction as the work, so that a crash repeats nothing and loses nothing. A lease ends by itself when its
+owner dies; its exact end is its owner's token, so that an owner who comes back late changes nothing (`LeaseLostError`).
+
+Owns the rows and the loop that picks due jobs. What a job does is decided by the performer of its kind. It promises
+no order between jobs and no moment at which one ends.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from uuid_utils import uuid7
+
+from crypto import CryptoError, KeyUnavailable
+from storage.errors import JobNotFound, StorageError, Unavailable
+from storage.format.audit import OPERATOR_CHAIN
+from storage.model import Page
+from storage.postgres import jobs as sql
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.scope import OperatorScope, TenantScope
+
+# A dead owner's job goes on after so long; an owner renews it with every batch, far more often.
+LEASE_SECONDS = 30.0
+# How often a process looks for due jobs when nobody wakes it.
+POLL_SECONDS = 2.0
+# What could not be done now (root key, object store or database out of reach) is tried again after so long.
+RETRY_SECONDS = 5.0
+_DUE_MAX = 20
+# More than a transaction is ever tried.
+_TOKENS_MAX = 32
+
+JobState = Literal["queued", "running", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as callers see it. ``total`` is an estimate, None before it is known."""
+
+    tenant_id: UUID
+    job_id: UUID
+    kind: str
+    target: str
+    state: JobState
+    done: int
+    total: int | None
+    error: str | None
+    note: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """How a slice of a job ended: with the job, or to be continued after a while."""
+
+    ended: bool
+    again_seconds: float = 0.0
+    error: str | None = None
+    note: str | None = None
+
+
+MORE = Slice(ended=False)
+
+
+def job_scope(tenant_id: UUID) -> TenantScope | OperatorScope:
+    """The scope that reaches a tenant's jobs, or the deployment's."""
+    return OperatorScope() if tenant_id == OPERATOR_CHAIN else TenantScope(tenant_id)
+
+
+def job_tenant(scope: TenantScope | OperatorScope) -> UUID:
+    """Under which id a scope's jobs are kept."""
+    return scope.tenant_id if isinstance(scope, TenantScope) else OPERATOR_CHAIN
+
+
+class LeaseLostError(Exception):
+    """Somebody else works on this job now."""
+
+
+class Lease:
+    """A job in work. Only `Jobs.claim` makes one."""
+
+    def __init__(self, tenant_id: UUID, job_id: UUID, row: Any) -> None:
+        self.tenant_id = tenant_id
+        self.job_id = job_id
+        self.kind: str = row["kind"]
+        self.target: str = row["target"]
+        self.position: str = row["position"]
+        self.done: int = row["done"]
+        self.total: int | None = row["total"]
+        # Several, because a transaction that renewed may be rolled back and run again; all of them are ours alone.
+        self._tokens: list[datetime] = [row["lease_until"]]
+
+    @property
+    def tokens(self) -> list[datetime]:
+        """What the row's lease may be, if it is still ours."""
+        return self._tokens
+
+    async def advance(self, transaction: Transaction, position: str, done: int = 0, total: int | None = None) -> None:
+        """Move on and renew the lease, in the transaction that did the work.
+
+        Args:
+            transaction: Bound to the job's tenant.
+            position: Where to go on.
+            done: How much more is done.
+            total: How much there is, if that is known now.
+
+        Raises:
+            LeaseLostError: somebody else has it; the transaction must not commit.
+        """
+        row = await transaction.fetchrow(
+            sql.ADVANCE, self.tenant_id, self.job_id, self._tokens, done, total, position, LEASE_SECONDS
+        )
+        if row is None:
+            raise LeaseLostError
+        self.position, self.done, self.total = position, row["done"], row["total"]
+        self._tokens = [*self._tokens, row["lease_until"]][-_TOKENS_MAX:]
+
+
+Performer = Callable[[Lease], Awaitable[Slice]]
+
+
+class Jobs:
+    """The rows."""
+
+    def __init__(self, unit_of_work: UnitOfWork) -> None:
+        self._unit_of_work = unit_of_work
+        self.added = asyncio.Event()
+
+    async def add(
+        self, transaction: Transaction, tenant_id: UUID, kind: str, target: str, position: str, total: int | None = None
+    ) -> UUID:
+        """Add a job in the transaction that makes it necessary."""
+        job_id = UUID(str(uuid7()))
+        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, total, position)
+        self.added.set()
+        return job_id
+
+    async def open(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> UUID | None:
+        """The job of this kind and target that has not ended, if there is one."""
+        row = await transaction.fetchrow(sql.OPEN, tenant_id, kind, target)
+        return None if row is None else row["job_id"]
+
+    async def get(self, scope: TenantScope | OperatorScope, job_id: UUID) -> Job:
+        """One job.
+
+        Raises:
+            JobNotFound: this scope has none of this id.
+        """
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            row = await transaction.fetchrow(sql.ONE, job_tenant(scope), job_id)
+        if row is None:
+            raise JobNotFound
+        return Job(**dict(row))
+
+    async def due(self) -> list[tuple[UUID, UUID]]:
+        """Jobs that nobody works on, as (tenant, job); those that waited longest first."""
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            rows = await transaction.fetch(sql.DUE, _DUE_MAX)
+        return [(row["tenant_id"], row["job_id"]) for row in rows]
+
+    async def claim(self, tenant_id: UUID, job_id: UUID) -> Lease | None:
+        """Take a job's lease, or None if somebody has it or it ended."""
+        async with self._unit_of_work.begin(job_scope(tenant_id)) as transaction:
+            row = await transaction.fetchrow(sql.CLAIM, tenant_id, job_id, LEASE_SECONDS)
+        return None if row is None else Lease(tenant_id, job_id, row)
+
+    async def release(self, lease: Lease, seconds: float) -> None:
+        """Give a lease back; the job is due again after ``seconds``."""
+        async with self._unit_of_work.begin(job_scope(lease.tenant_id)) as transaction:
+            await transaction.execute(sql.RELEASE, lease.tenant_id, lease.job_id, lease.tokens, seconds)
+
+    async def end(self, lease: Lease, error: str | None = None, note: str | None = None) -> None:
+        """End a job, as done, or as failed if there is an error."""
+        state = "done" if error is None else "failed"
+        async with self._unit_of_work.begin(job_scope(lease.tenant_id)) as transaction:
+            await transaction.execute(sql.END, lease.tenant_id, lease.job_id, lease.tokens, state, error, note)
+
+    async def list(
+        self, scope: TenantScope | OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None
+    ) -> Page[Job]:
+        """Jobs, newest first."""
+        since = (datetime.fromisoformat(after[0]), UUID(after[1])) if after else (None, None)
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(sql.LIST, job_tenant(scope), *since, limit)
+        jobs = [Job(**dict(row)) for row in rows]
+        last = jobs[-1] if len(jobs) == limit else None
+        return Page(jobs, (last.created_at.isoformat(), str(last.job_id)) if last else None)
+
+
+class Runner:
+    """Works on due jobs, one slice at a time, so that a long one does not keep the others waiting."""
+
+    def __init__(self, jobs: Jobs, performers: Mapping[str, Performer]) -> None:
+        self._jobs = jobs
+        self._performers = performers
+
+    async def run_due(self) -> int:
+        """Do a slice of every due job of a kind that is known here; returns how many slices were done.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        slices = 0
+        for tenant_id, job_id in await self._jobs.due():
+            lease = await self._jobs.claim(tenant_id, job_id)
+            if lease is not None:
+                slices += 1
+                await self._slice(lease)
+        return slices
+
+    async def keep_running(self, failed: Callable[[Exception], None]) -> None:
+        """Work on due jobs until cancelled, which is safe at any moment.
+
+        Args:
+            failed: Told of a round that failed; the next one comes all the same.
+        """
+        while True:
+            self._jobs.added.clear()
+            worked = 0
+            try:
+                worked = await self.run_due()
+            except Exception as reason:  # noqa: BLE001  whatever it is, the next round must come
+                failed(reason)
+            if not worked:
+                try:
+                    await asyncio.wait_for(self._jobs.added.wait(), POLL_SECONDS)
+                except TimeoutError:
+                    continue
+
+    async def _slice(self, lease: Lease) -> None:
+        performer = self._performers.get(lease.kind)
+        if performer is None:
+            # A newer release's kind: it is for its processes.
+            await self._jobs.release(lease, RETRY_SECONDS)
+            return
+        try:
+            ended = await performer(lease)
+        except LeaseLostError:
+            return
+        except (Unavailable, KeyUnavailable):
+            await self._jobs.release(lease, RETRY_SECONDS)
+        except (StorageError, CryptoError) as error:
+            await self._jobs.end(lease, error=str(error) or type(error).__name__)
+        else:
+            if ended.ended:
+                await self._jobs.end(lease, ended.error, ended.note)
+            else:
+                await self._jobs.release(lease, ended.again_seconds)

@@ -1,0 +1,55 @@
+"""Statements on jobs. Leases go by the database's clock: gateways need not agree on the time."""
+
+_COLUMNS = "tenant_id, job_id, kind, target, state, done, total, error, note, created_at, updated_at"
+
+ADD = """
+INSERT INTO stateroom.jobs (tenant_id, job_id, kind, target, state, done, total, position, created_at, updated_at)
+VALUES ($1, $2, $3, $4, 'queued', 0, $5, $6, now(), now())
+"""
+
+ONE = f"SELECT {_COLUMNS} FROM stateroom.jobs WHERE tenant_id = $1 AND job_id = $2"
+
+LIST = f"""
+SELECT {_COLUMNS} FROM stateroom.jobs
+WHERE tenant_id = $1 AND ($2::timestamptz IS NULL OR (created_at, job_id) < ($2, $3::uuid))
+ORDER BY created_at DESC, job_id DESC LIMIT $4
+"""
+
+OPEN = """
+SELECT job_id, position FROM stateroom.jobs
+WHERE tenant_id = $1 AND kind = $2 AND target = $3 AND state IN ('queued', 'running')
+ORDER BY created_at LIMIT 1
+"""
+
+# Across tenants, by an operator's binding.
+DUE = """
+SELECT tenant_id, job_id FROM stateroom.jobs
+WHERE state IN ('queued', 'running') AND (lease_until IS NULL OR lease_until < clock_timestamp())
+ORDER BY updated_at LIMIT $1
+"""
+
+CLAIM = """
+UPDATE stateroom.jobs SET state = 'running', lease_until = clock_timestamp() + make_interval(secs => $3),
+    updated_at = clock_timestamp()
+WHERE tenant_id = $1 AND job_id = $2 AND state IN ('queued', 'running')
+  AND (lease_until IS NULL OR lease_until < clock_timestamp())
+RETURNING kind, target, done, total, position, lease_until
+"""
+
+# Whoever holds the lease knows its exact end: another one's differs, so that a late owner changes nothing.
+ADVANCE = """
+UPDATE stateroom.jobs SET done = done + $4, total = coalesce($5, total), position = $6,
+    lease_until = clock_timestamp() + make_interval(secs => $7), updated_at = clock_timestamp()
+WHERE tenant_id = $1 AND job_id = $2 AND lease_until = ANY($3::timestamptz[]) AND state = 'running'
+RETURNING done, total, lease_until
+"""
+
+RELEASE = """
+UPDATE stateroom.jobs SET lease_until = clock_timestamp() + make_interval(secs => $4), updated_at = clock_timestamp()
+WHERE tenant_id = $1 AND job_id = $2 AND lease_until = ANY($3::timestamptz[]) AND state = 'running'
+"""
+
+END = """
+UPDATE stateroom.jobs SET state = $4, error = $5, note = $6, lease_until = NULL, updated_at = clock_timestamp()
+WHERE tenant_id = $1 AND job_id = $2 AND lease_until = ANY($3::timestamptz[]) AND state = 'running'
+"""

@@ -1,0 +1,443 @@
+"""Crypto-shredding: destroying the keys of a subject or a tenant, so that what they sealed can never be opened again.
+
+In this order:
+
+1. The intent: a job row. From here the shred is carried to its end, whoever crashes.
+2. The **tombstone**, an object outside the database, where a restored backup does not reach. It names nobody: it holds
+   a keyed digest of the subject's id, under a key that only the root key opens, and is authenticated with it.
+3. One transaction: keys destroyed, `shred_effective_at` set, the audit log written. Every gateway refuses from its
+   next request on, because each load and save reads its key's state in its own statement.
+4. In the background, when nobody is at work who began before: the rows are deleted.
+
+Honest limits: backups, replicas and write-ahead logs hold the wrapped keys until they expire, which is what
+`shred_effective_at` says; whoever has such a backup *and* the root key can open it until then. Identifiers stay: the
+subject's id in the tombstone rows of its keys and in the audit log. A database restored from before a shred does not
+know the tombstone, and is not served from until `accept` applied it again.
+"""
+
+import hmac
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from msgspec import json
+
+from crypto import CryptoError, KeyUnavailable, RootKey, SecretKey, WrappedKey, keyed_digest
+from storage.audit import GATEWAY_ACTOR, LOCAL_ACTOR, Audit
+from storage.blobs.keyspace import TombstoneLocation, tombstone_prefix
+from storage.blobs.store import BlobExists, BlobStore
+from storage.clock import Clock
+from storage.errors import IntegrityFailure, InvalidState, SubjectNotFound, TenantNotFound
+from storage.format.audit import OPERATOR_CHAIN
+from storage.jobs import MORE, Jobs, Lease, Slice
+from storage.keys import Keys
+from storage.postgres import shred as sql
+from storage.postgres import tenants as tenants_sql
+from storage.postgres.completeness import TRACES
+from storage.postgres.threads import DELETE_ALL
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.quiet import Quiet
+from storage.scope import OperatorScope, Scope, TenantScope
+
+SHRED_SUBJECT_KIND = "shred-subject"
+SHRED_TENANT_KIND = "shred-tenant"
+WHOLE_TENANT = "tenant"
+# Of a tombstone whose subject the restored database does not have; no subject's id begins like this.
+NOBODY = "~nobody"
+SETTLE_SECONDS = 0.2
+SLICE_SECONDS = 2.0
+FORMAT = "stateroom-tombstone/1"
+_PURPOSE = "tombstone"
+_MAC = b"stateroom/v1/tombstone"
+_DIGEST = b"stateroom/v1/tombstone-subject"
+_KEYS_PAGE = 1000
+_PAGE = 100
+
+Level = Literal["subject", "tenant"]
+
+
+def _position(*parts: str) -> str:
+    return json.encode(parts).decode()
+
+
+INTENDED = _position("intended")
+
+
+@dataclass(frozen=True, slots=True)
+class Shredded:
+    """A shred: the keys are destroyed in this database.
+
+    Attributes:
+        job_id: The job that deletes the rows, and the name of the tombstone.
+        shred_effective_at: When the last backup that holds the wrapped keys has expired.
+        tombstone: Whether a tombstone is kept outside the database; False where there is no object store.
+    """
+
+    job_id: UUID
+    shred_effective_at: datetime
+    tombstone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What `Shred.accept` did with one tombstone."""
+
+    tenant_id: UUID
+    shred_id: UUID
+    level: Level
+    keys_destroyed: int
+
+
+class _WrappedRecord(msgspec.Struct, forbid_unknown_fields=True):
+    provider: str
+    root_key_id: str
+    root_key_version: str
+    ciphertext: bytes
+
+
+class _Tombstone(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    tenant_id: UUID
+    shred_id: UUID
+    level: Level
+    at: datetime
+    subject: bytes | None
+    wrapped: _WrappedRecord
+    mac: bytes
+
+
+def _mac(tombstone_key: SecretKey, tombstone: _Tombstone) -> bytes:
+    parts = (
+        tombstone.format.encode(),
+        tombstone.tenant_id.bytes,
+        tombstone.shred_id.bytes,
+        tombstone.level.encode(),
+        tombstone.at.isoformat().encode(),
+        tombstone.subject or b"",
+    )
+    return keyed_digest(tombstone_key.derive(_MAC).borrow(), *parts)
+
+
+def _subject_digest(tombstone_key: SecretKey, subject_id: str) -> bytes:
+    return keyed_digest(tombstone_key.derive(_DIGEST).borrow(), subject_id.encode())
+
+
+class Shred:
+    """Shreds, and keeps what was shredded from coming back."""
+
+    def __init__(
+        self,
+        unit_of_work: UnitOfWork,
+        keys: Keys,
+        jobs: Jobs,
+        audit: Audit,
+        quiet: Quiet,
+        root_key: RootKey,
+        blobs: BlobStore | None,
+        deployment_id: UUID,
+        clock: Clock,
+        backup_retention_days: int,
+    ) -> None:
+        self._unit_of_work = unit_of_work
+        self._keys = keys
+        self._jobs = jobs
+        self._audit = audit
+        self._quiet = quiet
+        self._root_key = root_key
+        self._blobs = blobs
+        self._deployment_id = deployment_id
+        self._clock = clock
+        self._retention = timedelta(days=backup_retention_days)
+
+    # --- shredding -------------------------------------------------------------------------------------------------
+
+    async def subject(self, scope: Scope, confirm: str, actor: str) -> Shredded:
+        """Shred a subject; again, it gives the same answer. An error after the intent is no way back: repeat it.
+
+        Args:
+            scope: Whose keys.
+            confirm: The subject's id once more.
+            actor: Who asks.
+
+        Raises:
+            InvalidState: not confirmed; nothing happened.
+            SubjectNotFound: it never had a key.
+            BlobUnavailable: the tombstone could not be kept yet; the keys are still there.
+            KeyUnavailable: as before, for the root key, which seals the tombstone.
+        """
+        _check_confirmed(confirm, scope.subject_id, "the subject's id")
+        place = (scope.tenant_id, scope.subject_id)
+        async with self._unit_of_work.begin(scope) as transaction:
+            standing = await transaction.fetchrow(sql.SUBJECT_STANDING, *place)
+            if not standing["keys"]:
+                raise SubjectNotFound
+            job_id = await self._intend(transaction, scope.tenant_id, SHRED_SUBJECT_KIND, scope.subject_id, actor)
+        await self._destroy_subject(scope, job_id, actor)
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            standing = await transaction.fetchrow(sql.SUBJECT_STANDING, *place)
+        return Shredded(job_id, standing["shred_effective_at"], self._blobs is not None)
+
+    async def tenant(self, tenant_id: UUID, confirm: str, actor: str) -> Shredded:
+        """Shred a tenant with all of its subjects; as `subject`.
+
+        Raises:
+            InvalidState: not confirmed; nothing happened.
+            TenantNotFound: there is no such tenant.
+            BlobUnavailable: the tombstone could not be kept yet; the keys are still there.
+            KeyUnavailable: as before, for the root key.
+        """
+        _check_confirmed(confirm, str(tenant_id), "the tenant's id")
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            if await transaction.fetchrow(tenants_sql.ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            job_id = await self._intend(transaction, tenant_id, SHRED_TENANT_KIND, WHOLE_TENANT, actor)
+        await self._destroy_tenant(tenant_id, job_id, actor)
+        async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
+            standing = await transaction.fetchrow(sql.TENANT_STANDING, tenant_id)
+        return Shredded(job_id, standing["destroyed_at"] + self._retention, self._blobs is not None)
+
+    async def _intend(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str, actor: str) -> UUID:
+        known: UUID | None = await transaction.fetchval(sql.LAST_JOB, tenant_id, kind, target)
+        if known is not None:
+            return known
+        job_id = await self._jobs.add(transaction, tenant_id, kind, target, INTENDED)
+        detail = {"job_id": str(job_id)}
+        named = f"subject:{target}" if kind == SHRED_SUBJECT_KIND else f"tenant:{tenant_id}"
+        await self._audit.append(transaction, tenant_id, actor, "shred.begin", named, detail)
+        return job_id
+
+    async def _destroy_subject(self, scope: Scope, shred_id: UUID, actor: str) -> int:
+        await self._bury(scope.tenant_id, shred_id, "subject", scope.subject_id)
+        now = self._clock.now()
+        async with self._unit_of_work.begin(scope) as transaction:
+            destroyed = await transaction.execute(
+                sql.DESTROY_SUBJECT, scope.tenant_id, scope.subject_id, now, now + self._retention
+            )
+            if destroyed:
+                await self._record(transaction, scope.tenant_id, actor, f"subject:{scope.subject_id}", shred_id, now)
+        self._keys.evict(scope)
+        return destroyed
+
+    async def _destroy_tenant(self, tenant_id: UUID, shred_id: UUID, actor: str) -> int:
+        await self._bury(tenant_id, shred_id, "tenant", None)
+        now = self._clock.now()
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            destroyed = await transaction.execute(sql.REFUSE_KEYS, tenant_id, now)
+            destroyed += await transaction.execute(sql.DESTROY_TENANT, tenant_id, now)
+            subjects = await transaction.execute(sql.DESTROY_SUBJECTS, tenant_id, now, now + self._retention)
+            if destroyed or subjects:
+                target = f"tenant:{tenant_id}"
+                await self._record(transaction, tenant_id, actor, target, shred_id, now)
+                await self._record(transaction, OPERATOR_CHAIN, actor, target, shred_id, now)
+        self._keys.evict_tenant(tenant_id)
+        return destroyed + subjects
+
+    async def _record(
+        self, transaction: Transaction, chain: UUID, actor: str, target: str, shred_id: UUID, now: datetime
+    ) -> None:
+        detail = {
+            "job_id": str(shred_id),
+            "shred_effective_at": (now + self._retention).isoformat(),
+            "tombstone": self._blobs is not None,
+        }
+        await self._audit.append(transaction, chain, actor, "key.shred", target, detail)
+
+    # --- deleting the rows -----------------------------------------------------------------------------------------
+
+    async def perform(self, lease: Lease) -> Slice:
+        """A slice of a shred. Position: the step, then what the step needs."""
+        step, *at = json.decode(lease.position)
+        if lease.target == NOBODY:
+            return Slice(ended=True)
+        if step == "intended":
+            if lease.kind == SHRED_SUBJECT_KIND:
+                await self._destroy_subject(Scope(lease.tenant_id, lease.target), lease.job_id, GATEWAY_ACTOR)
+            else:
+                await self._destroy_tenant(lease.tenant_id, lease.job_id, GATEWAY_ACTOR)
+            moment = await self._quiet.moment()
+            await self._move(lease, "settle", moment.isoformat())
+            return MORE
+        if step == "settle":
+            if not await self._quiet.since(datetime.fromisoformat(at[0])):
+                return Slice(ended=False, again_seconds=SETTLE_SECONDS)
+            await self._move(lease, "purge", "")
+            return MORE
+        return await self._purge(lease, at[0])
+
+    async def _move(self, lease: Lease, *position: str) -> None:
+        async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
+            await lease.advance(transaction, _position(*position))
+
+    async def _purge(self, lease: Lease, after: str) -> Slice:
+        until = time.monotonic() + SLICE_SECONDS
+        if lease.kind == SHRED_SUBJECT_KIND:
+            return Slice(ended=await self._purge_subject(lease, Scope(lease.tenant_id, lease.target), after, until))
+        while True:
+            async with self._unit_of_work.snapshot(TenantScope(lease.tenant_id)) as transaction:
+                rows = await transaction.fetch(sql.SUBJECTS_AFTER, lease.tenant_id, after, _PAGE)
+            for row in rows:
+                scope = Scope(lease.tenant_id, row["subject_id"])
+                if not await self._purge_subject(lease, scope, after, until):
+                    return MORE
+                after = row["subject_id"]
+                await self._move(lease, "purge", after)
+            if len(rows) < _PAGE:
+                return Slice(ended=True)
+
+    async def _purge_subject(self, lease: Lease, scope: Scope, after: str, until: float) -> bool:
+        place = (scope.tenant_id, scope.subject_id)
+        while True:
+            async with self._unit_of_work.snapshot(scope) as transaction:
+                rows = await transaction.fetch(TRACES, *place, "", _PAGE)
+            for row in rows:
+                async with self._unit_of_work.begin(scope) as transaction:
+                    for statement in DELETE_ALL:
+                        await transaction.execute(statement, *place, row["thread_id"])
+                    await lease.advance(transaction, _position("purge", after), 1)
+                if time.monotonic() > until:
+                    return False
+            if not rows:
+                break
+        async with self._unit_of_work.begin(scope) as transaction:
+            for statement in sql.PURGE_REST:
+                await transaction.execute(statement, *place)
+            await lease.advance(transaction, _position("purge", after))
+        return True
+
+    # --- tombstones ------------------------------------------------------------------------------------------------
+
+    async def _bury(self, tenant_id: UUID, shred_id: UUID, level: Level, subject_id: str | None) -> None:
+        """Keep a tombstone outside the database. One that is there already must be ours."""
+        if self._blobs is None:
+            return
+        location = TombstoneLocation(self._deployment_id, tenant_id, shred_id)
+        fresh = SecretKey.generate()
+        context = self._context(tenant_id)
+        wrapped = await self._root_key.wrap(fresh, context)
+        if (await self._root_key.unwrap(wrapped, context)).kcv() != fresh.kcv():
+            raise IntegrityFailure("the root key does not open what it wrapped")
+        record = _WrappedRecord(wrapped.provider, wrapped.root_key_id, wrapped.root_key_version, wrapped.ciphertext)
+        digest = None if subject_id is None else _subject_digest(fresh, subject_id)
+        tombstone = _Tombstone(FORMAT, tenant_id, shred_id, level, self._clock.now(), digest, record, b"")
+        tombstone.mac = _mac(fresh, tombstone)
+        try:
+            await self._blobs.put_if_absent(location, json.encode(tombstone))
+        except BlobExists:
+            await self._open(self._blobs, location)
+
+    async def _open(self, blobs: BlobStore, location: TombstoneLocation) -> tuple[_Tombstone, SecretKey]:
+        """A tombstone and its key.
+
+        Raises:
+            IntegrityFailure: it is none, or not made by this deployment.
+            KeyUnavailable: the root key cannot be reached.
+        """
+        try:
+            tombstone = json.decode(await blobs.get(location), type=_Tombstone)
+            if tombstone.format != FORMAT:
+                raise IntegrityFailure(f"the tombstone {location.object_key()} is of a newer format")
+            wrapped = WrappedKey(
+                tombstone.wrapped.provider,
+                tombstone.wrapped.root_key_id,
+                tombstone.wrapped.root_key_version,
+                tombstone.wrapped.ciphertext,
+            )
+            tombstone_key = await self._root_key.unwrap(wrapped, self._context(location.tenant_id))
+        except KeyUnavailable:
+            raise
+        except (msgspec.DecodeError, CryptoError):
+            raise IntegrityFailure(f"the tombstone {location.object_key()} cannot be opened") from None
+        named = (tombstone.tenant_id, tombstone.shred_id) == (location.tenant_id, location.shred_id)
+        if not named or not hmac.compare_digest(tombstone.mac, _mac(tombstone_key, tombstone)):
+            raise IntegrityFailure(f"the tombstone {location.object_key()} is not authentic")
+        return tombstone, tombstone_key
+
+    def _context(self, tenant_id: UUID) -> dict[str, str]:
+        return {
+            "deployment": str(self._deployment_id),
+            "tenant": str(tenant_id),
+            "purpose": _PURPOSE,
+            "version": "1",
+        }
+
+    async def unapplied(self) -> list[TombstoneLocation]:
+        """Tombstones whose shred this database does not know, or whose keys are there again.
+
+        Raises:
+            BlobUnavailable: the object store does not answer.
+        """
+        if self._blobs is None:
+            return []
+        tenants: dict[UUID, list[UUID]] = {}
+        after = ""
+        while True:
+            object_keys = await self._blobs.list_keys(
+                tombstone_prefix(self._deployment_id), after=after, limit=_KEYS_PAGE
+            )
+            for object_key in object_keys:
+                after = object_key
+                location = TombstoneLocation.parse(object_key)
+                tenants.setdefault(location.tenant_id, []).append(location.shred_id)
+            if len(object_keys) < _KEYS_PAGE:
+                break
+        found = []
+        for tenant_id, shred_ids in tenants.items():
+            async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
+                rows = await transaction.fetch(
+                    sql.UNAPPLIED, tenant_id, shred_ids, INTENDED, SHRED_SUBJECT_KIND, SHRED_TENANT_KIND
+                )
+            found += [TombstoneLocation(self._deployment_id, tenant_id, row["shred_id"]) for row in rows]
+        return found
+
+    async def accept(self) -> list[Accepted]:
+        """Apply again every shred that a restored database does not know. Repeating it changes nothing.
+
+        Raises:
+            IntegrityFailure: a tombstone is not authentic: somebody else wrote it; nothing was done with it.
+            BlobUnavailable: the object store does not answer.
+            KeyUnavailable: the root key cannot be reached.
+        """
+        accepted: list[Accepted] = []
+        if self._blobs is None:
+            return accepted
+        for location in await self.unapplied():
+            tombstone, tombstone_key = await self._open(self._blobs, location)
+            tenant_id, shred_id = location.tenant_id, location.shred_id
+            if tombstone.level == "tenant":
+                await self._begin_again(tenant_id, shred_id, SHRED_TENANT_KIND, WHOLE_TENANT)
+                destroyed = await self._destroy_tenant(tenant_id, shred_id, LOCAL_ACTOR)
+            else:
+                subject_id = await self._subject_of(tenant_id, tombstone, tombstone_key)
+                # A backup from before the subject existed: there is nothing to destroy, but the shred is known again.
+                await self._begin_again(tenant_id, shred_id, SHRED_SUBJECT_KIND, subject_id or NOBODY)
+                scope = None if subject_id is None else Scope(tenant_id, subject_id)
+                destroyed = 0 if scope is None else await self._destroy_subject(scope, shred_id, LOCAL_ACTOR)
+            accepted.append(Accepted(tenant_id, shred_id, tombstone.level, destroyed))
+        return accepted
+
+    async def _begin_again(self, tenant_id: UUID, shred_id: UUID, kind: str, target: str) -> None:
+        async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+            await transaction.execute(sql.BEGIN_AGAIN, tenant_id, shred_id, kind, target, INTENDED)
+            detail = {"job_id": str(shred_id)}
+            await self._audit.append(transaction, tenant_id, LOCAL_ACTOR, "shred.restore", f"job:{shred_id}", detail)
+
+    async def _subject_of(self, tenant_id: UUID, tombstone: _Tombstone, tombstone_key: SecretKey) -> str | None:
+        after = ""
+        while True:
+            async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
+                rows: list[Any] = await transaction.fetch(sql.SUBJECTS_AFTER, tenant_id, after, _KEYS_PAGE)
+            for row in rows:
+                subject_id: str = row["subject_id"]
+                if hmac.compare_digest(_subject_digest(tombstone_key, subject_id), tombstone.subject or b""):
+                    return subject_id
+                after = subject_id
+            if len(rows) < _KEYS_PAGE:
+                return None
+
+
+def _check_confirmed(confirm: str, expected: str, what: str) -> None:
+    if confirm != expected:
+        raise InvalidState(f"confirm must repeat {what}", "/confirm")
