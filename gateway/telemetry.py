@@ -125,6 +125,20 @@ class MetricsServer:
         self._thread.join()
 
 
+class _StandardError:
+    """The process's stderr of the moment: loggers are cached, and whoever redirects stderr replaces the object."""
+
+    name = "<stderr>"
+
+    def write(self, text: bytes) -> int:
+        """Write."""
+        return sys.stderr.buffer.write(text)
+
+    def flush(self) -> None:
+        """Flush."""
+        sys.stderr.buffer.flush()
+
+
 def configure_logging(level: str) -> None:
     """Write our events, and what libraries log, as JSON lines to stderr."""
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -134,7 +148,7 @@ def configure_logging(level: str) -> None:
     ]
     structlog.configure(  # our own events do not pass through `logging`: the access log is on the hot path
         processors=[*shared, _without_exception_text, _render],
-        logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+        logger_factory=structlog.BytesLoggerFactory(_StandardError()),  # type: ignore[arg-type]
         wrapper_class=structlog.make_filtering_bound_logger(number),
         cache_logger_on_first_use=True,
     )

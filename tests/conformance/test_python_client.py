@@ -227,7 +227,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_every_example_of_the_readme_runs(gateway_env, monkeypatch, number):
+def test_every_example_of_the_readme_runs(gateway_env, monkeypatch, tmp_path, number):
+    monkeypatch.chdir(tmp_path)  # one of them keeps tokens in a folder
     monkeypatch.setenv("STATEROOM_URL", gateway_env.url)
     monkeypatch.setenv("STATEROOM_API_KEY", gateway_env.api_key)
     module = ModuleType(f"readme_example_{number}")
@@ -236,4 +237,4 @@ def test_every_example_of_the_readme_runs(gateway_env, monkeypatch, number):
 
 
 def test_the_readme_has_its_examples():
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 6
