@@ -21,6 +21,7 @@ from tests.support.gateway import GatewayProcess
 from tests.support.operations import (
     AUTHENTICATED,
     DECLARED,
+    NAMED,
     OF_SUBJECTS,
     Tenancy,
     assert_problem,
@@ -126,7 +127,7 @@ def _members(name: str) -> list[str]:
 
 
 def _places(name: str) -> dict[str, str]:
-    return dict.fromkeys(["thread_id", "checkpoint_id", "task_id", "run_id", "key_id", "tenant_id"], "x")
+    return dict.fromkeys(NAMED, "x")
 
 
 def _client(tenancy: Tenancy, name: str, api_key: str) -> Any:

@@ -1,9 +1,10 @@
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import UUID, uuid4
 
 import asyncpg
 import httpx
@@ -16,6 +17,7 @@ from tests.support.operations import (
     AUTHENTICATED,
     CANARY,
     DECLARED,
+    NAMED,
     OF_SUBJECTS,
     SERVICE,
     STATE,
@@ -52,6 +54,18 @@ ALONE: dict[str, int] = {
     "create_api_key": 201,
     "list_api_keys": 200,
     "revoke_api_key": 404,
+    "verify": 404,
+    "read_audit": 200,
+    "get_audit_anchor": 200,
+    "anchor_audit": 200,
+    "get_audit_key": 200,
+    "list_subjects": 200,
+    "rotate_key": 404,
+    "rewrap_subject_keys": 202,
+    "get_keys": 404,
+    "shred_subject": 404,
+    "list_jobs": 200,
+    "get_job": 404,
 }
 NOTHING = {"threads": [], "checkpoints": [], "writes": []}
 STRANGERS_AT_HOME = [
@@ -81,6 +95,8 @@ class Caller(NamedTuple):
 
 class World(NamedTuple):
     tenancy: Tenancy
+    tenant_id: str
+    foreign_tenant_id: str
     service_key: str
     owner_key: str
     callers: dict[str, Caller]
@@ -123,7 +139,24 @@ async def world(running_gateway: GatewayProcess) -> World:
         "half a key": Caller(owner_key[: len(owner_key) // 2]),
     }
     assert callers.keys() == {*STRANGERS_AT_HOME, *REFUSED}
-    return World(tenancy, service_key, owner_key, callers)
+    tenant_ids = []
+    for one in (service_key, foreign_key):
+        with tenancy.client(one) as service:
+            tenant_ids.append(service.get("/v1/whoami").json()["tenant_id"])
+    for one in (service_key, foreign_key, running_gateway.operator_key):  # so that everybody has an anchor of his own
+        with tenancy.client(one) as client:
+            path = "/v1/admin/audit/anchor" if one == running_gateway.operator_key else "/v1/audit/anchor"
+            anchored = client.post(path)
+        assert (anchored.status_code, anchored.json()["stored"]) == (200, True), anchored.text
+    return World(tenancy, *tenant_ids, service_key, owner_key, callers)
+
+
+@pytest.fixture(scope="module")
+async def connection(running_gateway: GatewayProcess) -> AsyncIterator[asyncpg.Connection]:
+    """The gateway's database, as its superuser, who sees every row."""
+    opened = await asyncpg.connect(running_gateway.database_dsn)
+    yield opened
+    await opened.close()
 
 
 def _seen(owner: httpx.Client, thread: Thread) -> list[bytes]:
@@ -168,7 +201,7 @@ def test_a_subjects_state_is_out_of_reach(world: World, name: str, stranger: str
         twin, thread = save_thread(owner), save_thread(owner)
         proof = request_of(declared, twin).send(owner)
         assert proof.status_code in declared.operation.statuses, proof.text
-        if declared.name in {"prune", "delete_runs"}:
+        if declared.name in {"prune", "delete_runs", "verify"}:
             assert proof.json()["checkpoints"] == 1
         before = _seen(owner, thread)
         request = request_of(declared, thread)
@@ -184,62 +217,227 @@ def test_a_subjects_state_is_out_of_reach(world: World, name: str, stranger: str
         assert _seen(owner, thread) == before
 
 
-def _without_last_use(page: Any) -> Any:
-    for found in page["api_keys"]:
-        found["last_used_at"] = None
-    return page
+class Records(NamedTuple):
+    """What an operation on a tenant's or the operators' records may name; all of it exists."""
+
+    tenant_id: str
+    service_key: str
+    subject_id: str
+    key_id: str
+    job_id: str
+    thread: Thread
+
+    @property
+    def named(self) -> dict[str, str]:
+        return {name: getattr(self, name) for name in ("tenant_id", "subject_id", "key_id", "job_id")}
+
+
+DEPLOYMENT = str(UUID(int=0))  # the tenant column of what is the operators'
+JOB_SECONDS_MAX = 30
+# What the owner's own answer must hold, so that a stranger's answer without it says something.
+SHOWN = {
+    "whoami": '"tenant_id":"{tenant_id}"',
+    "create_api_key": '"api_key":"',
+    "list_api_keys": '"{key_id}"',
+    "revoke_api_key": "",
+    "create_tenant": '"api_key":"',
+    "list_tenants": '"tenant_id":"',
+    "get_tenant": '"tenant_id":"{tenant_id}"',
+    "read_audit": '/{tenant_id}","events":[{{"sequence":1,',
+    "get_audit_anchor": '/{tenant_id}","sequence":',
+    "anchor_audit": '/{tenant_id}","sequence":',
+    "get_audit_key": '/{tenant_id}"',
+    "read_operator_audit": f'/{DEPLOYMENT}","events":[{{{{"sequence":1,',
+    "get_operator_audit_anchor": f'/{DEPLOYMENT}","sequence":',
+    "anchor_operator_audit": f'/{DEPLOYMENT}","sequence":',
+    "get_operator_audit_key": f'/{DEPLOYMENT}"',
+    "list_subjects": CANARY,
+    "rotate_key": '"key_version":',
+    "rewrap_subject_keys": '"job_id":"',
+    "get_keys": '"purpose":"data"',
+    "rewrap_tenant_keys": '"job_id":"',
+    "get_root_keys": '"root_key_version":',
+    "shred_subject": '"shred_effective_at":"',
+    "shred_tenant": '"shred_effective_at":"',
+    "list_jobs": '"{job_id}"',
+    "get_job": '"{job_id}"',
+    "list_deployment_jobs": '"{job_id}"',
+    "get_deployment_job": '"{job_id}"',
+}
+
+
+def _records(world: World, declared: Declared) -> Records:
+    """Records of their own for one request, in a tenant of their own where the request ends a tenant."""
+    subject_id = f"owner-{CANARY}-{uuid4()}"
+    tenant_id, service_key = world.tenant_id, world.service_key
+    if declared.name == "shred_tenant":
+        service_key = world.tenancy.tenant()
+        with world.tenancy.client(service_key) as service:
+            tenant_id = service.get("/v1/whoami").json()["tenant_id"]
+    with world.tenancy.client(service_key, subject_id) as client:
+        thread = save_thread(client)
+    job_id = ""
+    if declared.name in {"list_jobs", "get_job"}:
+        with world.tenancy.client(service_key) as service:
+            rotated = service.post("/v1/keys/rotate", json={"level": "subject", "subject_id": subject_id})
+        assert rotated.status_code == 202, rotated.text
+        job_id = rotated.json()["job_id"]
+    if declared.name in {"list_deployment_jobs", "get_deployment_job"}:
+        with world.tenancy.client(world.tenancy.gateway.operator_key) as operator:
+            rewrapped = operator.post("/v1/admin/keys/rewrap")
+        assert rewrapped.status_code == 202, rewrapped.text
+        job_id = rewrapped.json()["job_id"]
+    api_key = world.tenancy.key(service_key, subject_id)
+    return Records(tenant_id, service_key, subject_id, key_id(api_key), job_id, thread)
+
+
+async def _settled(connection: asyncpg.Connection, *tenant_ids: str) -> None:
+    """Wait until no job is under way that would change rows later."""
+    open_jobs = "SELECT count(*) FROM stateroom.jobs WHERE state IN ('queued', 'running') AND tenant_id = ANY($1)"
+    async with asyncio.timeout(JOB_SECONDS_MAX):
+        while await connection.fetchval(open_jobs, [UUID(one) for one in tenant_ids]):  # noqa: ASYNC110
+            # Another process works on them; nothing here could tell when it is done.
+            await asyncio.sleep(0.02)
+
+
+async def _stored(connection: asyncpg.Connection, *tenant_ids: str) -> dict[str, str]:
+    """A digest of all rows of some tenants and of those that are no tenant's, by table.
+
+    Of the row's place and of the transaction that wrote it, which every change gives it anew. Without what the gateway
+    does in the background: when a key was last used, and the record of requests with the head that moves with it.
+    """
+    columns = await connection.fetch(
+        "SELECT c.table_name, bool_or(c.column_name = 'tenant_id') AS of_tenants FROM information_schema.columns c"
+        " JOIN information_schema.tables t USING (table_schema, table_name)"
+        " WHERE c.table_schema = 'stateroom' AND t.table_type = 'BASE TABLE' GROUP BY 1"
+    )
+    found = {}
+    for table, of_tenants in columns:
+        if table == "audit_heads":
+            continue
+        where = "(tenant_id = ANY($1) OR tenant_id IS NULL)" if of_tenants else "$1::uuid[] IS NOT NULL"
+        where += " AND action NOT IN ('access', 'access.dropped')" if table == "audit_log" else ""
+        row = "(to_jsonb(t) - 'last_used_at')::text" if table == "api_keys" else "t.ctid::text || ' ' || t.xmin::text"
+        digest = "count(*) || ' ' || md5(coalesce(string_agg(row, ',' ORDER BY row), ''))"
+        found[table] = await connection.fetchval(
+            f"SELECT {digest} FROM (SELECT {row} AS row FROM stateroom.{table} t WHERE {where}) AS rows",  # noqa: S608
+            [UUID(one) for one in tenant_ids],
+        )
+    assert {"api_keys", "tenants", "tenant_keys", "subject_keys", "jobs", "audit_log", "checkpoints"} <= found.keys()
+    return found
 
 
 @pytest.mark.parametrize("stranger", [*STRANGERS_AT_HOME, *REFUSED])
 @pytest.mark.parametrize("name", [name for name in AUTHENTICATED if name not in OF_SUBJECTS])
-def test_a_tenants_and_the_operators_records_are_out_of_reach(world: World, name: str, stranger: str) -> None:
+async def test_a_tenants_and_the_operators_records_are_out_of_reach(
+    world: World, connection: asyncpg.Connection, name: str, stranger: str
+) -> None:
     declared = DECLARED[name]
+    permission = declared.operation.permission
     caller = world.callers[stranger]
-    of_operator = declared.operation.permission == "operator"
-    owner_key = world.tenancy.gateway.operator_key if of_operator else world.service_key
-    with world.tenancy.client(world.service_key) as service:
-        tenant_id = service.get("/v1/whoami").json()["tenant_id"]
-    keys = [key_id(world.tenancy.key(world.service_key, f"owner-{CANARY}")) for _ in range(2)]
-    of_tenant, list_path = {"tenant_id": tenant_id}, "/v1/admin/tenants" if of_operator else "/v1/api-keys"
-    with world.tenancy.client(owner_key) as owner:
-        proof = request_of(declared, key_id=keys[0], **of_tenant).send(owner)
-        assert proof.status_code in declared.operation.statuses, proof.text
-        before = owner.get(list_path).json()
-        with world.tenancy.client(caller.api_key, caller.subject, **caller.headers) as client:
-            answer = request_of(declared, key_id=keys[1], **of_tenant).send(client)
-        after = owner.get(list_path).json()
-    service_of_tenant = stranger == STRANGERS_AT_HOME[3]
-    service = stranger in STRANGERS_AT_HOME and "service" in stranger
-    if of_operator:
-        expected = 401 if REFUSED.get(stranger) == 401 else 403
-        if stranger in {"the operator", "the operator who names the owner"}:
+    of_operator = permission == "operator"
+    twin, ours = _records(world, declared), _records(world, declared)
+    with world.tenancy.client(world.tenancy.gateway.operator_key if of_operator else world.service_key) as owner:
+        proof = request_of(declared, **twin.named).send(owner)
+    assert proof.status_code in declared.operation.statuses, proof.text
+    assert SHOWN[name].format(**twin.named) in proof.text
+    await _settled(connection, world.tenant_id, world.foreign_tenant_id, DEPLOYMENT)
+    with (
+        world.tenancy.client(ours.service_key, ours.subject_id) as subject,
+        world.tenancy.client(caller.api_key, caller.subject, **caller.headers) as client,
+    ):
+        seen = _seen(subject, ours.thread)
+        before = await _stored(connection, world.tenant_id, ours.tenant_id, DEPLOYMENT)
+        answer = request_of(declared, **ours.named).send(client)
+        unauthenticated = REFUSED.get(stranger) == 401
+        is_operator = stranger in {"the operator", "the operator who names the owner"}
+        if (of_operator and is_operator) or (permission == "tenant:admin" and stranger == STRANGERS_AT_HOME[3]):
+            assert answer.status_code in declared.operation.statuses, answer.text
             return  # he is who may
-    elif declared.operation.permission is None:  # whoami: everybody is somebody
-        expected = 401 if REFUSED.get(stranger) == 401 else 200
-    elif service_of_tenant:
-        return  # he is who may
-    elif service:
-        expected = ALONE[declared.name]
-    else:
-        expected = 401 if REFUSED.get(stranger) == 401 else 403
-    assert answer.status_code == expected, answer.text
-    assert CANARY not in answer.text
+        if unauthenticated:
+            expected = 401
+        elif permission is None:  # whoami: everybody is somebody
+            expected = 200
+        elif not of_operator and stranger == STRANGERS_AT_HOME[1]:
+            expected = ALONE[name]
+        else:
+            expected = 403
+        assert answer.status_code == expected, answer.text
+        await _settled(connection, world.tenant_id, world.foreign_tenant_id, DEPLOYMENT)
+        assert await _stored(connection, world.tenant_id, ours.tenant_id, DEPLOYMENT) == before
+        assert _seen(subject, ours.thread) == seen
     if expected >= 400:
         assert_problem(answer)
-    if declared.operation.permission is not None:
-        assert tenant_id not in answer.text
-        assert key_id(world.service_key) not in answer.text
-    if not of_operator:
-        before, after = _without_last_use(before), _without_last_use(after)
-    assert after == before
+    assert CANARY not in answer.text
+    if permission is not None:
+        secrets = {world.tenant_id, *twin.named.values(), *ours.named.values(), key_id(world.service_key)} - {""}
+        assert not [secret for secret in secrets if secret in answer.text]
+
+
+async def test_what_a_tenant_does_to_its_own_subject_leaves_the_one_of_the_same_name_alone(
+    world: World, connection: asyncpg.Connection
+) -> None:
+    foreign_key, subject_id = world.tenancy.tenant(), f"twin-{uuid4()}"
+    with (
+        world.tenancy.client(world.service_key, subject_id) as ours,
+        world.tenancy.client(foreign_key, subject_id) as theirs,
+        world.tenancy.client(foreign_key) as foreigner,
+    ):
+        our_thread, their_thread = save_thread(ours), save_thread(theirs)
+        seen = _seen(ours, our_thread)
+        _seen(theirs, their_thread)
+        await _settled(connection, world.tenant_id, DEPLOYMENT)
+        before = await _stored(connection, world.tenant_id, DEPLOYMENT)
+        for name in ("rotate_key", "shred_subject"):
+            answer = request_of(DECLARED[name], subject_id=subject_id).send(foreigner)
+            assert answer.status_code in DECLARED[name].operation.statuses, answer.text
+        assert foreigner.post("/v1/keys/rotate", json={"level": "tenant"}).status_code == 202
+        gone = theirs.get(f"/v1/threads/{their_thread.thread_id}/checkpoints/latest")
+        assert_problem(gone, 410, "key-destroyed")
+        await _settled(connection, foreigner.get("/v1/whoami").json()["tenant_id"])
+        assert await _stored(connection, world.tenant_id, DEPLOYMENT) == before
+        assert _seen(ours, our_thread) == seen
+
+
+def test_a_listing_of_a_whole_tenant_is_of_nobody_elses(world: World) -> None:
+    with world.tenancy.client(world.owner_key) as owner:
+        thread = save_thread(owner)
+    path = f"/v1/checkpoints?run_id={thread.run_id}"
+    with world.tenancy.client(world.service_key) as service:
+        (shown,) = service.get(path).json()["checkpoints"]
+    assert (shown["id"], shown["subject_id"]) == (thread.checkpoint_id, OWNER)
+    with world.tenancy.client(world.callers[STRANGERS_AT_HOME[1]].api_key) as foreigner:
+        assert foreigner.get(path).json() == {"checkpoints": [], "next_cursor": None}
+        assert thread.checkpoint_id not in foreigner.get("/v1/checkpoints?limit=1000").text
+    with world.tenancy.client(world.callers[STRANGERS_AT_HOME[2]].api_key) as other:
+        assert other.get(path).json() == {"checkpoints": [], "next_cursor": None}
+    acting = world.tenancy.key(world.service_key, None, [*STATE, "subject:act_as"])
+    for stranger, status in ((acting, 400), (world.tenancy.gateway.operator_key, 403), (None, 401)):
+        with world.tenancy.client(stranger) as client:
+            answer = client.get(path)
+        assert_problem(answer, status)
+        assert thread.checkpoint_id not in answer.text
+
+
+def test_a_verification_of_all_a_subject_has_is_of_nobody_elses(world: World) -> None:
+    subject_id = f"verified-{uuid4()}"
+    foreign_key = world.callers[STRANGERS_AT_HOME[1]].api_key
+    with world.tenancy.client(world.service_key, subject_id) as ours:
+        save_thread(ours)
+        report = ours.post("/v1/verify", json={}).json()
+    assert (report["threads"], report["checkpoints"], report["findings"]) == (1, 1, [])
+    for api_key, subject in ((foreign_key, subject_id), (world.service_key, f"{subject_id}-not")):
+        with world.tenancy.client(api_key, subject) as theirs:
+            report = theirs.post("/v1/verify", json={}).json()
+        assert (report["threads"], report["checkpoints"], report["pending_writes"], report["pieces"]) == (0, 0, 0, 0)
 
 
 def test_every_declared_operation_has_a_case() -> None:
     cases = ALONE.keys() | {name for name, one in AUTHENTICATED.items() if one.operation.permission == "operator"}
     assert cases == AUTHENTICATED.keys()
+    assert SHOWN.keys() == AUTHENTICATED.keys() - OF_SUBJECTS.keys()
     for declared in AUTHENTICATED.values():
-        named = dict.fromkeys(["thread_id", "checkpoint_id", "task_id", "run_id", "key_id", "tenant_id"], "x")
-        assert "{" not in request_of(declared, **named).path
+        assert "{" not in request_of(declared, **dict.fromkeys(NAMED, "x")).path
 
 
 def test_the_application_has_no_route_that_is_not_declared() -> None:
@@ -300,7 +498,8 @@ def test_a_key_without_the_permission_is_refused(world: World, name: str) -> Non
     with world.tenancy.client(world.owner_key) as owner:
         thread = save_thread(owner)
         before = _seen(owner, thread)
-        request = request_of(declared, thread, key_id="k", tenant_id="t")
+        named = {"key_id": "k", "tenant_id": world.tenant_id, "subject_id": OWNER, "job_id": str(uuid4())}
+        request = request_of(declared, thread, **named)
         with world.tenancy.client(service_key, OWNER) as client:
             problem = assert_problem(request.send(client), 403, "permission-denied")
         assert str(permission) in problem["detail"]

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
@@ -24,6 +25,8 @@ SUBJECT = "Stateroom-Subject"
 CANARY = f"canary-{uuid4().hex}"
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading the system's certificates takes longer than a test
 _PARAMETER = re.compile(r"\{(\w+):str\}")
+# What requests name, in their paths, queries and bodies.
+NAMED = ("thread_id", "checkpoint_id", "task_id", "run_id", "key_id", "tenant_id", "subject_id", "job_id")
 
 
 class Declared(NamedTuple):
@@ -102,16 +105,27 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
         "delete_runs": lambda: {"run_ids": [values["run_id"]]},
         "create_api_key": lambda: {"kind": "service", "name": "other"},
         "create_tenant": lambda: {"name": "other"},
+        "verify": lambda: {"thread_id": values["thread_id"]},
+        "rotate_key": lambda: {"level": "subject", "subject_id": values["subject_id"]},
+        "shred_subject": lambda: {"confirm": values["subject_id"]},
+        "shred_tenant": lambda: {"confirm": values["tenant_id"]},
     }
-    path = _PARAMETER.sub(lambda found: values[found[1]], declared.path)
+    queries: dict[str, Any] = {
+        "channel_history": lambda: "?channel=note",
+        "get_keys": lambda: f"?subject_id={quote(values['subject_id'], safe='')}",
+    }
+    path = _PARAMETER.sub(
+        lambda found: encoded(values[found[1]]) if found[1] == "subject_id" else values[found[1]], declared.path
+    )
     body = bodies[declared.name]() if declared.operation.body is not None else None
-    query = "?channel=note" if declared.name == "channel_history" else ""
+    query = queries[declared.name]() if declared.name in queries else ""
     return Request(declared.operation.method.value, path, body, query)
 
 
 def path_of(declared: Declared) -> str:
     """A path of the right form, for requests that never get as far as the data."""
-    nobody = {"thread_id": "t", "checkpoint_id": "c", "task_id": "w", "key_id": "k", "tenant_id": str(uuid4())}
+    nobody = {"thread_id": "t", "checkpoint_id": "c", "task_id": "w", "key_id": "k", "subject_id": "s"}
+    nobody |= {"tenant_id": str(uuid4()), "job_id": str(uuid4())}
     return _PARAMETER.sub(lambda found: nobody[found[1]], declared.path)
 
 

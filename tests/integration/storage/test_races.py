@@ -280,7 +280,7 @@ async def test_two_gateways_that_create_a_key_at_the_same_moment_seal_under_the_
 
 
 async def test_a_gateway_that_used_the_key_it_generated_would_seal_what_nobody_opens(store, scope):
-    tenant = await store.keys._tenant(scope.tenant_id)
+    tenant = await store.keys.tenant(scope.tenant_id)
     owner = (DEPLOYMENT_ID, scope.tenant_id, scope.subject_id)
     meeting = asyncio.Barrier(2)
 
@@ -297,7 +297,9 @@ async def test_a_gateway_that_used_the_key_it_generated_would_seal_what_nobody_o
                     scope.tenant_id,
                     scope.subject_id,
                     purpose,
+                    1,
                     tenant.active_key_version,
+                    "active",
                     wrapped,
                     key.kcv(),
                     store.checkpoints._access.clock.now(),
