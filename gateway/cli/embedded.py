@@ -31,6 +31,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Self, TypedDict
@@ -167,7 +168,7 @@ class _Demotion(TypedDict, total=False):
     extra_groups: list[int]
 
 
-class _Engine:
+class _Engine(ABC):
     """One engine process of one folder: lock, supervisor, clean stop."""
 
     name: str
@@ -231,17 +232,21 @@ class _Engine:
                 break
         raise EmbeddedEngineError(f"{self.name} did not start; its last words:\n{self._log_tail()}")
 
+    @abstractmethod
     def _prepare(self) -> None:
-        raise NotImplementedError
+        """Make the folder and its secrets, where they are missing."""
 
+    @abstractmethod
     def _command(self) -> list[str]:
-        raise NotImplementedError
+        """The command line, on ports that are free now."""
 
+    @abstractmethod
     def _is_ready(self) -> bool:
-        raise NotImplementedError
+        """Whether the engine answers."""
 
+    @abstractmethod
     def _lost_port(self) -> bool:
-        raise NotImplementedError
+        """Whether it ended because somebody took its port meanwhile."""
 
     def _log_path(self) -> Path:
         return self.data_dir / f"{self.name}.log"

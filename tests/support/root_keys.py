@@ -5,6 +5,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -127,7 +128,7 @@ def kms() -> Iterator[Kms]:
         server.stop()
 
 
-class Rig:
+class Rig(ABC):
     """A root key that can be rotated, whatever its kind."""
 
     kind: str
@@ -135,12 +136,13 @@ class Rig:
     versions: tuple[str, str] = ("1", "2")
     local = False
 
+    @abstractmethod
     def rotate(self) -> None:
-        raise NotImplementedError
+        """Make a new version wrap."""
 
+    @abstractmethod
     def another(self) -> RootKey:
         """A root key of the same kind and service that never wrapped anything here."""
-        raise NotImplementedError
 
 
 class MemoryRig(Rig):
