@@ -134,10 +134,13 @@ async def _check_database(settings: Settings) -> list[Finding]:
     except ArgumentError:
         fix = "Set STATEROOM_DATABASE_URL to postgresql://user:password@host/database."
         return [failed("database", "STATEROOM_DATABASE_URL is not a database URL", fix)]
-    dsn = url.render_as_string(hide_password=False)
+    # Of our own query parameters asyncpg knows nothing; without prepared statements, a pooler is no obstacle.
+    dsn = url.difference_update_query(["statement_cache_size"]).render_as_string(hide_password=False)
     place = f"{url.host or 'local socket'}{f':{url.port}' if url.port else ''}/{url.database or ''}"
     try:
-        connection = await asyncpg.connect(dsn, timeout=CONNECT_SECONDS_MAX, command_timeout=CONNECT_SECONDS_MAX)
+        connection = await asyncpg.connect(
+            dsn, timeout=CONNECT_SECONDS_MAX, command_timeout=CONNECT_SECONDS_MAX, statement_cache_size=0
+        )
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
         # The class tells enough (InvalidPasswordError, ConnectionRefusedError); the text may quote the URL.
         fix = "Check STATEROOM_DATABASE_URL, the network, the password, and that the server runs."

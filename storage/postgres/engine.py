@@ -5,14 +5,20 @@ know whether a transaction is open. A request cancelled in the middle would hand
 and half a write to the next one, so a connection that comes back closed, inside a transaction or in the middle of a
 statement is invalidated instead of pooled. The driver itself does not say the last: until the server has answered
 BEGIN, it reports no transaction. Whoever uses a connection therefore marks it `UNFINISHED` while it does.
+
+Nothing here or above relies on a session's state from one transaction to the next, except prepared statements. A URL
+that says ``statement_cache_size=0`` gives those up, which a pooler in transaction mode (PgBouncer) needs. Such a pooler
+also drops what is set at connect; that the role has the same settings is then the administrator's affair.
 """
 
 from typing import Any
 
 from sqlalchemy import event
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
+
+from storage.errors import SetupError
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 POOL_TIMEOUT_SECONDS = 5.0
@@ -30,10 +36,16 @@ def create_engine(database_url: str, *, connections_max: int) -> AsyncEngine:
     """Make the pool; nothing connects yet.
 
     Args:
-        database_url: ``postgresql://`` or ``postgresql+asyncpg://`` with the role gw_app.
+        database_url: ``postgresql://`` or ``postgresql+asyncpg://`` with the role gw_app. Its query may have asyncpg's
+            ``statement_cache_size``: how many prepared statements a connection keeps; 0 behind a pooler in
+            transaction mode.
         connections_max: how many connections this process may hold.
+
+    Raises:
+        SetupError: ``statement_cache_size`` is not a whole number from 0.
     """
     url = make_url(database_url).set(drivername="postgresql+asyncpg")
+    statements = _statement_cache(url)
     engine = create_async_engine(
         url,
         pool_size=connections_max,
@@ -46,6 +58,7 @@ def create_engine(database_url: str, *, connections_max: int) -> AsyncEngine:
         connect_args={
             "timeout": CONNECT_TIMEOUT_SECONDS,
             "command_timeout": COMMAND_TIMEOUT_SECONDS,
+            **statements,
             "server_settings": {
                 "application_name": "stateroom",
                 "timezone": "UTC",
@@ -58,6 +71,16 @@ def create_engine(database_url: str, *, connections_max: int) -> AsyncEngine:
     )
     event.listen(engine.sync_engine.pool, "reset", invalidate_unfinished)
     return engine
+
+
+def _statement_cache(url: URL) -> dict[str, int]:
+    """The arguments of a connection that follow from the URL's ``statement_cache_size``."""
+    text = url.query.get("statement_cache_size")
+    if text is None:
+        return {}
+    if not isinstance(text, str) or not (text.isascii() and text.isdecimal()):
+        raise SetupError("statement_cache_size in the database URL is not a whole number from 0")
+    return {"statement_cache_size": int(text)}
 
 
 def invalidate_unfinished(dbapi_connection: Any, record: ConnectionPoolEntry, _state: Any) -> None:
