@@ -34,10 +34,9 @@ _CONNECTION_LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.PostgresSystemError,
     asyncpg.ReadOnlySQLTransactionError,
     ConnectionError,
     TimeoutError,
@@ -146,6 +145,8 @@ class UnitOfWork:
     def __init__(self, engine: AsyncEngine, observer: Observer) -> None:
         self._engine = engine
         self._observer = observer
+        # What a refused connection raises comes from the dialect, and not always wrapped in a DBAPIError.
+        self._connect_error: type[Exception] = engine.dialect.loaded_dbapi.Error
 
     @asynccontextmanager
     async def begin(self, scope: AnyScope) -> AsyncIterator[Transaction]:
@@ -173,7 +174,7 @@ class UnitOfWork:
             pooled = await self._engine.raw_connection()
         except PoolTimeoutError:
             raise Unavailable("no database connection became free in time") from None
-        except (DBAPIError, *_CONNECTION_LOST):
+        except (DBAPIError, self._connect_error, *_CONNECTION_LOST):
             raise Unavailable("the database cannot be reached") from None
         self._observer.pool_wait(time.perf_counter() - started)
         pooled.info[UNFINISHED] = True
