@@ -1,6 +1,6 @@
 """From a scope to its `Sealer`: loading, creating and caching wrapped keys.
 
-A key is created in its own committed transaction, read back, and only then used or cached (DESIGN 6): otherwise a
+A key is created in its own committed transaction, read back, and only then used or cached: otherwise a
 rollback would leave data sealed under a key nobody stored, and two gateways that create the same subject's key at
 the same moment would seal under different ones. No connection is held while the root key is asked.
 

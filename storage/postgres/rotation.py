@@ -155,12 +155,11 @@ ORDER BY namespace, checkpoint_id, task_id, idx LIMIT $9
 STALE_HEADS = f"""
 SELECT namespace, head_id, sequence, seal FROM stateroom.heads WHERE {_PLACE} AND {_other("seal", "$4")}
 """
-# The receipt of a save to a thread under a client-held share is sealed with it, too: bit 3 of the flags says so.
-_SHARED = "(get_byte(receipt, 5) & 8 <> 0)"
+# Receipts are sealed under the subject's ordinary keys, whatever thread the request was for.
 STALE_RECEIPTS = f"""
 SELECT idempotency_key, request_digest, receipt FROM stateroom.idempotency
 WHERE tenant_id = $1 AND subject_id = $2 AND receipt IS NOT NULL AND {_other("receipt", "$3")}
-  AND NOT {_SHARED} AND idempotency_key > $4
+  AND idempotency_key > $4
 ORDER BY idempotency_key LIMIT $5
 """
 
@@ -203,7 +202,7 @@ FROM (
         for table, column in _SEALED
     )
 }
-    UNION ALL SELECT {_SHARED}, 1 FROM stateroom.idempotency x
+    UNION ALL SELECT false, 1 FROM stateroom.idempotency x
     WHERE x.tenant_id = $1 AND x.subject_id = $2 AND x.receipt IS NOT NULL AND {_other("x.receipt", "$3")}
 ) sealed
 """
