@@ -186,12 +186,6 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None) ->
             return
 
         def on_ready() -> None:
-            instance.write_private(
-                env_file,
-                f"STATEROOM_URL='{url}'\n"
-                f"STATEROOM_API_KEY='{identity.api_key}'\n"
-                f"STATEROOM_OPERATOR_KEY='{identity.operator_key}'\n",
-            )
             render.say(
                 f"Stateroom {_version()} is ready.\n"
                 f"  URL   {url}\n"
@@ -199,6 +193,13 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None) ->
                 f"  Data  {owned.data_dir}\n"
                 f"  Keys  set -a; . {env_file}; set +a\n"
                 f"  Stop  Ctrl-C"
+            )
+            # Last: whoever waits for the file finds everything else said and done.
+            instance.write_private(
+                env_file,
+                f"STATEROOM_URL='{url}'\n"
+                f"STATEROOM_API_KEY='{identity.api_key}'\n"
+                f"STATEROOM_OPERATOR_KEY='{identity.operator_key}'\n",
             )
 
         async def run() -> None:
