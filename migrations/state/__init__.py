@@ -1,4 +1,4 @@
 """State upcasters: pure functions from one state version to the next. No database, clock, tenant or network.
 
-No state schema exists yet; loading returns state as it was saved.
+`chain` runs them, `declarative` compiles what tenants register, `loading` finds what operators wrote in Python.
 """

@@ -1,0 +1,189 @@
+import msgpack
+import pytest
+
+from migrations.state.chain import Chain, Step
+from migrations.state.declarative import OPERATIONS_MAX, compile_operations
+from migrations.state.document import Encoded
+from migrations.state.errors import StepInvalid, UpcastFailed
+from tests.unit.migrations.states import packed, unpacked
+
+
+def run(operations, state, *, partial=False):
+    chain = Chain("travel", [Step(1, 2, compile_operations(operations))])
+    return chain.convert(state, 1, 2, partial=partial)
+
+
+def outcome(operations, *, partial=False, **channels):
+    return unpacked(run(operations, packed(**channels), partial=partial))
+
+
+@pytest.mark.parametrize(
+    ("operation", "before", "after"),
+    [
+        ({"op": "rename", "from": "/a", "to": "/b"}, {"a": 1, "z": 2}, {"b": 1, "z": 2}),
+        ({"op": "rename", "from": "/a/x", "to": "/a/y"}, {"a": {"x": 1}}, {"a": {"y": 1}}),
+        ({"op": "move", "from": "/a/x", "to": "/b/c/d"}, {"a": {"x": 1}}, {"a": {}, "b": {"c": {"d": 1}}}),
+        ({"op": "move", "from": "/a", "to": "/b/c"}, {"a": [1]}, {"b": {"c": [1]}}),
+        ({"op": "copy", "from": "/a", "to": "/b"}, {"a": [1]}, {"a": [1], "b": [1]}),
+        ({"op": "copy", "from": "/a", "to": "/b/c"}, {"a": [1]}, {"a": [1], "b": {"c": [1]}}),
+        ({"op": "remove", "path": "/a/0"}, {"a": [1, 2]}, {"a": [2]}),
+        ({"op": "set_default", "path": "/lang", "value": "en"}, {"a": 1}, {"a": 1, "lang": "en"}),
+        ({"op": "set_default", "path": "/lang", "value": "en"}, {"lang": "de"}, {"lang": "de"}),
+        ({"op": "map_values", "path": "/m", "mapping": [["old", "new"]]}, {"m": "old"}, {"m": "new"}),
+        ({"op": "map_values", "path": "/m", "mapping": [[1, "one"]]}, {"m": True}, {"m": True}),
+        ({"op": "convert", "path": "/n", "type": "integer"}, {"n": "42"}, {"n": 42}),
+        ({"op": "convert", "path": "/n", "type": "string"}, {"n": 1.5}, {"n": "1.5"}),
+        ({"op": "convert", "path": "/n", "type": "boolean"}, {"n": "True"}, {"n": True}),
+        ({"op": "convert", "path": "/n", "type": "number"}, {"n": 2}, {"n": 2.0}),
+        ({"op": "convert", "path": "/n", "type": "integer"}, {"n": None}, {"n": None}),
+        (
+            {"op": "split", "from": "/name", "separator": " ", "to": ["/first", "/last"]},
+            {"name": "Ada King Lovelace"},
+            {"first": "Ada", "last": "King Lovelace"},
+        ),
+        (
+            {"op": "join", "from": ["/first", "/last"], "separator": " ", "to": "/name"},
+            {"first": "Ada", "last": "Lovelace"},
+            {"name": "Ada Lovelace"},
+        ),
+        ({"op": "wrap", "path": "/a"}, {"a": 1}, {"a": [1]}),
+        ({"op": "wrap", "path": "/a", "in": "value"}, {"a": 1}, {"a": {"value": 1}}),
+        ({"op": "unwrap", "path": "/a"}, {"a": [1]}, {"a": 1}),
+        ({"op": "unwrap", "path": "/a", "from": "value"}, {"a": {"value": 1}}, {"a": 1}),
+        (
+            {"op": "for_each", "path": "/items", "operations": [{"op": "rename", "from": "/n", "to": "/name"}]},
+            {"items": [{"n": 1}, {"m": 2}]},
+            {"items": [{"name": 1}, {"m": 2}]},
+        ),
+        ({"op": "remove", "path": "/a", "when": "value > 3"}, {"a": 3}, {"a": 3}),
+        ({"op": "remove", "path": "/a", "when": "root.b == 'x'"}, {"a": 3, "b": "x"}, {"b": "x"}),
+        ({"op": "rename", "from": "/absent", "to": "/b"}, {"a": 1}, {"a": 1}),
+    ],
+)
+def test_an_operation_does_what_it_says(operation, before, after):
+    assert outcome([operation], **before) == after
+
+
+def test_a_renamed_channel_keeps_its_bytes_and_its_place():
+    odd = b"\xdd\x00\x00\x00\x01\xd9\x01a"  # not the shortest encoding of ["a"]
+    state = {"first": Encoded("msgpack", odd), "second": Encoded("pickle", b"\x80\x04opaque")}
+    after = run([{"op": "rename", "from": "/first", "to": "/third"}], state)
+    assert list(after) == ["third", "second"]
+    assert after["third"].data == odd
+    assert after["second"].data == b"\x80\x04opaque"
+
+
+def test_extension_values_and_single_floats_beside_an_edit_stay_as_they_were():
+    message = msgpack.ExtType(5, bytes(range(256)))
+    data = b"\x83" + msgpack.packb("m") + msgpack.packb([message]) + b"\xa1f\xca\x3f\xc0\x00\x00" + b"\xa1o\x01"
+    state = {"c": Encoded("msgpack", data)}
+    after = run([{"op": "rename", "from": "/c/o", "to": "/c/n"}], state)
+    assert after["c"].data == data.replace(b"\xa1o\x01", b"\xa1n\x01")
+
+
+def test_a_pending_write_follows_its_channel_and_brings_nothing_else():
+    operations = [
+        {"op": "set_default", "path": "/lang", "value": "en"},
+        {"op": "rename", "from": "/user_pref", "to": "/user_profile"},
+        {"op": "split", "from": "/name", "separator": " ", "to": ["/first", "/last"]},
+    ]
+    assert outcome(operations, partial=True, user_pref=[1]) == {"user_profile": [1]}
+    assert outcome(operations, partial=True, name="Ada Lovelace") == {"first": "Ada", "last": "Lovelace"}
+    assert outcome(operations, partial=True, other=1) == {"other": 1}
+
+
+@pytest.mark.parametrize(
+    ("operation", "channels", "pointer"),
+    [
+        ({"op": "rename", "from": "/a", "to": "/b"}, {"a": 1, "b": 2}, "/b"),
+        ({"op": "remove", "path": "/a/b", "required": True}, {"a": {}}, "/a/b"),
+        ({"op": "convert", "path": "/a/b", "type": "integer"}, {"a": {"b": "secret"}}, "/a/b"),
+        ({"op": "map_values", "path": "/a", "mapping": [[1, 2]], "otherwise": "fail"}, {"a": "secret"}, "/a"),
+        ({"op": "split", "from": "/a", "separator": ",", "to": ["/b", "/c"]}, {"a": 7}, "/a"),
+        ({"op": "unwrap", "path": "/a"}, {"a": ["secret", "secret"]}, "/a"),
+        (
+            {"op": "for_each", "path": "/a", "operations": [{"op": "convert", "path": "/n", "type": "integer"}]},
+            {"a": [{"n": 1}, {"n": "secret"}]},
+            "/a/1/n",
+        ),
+        ({"op": "remove", "path": "/a", "when": "value.b.c == 1"}, {"a": {"secret": 1}}, "/a"),
+        ({"op": "remove", "path": "/a", "when": "value"}, {"a": "secret"}, "/a"),
+    ],
+)
+def test_a_step_that_cannot_be_applied_names_the_place_and_no_value(operation, channels, pointer):
+    with pytest.raises(UpcastFailed) as caught:
+        outcome([operation], **channels)
+    assert (caught.value.schema, caught.value.step, caught.value.pointer) == ("travel", "v1_to_v2", pointer)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("operations", "pointer"),
+    [
+        ([], "/operations"),
+        ({}, "/operations"),
+        ([1], "/operations/0"),
+        ([{"op": "eval", "path": "/a"}], "/operations/0/op"),
+        ([{"op": "remove", "path": "a"}], "/operations/0/path"),
+        ([{"op": "remove", "path": "/a", "more": 1}], "/operations/0/more"),
+        ([{"op": "remove", "path": "/a", "required": 1}], "/operations/0/required"),
+        ([{"op": "move", "from": "/a", "to": "/a/b"}], "/operations/0/to"),
+        ([{"op": "rename", "from": "/a/b", "to": "/c"}], "/operations/0/to"),
+        ([{"op": "convert", "path": "/a", "type": "date"}], "/operations/0/type"),
+        ([{"op": "map_values", "path": "/a", "mapping": [["x", 1], ["x", 2]]}], "/operations/0/mapping/1"),
+        ([{"op": "set_default", "path": "/a", "value": "x" * 70_000}], "/operations/0/value"),
+        ([{"op": "split", "from": "/a", "separator": "", "to": ["/b", "/c"]}], "/operations/0/separator"),
+        ([{"op": "split", "from": "/a", "separator": ",", "to": ["/b", "/b"]}], "/operations/0/to"),
+        ([{"op": "remove", "path": "/a", "when": "value."}], "/operations/0/when"),
+        ([{"op": "remove", "path": "/a", "when": "os == 1"}], "/operations/0/when"),
+        ([{"op": "remove", "path": "/a", "when": "value.all(v, v > 1)"}], "/operations/0/when"),
+        ([{"op": "remove", "path": "/a", "when": "(" * 600}], "/operations/0/when"),
+        (
+            [{"op": "for_each", "path": "/a", "operations": [{"op": "remove", "path": "/b"}, {"op": "x"}]}],
+            "/operations/0/operations/1/op",
+        ),
+    ],
+)
+def test_a_step_that_is_not_acceptable_is_refused_where_it_is_wrong(operations, pointer):
+    with pytest.raises(StepInvalid) as caught:
+        compile_operations(operations)
+    assert caught.value.pointer == pointer
+
+
+def test_operations_and_nesting_are_bounded():
+    with pytest.raises(StepInvalid, match="at most"):
+        compile_operations([{"op": "remove", "path": "/a"}] * (OPERATIONS_MAX + 1))
+    nested = [{"op": "remove", "path": "/a"}]
+    for _ in range(4):
+        nested = [{"op": "for_each", "path": "/a", "operations": nested}]
+    with pytest.raises(StepInvalid, match="nests"):
+        compile_operations(nested)
+
+
+def doubling():
+    copies = [{"op": "copy", "from": "/a", "to": f"/a/copy{number}"} for number in range(150)]
+    return [{"op": "set_default", "path": "/a", "value": {"x": [1] * 100}}, *copies]
+
+
+def deepening():
+    return [{"op": "wrap", "path": "/a"}] * 150
+
+
+def widening():
+    defaults = [{"op": "set_default", "path": f"/m{number}", "value": 1} for number in range(150)]
+    return [{"op": "for_each", "path": "/big", "operations": defaults}]
+
+
+def conditions():
+    heavy = "value.matches('^(a|aa|aaa)*$') || " * 10 + "false"
+    each = {"op": "remove", "path": "/x", "when": heavy[:500].rpartition(" || ")[0]}
+    return [{"op": "for_each", "path": "/big", "operations": [each] * 150}]
+
+
+@pytest.mark.parametrize("hostile", [doubling, deepening, widening, conditions])
+def test_a_hostile_step_is_stopped_before_it_costs_much(hostile):
+    operations = compile_operations(hostile())
+    chain = Chain("travel", [Step(1, 2, operations)])
+    state = packed(big=[{"x": "aaaaaaaaaaaaaaab"}] * 20_000, a={"x": 1})
+    with pytest.raises(UpcastFailed):
+        chain.convert(state, 1, 2)
