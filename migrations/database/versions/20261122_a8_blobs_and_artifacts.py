@@ -1,11 +1,13 @@
 """Blobs and artifacts: what is kept in the object store, who refers to it, and how much a tenant may keep.
 
-What a row names is bound into its seal, so chunks, checkpoints and pending writes that were sealed before do not open any
-more, and a database cannot seal them again. No release ever wrote those, so a database that holds some is refused, by
-name, instead of being made unreadable. A transaction that is bound to
-a tenant and to no subject sees the tenant's blobs and intents, whose columns are ids, sizes and sealed bytes, so that
-the sweeper finds the subjects it has to work for, and a check the objects that no row knows; it changes none of them.
-An operator sees how much every tenant keeps, so that one process finds the tenants whose sweep is due.
+What a row names is bound into its seal, so chunks, checkpoints and pending writes that were sealed before do not open
+any more, and a database cannot seal them again. No release ever wrote those, so a database that holds some is
+refused, by name, instead of being made unreadable.
+
+A transaction that is bound to a tenant and to no subject sees the tenant's blobs and intents, whose columns are ids,
+sizes and sealed bytes, so that the sweeper finds the subjects it has to work for, and a check the objects that no row
+knows; it changes none of them. An operator sees how much every tenant keeps, so that one process finds the tenants
+whose sweep is due.
 """
 
 from alembic import op
