@@ -6,6 +6,7 @@ HTTP, and it is the only one that imports `cryptography`. Callers use a `Sealer`
 fails closed with an error that carries neither payload nor key.
 """
 
+from crypto.blob import BlobCipher
 from crypto.context import Field, Kind, encode_context
 from crypto.digests import CONTENT_ID_BYTES, boundary_digest, content_id, keyed_digest
 from crypto.envelope import (
@@ -37,6 +38,7 @@ __all__ = [
     "KCV_BYTES",
     "READABLE_ENVELOPE_VERSIONS",
     "WRITE_ENVELOPE_VERSION",
+    "BlobCipher",
     "CryptoError",
     "Field",
     "FileRootKey",

@@ -15,6 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from crypto import digests
+from crypto.blob import BlobCipher
 from crypto.compression import compress_if_smaller, inflate
 from crypto.context import HEADER_BYTES, Field, Kind, encode_owner, join_context
 from crypto.envelope import Flag, Header, KeyScope, open_body, peek_header, seal_body
@@ -232,6 +233,25 @@ class Sealer:
         if raw_bytes != len(body):
             raise OpenError("size")
         return body
+
+    @staticmethod
+    def new_blob_key() -> SecretKey:
+        """A random key for one new blob; it is kept in the blob's sealed pointer and nowhere else.
+
+        So a rotation seals pointers again and no blob, and whoever cannot open the pointer cannot open the blob.
+        """
+        return SecretKey.generate()
+
+    def blob_cipher(self, blob_id: UUID, blob_key: SecretKey) -> BlobCipher:
+        """What seals and opens the parts of one blob of this subject.
+
+        A client-held share makes no difference here: it is needed to open the pointer that holds the key.
+
+        Args:
+            blob_id: The blob's id, from the row that names it.
+            blob_key: What `new_blob_key` gave for it, from the opened pointer.
+        """
+        return BlobCipher(self._owner, blob_id, blob_key)
 
     def content_id(self, kind: str, encoding: str, data: BytesLike) -> bytes:
         """The 17-byte id of a piece of this subject's content; see `crypto.digests.content_id`."""

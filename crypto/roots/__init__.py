@@ -10,12 +10,13 @@ from uuid import UUID
 
 from crypto.errors import RootKeyInvalid
 from crypto.roots.base import RootKey, WrappedKey
+from crypto.roots.breaker import GuardedRootKey
 from crypto.roots.file import FileRootKey
 from crypto.roots.memory import MemoryRootKey
 from crypto.roots.service import parse_options
 from crypto.roots.several import RootKeys
 
-__all__ = ["FileRootKey", "MemoryRootKey", "RootKey", "RootKeys", "WrappedKey", "create_root_key"]
+__all__ = ["FileRootKey", "GuardedRootKey", "MemoryRootKey", "RootKey", "RootKeys", "WrappedKey", "create_root_key"]
 
 _NEXT_ROOT: Final = re.compile(r"\s+(?=(?:file|aws-kms|vault):)")
 _KMS_ALIAS: Final = re.compile(r"aws-kms:(?:arn:[^?]*:)?alias/")
@@ -66,14 +67,14 @@ def _open(spec: str) -> tuple[UUID | None, RootKey]:
         from crypto.roots import aws_kms  # noqa: PLC0415  a deployment without KMS need not load boto3 for it
 
         options = parse_options(query, aws_kms.OPTIONS | {"tenant"}, aws_kms.FORM)
-        return _tenant_id(options), aws_kms.AwsKmsRootKey.open(location, options)
+        return _tenant_id(options), GuardedRootKey(aws_kms.AwsKmsRootKey.open(location, options))
     if provider == "vault":
         try:
             from crypto.roots import vault  # noqa: PLC0415  hvac is an extra
         except ModuleNotFoundError:
             raise RootKeyInvalid("Vault needs the extra `vault`: install stateroom-gateway[vault]") from None
         options = parse_options(query, vault.OPTIONS | {"tenant"}, vault.FORM)
-        return _tenant_id(options), vault.VaultRootKey.open(location, options)
+        return _tenant_id(options), GuardedRootKey(vault.VaultRootKey.open(location, options))
     raise RootKeyInvalid(
         "the root key setting names no supported provider; supported: file:/path/to/root.key, "
         "aws-kms:KEY_ARN_OR_ALIAS, vault:https://HOST:PORT/MOUNT/KEY?token_file=/PATH",
