@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 from uuid import UUID
 
+# Of the anchors of all audit chains, of every deployment that shares the bucket.
+ANCHORS_PREFIX = "anchors/v1/"
+
 _SEQUENCE_MAX = 2**63 - 1
 _ANCHOR_KEY = re.compile(r"anchors/v1/([0-9a-f]{32})/([0-9a-f]{16})", re.ASCII)
 _HEAD_ANCHOR_KEY = re.compile(r"head-anchors/v1/([0-9a-f]{32})/([0-9a-f]{32})", re.ASCII)
@@ -143,4 +146,4 @@ def head_anchor_prefix(tenant_id: UUID) -> str:
 
 def anchor_prefix(tenant_id: UUID) -> str:
     """Return the prefix that holds all anchors of a tenant's audit chain and no others."""
-    return f"anchors/v1/{tenant_id.hex}/"
+    return f"{ANCHORS_PREFIX}{tenant_id.hex}/"

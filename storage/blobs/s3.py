@@ -7,23 +7,48 @@ the URL does not carry come from boto3's default chain. The URL, `STATEROOM_S3_U
     s3://ACCESS:SECRET@HOST:PORT/BUCKET?endpoint=http&region=us-east-1  any other server
 
 A path makes the host the endpoint. `endpoint` is `https` (default) or `http`; `addressing` is `path` (default
-with an endpoint) or `virtual`; `region` defaults to boto3's own, or to us-east-1 with an endpoint. Access and
-secret are percent-encoded. There are no other parameters.
+with an endpoint) or `virtual`; `region` defaults to boto3's own, or to us-east-1 with an endpoint. `sse` asks the
+server to encrypt what it stores, a second layer below our own: `AES256`, or `aws:kms` with an optional
+`kms_key_id`. `client` is `boto3` (default) or `obstore`, which `storage.blobs.obstore` describes. `offload_bytes_min`
+says how large a piece of a value must be to live in the bucket instead of the database: 16384 to 16777216 bytes, 65536
+if it is left out. Access, secret and parameters are percent-encoded. There are no other parameters.
+
+Every upload carries a CRC-32 of its bytes, which the server compares before it answers; what is read back is
+authenticated above. A call that fails for a reason that may pass is made up to three times, and one that reads a
+body gives up after `BODY_SECONDS_MAX` even if bytes keep dripping in.
 """
 
 import asyncio
-from collections.abc import Callable
+import base64
+import time
+import zlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError, IncompleteRead
 
 from storage.blobs.keyspace import ObjectLocation
-from storage.blobs.store import BlobExists, BlobInfo, BlobNotFound, BlobUnavailable, check_range
+from storage.blobs.store import (
+    BlobBytes,
+    BlobExists,
+    BlobInfo,
+    BlobNotFound,
+    BlobUnavailable,
+    MultipartInfo,
+    MultipartNotFound,
+    ObjectInfo,
+    PartMismatch,
+    check_part_number,
+    check_parts,
+    check_range,
+)
 
 _T = TypeVar("_T")
 
@@ -31,11 +56,15 @@ THREADS = 16  # two busy cores' worth; each waits for the network most of its ti
 CONNECT_SECONDS_MAX = 2.0
 READ_SECONDS_MAX = 20.0
 ATTEMPTS_MAX = 3
+BODY_SECONDS_MAX = 120.0  # a part of 8 MiB at 70 KB/s
+_BODY_SLICE_BYTES = 1 << 18
+# Below, an object costs more than the row it spares; above, rows become what PostgreSQL is slow at.
+OFFLOAD_BYTES_BOUNDS = (16 * 1024, 16 * 1024 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class S3Location:
-    """A bucket and how to reach it; `parse` reads the URL form above."""
+    """A bucket, how to reach it, and from which size on pieces of values go there; `parse` reads the URL form above."""
 
     bucket: str
     endpoint_url: str | None = None
@@ -43,6 +72,10 @@ class S3Location:
     addressing: str = "virtual"
     access_key: str | None = None
     secret_key: str | None = field(default=None, repr=False)
+    sse: str | None = None
+    kms_key_id: str | None = None
+    client: str = "boto3"
+    offload_bytes_min: int | None = None
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -65,8 +98,18 @@ class S3Location:
             raise ValueError("the S3 URL has an access key without a secret, or the reverse")
         scheme, addressing = options.pop("endpoint", "https"), options.pop("addressing", None)
         region = options.pop("region", None)
+        sse, kms_key_id = options.pop("sse", None), options.pop("kms_key_id", None)
+        if sse not in {None, "AES256", "aws:kms"} or (kms_key_id is not None and (sse != "aws:kms" or not kms_key_id)):
+            raise ValueError("the S3 URL takes sse=AES256, or sse=aws:kms with or without kms_key_id")
+        client = options.pop("client", "boto3")
+        if client not in {"boto3", "obstore"}:
+            raise ValueError("the S3 URL takes client=boto3 or client=obstore")
+        offload_bytes_min = _offload_bytes_min(options.pop("offload_bytes_min", None))
         if options or scheme not in {"http", "https"} or addressing not in {None, "path", "virtual"}:
-            raise ValueError("the S3 URL takes endpoint=http|https, addressing=path|virtual and region only")
+            raise ValueError(
+                "the S3 URL takes endpoint=http|https, addressing=path|virtual, region, sse, kms_key_id, client and"
+                " offload_bytes_min only"
+            )
         if not path and (port is not None or scheme != "https"):
             raise ValueError("the S3 URL names an endpoint but no bucket: add /bucket")
         authority = f"[{host}]" if ":" in host else host
@@ -77,14 +120,35 @@ class S3Location:
             addressing=addressing or ("path" if path else "virtual"),
             access_key=unquote(parts.username) if parts.username is not None else None,
             secret_key=unquote(parts.password) if parts.password is not None else None,
+            sse=sse,
+            kms_key_id=kms_key_id,
+            client=client,
+            offload_bytes_min=offload_bytes_min,
         )
+
+
+def _offload_bytes_min(text: str | None) -> int | None:
+    low, high = OFFLOAD_BYTES_BOUNDS
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(high)) and low <= int(text) <= high):
+        raise ValueError(f"the S3 URL takes offload_bytes_min={low} to {high}")
+    return int(text)
 
 
 class S3BlobStore:
     """A `BlobStore` in one bucket; one instance per process (a client costs 190 ms to build)."""
 
-    def __init__(self, bucket: S3Location, *, threads: int = THREADS) -> None:
+    def __init__(
+        self, bucket: S3Location, *, threads: int = THREADS, body_seconds_max: float = BODY_SECONDS_MAX
+    ) -> None:
         self._bucket = bucket.bucket
+        self._body_seconds_max = body_seconds_max
+        self._encryption: dict[str, str] = {}
+        if bucket.sse is not None:
+            self._encryption["ServerSideEncryption"] = bucket.sse
+        if bucket.kms_key_id is not None:
+            self._encryption["SSEKMSKeyId"] = bucket.kms_key_id
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="s3")
         self._client = boto3.session.Session().client(
             "s3",
@@ -98,10 +162,12 @@ class S3BlobStore:
                 max_pool_connections=threads,
                 retries={"mode": "standard", "total_max_attempts": ATTEMPTS_MAX},
                 s3={"addressing_style": bucket.addressing},
+                # Where objects go is the setting's to say, not a variable's.
+                ignore_configured_endpoint_urls=True,
             ),
         )
 
-    async def put_if_absent(self, location: ObjectLocation, data: bytes) -> None:
+    async def put_if_absent(self, location: ObjectLocation, data: BlobBytes) -> None:
         """See `BlobStore`."""
         await self._run(self._put_if_absent, location.object_key(), data)
 
@@ -125,7 +191,42 @@ class S3BlobStore:
 
     async def list_keys(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[str]:
         """See `BlobStore`."""
-        return await self._run(self._list_keys, prefix, after, limit)
+        return [found.object_key for found in await self.list_objects(prefix, after=after, limit=limit)]
+
+    async def list_objects(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[ObjectInfo]:
+        """See `BlobStore`."""
+        return await self._run(self._list_objects, prefix, after, limit)
+
+    async def begin_multipart(self, location: ObjectLocation) -> str:
+        """See `BlobStore`."""
+        answer = await self._run(
+            self._call,
+            "create_multipart_upload",
+            Key=location.object_key(),
+            ChecksumAlgorithm="CRC32",
+            **self._encryption,
+        )
+        return str(answer["UploadId"])
+
+    async def put_part(self, location: ObjectLocation, multipart_id: str, number: int, data: BlobBytes) -> str:
+        """See `BlobStore`."""
+        check_part_number(number)
+        return await self._run(self._put_part, location.object_key(), multipart_id, number, data)
+
+    async def complete_multipart(
+        self, location: ObjectLocation, multipart_id: str, parts: Sequence[tuple[int, str]], *, size_bytes: int
+    ) -> None:
+        """See `BlobStore`."""
+        check_parts(parts)
+        await self._run(self._complete, location.object_key(), multipart_id, parts, size_bytes)
+
+    async def abort_multipart(self, location: ObjectLocation, multipart_id: str) -> None:
+        """See `BlobStore`."""
+        await self._run(self._abort, location.object_key(), multipart_id)
+
+    async def list_multiparts(self, prefix: str) -> list[MultipartInfo]:
+        """See `BlobStore`."""
+        return await self._run(self._list_multiparts, prefix)
 
     async def health(self) -> None:
         """See `BlobStore`."""
@@ -151,15 +252,26 @@ class S3BlobStore:
             raise BlobUnavailable(f"the object store cannot be reached: {type(error).__name__}") from None
         if code == "NoSuchKey" or (operation == "head_object" and http_status == 404):
             raise BlobNotFound
+        if code == "NoSuchUpload":
+            raise MultipartNotFound
+        if code in {"InvalidPart", "InvalidPartOrder"}:
+            raise PartMismatch
         if http_status == 412:
             raise BlobExists
         if http_status == 416:
             return None  # a range that begins past the end
         raise BlobUnavailable(f"the object store refused {operation}: HTTP {http_status}")
 
-    def _put_if_absent(self, object_key: str, data: bytes) -> None:
+    def _put_if_absent(self, object_key: str, data: BlobBytes) -> None:
         try:
-            self._call("put_object", Key=object_key, Body=data, IfNoneMatch="*")
+            self._call(
+                "put_object",
+                Key=object_key,
+                Body=data,
+                IfNoneMatch="*",
+                ChecksumCRC32=_crc32(data),
+                **self._encryption,
+            )
         except BlobExists:
             # Also what a retry sees after the answer to a good PUT was lost: ours if the bytes are equal.
             try:
@@ -169,17 +281,120 @@ class S3BlobStore:
             if stored != data:
                 raise
 
-    def _list_keys(self, prefix: str, after: str, limit: int) -> list[str]:
+    def _put_part(self, object_key: str, multipart_id: str, number: int, data: BlobBytes) -> str:
+        checksum = _crc32(data)
+        answer = self._call(
+            "upload_part",
+            Key=object_key,
+            UploadId=multipart_id,
+            PartNumber=number + 1,
+            Body=data,
+            ChecksumCRC32=checksum,
+        )
+        # S3 asks for the checksum of every part again when the upload is completed.
+        return f"{answer['ETag']} {checksum}"
+
+    def _complete(self, object_key: str, multipart_id: str, parts: Sequence[tuple[int, str]], size_bytes: int) -> None:
+        listed = []
+        for number, etag in parts:
+            server_etag, _, checksum = etag.rpartition(" ")
+            listed.append({"PartNumber": number + 1, "ETag": server_etag, "ChecksumCRC32": checksum})
+        try:
+            self._check_parts(object_key, multipart_id, listed)
+            self._call(
+                "complete_multipart_upload",
+                Key=object_key,
+                UploadId=multipart_id,
+                MultipartUpload={"Parts": listed},
+                IfNoneMatch="*",
+            )
+        except (BlobExists, MultipartNotFound) as refused:
+            # Also what a retry sees after the answer to a good call was lost.
+            try:
+                stored = int(self._call("head_object", Key=object_key)["ContentLength"])
+            except BlobNotFound:
+                raise refused from None
+            if stored != size_bytes:
+                raise BlobExists from None
+
+    def _check_parts(self, object_key: str, multipart_id: str, listed: Sequence[dict[str, Any]]) -> None:
+        """Refuse parts that are not stored: SeaweedFS makes the object out of those that are."""
+        stored: set[tuple[int, str]] = set()
+        position: dict[str, int] = {}
+        while True:
+            answer = self._call("list_parts", Key=object_key, UploadId=multipart_id, **position)
+            stored |= {(int(part["PartNumber"]), part["ETag"]) for part in answer.get("Parts", [])}
+            if not answer.get("IsTruncated"):
+                break
+            position = {"PartNumberMarker": int(answer["NextPartNumberMarker"])}
+        if any((part["PartNumber"], part["ETag"]) not in stored for part in listed):
+            raise PartMismatch
+
+    def _abort(self, object_key: str, multipart_id: str) -> None:
+        try:
+            self._call("abort_multipart_upload", Key=object_key, UploadId=multipart_id)
+        except (MultipartNotFound, BlobNotFound):
+            return
+
+    def _list_objects(self, prefix: str, after: str, limit: int) -> list[ObjectInfo]:
         position = {"StartAfter": after} if after else {}
         answer = self._call("list_objects_v2", Prefix=prefix, MaxKeys=limit, **position)
-        return [found["Key"] for found in answer.get("Contents", [])]
+        return [
+            ObjectInfo(found["Key"], int(found["Size"]), found["LastModified"]) for found in answer.get("Contents", [])
+        ]
+
+    def _list_multiparts(self, prefix: str) -> list[MultipartInfo]:
+        found: list[MultipartInfo] = []
+        position: dict[str, str] = {}
+        while True:
+            answer = self._call("list_multipart_uploads", Prefix=prefix, **position)
+            found += (
+                MultipartInfo(each["Key"], each["UploadId"], each["Initiated"]) for each in answer.get("Uploads", [])
+            )
+            # SeaweedFS gives the second marker only, and in its own order: repeat what the server said.
+            markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+            following = {name: str(answer[source]) for name, source in markers.items() if answer.get(source)}
+            if not answer.get("IsTruncated") or not following or following == position:
+                return sorted(found, key=lambda each: (each.object_key, each.multipart_id))
+            position = following
 
     def _get(self, object_key: str, **arguments: Any) -> bytes:
-        try:
+        """Read an object or a range of it; botocore repeats requests, but not bodies that break off."""
+        deadline = time.monotonic() + self._body_seconds_max
+        for attempt in range(1, ATTEMPTS_MAX + 1):
             answer = self._call("get_object", Key=object_key, **arguments)
             if answer is None:
                 return b""
-            with answer["Body"] as body:
-                return bytes(body.read())
-        except BotoCoreError as error:
-            raise BlobUnavailable(f"the object store stopped answering: {type(error).__name__}") from None
+            try:
+                return self._body(answer["Body"], int(answer["ContentLength"]), deadline)
+            except (HTTPError, OSError) as error:
+                if attempt == ATTEMPTS_MAX:
+                    reason = f"the object store stopped answering: {type(error).__name__}"
+                    raise BlobUnavailable(reason) from None
+        raise AssertionError
+
+    def _body(self, body: Any, size_bytes: int, deadline: float) -> bytes:
+        """Read a whole body.
+
+        Below botocore's own wrapper, whose `read` returns when so many bytes are there: a body that drips would hold
+        this thread for days.
+
+        Raises:
+            IncompleteRead: It is shorter than its head said.
+        """
+        # Its value is its own memory: joining slices would hold the body twice.
+        whole = BytesIO()
+        missing = size_bytes
+        with body:
+            while data := body._raw_stream.read1(_BODY_SLICE_BYTES):  # noqa: SLF001  what arrived, and no more
+                whole.write(data)
+                missing -= len(data)
+                if time.monotonic() > deadline:
+                    raise BlobUnavailable("the object store answers too slowly")
+        if missing:
+            raise IncompleteRead(size_bytes - missing, missing)
+        return whole.getvalue()
+
+
+def _crc32(data: BlobBytes) -> str:
+    return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()

@@ -1,8 +1,11 @@
-"""What every `BlobStore` promises, on the in-memory twin, on moto and on a real S3 server."""
+"""What every `BlobStore` promises, on the in-memory twin, and with both clients on moto and on a real S3 server."""
 
 import asyncio
 import os
+import traceback
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import boto3
@@ -11,8 +14,19 @@ from moto.server import ThreadedMotoServer
 
 from storage.blobs.keyspace import AnchorLocation, BlobLocation, anchor_prefix, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
+from storage.blobs.obstore import ObstoreBlobStore
+from storage.blobs.opening import open_bucket
 from storage.blobs.s3 import S3BlobStore, S3Location
-from storage.blobs.store import BlobExists, BlobNotFound, BlobStore, BlobUnavailable
+from storage.blobs.store import (
+    PARTS_MAX,
+    BlobExists,
+    BlobNotFound,
+    BlobStore,
+    BlobUnavailable,
+    MultipartNotFound,
+    PartMismatch,
+)
+from tests.support.faulty_blobs import FaultyBlobStore
 
 TENANT = uuid4()
 
@@ -39,15 +53,23 @@ def moto_url():
     server.stop()
 
 
-@pytest.fixture(params=["memory", "moto", "real"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[BlobStore]:
+@pytest.fixture(params=["memory", "moto", "moto, obstore", "real", "real, obstore", "faulty"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+async def store(kind: str, request: pytest.FixtureRequest) -> AsyncIterator[BlobStore]:
     made: BlobStore
-    if request.param == "memory":
+    if kind == "memory":
         made = MemoryBlobStore()
-    elif request.param == "moto":
-        made = S3BlobStore(S3Location.parse(request.getfixturevalue("moto_url")), threads=4)
+    elif kind == "faulty":
+        made = FaultyBlobStore(MemoryBlobStore())  # without a script it is a store like any other
     else:
-        made = S3BlobStore(S3Location.parse(request.getfixturevalue("s3_server").url()), threads=4)
+        server, _, client = kind.partition(", ")
+        url = request.getfixturevalue("moto_url") if server == "moto" else request.getfixturevalue("s3_server").url()
+        made = open_bucket(S3Location.parse(f"{url}&client={client or 'boto3'}"), threads=4)
+        assert type(made) is (ObstoreBlobStore if client else S3BlobStore)
     yield made
     await made.aclose()
 
@@ -149,13 +171,157 @@ def test_a_key_that_is_no_anchors_is_refused(text: str) -> None:
         AnchorLocation.parse(text)
 
 
+async def test_a_listing_says_size_and_time(store: BlobStore) -> None:
+    tenant = uuid4()
+    locations = sorted((BlobLocation(tenant, uuid4()) for _ in range(3)), key=BlobLocation.object_key)
+    before = datetime.now(UTC) - timedelta(seconds=2)  # listings round to seconds
+    for number, where in enumerate(locations):
+        await store.put_if_absent(where, bytes(number))
+    found = await store.list_objects(tenant_prefix(tenant))
+    assert [(each.object_key, each.size_bytes) for each in found] == [
+        (where.object_key(), number) for number, where in enumerate(locations)
+    ]
+    assert all(before <= each.modified_at <= datetime.now(UTC) for each in found)
+    rest = await store.list_objects(tenant_prefix(tenant), after=found[0].object_key, limit=1)
+    assert rest == found[1:2]
+
+
+PART = 5 << 20
+
+
+async def begun(store: BlobStore, *sizes: int) -> tuple[BlobLocation, str, list[bytes], list[tuple[int, str]]]:
+    where = somewhere()
+    multipart_id = await store.begin_multipart(where)
+    data = [os.urandom(size) for size in sizes]
+    etags = [(number, await store.put_part(where, multipart_id, number, part)) for number, part in enumerate(data)]
+    return where, multipart_id, data, etags
+
+
+async def test_an_upload_in_parts_becomes_one_object_when_it_is_completed(store: BlobStore) -> None:
+    where, multipart_id, data, etags = await begun(store, PART, PART, 72)
+    with pytest.raises(BlobNotFound):
+        await store.head(where)
+    assert await store.list_objects(where.object_key()) == []
+    await store.complete_multipart(where, multipart_id, etags, size_bytes=2 * PART + 72)
+    assert await store.get(where) == b"".join(data)
+    assert (await store.head(where)).size_bytes == 2 * PART + 72
+    assert await store.get_range(where, PART - 2, 4) == data[0][-2:] + data[1][:2]
+    assert len(multipart_id) <= 1024
+    assert all(len(etag) <= 200 for _, etag in etags)
+
+
+async def test_a_part_may_arrive_out_of_order_and_again_with_other_bytes(store: BlobStore) -> None:
+    where = somewhere()
+    multipart_id = await store.begin_multipart(where)
+    last = await store.put_part(where, multipart_id, 1, bytearray(b"last"))
+    await store.put_part(where, multipart_id, 0, bytes(PART))
+    data = os.urandom(PART)
+    fresh = await store.put_part(where, multipart_id, 0, data)
+    await store.complete_multipart(where, multipart_id, [(0, fresh), (1, last)], size_bytes=PART + 4)
+    assert await store.get(where) == data + b"last"
+
+
+async def test_the_etag_of_a_replaced_part_never_gives_the_bytes_that_replaced_it(store: BlobStore, kind: str) -> None:
+    where = somewhere()
+    multipart_id = await store.begin_multipart(where)
+    stale = await store.put_part(where, multipart_id, 0, b"stale")
+    await store.put_part(where, multipart_id, 0, b"fresh")
+    if kind.startswith("real"):  # it keeps both and takes what the etag names
+        await store.complete_multipart(where, multipart_id, [(0, stale)], size_bytes=5)
+        assert await store.get(where) == b"stale"
+        return
+    with pytest.raises(PartMismatch):
+        await store.complete_multipart(where, multipart_id, [(0, stale)], size_bytes=5)
+
+
+async def test_a_part_that_never_arrived_is_a_mismatch(store: BlobStore) -> None:
+    where, multipart_id, _, etags = await begun(store, PART, 1)
+    with pytest.raises(PartMismatch):
+        await store.complete_multipart(where, multipart_id, [*etags, (2, etags[1][1])], size_bytes=PART + 2)
+
+
+async def test_completing_again_changes_nothing(store: BlobStore) -> None:
+    where, multipart_id, data, etags = await begun(store, 10)
+    for _ in range(2):
+        await store.complete_multipart(where, multipart_id, etags, size_bytes=10)
+    assert await store.get(where) == data[0]
+    await store.abort_multipart(where, multipart_id)
+    assert await store.get(where) == data[0]
+
+
+async def test_completing_never_replaces_an_object(store: BlobStore) -> None:
+    where, multipart_id, _, etags = await begun(store, 10)
+    await store.put_if_absent(where, b"first")
+    with pytest.raises(BlobExists):
+        await store.complete_multipart(where, multipart_id, etags, size_bytes=10)
+    assert await store.get(where) == b"first"
+
+
+async def test_of_two_uploads_to_one_location_one_wins(store: BlobStore) -> None:
+    where, first, _, first_parts = await begun(store, 10)
+    second = await store.begin_multipart(where)
+    second_parts = [(0, await store.put_part(where, second, 0, bytes(11)))]
+    await store.complete_multipart(where, second, second_parts, size_bytes=11)
+    with pytest.raises(BlobExists):
+        await store.complete_multipart(where, first, first_parts, size_bytes=10)
+    assert await store.get(where) == bytes(11)
+
+
+async def test_an_aborted_upload_is_gone_and_aborting_again_is_no_error(store: BlobStore, kind: str) -> None:
+    where, multipart_id, _, etags = await begun(store, 10)
+    await store.abort_multipart(where, multipart_id)
+    await store.abort_multipart(where, multipart_id)
+    await store.abort_multipart(where, "00000000000000000000000000000000")
+    with pytest.raises(BlobUnavailable if kind.startswith("moto") else MultipartNotFound):  # moto answers 500
+        await store.put_part(where, multipart_id, 1, b"late")
+    with pytest.raises(MultipartNotFound):
+        await store.complete_multipart(where, multipart_id, etags, size_bytes=10)
+    with pytest.raises(BlobNotFound):
+        await store.head(where)
+
+
+async def test_open_uploads_are_listed_until_they_end(store: BlobStore, kind: str) -> None:
+    tenant = uuid4()
+    locations = sorted((BlobLocation(tenant, uuid4()) for _ in range(3)), key=BlobLocation.object_key)
+    before = datetime.now(UTC) - timedelta(seconds=2)
+    begun_ids = [await store.begin_multipart(where) for where in locations]
+    found = await store.list_multiparts(tenant_prefix(tenant))
+    assert [(each.object_key, each.multipart_id) for each in found] == [
+        (where.object_key(), multipart_id) for where, multipart_id in zip(locations, begun_ids, strict=True)
+    ]
+    if not kind.startswith("moto"):  # its uploads all began in 2010
+        assert all(before <= each.begun_at <= datetime.now(UTC) for each in found)
+    assert await store.list_multiparts(locations[2].object_key()) == found[2:]
+    await store.abort_multipart(locations[0], begun_ids[0])
+    etag = await store.put_part(locations[1], begun_ids[1], 0, b"x")
+    await store.complete_multipart(locations[1], begun_ids[1], [(0, etag)], size_bytes=1)
+    assert await store.list_multiparts(tenant_prefix(tenant)) == found[2:]
+
+
+@pytest.mark.parametrize("parts", [[], [(1, "b"), (0, "a")], [(0, "a"), (0, "b")], [(-1, "a")], [(PARTS_MAX, "a")]])
+async def test_a_list_of_parts_that_no_upload_has_is_refused(store: BlobStore, parts: list[tuple[int, str]]) -> None:
+    with pytest.raises(ValueError, match="part"):
+        await store.complete_multipart(somewhere(), "x", parts, size_bytes=1)
+
+
+@pytest.mark.parametrize("number", [-1, PARTS_MAX])
+async def test_a_number_that_no_part_has_is_refused(store: BlobStore, number: int) -> None:
+    with pytest.raises(ValueError, match="part's number"):
+        await store.put_part(somewhere(), "x", number, b"x")
+
+
 async def test_a_bucket_that_answers_is_healthy(store: BlobStore) -> None:
     await store.health()
 
 
-async def test_a_missing_bucket_is_unavailable_never_not_found(s3_server) -> None:
+@pytest.fixture(params=["boto3", "obstore"])
+def client(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+async def test_a_missing_bucket_is_unavailable_never_not_found(s3_server, client: str) -> None:
     url = s3_server.url().replace("/stateroom?", "/absent?")
-    store = S3BlobStore(S3Location.parse(url), threads=1)
+    store = open_bucket(S3Location.parse(f"{url}&client={client}"), threads=1)
     where = somewhere()
     for call in (store.health(), store.get(where), store.put_if_absent(where, b"x")):
         with pytest.raises(BlobUnavailable):
@@ -163,18 +329,38 @@ async def test_a_missing_bucket_is_unavailable_never_not_found(s3_server) -> Non
     await store.aclose()
 
 
-async def test_wrong_credentials_are_unavailable_and_the_error_names_no_secret(s3_server) -> None:
-    store = S3BlobStore(S3Location.parse(s3_server.url().replace(s3_server.secret_key, "wr0ng")), threads=1)
-    for call in (store.health(), store.put_if_absent(somewhere(), b"x")):
+async def test_wrong_credentials_are_unavailable_and_the_error_names_no_secret(s3_server, client: str) -> None:
+    url = s3_server.url().replace(s3_server.secret_key, "wr0ng")
+    store = open_bucket(S3Location.parse(f"{url}&client={client}"), threads=1)
+    where = somewhere()
+    for call in (store.health(), store.put_if_absent(where, b"x"), store.get(where), store.head(where)):
         with pytest.raises(BlobUnavailable) as caught:
             await call
-        assert "wr0ng" not in str(caught.value)
-        assert s3_server.access_key not in str(caught.value)
+        told = "".join(traceback.format_exception(caught.value))
+        for secret in ("wr0ng", s3_server.access_key, "127.0.0.1", str(where.blob_id.hex), "<Code>"):
+            assert secret not in told
     await store.aclose()
 
 
-async def test_a_server_that_is_not_there_is_unavailable() -> None:
-    store = S3BlobStore(S3Location.parse("s3://a:b@127.0.0.1:1/bucket?endpoint=http"), threads=1)
+@pytest.mark.parametrize(
+    ("asked", "kms_key_id"), [("AES256", None), ("aws:kms", "arn:aws:kms:us-east-1:111122223333:key/k")]
+)
+async def test_the_server_is_asked_to_encrypt_what_it_stores(
+    moto_url: str, client: str, asked: str, kms_key_id: str | None
+) -> None:
+    url = f"{moto_url}&client={client}&sse={quote(asked)}" + (f"&kms_key_id={kms_key_id}" if kms_key_id else "")
+    store = open_bucket(S3Location.parse(url), threads=1)
+    where = somewhere()
+    await store.put_if_absent(where, b"x")
+    stored = store._client.head_object(Bucket="stateroom", Key=where.object_key())
+    assert stored["ServerSideEncryption"] == asked
+    assert stored.get("SSEKMSKeyId") == kms_key_id
+    await store.aclose()
+
+
+async def test_a_server_that_is_not_there_is_unavailable(client: str) -> None:
+    url = f"s3://a:b@127.0.0.1:1/bucket?endpoint=http&client={client}"
+    store = open_bucket(S3Location.parse(url), threads=1)
     with pytest.raises(BlobUnavailable):
         await store.get(somewhere())
     await store.aclose()
@@ -226,6 +412,20 @@ def test_an_s3_url_names_aws_or_any_other_server() -> None:
     )
 
 
+def test_an_s3_url_may_ask_for_server_side_encryption() -> None:
+    assert S3Location.parse("s3://b?sse=AES256") == S3Location(bucket="b", sse="AES256")
+    arn = "arn:aws:kms:eu-central-1:111122223333:key/k"
+    assert S3Location.parse(f"s3://b?sse=aws%3Akms&kms_key_id={arn}") == S3Location(
+        bucket="b", sse="aws:kms", kms_key_id=arn
+    )
+
+
+@pytest.mark.parametrize("size", [16_384, 65_536, 16_777_216])
+def test_an_s3_url_may_say_from_which_size_on_pieces_live_in_the_bucket(size: int) -> None:
+    assert S3Location.parse(f"s3://b?offload_bytes_min={size}") == S3Location(bucket="b", offload_bytes_min=size)
+    assert S3Location.parse("s3://b").offload_bytes_min is None
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -241,6 +441,17 @@ def test_an_s3_url_names_aws_or_any_other_server() -> None:
         "s3://only-access@h/b",
         "s3://h/b?region=x&region=y",
         "s3://b?endpoint=http",
+        "s3://b?sse=none",
+        "s3://b?sse=AES256&kms_key_id=k",
+        "s3://b?kms_key_id=k",
+        "s3://b?client=aioboto3",
+        "s3://b?offload_bytes_min=16383",
+        "s3://b?offload_bytes_min=16777217",
+        "s3://b?offload_bytes_min=64KiB",
+        "s3://b?offload_bytes_min=-65536",
+        "s3://b?offload_bytes_min=",
+        "s3://b?offload_bytes_min=65536&offload_bytes_min=65536",
+        "s3://b?offload_bytes_min=" + "9" * 5000,
     ],
 )
 def test_an_s3_url_of_another_form_is_refused(wrong: str) -> None:

@@ -1,0 +1,532 @@
+"""Plaintext streams in and out of the object store, sealed, with bounded memory.
+
+Owns the way between an async stream of plaintext and the sealed object of `crypto.blob`: how much is held in memory,
+how much goes on at once, and that the event loop stays fair (sealing holds the interpreter lock: 0.35 ms a MiB). A
+blob smaller than a part is one conditional PUT; a larger one is a multipart upload of parts sealed one by one. It
+knows no database: the intent is committed before anything here is called, and settled after it returned.
+
+What it does not promise: a stream that is read may fail after it gave bytes. All bytes it gave are authentic, but only
+a stream that ended without an error is complete; whoever passes it on must break off, never end cleanly.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from crypto.blob import (
+    BLOB_BYTES_MAX,
+    COALESCED_BYTES_MAX,
+    PART_BYTES,
+    PREFIX_BYTES,
+    SEALED_PART_BYTES,
+    BlobCipher,
+    PartSealer,
+    Span,
+    object_bytes,
+    open_span,
+    spans,
+)
+from crypto.cobblestone import ChunkOpener
+from crypto.errors import OpenError
+from storage.blobs.keyspace import ObjectLocation
+from storage.blobs.store import BlobBytes, BlobNotFound, BlobStore, BlobUnavailable
+from storage.errors import StorageError
+
+SLICE_BYTES: Final = 1 << 20
+SPAN_BYTES: Final = PART_BYTES  # of plaintext in one request: halves cost a third of the speed
+PARTS_AT_ONCE: Final = 4  # of one upload; the next one is sealed meanwhile
+SPANS_AHEAD: Final = 2  # of one download, fetched while another is given, if memory is free
+# Of one process: together with `PIECE_BYTES_MAX`, twice, less than the 128 MiB that files may add to it.
+WRITE_BYTES_MAX: Final = 5 * SEALED_PART_BYTES
+READ_BYTES_MAX: Final = 5 * SEALED_PART_BYTES
+PIECE_BYTES_MAX: Final = 2 * SEALED_PART_BYTES  # a budget of its own, so that no slow peer's file stops a save
+WAIT_SECONDS_MAX: Final = 20.0
+ABANDON_SECONDS_MAX: Final = 5.0
+
+
+class BlobDamaged(StorageError):
+    """A blob is not what its pointer says: missing, cut, longer, altered, or another one."""
+
+
+class BlobTooLarge(StorageError):
+    """A blob has no room for so many bytes."""
+
+
+class Budget:
+    """A number of bytes that all streams of a process share, given out in the order they were asked for.
+
+    One that waits for longer than `wait_seconds_max` is refused, so that peers which send or read slowly delay the
+    others and do not stop them for ever.
+    """
+
+    def __init__(self, bytes_max: int, *, wait_seconds_max: float = WAIT_SECONDS_MAX) -> None:
+        """Begin with all bytes free."""
+        self._free = self._max = bytes_max
+        self._wait_seconds_max = wait_seconds_max
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def bytes_max(self) -> int:
+        """How many bytes there are in all."""
+        return self._max
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes are given out now."""
+        return self._max - self._free
+
+    async def take(self, size_bytes: int) -> int:
+        """Wait for bytes; more than there are in all count as all.
+
+        Returns:
+            How many to `give` back.
+
+        Raises:
+            BlobUnavailable: They did not come free in time.
+        """
+        wanted = min(size_bytes, self._max)
+        if self.take_now(wanted) is not None:
+            return wanted
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (wanted, turn)
+        self._waiters.append(entry)
+        try:
+            async with asyncio.timeout(self._wait_seconds_max):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self.give(wanted)  # it was granted in the moment we stopped waiting
+            else:
+                with suppress(ValueError):
+                    self._waiters.remove(entry)
+                self._grant()
+            if isinstance(error, TimeoutError):
+                raise BlobUnavailable("too many blobs are under way") from None
+            raise
+        return wanted
+
+    def take_now(self, size_bytes: int) -> int | None:
+        """Take bytes if they are free and nobody waits for them; None: they are not."""
+        wanted = min(size_bytes, self._max)
+        if self._waiters or wanted > self._free:
+            return None
+        self._free -= wanted
+        return wanted
+
+    def give(self, size_bytes: int) -> None:
+        """Give bytes back."""
+        self._free += size_bytes
+        self._grant()
+
+    @asynccontextmanager
+    async def holding(self, size_bytes: int) -> AsyncIterator[None]:
+        """Hold bytes for a while.
+
+        Raises:
+            BlobUnavailable: As `take`.
+        """
+        taken = await self.take(size_bytes)
+        try:
+            yield
+        finally:
+            self.give(taken)
+
+    def _grant(self) -> None:
+        while self._waiters:
+            wanted, turn = self._waiters[0]
+            if turn.done():  # cancelled; whoever waited removes it too late for us
+                self._waiters.popleft()
+                continue
+            if wanted > self._free:
+                return
+            self._waiters.popleft()
+            self._free -= wanted
+            turn.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was stored.
+
+    Attributes:
+        size_bytes: Size of the plaintext; the sealed pointer keeps it.
+        object_bytes: Size of the object.
+    """
+
+    size_bytes: int
+    object_bytes: int
+
+
+async def seal_part(cipher: BlobCipher, number: int, plaintext: BlobBytes, *, last: bool) -> bytearray:
+    """Seal a whole part under a new salt, in slices that leave the event loop time.
+
+    Raises:
+        ValueError: As `BlobCipher.seal_part`.
+    """
+    part = cipher.part_sealer(number)
+    source = memoryview(plaintext)
+    if len(source) > PART_BYTES:
+        raise ValueError("a part is not longer than PART_BYTES")
+    for offset in range(0, len(source), SLICE_BYTES):
+        part.write(source[offset : offset + SLICE_BYTES])
+        await asyncio.sleep(0)
+    return part.finish(last=last)
+
+
+class BlobWriter:
+    """Seals and stores; one for each process, because it owns the process's memory for uploads.
+
+    Attributes:
+        budget: That memory.
+    """
+
+    def __init__(self, store: BlobStore, *, bytes_max: int = WRITE_BYTES_MAX) -> None:
+        """Use a store, whose life is the caller's."""
+        self._store = store
+        self.budget = Budget(bytes_max)
+
+    async def write(
+        self,
+        location: ObjectLocation,
+        cipher: BlobCipher,
+        body: AsyncIterator[BlobBytes],
+        *,
+        size_bytes: int | None = None,
+        size_bytes_max: int = BLOB_BYTES_MAX,
+        on_multipart: Callable[[str], Awaitable[None]] | None = None,
+    ) -> Written:
+        """Store a stream as one blob; durable when this returns.
+
+        After an error or a cancellation nothing is stored, except where the object store does not answer: an upload
+        or an object may then remain, which the intent remembers. Not to be repeated at the same location, because
+        the stream is gone and other bytes are sealed under another salt: take a new blob id.
+
+        Args:
+            location: Where; nothing was ever stored there.
+            cipher: Of a new blob key.
+            body: The plaintext in chunks of any size, the caller's to end and to close.
+            size_bytes: How long the stream is at most, if that is known; what is shorter than a part then takes less
+                memory.
+            size_bytes_max: Refuse longer streams.
+            on_multipart: Awaited with the id of a multipart upload before its first part is stored.
+
+        Raises:
+            BlobTooLarge: The stream is longer than `size_bytes` or `size_bytes_max`.
+            BlobUnavailable: The object store does not answer, or too many blobs are under way.
+            BlobExists: Something is stored there.
+        """
+        if size_bytes is not None:
+            size_bytes_max = min(size_bytes, size_bytes_max)
+        upload = _Upload(self._store, self.budget, location, cipher, size_bytes_max, on_multipart)
+        try:
+            async for data in body:
+                await upload.write(data)
+            await upload.finish()
+        except BaseException:
+            await upload.abandon()
+            raise
+        return Written(upload.size_bytes, object_bytes(upload.size_bytes))
+
+    async def write_bytes(self, location: ObjectLocation, cipher: BlobCipher, data: BlobBytes) -> Written:
+        """Store bytes as one blob; otherwise as `write`.
+
+        Raises:
+            BlobUnavailable: As `write`.
+            BlobExists: As `write`.
+        """
+
+        async def body() -> AsyncIterator[BlobBytes]:
+            yield data
+
+        if len(data) >= PART_BYTES:
+            return await self.write(location, cipher, body())
+        async with self.budget.holding(object_bytes(len(data))):
+            sealed = await seal_part(cipher, 0, data, last=True)
+            await self._store.put_if_absent(location, sealed)
+        return Written(len(data), len(sealed))
+
+    async def put_part(
+        self,
+        location: ObjectLocation,
+        cipher: BlobCipher,
+        multipart_id: str,
+        number: int,
+        plaintext: BlobBytes,
+        *,
+        last: bool,
+    ) -> str:
+        """Seal one part of a multipart upload, under a new salt each time, and store it.
+
+        For uploads that go on after a crash; whoever completes them needs the etags, in the object store's
+        `complete_multipart` with `size_bytes=crypto.blob.object_bytes(...)`.
+
+        Returns:
+            The part's etag.
+
+        Raises:
+            MultipartNotFound: The upload was aborted or completed.
+            BlobUnavailable: As `write`.
+            ValueError: A last part is full, or another is not, or no part has this number.
+        """
+        async with self.budget.holding(SEALED_PART_BYTES if not last else object_bytes(len(plaintext))):
+            sealed = await seal_part(cipher, number, plaintext, last=last)
+            return await self._store.put_part(location, multipart_id, number, sealed)
+
+
+class BlobReader:
+    """Fetches and opens; one for each process, because it owns the process's memory for downloads.
+
+    Attributes:
+        budget: That memory.
+    """
+
+    def __init__(self, store: BlobStore, *, bytes_max: int = READ_BYTES_MAX) -> None:
+        """Use a store, whose life is the caller's."""
+        self._store = store
+        self.budget = Budget(bytes_max)
+
+    async def read_bytes(self, location: ObjectLocation, cipher: BlobCipher, size_bytes: int) -> bytes:
+        """Return a whole blob; releases nothing unless all of it is authentic.
+
+        Raises:
+            BlobDamaged: As `read`.
+            BlobUnavailable: As `read`.
+        """
+        return b"".join([part async for part in self.read(location, cipher, size_bytes)])
+
+    async def read(
+        self,
+        location: ObjectLocation,
+        cipher: BlobCipher,
+        size_bytes: int,
+        start: int = 0,
+        length: int | None = None,
+        *,
+        span_bytes: int = SPAN_BYTES,
+    ) -> AsyncGenerator[bytes, None]:
+        """Give a range of a blob's plaintext in slices of at most 1 MiB, each authentic.
+
+        A range that ends where the blob ends also proves that the object ends there. Close the generator when it is
+        not read to its end (`contextlib.aclosing`).
+
+        Args:
+            location: Where.
+            cipher: From the opened pointer.
+            size_bytes: Size of the whole plaintext, from the opened pointer.
+            start: First byte wanted.
+            length: How many; None: all that follow.
+            span_bytes: Plaintext bytes of one request to the object store at most, a multiple of 16,384.
+
+        Raises:
+            BlobDamaged: The object is not what the pointer says; possibly after some slices were given.
+            BlobUnavailable: The object store does not answer, or too many blobs are under way; likewise.
+            ValueError: The range is not inside the blob.
+        """
+        if length is None:
+            length = size_bytes - start
+        if not length and 0 <= start <= size_bytes and size_bytes:
+            return
+        wanted = spans(size_bytes, start, length, span_bytes_max=span_bytes)
+        download = _Download(self._store, self.budget, location, cipher, wanted)
+        try:
+            async for piece in download.run():
+                yield piece
+        except (OpenError, BlobNotFound):
+            raise BlobDamaged from None
+        finally:
+            download.stop()
+
+
+class _Upload:
+    """One stream on its way: the part that is being sealed, and those that are being stored."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        budget: Budget,
+        location: ObjectLocation,
+        cipher: BlobCipher,
+        size_bytes_max: int,
+        on_multipart: Callable[[str], Awaitable[None]] | None,
+    ) -> None:
+        self.size_bytes = 0
+        self._size_bytes_max = min(size_bytes_max, BLOB_BYTES_MAX)
+        self._store = store
+        self._budget = budget
+        self._location = location
+        self._cipher = cipher
+        self._on_multipart = on_multipart
+        self._multipart_id: str | None = None
+        self._number = 0
+        self._part: PartSealer | None = None
+        self._part_taken = 0
+        self._storing: deque[asyncio.Task[tuple[int, str]]] = deque()
+        self._stored: list[tuple[int, str]] = []
+
+    async def write(self, data: BlobBytes) -> None:
+        source = memoryview(data)
+        if self.size_bytes + len(source) > self._size_bytes_max:
+            raise BlobTooLarge
+        while source:
+            part = self._part or await self._begin_part()
+            taken = part.write(source[:SLICE_BYTES])
+            source = source[taken:]
+            self.size_bytes += taken
+            if not part.room_bytes:
+                # A full part is never the last one, so it can go at once.
+                await self._store_part(part.finish(last=False))
+            elif source:
+                await asyncio.sleep(0)
+
+    async def finish(self) -> None:
+        sealed = (self._part or await self._begin_part()).finish(last=True)
+        if self._multipart_id is None:
+            await self._store.put_if_absent(self._location, sealed)
+            self._give_part()
+            return
+        await self._store_part(sealed)
+        await self._settle(0)
+        await self._store.complete_multipart(
+            self._location, self._multipart_id, self._stored, size_bytes=object_bytes(self.size_bytes)
+        )
+
+    async def abandon(self) -> None:
+        """Stop, give memory back, and drop what the object store has of it, if it answers."""
+        self._give_part()
+        if self._storing:
+            # A request cannot be called back, and a part that arrives after the abort survives it.
+            await asyncio.wait(self._storing, timeout=ABANDON_SECONDS_MAX)
+        if self._multipart_id is not None:
+            with suppress(BlobUnavailable):
+                await self._store.abort_multipart(self._location, self._multipart_id)
+
+    async def _begin_part(self) -> PartSealer:
+        left = self._size_bytes_max - self.size_bytes
+        self._part_taken = await self._budget.take(object_bytes(left) if left < PART_BYTES else SEALED_PART_BYTES)
+        self._part = self._cipher.part_sealer(self._number)
+        return self._part
+
+    def _give_part(self) -> None:
+        self._budget.give(self._part_taken)
+        self._part, self._part_taken = None, 0
+
+    async def _store_part(self, sealed: bytearray) -> None:
+        if self._multipart_id is None:
+            self._multipart_id = await self._store.begin_multipart(self._location)
+            if self._on_multipart is not None:
+                await self._on_multipart(self._multipart_id)
+        taken, self._part, self._part_taken = self._part_taken, None, 0
+        task = asyncio.create_task(self._put(self._multipart_id, self._number, sealed))
+        task.add_done_callback(_Giving(self._budget, taken))
+        self._storing.append(task)
+        self._number += 1
+        await self._settle(PARTS_AT_ONCE)
+
+    async def _put(self, multipart_id: str, number: int, sealed: bytearray) -> tuple[int, str]:
+        return number, await self._store.put_part(self._location, multipart_id, number, sealed)
+
+    async def _settle(self, left: int) -> None:
+        """Wait until at most `left` parts are being stored, the oldest first."""
+        while len(self._storing) > left or (self._storing and self._storing[0].done()):
+            self._stored.append(await asyncio.shield(self._storing[0]))
+            self._storing.popleft()
+
+
+class _Download:
+    """One range on its way: requests under way, in order, and the opener of the part that is read."""
+
+    def __init__(
+        self, store: BlobStore, budget: Budget, location: ObjectLocation, cipher: BlobCipher, wanted: Iterator[Span]
+    ) -> None:
+        self._store = store
+        self._budget = budget
+        self._location = location
+        self._cipher = cipher
+        self._wanted = wanted
+        self._next = next(wanted, None)
+        self._fetching: deque[_Fetch] = deque()
+        self._fetched_part = -1
+
+    async def run(self) -> AsyncGenerator[bytes, None]:
+        opener: ChunkOpener | None = None
+        while self._next is not None or self._fetching:
+            if not self._fetching and self._next is not None:
+                # Only who holds nothing waits for memory: two that hold some could wait for each other.
+                self._begin(self._next, await self._budget.take(_span_memory(self._next)))
+            self._look_ahead()
+            fetch = self._fetching[0]
+            prefix, sealed = await asyncio.shield(fetch.task)
+            if prefix is not None:
+                opener = self._cipher.opener(fetch.span.part, prefix)
+            if opener is None:  # the first span of a part always fetches its prefix
+                raise OpenError("format")
+            for piece in open_span(opener, fetch.span, sealed, slice_bytes_max=SLICE_BYTES):
+                yield piece
+                await asyncio.sleep(0)
+            del sealed
+            self._fetching.popleft()
+            self._budget.give(fetch.taken)
+
+    def stop(self) -> None:
+        """Give memory back; that of requests under way when they end, because they cannot be called back."""
+        for fetch in self._fetching:
+            giving = _Giving(self._budget, fetch.taken)
+            if fetch.task.done():
+                giving(fetch.task)
+            else:
+                fetch.task.add_done_callback(giving)
+        self._fetching.clear()
+
+    def _look_ahead(self) -> None:
+        while self._next is not None and len(self._fetching) <= SPANS_AHEAD:
+            taken = self._budget.take_now(_span_memory(self._next))
+            if taken is None:
+                return
+            self._begin(self._next, taken)
+
+    def _begin(self, span: Span, taken: int) -> None:
+        fetching = self._fetch(span, with_prefix=span.part != self._fetched_part)
+        self._fetching.append(_Fetch(span, asyncio.create_task(fetching), taken))
+        self._fetched_part = span.part
+        self._next = next(self._wanted, None)
+
+    async def _fetch(self, span: Span, *, with_prefix: bool) -> tuple[memoryview | None, memoryview]:
+        # One byte more than the object should have: whoever appended something is found out.
+        length = span.sealed_bytes + (1 if span.ends_object else 0)
+        if with_prefix and span.coalesced:
+            before = span.offset - span.prefix_offset
+            data = memoryview(await self._store.get_range(self._location, span.prefix_offset, before + length))
+            return data[:PREFIX_BYTES], data[before:]
+        if with_prefix:
+            prefix, chunks = await asyncio.gather(
+                self._store.get_range(self._location, span.prefix_offset, PREFIX_BYTES),
+                self._store.get_range(self._location, span.offset, length),
+            )
+            return memoryview(prefix), memoryview(chunks)
+        return None, memoryview(await self._store.get_range(self._location, span.offset, length))
+
+
+class _Fetch(NamedTuple):
+    span: Span
+    task: "asyncio.Task[tuple[memoryview | None, memoryview]]"
+    taken: int
+
+
+class _Giving:
+    """Gives memory back when a task ends, and hears its error, which nobody else waits for."""
+
+    def __init__(self, budget: Budget, taken: int) -> None:
+        self._budget = budget
+        self._taken = taken
+
+    def __call__(self, task: "asyncio.Task[Any]") -> None:
+        self._budget.give(self._taken)
+        if not task.cancelled():
+            task.exception()
+
+
+def _span_memory(span: Span) -> int:
+    return span.sealed_bytes + (min(span.offset - span.prefix_offset, COALESCED_BYTES_MAX))
