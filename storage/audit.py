@@ -16,14 +16,16 @@ from typing import Any
 from uuid import UUID
 
 from storage.clock import Clock
-from storage.errors import IntegrityFailure
+from storage.errors import IntegrityFailure, LostRaceError, TenantNotFound
 from storage.format.audit import (
     OPERATOR_CHAIN,
+    RESTORED_ACTION,
     AuditInvalid,
     ChainVerifier,
     Detail,
     Entry,
     Event,
+    Gap,
     decode_body,
     encode_body,
     link,
@@ -32,6 +34,7 @@ from storage.format.audit import (
 )
 from storage.model import Page
 from storage.postgres import audit as sql
+from storage.postgres.tenants import ONE_TENANT
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
 
@@ -39,6 +42,7 @@ FLUSH_SECONDS = 1.0  # what a crash may lose of notes
 NOTES_MAX = 10_000  # different accesses waiting, a few megabytes; equal ones are counted together
 ACCESSES_PER_EVENT = 100
 
+BREAK_GLASS_ACTION = "state.decrypt-any"
 LOCAL_ACTOR = "local"  # somebody with the settings of the server: its command line
 GATEWAY_ACTOR = "gateway"  # the gateway itself
 
@@ -49,6 +53,34 @@ class AuditRecord:
 
     entry: Entry
     event: Event | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an operator wants to read, and why."""
+
+    tenant_id: UUID
+    subject_id: str
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None  # None: the head of that moment
+    reason: str
+
+
+class BreakGlass:
+    """The receipt of an operator's break-glass reading, which both chains hold. Only `Audit.break_glass` makes one."""
+
+    __slots__ = ("actor", "opening", "sequence")
+
+    def __init__(self, actor: str, opening: Opening, sequence: int, *, committed: object) -> None:
+        if committed is not _COMMITTED:
+            raise TypeError("only Audit.break_glass makes a BreakGlass, after its event was committed")
+        self.actor = actor
+        self.opening = opening
+        self.sequence = sequence
+
+
+_COMMITTED = object()
 
 
 @dataclass(slots=True)
@@ -112,27 +144,86 @@ class Audit:
             AuditInvalid: The detail holds something else, or too much.
             StorageError: The log cannot be written.
         """
+        sequence, previous = await self._lock_head(transaction, tenant_id)
+        return await self._add(transaction, tenant_id, sequence + 1, previous, (actor, action, target), detail or {})
+
+    async def append_restored(self, transaction: Transaction, tenant_id: UUID, actor: str, gap: Gap) -> Entry:
+        """Add the event that documents what a restored backup took from the log; see `Anchors.accept_restored`.
+
+        It alone leaves numbers out: those of the lost events stay theirs.
+
+        Raises:
+            LostRaceError: The log goes on behind what the gap was computed from.
+            StorageError: The log cannot be written.
+        """
+        if await self._lock_head(transaction, tenant_id) != (gap.found, gap.found_hash):
+            raise LostRaceError
+        what = (actor, RESTORED_ACTION, "audit")
+        return await self._add(transaction, tenant_id, gap.sequence, gap.found_hash, what, gap.detail)
+
+    async def _lock_head(self, transaction: Transaction, tenant_id: UUID) -> tuple[int, bytes]:
         head = await transaction.fetchrow(sql.LOCK_HEAD, tenant_id)
         if head is None:
             await transaction.execute(sql.ADD_HEAD, tenant_id, start_of(self._deployment_id, tenant_id))
             head = await transaction.fetchrow(sql.LOCK_HEAD, tenant_id)
+        return head["sequence"], head["hash"]
+
+    async def _add(
+        self,
+        transaction: Transaction,
+        tenant_id: UUID,
+        sequence: int,
+        previous: bytes,
+        what: tuple[str, str, str],
+        detail: Detail,
+    ) -> Entry:
+        actor, action, target = what
         event = Event(
             tenant_id=tenant_id,
-            sequence=head["sequence"] + 1,
+            sequence=sequence,
             at=self._clock.now(),
             actor=actor,
             action=action,
             target=target,
-            detail=detail or {},
+            detail=detail,
         )
         body = encode_body(event)
-        previous: bytes = head["hash"]
         entry = Entry(event.sequence, body, previous, link(previous, event.sequence, body))
         columns = (event.at, actor, action, target, body, previous, entry.hash)
         await transaction.execute(sql.ADD_EVENT, tenant_id, entry.sequence, *columns)
         await transaction.execute(sql.MOVE_HEAD, tenant_id, entry.sequence, entry.hash)
         self._touched.add(tenant_id)
         return entry
+
+    async def break_glass(self, actor: str, opening: Opening) -> BreakGlass:
+        """Record that an operator is about to read a subject's state: in the tenant's chain and the operators'.
+
+        When this returns, the record is durable; nothing has been opened yet. An attempt that then finds nothing, or
+        is refused, stays recorded.
+
+        Args:
+            actor: The operator, ``api-key:<id>``.
+            opening: What is to be read, and why.
+
+        Raises:
+            TenantNotFound: There is no such tenant.
+            StorageError: The log cannot be written, or perhaps was not: nothing may be opened.
+        """
+        target = f"subject:{opening.subject_id}"
+        detail: Detail = {
+            "thread_id": opening.thread_id,
+            "namespace": opening.namespace,
+            "checkpoint_id": opening.checkpoint_id,
+            "reason": opening.reason,
+        }
+        tenant_id = opening.tenant_id
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            entry = await self.append(transaction, tenant_id, actor, BREAK_GLASS_ACTION, target, detail)
+            everywhere: Detail = {**detail, "tenant_id": str(tenant_id)}
+            await self.append(transaction, OPERATOR_CHAIN, actor, BREAK_GLASS_ACTION, target, everywhere)
+        return BreakGlass(actor, opening, entry.sequence, committed=_COMMITTED)
 
     def note(self, tenant_id: UUID, actor: str, action: str, target: str, status: int) -> None:
         """Remember an access for the next `flush`. Never waits and never fails.

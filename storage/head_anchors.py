@@ -11,6 +11,7 @@ not the data; whoever alters them is found by `storage.verify`.
 import contextlib
 import hmac
 import struct
+from collections.abc import Iterable, KeysView
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -74,6 +75,37 @@ def _entries(data: bytes) -> list[bytes]:
     return [body[at : at + _ENTRY_BYTES] for at in range(0, len(body), _ENTRY_BYTES)]
 
 
+class AnchoredHeads:
+    """Everything that is anchored of a tenant, as it was read."""
+
+    def __init__(self, entries: Iterable[bytes]) -> None:
+        self._entries: dict[bytes, list[bytes]] = {}
+        for entry in entries:
+            self._entries.setdefault(entry[:TAG_BYTES], []).append(entry)
+
+    @property
+    def tags(self) -> KeysView[bytes]:
+        """Whose heads there are, see `subject_tag`; whether they are genuine only a subject's own keys tell."""
+        return self._entries.keys()
+
+    def of(self, sealer: Sealer) -> list[AnchoredHead]:
+        """What is anchored of a subject: for each life of each namespace, the newest.
+
+        Raises:
+            IntegrityFailure: an entry was altered.
+        """
+        newest: dict[tuple[bytes, bytes], AnchoredHead] = {}
+        for entry in self._entries.get(subject_tag(sealer), ()):
+            facts, mac = entry[: _FACTS.size], entry[_FACTS.size :]
+            _, thread, place, incarnation, sequence = _FACTS.unpack(facts)
+            if not hmac.compare_digest(mac, sealer.mac(b"anchor", facts)[:TAG_BYTES]):
+                raise IntegrityFailure("an anchored head was altered")
+            known = newest.get((place, incarnation))
+            if known is None or known.sequence < sequence:
+                newest[place, incarnation] = AnchoredHead(thread, place, incarnation, sequence)
+        return list(newest.values())
+
+
 class HeadAnchors:
     """Notes changed heads and writes them to the object store; does nothing where there is none."""
 
@@ -118,29 +150,14 @@ class HeadAnchors:
             await self._merge(self._blobs, tenant_id)
         return written
 
-    async def read(self, sealer: Sealer) -> list[AnchoredHead]:
-        """What is anchored of a subject: for each life of each namespace, the newest.
+    async def load(self, tenant_id: UUID) -> AnchoredHeads:
+        """Everything that is anchored of a tenant.
 
         Raises:
             BlobUnavailable: the object store does not answer.
-            IntegrityFailure: an entry was altered.
         """
-        if self._blobs is None:
-            return []
-        own = subject_tag(sealer)
-        newest: dict[tuple[bytes, bytes], AnchoredHead] = {}
-        for data in (await self._objects(self._blobs, sealer.tenant_id)).values():
-            for entry in _entries(data):
-                facts, mac = entry[: _FACTS.size], entry[_FACTS.size :]
-                subject, thread, place, incarnation, sequence = _FACTS.unpack(facts)
-                if subject != own:
-                    continue
-                if not hmac.compare_digest(mac, sealer.mac(b"anchor", facts)[:TAG_BYTES]):
-                    raise IntegrityFailure("an anchored head was altered")
-                known = newest.get((place, incarnation))
-                if known is None or known.sequence < sequence:
-                    newest[place, incarnation] = AnchoredHead(thread, place, incarnation, sequence)
-        return list(newest.values())
+        objects = {} if self._blobs is None else await self._objects(self._blobs, tenant_id)
+        return AnchoredHeads(entry for data in objects.values() for entry in _entries(data))
 
     async def _put(self, blobs: BlobStore, tenant_id: UUID, body: bytes) -> None:
         await blobs.put_if_absent(HeadAnchorLocation(tenant_id, UUID(str(uuid7()))), _MAGIC + body)

@@ -9,6 +9,7 @@ no order between jobs and no moment at which one ends.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +23,7 @@ from storage.errors import JobNotFound, StorageError, Unavailable
 from storage.format.audit import OPERATOR_CHAIN
 from storage.model import Page
 from storage.postgres import jobs as sql
-from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.postgres.unit_of_work import Observer, Silent, Transaction, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
 
 # A dead owner's job goes on after so long; an owner renews it with every batch, far more often.
@@ -31,6 +32,8 @@ LEASE_SECONDS = 30.0
 POLL_SECONDS = 2.0
 # What could not be done now (root key, object store or database out of reach) is tried again after so long.
 RETRY_SECONDS = 5.0
+# How often a process counts what is open, for whoever watches.
+COUNT_SECONDS = 10.0
 _DUE_MAX = 20
 # More than a transaction is ever tried.
 _TOKENS_MAX = 32
@@ -164,6 +167,11 @@ class Jobs:
             rows = await transaction.fetch(sql.DUE, _DUE_MAX)
         return [(row["tenant_id"], row["job_id"]) for row in rows]
 
+    async def count_open(self) -> dict[str, int]:
+        """How many jobs of each kind have not ended, whosever they are."""
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            return {row["kind"]: row["open"] for row in await transaction.fetch(sql.COUNT_OPEN)}
+
     async def claim(self, tenant_id: UUID, job_id: UUID) -> Lease | None:
         """Take a job's lease, or None if somebody has it or it ended."""
         async with self._unit_of_work.begin(job_scope(tenant_id)) as transaction:
@@ -175,11 +183,12 @@ class Jobs:
         async with self._unit_of_work.begin(job_scope(lease.tenant_id)) as transaction:
             await transaction.execute(sql.RELEASE, lease.tenant_id, lease.job_id, lease.tokens, seconds)
 
-    async def end(self, lease: Lease, error: str | None = None, note: str | None = None) -> None:
-        """End a job, as done, or as failed if there is an error."""
+    async def end(self, lease: Lease, error: str | None = None, note: str | None = None) -> bool:
+        """End a job, as done, or as failed if there is an error; returns whether it was still ours to end."""
         state = "done" if error is None else "failed"
         async with self._unit_of_work.begin(job_scope(lease.tenant_id)) as transaction:
-            await transaction.execute(sql.END, lease.tenant_id, lease.job_id, lease.tokens, state, error, note)
+            ended = await transaction.execute(sql.END, lease.tenant_id, lease.job_id, lease.tokens, state, error, note)
+        return ended > 0
 
     async def list(
         self, scope: TenantScope | OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None
@@ -196,9 +205,11 @@ class Jobs:
 class Runner:
     """Works on due jobs, one slice at a time, so that a long one does not keep the others waiting."""
 
-    def __init__(self, jobs: Jobs, performers: Mapping[str, Performer]) -> None:
+    def __init__(self, jobs: Jobs, performers: Mapping[str, Performer], observer: Observer | None = None) -> None:
         self._jobs = jobs
         self._performers = performers
+        self._observer = observer or Silent()
+        self._counted_at: float | None = None
 
     async def run_due(self) -> int:
         """Do a slice of every due job of a kind that is known here; returns how many slices were done.
@@ -224,6 +235,7 @@ class Runner:
             self._jobs.added.clear()
             worked = 0
             try:
+                await self._count()
                 worked = await self.run_due()
             except Exception as reason:  # noqa: BLE001  whatever it is, the next round must come
                 failed(reason)
@@ -232,6 +244,16 @@ class Runner:
                     await asyncio.wait_for(self._jobs.added.wait(), POLL_SECONDS)
                 except TimeoutError:
                     continue
+
+    async def _count(self) -> None:
+        now = time.monotonic()
+        if self._counted_at is None or now - self._counted_at >= COUNT_SECONDS:
+            self._counted_at = now
+            self._observer.jobs_open(await self._jobs.count_open())
+
+    async def _end(self, lease: Lease, error: str | None = None, note: str | None = None) -> None:
+        if await self._jobs.end(lease, error, note):
+            self._observer.job_ended(lease.kind, "done" if error is None else "failed")
 
     async def _slice(self, lease: Lease) -> None:
         performer = self._performers.get(lease.kind)
@@ -246,9 +268,9 @@ class Runner:
         except (Unavailable, KeyUnavailable):
             await self._jobs.release(lease, RETRY_SECONDS)
         except (StorageError, CryptoError) as error:
-            await self._jobs.end(lease, error=str(error) or type(error).__name__)
+            await self._end(lease, error=str(error) or type(error).__name__)
         else:
             if ended.ended:
-                await self._jobs.end(lease, ended.error, ended.note)
+                await self._end(lease, ended.error, ended.note)
             else:
                 await self._jobs.release(lease, ended.again_seconds)

@@ -132,8 +132,13 @@ class Keys:
         """
         return await self._tenants.get_or_load(tenant_id, lambda: self._load_or_create_tenant(tenant_id))
 
-    async def add_tenant_key(self, tenant_id: UUID, key_version: int, state: Literal["active", "pending"]) -> None:
+    async def add_tenant_key(
+        self, tenant_id: UUID, key_version: int, state: Literal["active", "pending"]
+    ) -> tuple[WrappedKey, SecretKey]:
         """Store a new tenant key, unless one of this version is stored; it is to be read before it is used.
+
+        Returns:
+            What was to be stored, and the key in it: good for use only where exactly this is read back.
 
         Raises:
             CryptoError: the root key does not wrap it.
@@ -153,6 +158,7 @@ class Keys:
                 fresh.kcv(),
                 self._clock.now(),
             )
+        return wrapped, fresh
 
     async def add_subject_keys(
         self, scope: Scope, purposes: Sequence[SubjectKeyPurpose], key_version: int, state: Literal["active", "pending"]
@@ -269,13 +275,16 @@ class Keys:
     async def _load_or_create_tenant(self, tenant_id: UUID) -> TenantKeyring:
         keyring = await self._load_tenant(tenant_id)
         if keyring is None:
-            await self.add_tenant_key(tenant_id, 1, "active")
-            keyring = await self._load_tenant(tenant_id)
+            # Whoever stored the row need not ask the root key to open what it has just wrapped: one call in all.
+            keyring = await self._load_tenant(tenant_id, await self.add_tenant_key(tenant_id, 1, "active"))
         if keyring is None:
             raise KeyDenied
         return keyring
 
-    async def _load_tenant(self, tenant_id: UUID) -> TenantKeyring | None:
+    async def _load_tenant(
+        self, tenant_id: UUID, made: tuple[WrappedKey, SecretKey] | None = None
+    ) -> TenantKeyring | None:
+        """The tenant's keys as they are stored; the root key opens each, but the one that this process ``made``."""
         async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
             rows = await transaction.fetch(sql.TENANT_KEYS, tenant_id)
         if any(row["state"] == "destroyed" for row in rows) and not any(row["state"] == "active" for row in rows):
@@ -291,7 +300,10 @@ class Keys:
                 root_key_version=row["root_key_version"],
                 ciphertext=row["wrapped"],
             )
-            fresh = await self._root_key.unwrap(wrapped, self.root_context(tenant_id, row["key_version"]))
+            if made is not None and wrapped == made[0]:
+                fresh = made[1]
+            else:
+                fresh = await self._root_key.unwrap(wrapped, self.root_context(tenant_id, row["key_version"]))
             if fresh.kcv() != row["kcv"]:
                 self._observer.integrity_failure()
                 raise IntegrityFailure("a stored tenant key does not match its check value")

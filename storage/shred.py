@@ -7,7 +7,8 @@ In this order:
    a keyed digest of the subject's id, under a key that only the root key opens, and is authenticated with it.
 3. One transaction: keys destroyed, `shred_effective_at` set, the audit log written. Every gateway refuses from its
    next request on, because each load and save reads its key's state in its own statement.
-4. In the background, when nobody is at work who began before: the rows are deleted.
+4. In the background, when nobody is at work who began before: the rows are deleted, and the blobs condemned, whose
+   objects nobody can open any more and the sweeper removes when the last backup has expired.
 
 Honest limits: backups, replicas and write-ahead logs hold the wrapped keys until they expire, which is what
 `shred_effective_at` says; whoever has such a backup *and* the root key can open it until then. Identifiers stay: the
@@ -25,13 +26,15 @@ from uuid import UUID
 import msgspec
 from msgspec import json
 
-from crypto import CryptoError, KeyUnavailable, RootKey, SecretKey, WrappedKey, keyed_digest
+from crypto import CryptoError, KeyDenied, KeyDestroyed, KeyUnavailable, RootKey, SecretKey, WrappedKey, keyed_digest
 from storage.audit import GATEWAY_ACTOR, LOCAL_ACTOR, Audit
+from storage.blob_ledger import BlobLedger
 from storage.blobs.keyspace import TombstoneLocation, tombstone_prefix
 from storage.blobs.store import BlobExists, BlobStore
 from storage.clock import Clock
 from storage.errors import IntegrityFailure, InvalidState, SubjectNotFound, TenantNotFound
 from storage.format.audit import OPERATOR_CHAIN
+from storage.head_anchors import subject_tag
 from storage.jobs import MORE, Jobs, Lease, Slice
 from storage.keys import Keys
 from storage.postgres import shred as sql
@@ -91,6 +94,24 @@ class Accepted:
     keys_destroyed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Which anchored heads are left behind by shreds.
+
+    Attributes:
+        tags: Of shredded subjects; see `storage.head_anchors.subject_tag`.
+        untagged: Shredded subjects of which the tag is not known, or not any more: the root key that wrapped their
+            tombstones is gone. Whoever can add objects can add such a one, and so excuse one subject.
+        whole_tenant: The tenant was shredded, with every subject.
+        whole_tenant_unproven: A tombstone says so that does not open any more, for the same reason.
+    """
+
+    tags: frozenset[bytes]
+    untagged: int
+    whole_tenant: bool
+    whole_tenant_unproven: bool = False
+
+
 class _WrappedRecord(msgspec.Struct, forbid_unknown_fields=True):
     provider: str
     root_key_id: str
@@ -98,7 +119,7 @@ class _WrappedRecord(msgspec.Struct, forbid_unknown_fields=True):
     ciphertext: bytes
 
 
-class _Tombstone(msgspec.Struct, forbid_unknown_fields=True):
+class _Tombstone(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     format: str
     tenant_id: UUID
     shred_id: UUID
@@ -107,10 +128,20 @@ class _Tombstone(msgspec.Struct, forbid_unknown_fields=True):
     subject: bytes | None
     wrapped: _WrappedRecord
     mac: bytes
+    # Whose anchored heads are left behind; None where the subject's keys did not open any more.
+    anchor: bytes | None = None
+
+
+class _TombstoneDeniedError(IntegrityFailure):
+    """The root key refuses a tombstone: it was wrapped by one that was replaced since, or is none of ours."""
+
+    def __init__(self, location: TombstoneLocation, level: Level) -> None:
+        super().__init__(f"the tombstone {location.object_key()} cannot be opened")
+        self.level = level
 
 
 def _mac(tombstone_key: SecretKey, tombstone: _Tombstone) -> bytes:
-    parts = (
+    parts: tuple[bytes, ...] = (
         tombstone.format.encode(),
         tombstone.tenant_id.bytes,
         tombstone.shred_id.bytes,
@@ -118,6 +149,8 @@ def _mac(tombstone_key: SecretKey, tombstone: _Tombstone) -> bytes:
         tombstone.at.isoformat().encode(),
         tombstone.subject or b"",
     )
+    if tombstone.anchor is not None:
+        parts = (*parts, tombstone.anchor)
     return keyed_digest(tombstone_key.derive(_MAC).borrow(), *parts)
 
 
@@ -151,6 +184,7 @@ class Shred:
         self._deployment_id = deployment_id
         self._clock = clock
         self._retention = timedelta(days=backup_retention_days)
+        self._ledger = BlobLedger(unit_of_work)
 
     # --- shredding -------------------------------------------------------------------------------------------------
 
@@ -210,7 +244,7 @@ class Shred:
         return job_id
 
     async def _destroy_subject(self, scope: Scope, shred_id: UUID, actor: str) -> int:
-        await self._bury(scope.tenant_id, shred_id, "subject", scope.subject_id)
+        await self._bury(scope.tenant_id, shred_id, "subject", scope.subject_id, await self._anchor_tag(scope))
         now = self._clock.now()
         async with self._unit_of_work.begin(scope) as transaction:
             destroyed = await transaction.execute(
@@ -302,6 +336,7 @@ class Shred:
             if not rows:
                 break
         async with self._unit_of_work.begin(scope) as transaction:
+            await self._ledger.condemn_subject(transaction, scope)
             for statement in sql.PURGE_REST:
                 await transaction.execute(statement, *place)
             await lease.advance(transaction, _position("purge", after))
@@ -309,7 +344,16 @@ class Shred:
 
     # --- tombstones ------------------------------------------------------------------------------------------------
 
-    async def _bury(self, tenant_id: UUID, shred_id: UUID, level: Level, subject_id: str | None) -> None:
+    async def _anchor_tag(self, scope: Scope) -> bytes | None:
+        try:
+            sealer = await self._keys.existing_sealer(scope)
+        except (CryptoError, IntegrityFailure):
+            return None  # it is to be shredded all the same
+        return None if sealer is None else subject_tag(sealer)
+
+    async def _bury(
+        self, tenant_id: UUID, shred_id: UUID, level: Level, subject_id: str | None, anchor: bytes | None = None
+    ) -> None:
         """Keep a tombstone outside the database. One that is there already must be ours."""
         if self._blobs is None:
             return
@@ -321,7 +365,7 @@ class Shred:
             raise IntegrityFailure("the root key does not open what it wrapped")
         record = _WrappedRecord(wrapped.provider, wrapped.root_key_id, wrapped.root_key_version, wrapped.ciphertext)
         digest = None if subject_id is None else _subject_digest(fresh, subject_id)
-        tombstone = _Tombstone(FORMAT, tenant_id, shred_id, level, self._clock.now(), digest, record, b"")
+        tombstone = _Tombstone(FORMAT, tenant_id, shred_id, level, self._clock.now(), digest, record, b"", anchor)
         tombstone.mac = _mac(fresh, tombstone)
         try:
             await self._blobs.put_if_absent(location, json.encode(tombstone))
@@ -348,6 +392,8 @@ class Shred:
             tombstone_key = await self._root_key.unwrap(wrapped, self._context(location.tenant_id))
         except KeyUnavailable:
             raise
+        except (KeyDenied, KeyDestroyed):
+            raise _TombstoneDeniedError(location, tombstone.level) from None
         except (msgspec.DecodeError, CryptoError):
             raise IntegrityFailure(f"the tombstone {location.object_key()} cannot be opened") from None
         named = (tombstone.tenant_id, tombstone.shred_id) == (location.tenant_id, location.shred_id)
@@ -391,6 +437,37 @@ class Shred:
                 )
             found += [TombstoneLocation(self._deployment_id, tenant_id, row["shred_id"]) for row in rows]
         return found
+
+    async def explained(self, tenant_id: UUID) -> Explained:
+        """Which anchored heads of a tenant are left behind by shreds, going by their tombstones.
+
+        Raises:
+            IntegrityFailure: a tombstone is not authentic: somebody else wrote it.
+            BlobUnavailable: the object store does not answer.
+            KeyUnavailable: the root key cannot be reached.
+        """
+        tags, untagged, whole_tenant, unproven = set(), 0, False, False
+        prefix, after = f"{tombstone_prefix(self._deployment_id)}{tenant_id.hex}/", ""
+        while self._blobs is not None:
+            object_keys = await self._blobs.list_keys(prefix, after=after, limit=_KEYS_PAGE)
+            for object_key in object_keys:
+                after = object_key
+                try:
+                    tombstone, _ = await self._open(self._blobs, TombstoneLocation.parse(object_key))
+                except _TombstoneDeniedError as denied:
+                    # Root keys are replaced, tombstones stay: it says of somebody, and nobody can say any more of whom.
+                    untagged += denied.level == "subject"
+                    unproven = unproven or denied.level == "tenant"
+                    continue
+                if tombstone.level == "tenant":
+                    whole_tenant = True
+                elif tombstone.anchor is None:
+                    untagged += 1
+                else:
+                    tags.add(tombstone.anchor)
+            if len(object_keys) < _KEYS_PAGE:
+                break
+        return Explained(frozenset(tags), untagged, whole_tenant, unproven)
 
     async def accept(self) -> list[Accepted]:
         """Apply again every shred that a restored database does not know. Repeating it changes nothing.

@@ -10,16 +10,26 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from uuid import UUID
 
 from crypto import KeyDestroyed, Sealer
 from storage.access import Access
-from storage.completeness import STRETCH_ROWS, compare_namespaces, open_own_head, walk
+from storage.blob_ledger import BlobLedger
+from storage.completeness import (
+    BEFORE_WRITES,
+    STRETCH_ROWS,
+    Writes,
+    compare_namespaces,
+    compare_writes,
+    open_own_head,
+    walk,
+)
 from storage.errors import IntegrityFailure, ThreadNotFound
 from storage.format.chain import LiveSet, ThreadSeal
 from storage.format.pieces import unpack_ids
-from storage.format.record import PieceReader, open_thread_seal, open_write
+from storage.format.record import OpenedWrite, PieceReader, open_thread_seal, open_write
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
-from storage.head_anchors import AnchoredHead, HeadAnchors, place_tag
+from storage.head_anchors import AnchoredHead, AnchoredHeads, HeadAnchors, place_tag
 from storage.model import Page
 from storage.postgres import completeness as sql
 from storage.postgres import threads as threads_sql
@@ -35,7 +45,8 @@ _HEADS_PAGE = 1000
 
 Code = Literal[
     "thread-missing", "thread-seal", "namespaces", "head-missing", "head-seal", "head-checkpoint", "checkpoint",
-    "live-set", "pending-write", "piece", "piece-missing", "older-than-anchor", "missing-since-anchor", "anchor",
+    "live-set", "pending-write", "pending-writes", "piece", "piece-missing", "older-than-anchor",
+    "missing-since-anchor", "anchor", "keys", "subject-missing", "tombstone", "shred-undone",
 ]  # fmt: skip
 
 
@@ -95,8 +106,13 @@ class Verification:
 
         return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
 
-    async def subject(self, scope: Scope, after: str = "") -> Report:
+    async def subject(self, scope: Scope, after: str = "", known: AnchoredHeads | None = None) -> Report:
         """Verify a stretch of a subject's threads, by id; the last stretch compares with the anchored heads.
+
+        Args:
+            scope: Whose threads.
+            after: The thread to go on after.
+            known: What is anchored of the tenant, if it was read before; else it is read now.
 
         Raises:
             BlobUnavailable: the object store does not answer.
@@ -117,7 +133,7 @@ class Verification:
                         return report
                 if len(rows) < _THREADS_PAGE:
                     break
-            anchored = await self._anchored(sealer, report)
+            anchored = await self._anchored(sealer, report, known)
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await _compare_anchored(transaction, scope, sealer, anchored, report)
             return report
@@ -139,10 +155,16 @@ class Verification:
             self._access.found_damage()
         return report
 
-    async def _anchored(self, sealer: Sealer, report: Report) -> list[AnchoredHead]:
+    def count_damage(self) -> None:
+        """Count a finding that is no single subject's."""
+        self._access.found_damage()
+
+    async def _anchored(self, sealer: Sealer, report: Report, known: AnchoredHeads | None = None) -> list[AnchoredHead]:
         """What is anchored; read before the database, which therefore is never behind it."""
+        if known is None:
+            known = await self._anchors.load(sealer.tenant_id)
         try:
-            return await self._anchors.read(sealer)
+            return known.of(sealer)
         except IntegrityFailure as error:
             report.findings.append(Finding(code="anchor", detail=str(error)))
             return []
@@ -151,19 +173,28 @@ class Verification:
         """Verify a thread in one snapshot; returns whether there was any trace of it."""
         async with self._access.unit_of_work.snapshot(scope) as transaction:
             await self._access.check_key_in(transaction, scope, sealer)
-            return await _Verifier(transaction, scope, sealer, thread_id, report).run()
+            return await _Verifier(transaction, scope, sealer, thread_id, report, self._access.offload.ledger).run()
 
 
 class _Verifier:
     """One thread in one snapshot."""
 
-    def __init__(self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, report: Report) -> None:
+    def __init__(
+        self,
+        transaction: Transaction,
+        scope: Scope,
+        sealer: Sealer,
+        thread_id: str,
+        report: Report,
+        ledger: BlobLedger,
+    ) -> None:
         self._transaction = transaction
         self._scope = scope
         self._sealer = sealer
         self._thread_id = thread_id
         self._report = report
         self._place = (scope.tenant_id, scope.subject_id, thread_id)
+        self._ledger = ledger
         self._named: set[bytes] = set()
         self._found_before = len(report.findings)
 
@@ -204,20 +235,23 @@ class _Verifier:
         if thread is not None:
             with self._reporting("namespaces"):
                 compare_namespaces(self._sealer, thread, [each["namespace"] for each in heads])
+        seen, writes = await self._writes()
+        if thread is not None and writes is not None:
+            with self._reporting("pending-writes"):
+                compare_writes(writes.total, thread.writes)
         for head in heads:
-            await self._namespace(head, thread)
+            await self._namespace(head, thread, writes)
         for namespace in {*namespaces} - {each["namespace"] for each in heads}:
             self._find("head-missing", "the namespace has checkpoints but no head", namespace)
             await self._checkpoints(namespace)
-        writes = await self._writes()
         pieces = await self._pieces()
-        found = row is not None or bool(heads or namespaces or writes or pieces)
+        found = row is not None or bool(heads or namespaces or seen or pieces)
         if row is None and found:
             self._find("thread-missing", "the thread's row is gone, but not what belongs to it")
         self._report.threads += found
         return found
 
-    async def _namespace(self, row: Any, thread: ThreadSeal | None) -> None:
+    async def _namespace(self, row: Any, thread: ThreadSeal | None, writes: Writes | None) -> None:
         namespace = row["namespace"]
         read, newest = await self._checkpoints(namespace)
         if newest != row["head_id"]:
@@ -228,6 +262,9 @@ class _Verifier:
             head = open_own_head(self._sealer, self._thread_id, thread, row)
             if read is not None and read != head.live:
                 self._find("live-set", f"{head.live.count} checkpoints expected, {read.count} found", namespace)
+            if writes is not None:
+                with self._reporting("pending-writes", namespace, row["head_id"]):
+                    compare_writes(writes.of(namespace, row["head_id"]), head.writes)
 
     async def _checkpoints(self, namespace: str) -> tuple[LiveSet | None, str | None]:
         """The live set of a namespace (None when a row does not open) and the id of its newest checkpoint."""
@@ -252,33 +289,47 @@ class _Verifier:
             else:
                 return read, newest
 
-    async def _writes(self) -> int:
+    async def _writes(self) -> tuple[int, Writes | None]:
+        """The number of pending writes and their sums (None when a row does not open)."""
         seen = 0
-        after: tuple[object, ...] = ("", "", "", -(2**31))
+        writes: Writes | None = Writes()
+        after: tuple[object, ...] = BEFORE_WRITES
         while True:
             rows = await self._transaction.fetch(threads_sql.ALL_WRITES, *self._place, *after, STRETCH_ROWS)
             for row in rows:
                 seen += 1
                 after = (row["namespace"], row["checkpoint_id"], row["task_id"], row["idx"])
+                opened: OpenedWrite | None = None
                 with self._reporting("pending-write", row["namespace"], row["checkpoint_id"]):
-                    self._named.update(open_write(self._sealer, row).ids)
+                    opened = open_write(self._sealer, row)
+                if opened is None:
+                    writes = None
+                    continue
+                self._named.update(opened.ids)
+                if writes is not None:
+                    writes.add(row["namespace"], row["checkpoint_id"], opened.mac)
             if len(rows) < STRETCH_ROWS:
                 self._report.pending_writes += seen
-                return seen
+                return seen, writes
 
     async def _pieces(self) -> int:
-        """Open every piece. What nothing names any more is no damage: the next prune collects it."""
+        """Open every piece, and what opens those in the object store; that their objects are there is fsck's to say.
+
+        What nothing names any more is no damage: the next prune collects it.
+        """
         children: dict[bytes, list[bytes]] = {}
         after = b""
         while True:
             rows = await self._transaction.fetch(sql.CHUNKS_AFTER, *self._place, after, STRETCH_ROWS)
             reader = PieceReader(self._sealer)
-            reader.add((row["piece_id"], row["children"], row["envelope"]) for row in rows)
             for row in rows:
                 after = row["piece_id"]
                 children[after] = []
                 with self._reporting("piece"):
-                    reader.look_up(after)
+                    reader.add([(after, row["children"], row["named_ids"], row["envelope"])])
+                    if reader.look_up(after).data is None:
+                        named = [UUID(bytes=row["named_ids"])]
+                        await self._ledger.pointers(self._transaction, self._scope, self._sealer, named)
                     children[after] = [] if row["children"] is None else unpack_ids(row["children"])
             if len(rows) < STRETCH_ROWS:
                 break

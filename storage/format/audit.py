@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -22,6 +22,8 @@ FORMAT: Final = 1
 HASH_BYTES: Final = 32
 BODY_BYTES_MAX: Final = 256 * 1024  # a batch of accesses is the largest: 100 with the longest ids there are
 OPERATOR_CHAIN: Final = UUID(int=0)  # whose chain holds what operators do; no tenant has this id
+
+RESTORED_ACTION: Final = "audit.restored"  # the event that documents what a restored backup took from the log
 
 _CHAIN: Final = b"stateroom/v1/audit\0"
 _START: Final = b"stateroom/v1/audit-start\0"
@@ -215,6 +217,72 @@ class AnchorText:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """What a restored backup took from a log, as an event in the log says.
+
+    Attributes:
+        sequence: The event that says so. Its number is above all that ever were in use, and no number is used twice.
+        kept: The newest anchored event that the restored log still held; 0: none. Nothing up to it is excused.
+        found: The last event of the restored log.
+        found_hash: That event's hash, which the event follows.
+        anchored: The newest event that was anchored. Anchors after ``kept`` and up to it are of lost events.
+        anchored_hash: That event's hash.
+    """
+
+    sequence: int
+    kept: int
+    found: int
+    found_hash: bytes
+    anchored: int
+    anchored_hash: bytes
+
+    @classmethod
+    def after(cls, kept: int, found: int, found_hash: bytes, anchored: AnchorText) -> "Gap":
+        """The gap between a restored log and the newest anchor."""
+        return cls(max(found, anchored.sequence) + 1, kept, found, found_hash, anchored.sequence, anchored.hash)
+
+    @property
+    def detail(self) -> Detail:
+        """The detail of the event."""
+        return {
+            "kept": self.kept,
+            "found": self.found,
+            "found_hash": self.found_hash.hex(),
+            "anchored": self.anchored,
+            "anchored_hash": self.anchored_hash.hex(),
+        }
+
+    @property
+    def message(self) -> str:
+        """The gap in words."""
+        return (
+            f"a backup was restored: events after {self.kept} and up to {self.anchored} that were anchored are lost;"
+            f" the restored log ended at event {self.found} and goes on with event {self.sequence}"
+        )
+
+    @classmethod
+    def of(cls, event: Event) -> "Gap":
+        """Read an event.
+
+        Raises:
+            AuditInvalid: It documents no gap that could be.
+        """
+        detail = event.detail
+        try:
+            if detail.keys() != {"kept", "found", "found_hash", "anchored", "anchored_hash"}:
+                raise AuditInvalid("the event does not document a restored log")
+            found_hash, anchored_hash = bytes.fromhex(detail["found_hash"]), bytes.fromhex(detail["anchored_hash"])
+            kept, found, anchored = detail["kept"], detail["found"], _whole(detail["anchored"])
+            numbers = all(isinstance(each, int) and not isinstance(each, bool) for each in (kept, found))
+            whole = numbers and 0 <= kept <= found and kept < anchored and event.sequence == max(found, anchored) + 1
+        except (TypeError, ValueError):
+            raise AuditInvalid("the event does not document a restored log") from None
+        if not whole or len(found_hash) != HASH_BYTES or len(anchored_hash) != HASH_BYTES:
+            raise AuditInvalid("the event does not document a restored log")
+        return cls(event.sequence, kept, found, found_hash, anchored, anchored_hash)
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something that does not verify.
 
@@ -239,12 +307,15 @@ class Verification:
     Attributes:
         events: How many it read.
         anchored_through: Up to which event an anchor vouches; what follows only agrees with itself.
-        findings: Empty: everything verified.
+        findings: Empty: everything verified, but for the gaps.
+        gaps: What restored backups took, each documented by an event that an anchor vouches for. Never nothing to
+            look at: somebody who may restore a database said so.
     """
 
     events: int = 0
     anchored_through: int = 0
     findings: list[Finding] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -253,7 +324,9 @@ class Verification:
 
 
 class ChainVerifier:
-    """Follows a chain event by event and remembers what does not fit.
+    """Follows a chain event by event and remembers what does not fit, and which gaps are documented.
+
+    A gap is documented by whoever wrote the chain; whether to believe it takes an anchor at or after its event.
 
     Args:
         deployment_id: Whose log it should be.
@@ -268,11 +341,18 @@ class ChainVerifier:
         self.sequence = sequence
         self.hash = start_of(deployment_id, tenant_id) if previous is None else previous
         self.findings: list[Finding] = []
+        self.gaps: list[Gap] = []
         self._tenant_id = tenant_id
 
     def follow(self, entry: Entry) -> None:
         """Take the next event."""
-        expected, self.sequence = self.sequence + 1, entry.sequence
+        try:
+            event = decode_body(entry.body)
+        except AuditInvalid:
+            event = None
+        gap = self._gap(entry, event)
+        expected = self.sequence + 1 if gap is None else gap.sequence
+        self.sequence = entry.sequence
         fits = entry.sequence == expected
         if entry.sequence > expected:
             self._found("missing", expected, f"events {expected} to {entry.sequence - 1} are missing")
@@ -287,19 +367,27 @@ class ChainVerifier:
                 entry.sequence,
                 f"event {entry.sequence} does not follow the event before it",
             )
-        self._check_body(entry)
+        if event is None:
+            self._found("damaged", entry.sequence, f"event {entry.sequence} cannot be read")
+        elif event.sequence != entry.sequence:
+            self._found("reordered", entry.sequence, f"event {event.sequence} stands at {entry.sequence}")
+        if event is not None and event.tenant_id != self._tenant_id:
+            self._found("foreign", entry.sequence, f"event {entry.sequence} belongs to another tenant")
         self.hash = entry.hash
 
-    def _check_body(self, entry: Entry) -> None:
+    def _gap(self, entry: Entry, event: Event | None) -> Gap | None:
+        if event is None or event.action != RESTORED_ACTION:
+            return None
         try:
-            event = decode_body(entry.body)
+            gap = Gap.of(event)
         except AuditInvalid:
-            self._found("damaged", entry.sequence, f"event {entry.sequence} cannot be read")
-            return
-        if event.sequence != entry.sequence:
-            self._found("reordered", entry.sequence, f"event {event.sequence} stands at {entry.sequence}")
-        if event.tenant_id != self._tenant_id:
-            self._found("foreign", entry.sequence, f"event {entry.sequence} belongs to another tenant")
+            gap = None
+        if gap is None or (gap.sequence, gap.found, gap.found_hash) != (entry.sequence, self.sequence, self.hash):
+            message = f"event {entry.sequence} tells of a restored backup, but not of this log's"
+            self._found("forked", entry.sequence, message)
+            return None
+        self.gaps.append(gap)
+        return gap
 
     def _found(self, kind: Kind, sequence: int, message: str) -> None:
         self.findings.append(Finding(kind, sequence, message))
@@ -372,28 +460,52 @@ def verify_export(lines: Iterable[bytes], anchors: Iterable[str], public_key: st
     for sequence, hashes in wanted.items():
         if len(hashes) > 1:
             result.findings.append(Finding("forked", sequence, f"two anchors disagree about event {sequence}"))
-    _read(lines, note_key.name, chain, wanted, result)
-    newest = max(wanted)
-    highest = chain.sequence
-    for sequence in sorted(wanted):
-        if sequence > highest:
-            result.findings.append(
-                Finding("truncated", sequence, f"event {sequence} was anchored, but the log ends at {highest}")
-            )
-            break
+    seen = _read(lines, note_key.name, chain, wanted, result)
+    _compare(wanted, seen, chain, result)
     if result.ok:
-        result.anchored_through = newest
+        result.anchored_through = max(wanted)
     return result
 
 
-def _read(
-    lines: Iterable[bytes], origin: str, chain: ChainVerifier, wanted: Mapping[int, set[bytes]], result: Verification
+def _compare(
+    wanted: Mapping[int, set[bytes]], seen: Mapping[int, set[bytes]], chain: ChainVerifier, result: Verification
 ) -> None:
+    """Compare anchors with the events that were there, and see which gaps an anchor vouches for."""
+    vouched = max((sequence for sequence, hashes in wanted.items() if seen.get(sequence) == hashes), default=0)
+    result.gaps.extend(gap for gap in chain.gaps if gap.sequence <= vouched)
+    for gap in chain.gaps:
+        if gap.sequence > vouched:
+            message = f"event {gap.sequence} says that {gap.message}; no anchor given here vouches for it"
+            result.findings.append(Finding("missing", gap.sequence, message))
+        elif wanted.get(gap.anchored, {gap.anchored_hash}) != {gap.anchored_hash}:
+            message = f"event {gap.sequence} names another event {gap.anchored} than was anchored"
+            result.findings.append(Finding("forked", gap.anchored, message))
+    for sequence in sorted(wanted):
+        excused = any(gap.kept < sequence <= gap.anchored for gap in result.gaps)
+        if excused or seen.get(sequence) == wanted[sequence]:
+            continue
+        if sequence > chain.sequence:
+            message = f"event {sequence} was anchored, but the log ends at {chain.sequence}"
+            result.findings.append(Finding("truncated", sequence, message))
+            return
+        if sequence in seen:
+            message = f"event {sequence} is not the one that was anchored"
+            result.findings.append(Finding("forked", sequence, message))
+        else:
+            message = f"event {sequence} was anchored, but is not in the log"
+            result.findings.append(Finding("missing", sequence, message))
+
+
+def _read(
+    lines: Iterable[bytes], origin: str, chain: ChainVerifier, wanted: Collection[int], result: Verification
+) -> dict[int, set[bytes]]:
+    """Follow an export; returns the hashes of the ``wanted`` events."""
     digest, closing = hashlib.sha256(), None
+    seen: dict[int, set[bytes]] = {}
     for number, line in enumerate(lines, 1):
         if closing is not None:
             result.findings.append(Finding("incomplete", 0, "the export goes on after its last line"))
-            return
+            return seen
         try:
             document = json.loads(line)
         except (ValueError, RecursionError):
@@ -410,12 +522,12 @@ def _read(
         chain.follow(entry)
         result.events += 1
         digest.update(line)
-        if entry.sequence in wanted and wanted[entry.sequence] != {entry.hash}:
-            message = f"event {entry.sequence} is not the one that was anchored"
-            result.findings.append(Finding("forked", entry.sequence, message))
+        if entry.sequence in wanted:
+            seen.setdefault(entry.sequence, set()).add(entry.hash)
     expected = {"origin": origin, "count": result.events, "sha256": digest.hexdigest()}
     if closing is None:
         result.findings.append(Finding("incomplete", 0, "the export has no last line: it was cut"))
     elif closing != expected:
         kind: Kind = "foreign" if closing.get("origin") != origin else "incomplete"
         result.findings.append(Finding(kind, 0, "the export's last line is about another export"))
+    return seen

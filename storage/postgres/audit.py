@@ -13,11 +13,20 @@ EVENTS = """
 SELECT sequence, at, actor, action, target, body, previous, hash
 FROM stateroom.audit_log WHERE tenant_id = $1 AND sequence > $2 ORDER BY sequence LIMIT $3
 """
+LAST_EVENT = "SELECT max(sequence) FROM stateroom.audit_log WHERE tenant_id = $1"
 
 # Across tenants, by an operator's binding: where chains end, and nothing of what they hold.
 TO_ANCHOR = """
 SELECT tenant_id FROM stateroom.audit_heads WHERE sequence > anchored AND tenant_id > $1 ORDER BY tenant_id LIMIT $2
 """
+# A tenant whose log was taken away altogether has a chain all the same.
+ENDS = """
+SELECT tenant_id, max(sequence) AS sequence FROM (
+    SELECT tenant_id, sequence FROM stateroom.audit_heads WHERE tenant_id > $1
+    UNION ALL SELECT tenant_id, 0 FROM stateroom.tenants WHERE tenant_id > $1
+) AS chains GROUP BY tenant_id ORDER BY tenant_id LIMIT $2
+"""
+TENANTS = "SELECT tenant_id FROM stateroom.tenants WHERE tenant_id > $1 ORDER BY tenant_id LIMIT $2"
 ANCHORED = "UPDATE stateroom.audit_heads SET anchored = $2 WHERE tenant_id = $1 AND anchored < $2"
 
 SIGNING_KEY = """

@@ -28,6 +28,11 @@ WHERE state IN ('queued', 'running') AND (lease_until IS NULL OR lease_until < c
 ORDER BY updated_at LIMIT $1
 """
 
+# Across tenants, by an operator's binding: numbers only.
+COUNT_OPEN = """
+SELECT kind, count(*) AS open FROM stateroom.jobs WHERE state IN ('queued', 'running') GROUP BY kind
+"""
+
 CLAIM = """
 UPDATE stateroom.jobs SET state = 'running', lease_until = clock_timestamp() + make_interval(secs => $3),
     updated_at = clock_timestamp()

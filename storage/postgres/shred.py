@@ -53,7 +53,7 @@ UNAPPLIED = """
 SELECT t.shred_id FROM unnest($2::uuid[]) AS t(shred_id)
 LEFT JOIN stateroom.jobs j ON j.tenant_id = $1 AND j.job_id = t.shred_id
 WHERE j.job_id IS NULL
-   OR (j.position <> $3 AND (
+   OR ((j.position <> $3 OR j.state = 'done') AND (
         j.kind = $4 AND EXISTS (SELECT FROM stateroom.subject_keys s WHERE s.tenant_id = $1
             AND s.subject_id = j.target AND s.state IN ('active', 'decrypt_only', 'retired'))
         OR j.kind = $5 AND EXISTS (SELECT FROM stateroom.tenant_keys k WHERE k.tenant_id = $1

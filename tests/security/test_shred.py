@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+from msgspec import json
 from sqlalchemy.engine import make_url
 
 from crypto import KeyDestroyed, KeyUnavailable, MemoryRootKey
@@ -322,6 +323,33 @@ async def test_a_restored_backup_is_not_served_from_until_its_shreds_are_applied
     }
 
 
+async def test_a_backup_that_never_knew_a_shredded_tenant_is_accepted_in_one_go(world):
+    await (await world.gateway()).anchors.ensure_signing_key()
+    backup = await world.backup()
+    store = await world.gateway()
+    whole, part = uuid4(), uuid4()
+    for tenant_id in (whole, part):
+        await found_tenant(store, tenant_id)
+        await fill(store, Scope(tenant_id, "user-1"))
+    await store.shred.tenant(whole, str(whole), ACTOR)
+    await store.shred.subject(Scope(part, "user-1"), "user-1", ACTOR)
+    assert await store.anchors.anchor_due() == 3
+    with pytest.raises(SetupError, match=r"2 shreds .*\n1 audit logs "):
+        await world.gateway(backup)
+    local = await world.gateway(backup, restored=True)
+    restored, accepted = await local.accept_restored(ACTOR)
+    assert {each.tenant_id for each in restored} == {UUID(int=0), whole, part}
+    assert {(each.tenant_id, each.level) for each in accepted} == {(whole, "tenant"), (part, "subject")}
+    assert await local.accept_restored(ACTOR) == ([], [])
+    served = await world.gateway(backup)
+    with pytest.raises(KeyDestroyed):
+        await save(served, Scope(whole, "user-1"))
+    assert set(await served.anchors.missing_tenants()) == {whole, part}
+    job_id = await served.verifying.begin_deployment(ACTOR)
+    found = json.decode((await finished(served, OperatorScope(), job_id)).note)["findings"]
+    assert [(each["tenant_id"], each["code"]) for each in found] == [(str(part), "tenant-missing")]
+
+
 async def test_keys_that_somebody_put_back_are_found_at_the_next_start(world, connect):
     scope = Scope(uuid4(), "user-1")
     store = await world.gateway()
@@ -342,6 +370,77 @@ async def test_keys_that_somebody_put_back_are_found_at_the_next_start(world, co
     local = await world.gateway(restored=True)
     assert [each.keys_destroyed for each in await local.shred.accept()] == [2]
     await refuses(await world.gateway(), scope)
+
+
+@pytest.mark.parametrize(
+    ("edit", "refused"),
+    [("position = '[\"intended\"]'", True), ("target = '~nobody'", False), ("kind = 'reseal'", False)],
+)
+async def test_keys_put_back_behind_an_edited_job_are_found_by_verification(world, connect, edit, refused):
+    """The start believes the rows of jobs, which whoever writes to the database can edit; tombstones do not lie."""
+    tenant_id = uuid4()
+    scope, other = Scope(tenant_id, "user-1"), Scope(tenant_id, "user-2")
+    store = await world.gateway()
+    await found_tenant(store, tenant_id)
+    for each in (scope, other):
+        await fill(store, each)
+    await store.head_anchors.flush()
+    admin = await connect(world.database)
+    tables = ("subject_keys", *(each.name for each in SUBJECT_TABLES if each.name != "subject_keys"))
+    stolen = {
+        table: await admin.fetch(
+            f"SELECT * FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = 'user-1'", tenant_id
+        )
+        for table in tables
+    }
+    shredded = await store.shred.subject(scope, "user-1", ACTOR)
+    assert (await finished(store, TenantScope(tenant_id), shredded.job_id)).state == "done"
+    job_id = await store.verifying.begin_tenant(TenantScope(tenant_id), ACTOR)
+    assert json.decode((await finished(store, TenantScope(tenant_id), job_id)).note)["found"] == {}
+    await admin.execute("DELETE FROM stateroom.subject_keys WHERE tenant_id = $1 AND subject_id = 'user-1'", tenant_id)
+    for table, rows_of_table in stolen.items():
+        for row in rows_of_table:
+            places = ", ".join(f"${at + 1}" for at in range(len(row)))
+            names = ", ".join(row.keys())
+            await admin.execute(f"INSERT INTO stateroom.{table} ({names}) VALUES ({places})", *row.values())
+    await admin.execute(f"UPDATE stateroom.jobs SET {edit} WHERE job_id = $1", shredded.job_id)
+    if refused:
+        with pytest.raises(SetupError):
+            await world.gateway()
+    fooled = await world.gateway(restored=refused)
+    job_id = await fooled.verifying.begin_tenant(TenantScope(tenant_id), ACTOR)
+    report = json.decode((await finished(fooled, TenantScope(tenant_id), job_id)).note)
+    assert report["found"]["shred-undone"] == 1
+    assert [each["subject_id"] for each in report["findings"] if each["code"] == "shred-undone"] == ["user-1"]
+
+
+async def test_a_root_key_that_is_replaced_makes_no_alarm_of_earlier_shreds(world, connect):
+    """Tombstones are written once: those that the old root key wrapped do not open any more when it is gone."""
+    tenant_id, whole_id = uuid4(), uuid4()
+    store = await world.gateway()
+    for each in (tenant_id, whole_id):
+        await found_tenant(store, each)
+        for number in (1, 2):
+            await fill(store, Scope(each, f"user-{number}"))
+    await store.head_anchors.flush()
+    await store.shred.subject(Scope(tenant_id, "user-1"), "user-1", ACTOR)
+    await store.shred.tenant(whole_id, str(whole_id), ACTOR)
+    world.root_key.rotate()
+    job_id = await store.rotation.rewrap_root(ACTOR)
+    assert (await finished(store, OperatorScope(), job_id)).state == "done"
+    world.root_key._root_keys = {2: world.root_key._root_keys[2]}
+    fresh = await world.gateway()
+
+    async def found():
+        job_id = await fresh.verifying.begin_deployment(ACTOR)
+        return json.decode((await finished(fresh, OperatorScope(), job_id)).note)["found"]
+
+    assert await found() == {}
+    admin = await connect(world.database)
+    for table in SUBJECT_TABLES:
+        await admin.execute(f"DELETE FROM stateroom.{table.name} WHERE subject_id = 'user-2'")
+    fresh.keys.evict(Scope(tenant_id, "user-2"))
+    assert await found() == {"subject-missing": 1}
 
 
 async def test_a_tombstone_that_somebody_else_wrote_shreds_nobody(world):

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -18,7 +18,8 @@ from hvac.adapters import JSONAdapter
 from hvac.api.secrets_engines import Transit
 from moto.server import ThreadedMotoServer
 
-from crypto.roots import FileRootKey, MemoryRootKey, RootKey, create_root_key
+from crypto import KeyUnavailable, SecretKey, WrappedKey
+from crypto.roots import FileRootKey, GuardedRootKey, MemoryRootKey, RootKey, create_root_key
 
 TOKEN = "root-token-of-this-test"
 
@@ -157,6 +158,45 @@ class MemoryRig(Rig):
 
     def another(self) -> RootKey:
         return MemoryRootKey()
+
+
+class UnsteadyRootKey(MemoryRootKey):
+    """A root key whose service can be out of reach, and which counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reachable = True
+        self.calls = 0
+
+    async def wrap(self, key: SecretKey, context: Mapping[str, str]) -> WrappedKey:
+        self._call()
+        return await super().wrap(key, context)
+
+    async def unwrap(self, wrapped: WrappedKey, context: Mapping[str, str]) -> SecretKey:
+        self._call()
+        return await super().unwrap(wrapped, context)
+
+    async def rewrap(self, wrapped: WrappedKey, context: Mapping[str, str]) -> WrappedKey:
+        self._call()
+        return await super().rewrap(wrapped, context)
+
+    async def health(self) -> None:
+        if not self.reachable:
+            raise KeyUnavailable(1.0)
+        await super().health()
+
+    def _call(self) -> None:
+        self.calls += 1
+        if not self.reachable:
+            raise KeyUnavailable(1.0)
+
+
+class UnsteadyRig(MemoryRig):
+    """The test double itself keeps the contract, behind the breaker, too."""
+
+    def __init__(self) -> None:
+        self._memory = UnsteadyRootKey()
+        self.root_key = GuardedRootKey(self._memory)
 
 
 class FileRig(Rig):

@@ -9,30 +9,9 @@ from crypto import CryptoError, KeyDestroyed, KeyUnavailable, MemoryRootKey, Ope
 from storage.errors import IntegrityFailure
 from storage.scope import Scope
 from storage.service import Store
+from tests.support.root_keys import UnsteadyRootKey
 from tests.support.states import contents, history, load, save, state
 from tests.support.stores import DEPLOYMENT_ID
-
-
-class FailingRootKey(MemoryRootKey):
-    """A root key whose service can be unreachable, and which counts what it is asked."""
-
-    def __init__(self):
-        super().__init__()
-        self.reachable = True
-        self.calls = 0
-
-    async def wrap(self, key, context):
-        await self._call()
-        return await super().wrap(key, context)
-
-    async def unwrap(self, wrapped, context):
-        await self._call()
-        return await super().unwrap(wrapped, context)
-
-    async def _call(self):
-        self.calls += 1
-        if not self.reachable:
-            raise KeyUnavailable(1.0)
 
 
 async def opened(database, root_key, deployment_id=DEPLOYMENT_ID):
@@ -56,6 +35,48 @@ async def test_a_subject_gets_one_data_key_and_one_id_key_and_its_tenant_one(sto
     )
     assert [tuple(row) for row in rows] == [("data", 1, "active"), ("id", 1, "active")]
     assert await admin.fetchval("SELECT count(*) FROM stateroom.tenant_keys WHERE tenant_id = $1", scope.tenant_id) == 1
+
+
+async def test_five_hundred_first_uses_of_a_new_tenant_ask_the_root_key_once(database, scope):
+    root_key = UnsteadyRootKey()
+    store = await opened(database, root_key)
+    try:
+        scopes = [Scope(scope.tenant_id, f"user-{number % 25}") for number in range(500)]
+        sealers = await asyncio.gather(*(store.keys.sealer(each) for each in scopes))
+        assert root_key.calls == 1
+        assert len({sealer.subject_id for sealer in sealers}) == 25
+        await save(store, scopes[0], content=state(a=1))
+        store.keys.evict_tenant(scope.tenant_id)
+        store.keys.evict(scopes[0])
+        assert contents(await load(store, scopes[0])) == {"a": 1}  # what was stored is the key that was used
+        assert root_key.calls == 2
+    finally:
+        await store.close()
+
+
+class MeetingRootKey(UnsteadyRootKey):
+    """A root key whose wraps answer only when several are under way, so that nobody stored one before."""
+
+    def __init__(self, together):
+        super().__init__()
+        self._barrier = asyncio.Barrier(together)
+
+    async def wrap(self, key, context):
+        wrapped = await super().wrap(key, context)
+        await self._barrier.wait()
+        return wrapped
+
+
+async def test_a_gateway_that_lost_the_race_for_a_tenants_key_uses_the_stored_one(database, scope):
+    root_key = MeetingRootKey(3)
+    stores = [await opened(database, root_key) for _ in range(3)]
+    try:
+        keyrings = await asyncio.gather(*(each.keys.tenant(scope.tenant_id) for each in stores))
+        assert root_key.calls == 3 + 2  # three wraps, and an unwrap by each of the two that lost
+        assert len({each.keys[1].kcv() for each in keyrings}) == 1
+    finally:
+        for each in stores:
+            await each.close()
 
 
 async def test_another_gateway_with_the_same_root_key_opens_what_was_saved(store, scope, database, root_key):
@@ -92,7 +113,7 @@ async def test_subjects_and_tenants_have_keys_of_their_own(store, scope, admin):
 
 
 async def test_a_cached_subject_is_served_while_the_root_key_cannot_be_reached(database, scope):
-    root_key = FailingRootKey()
+    root_key = UnsteadyRootKey()
     store = await opened(database, root_key)
     try:
         await save(store, scope)
@@ -110,7 +131,7 @@ async def test_a_cached_subject_is_served_while_the_root_key_cannot_be_reached(d
 
 
 async def test_a_tenant_whose_root_key_failed_left_no_half_made_key(database, admin, scope):
-    root_key = FailingRootKey()
+    root_key = UnsteadyRootKey()
     root_key.reachable = False
     store = await opened(database, root_key)
     try:
