@@ -7,23 +7,31 @@
    element is stored about twice in its life, and an edit in the middle re-synchronises at the next group.
 3. Any other value is opaque bytes, cut by FastCDC.
 4. Long sequences of pieces fold into index pieces, whose children are listed in the clear for garbage collection.
+5. Large leaves (`storage.format.leaves`) are taken out before anything else, each a piece of its own, and a
+   placeholder is cut in their place: a client that sends the placeholder itself gets the same pieces. What is stored
+   together with a placeholder is a composite piece, whose children are listed as an index piece's are.
 
 Values are never instantiated: what does not parse as a list is opaque. Concatenating what `leaves` names gives back
-the exact bytes. Cutting hides nothing about sizes.
+the exact bytes. Cutting hides nothing about sizes. Where pieces are kept, in the database or as blobs, is not decided
+here; but a piece that is a blob has a chunk that says so, which is written and read here.
 """
 
-from collections.abc import Callable, Sequence
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
+from uuid import UUID
 
 import msgpack
+import msgspec
 from pyfastcdc import FastCDC
 
-from storage.errors import IntegrityFailure
+from storage.errors import IntegrityFailure, InvalidState
+from storage.format.leaves import PIECE_ID_BYTES, PLACEHOLDER_BYTES, large_leaves, placeholder, read_placeholder
 from storage.model import Value
 
-PIECE_ID_BYTES = 17
 INLINE_BYTES_MAX = 4 * 1024
 PIECE_BYTES_MIN = 1024
 GROUP_BYTES_MAX = 64 * 1024
@@ -32,9 +40,20 @@ GROUP_ELEMENTS_AVERAGE = 32
 # A manifest names at most this many pieces of one value itself; more fold into index pieces.
 DIRECT_PIECES_MAX = 64
 INDEX_CHILDREN_MAX = 128
+# Placeholders that one value may have: at 28 bytes each they cost a client little, and a row each costs us much.
+HOLES_MAX = 10_000
+_COMPOSITE_HOLES_MAX = 64
+# FastCDC's least, average and greatest segment; the second for bytes that nobody but their own program can read, which
+# rarely change in the middle and cost an object each where pieces go to the object store.
+_SEGMENTS = (4 * 1024, 16 * 1024, GROUP_BYTES_MAX)
+_LARGE_SEGMENTS = (64 * 1024, 256 * 1024, 1024 * 1024)
 
-ELEMENTS, SEGMENT, INDEX = 0, 1, 2
-_KIND_NAMES = {ELEMENTS: "elements", SEGMENT: "segment", INDEX: "index"}
+ELEMENTS, SEGMENT, INDEX, LEAF, COMPOSITE, BLOB = range(6)
+# A blob's chunk is no content of its own: it stands for a piece of another kind.
+_KIND_NAMES = {ELEMENTS: "elements", SEGMENT: "segment", INDEX: "index", LEAF: "leaf", COMPOSITE: "composite"}
+_BLOB = struct.Struct(">BBQ16s")
+_composite_encoder = msgspec.msgpack.Encoder()
+_composite_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[int]])
 
 Leaf = bytes | int
 """Inline bytes, or the number of a piece in the manifest's list of pieces."""
@@ -57,11 +76,21 @@ class Digests(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a value. ``plaintext`` begins with the kind; ``children`` are an index piece's, packed."""
+    """A part of a value. ``plaintext`` begins with the kind; ``children`` are an index or composite piece's, packed."""
 
     piece_id: bytes
     plaintext: bytes
     children: bytes | None
+
+    @property
+    def kind(self) -> int:
+        """`ELEMENTS` or another of them."""
+        return self.plaintext[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of content."""
+        return len(self.plaintext) - 1
 
 
 @dataclass(slots=True)
@@ -97,71 +126,196 @@ def unpack_ids(packed: bytes) -> list[bytes]:
 
 @dataclass(slots=True)
 class Cutter:
-    """Cuts the values of one record. ``pieces`` collects every piece that the cut values are made of."""
+    """Cuts the values of one record. ``pieces`` collects every piece that the cut values are made of.
+
+    ``offload_bytes_min`` None: leaves stay where they are and no segment is large. ``referenced`` collects the sizes of
+    the leaves that came as placeholders, whose content is not here.
+    """
 
     digests: Digests
     listed: PieceList = field(default_factory=PieceList)
     pieces: dict[bytes, Piece] = field(default_factory=dict)
+    offload_bytes_min: int | None = None
+    referenced: dict[bytes, int] = field(default_factory=dict)
 
     def cut(self, value: Value) -> Body:
-        """Cut a value; small ones come back inline."""
-        if len(value.data) < INLINE_BYTES_MAX:
-            return value.data
-        view = memoryview(value.data)
-        if value.encoding == "msgpack":
-            bounds = list_bounds(value.data)
-            if bounds is not None:
-                return self._cut_elements(bytes(view[: bounds[0]]), view, bounds)
-        closed = self._fold(self._cut_segments(value.data))
-        return b"", [self.listed.number(each) for each in closed], len(closed)
+        """Cut a value; small ones come back inline.
 
-    def append(self, header: bytes, kept: Sequence[bytes], tail: bytes) -> Body:
+        Raises:
+            InvalidState: the value says it has a placeholder where there is none.
+        """
+        data = value.data
+        holes: Sequence[int] = value.holes
+        if len(data) < INLINE_BYTES_MAX and not holes:
+            return data
+        if holes:
+            self._admit(value)
+        if value.encoding != "msgpack":
+            return self._cut_opaque(data, self._large_segments(data))
+        bounds = list_bounds(data)
+        if self.offload_bytes_min is not None and len(data) >= self.offload_bytes_min:
+            data, holes, bounds = self._take_leaves(data, holes, bounds)
+        if bounds is not None:
+            return self._cut_elements(data[: bounds[0]], data, bounds, holes=holes)
+        if holes:
+            return self._cut_around(data, holes)
+        return self._cut_opaque(data, _SEGMENTS)
+
+    def append(self, header: bytes, kept: Sequence[bytes], tail: bytes, holes: Sequence[int] = ()) -> Body:
         """Re-cut a list's open tail behind closed groups that stay as they are.
 
         Args:
             header: the list's new msgpack header.
             kept: ids of the pieces before the tail (closed groups and index pieces), unchanged.
             tail: the elements after them, concatenated msgpack values.
+            holes: where placeholders stand in the tail, which are those of the list that is appended to.
         """
-        return self._cut_elements(header, memoryview(tail), element_bounds(tail), kept)
+        bounds = element_bounds(tail)
+        if self.offload_bytes_min is not None and len(tail) >= self.offload_bytes_min:
+            tail, holes, shifted = self._take_leaves(tail, holes, bounds)
+            bounds = bounds if shifted is None else shifted
+        return self._cut_elements(header, tail, bounds, kept, holes)
 
-    def _cut_elements(self, header: bytes, view: memoryview, bounds: list[int], kept: Sequence[bytes] = ()) -> Body:
+    def _large_segments(self, data: bytes) -> tuple[int, int, int]:
+        if self.offload_bytes_min is None or len(data) < self.offload_bytes_min:
+            return _SEGMENTS
+        return _LARGE_SEGMENTS
+
+    def _admit(self, value: Value) -> None:
+        """Take a client's placeholders at their word about the sizes: joining compares them with the pieces."""
+        if value.encoding != "msgpack" or len(value.holes) > HOLES_MAX:
+            raise InvalidState(f"only MessagePack has placeholders, and at most {HOLES_MAX}", "/holes")
+        free_from = 0
+        for at in value.holes:
+            found = read_placeholder(value.data, at) if at >= free_from else None
+            if found is None or self.referenced.setdefault(*found) != found[1]:
+                raise InvalidState("there is no placeholder at this offset", "/holes")
+            free_from = at + PLACEHOLDER_BYTES
+
+    def _take_leaves(
+        self, data: bytes, holes: Sequence[int], bounds: list[int] | None
+    ) -> tuple[bytes, Sequence[int], list[int] | None]:
+        """Put placeholders in the place of large leaves; holes and bounds as they are afterwards."""
+        bytes_min = self.offload_bytes_min or 0
+        leaves: list[tuple[int, int]] = []
+        for start, end in pairwise(bounds or (0, len(data))):
+            if end - start >= bytes_min:
+                leaves.extend(large_leaves(data, start, end, bytes_min))
+        if holes:  # a placeholder is never inside a leaf of its own value, unless somebody says so
+            leaves = [(start, end) for start, end in leaves if not _any_within(holes, start, end)]
+        if not leaves:
+            return data, holes, bounds
+        view = memoryview(data)
+        parts: list[bytes | memoryview] = []
+        at = 0
+        for start, end in leaves:
+            parts += (view[at:start], placeholder(self._piece(LEAF, view[start:end]), end - start))
+            at = end
+        parts.append(view[at:])
+        starts = [start for start, _ in leaves]
+        saved = [0]
+        for start, end in leaves:
+            saved.append(saved[-1] + end - start - PLACEHOLDER_BYTES)
+
+        def moved(offset: int) -> int:
+            return offset - saved[bisect_left(starts, offset)]
+
+        return (
+            b"".join(parts),
+            sorted(moved(at) for at in (*holes, *starts)),
+            None if bounds is None else [moved(at) for at in bounds],
+        )
+
+    def _cut_elements(
+        self, header: bytes, data: bytes, bounds: list[int], kept: Sequence[bytes] = (), holes: Sequence[int] = ()
+    ) -> Body:
+        view = memoryview(data)
+        if holes:
+            _check_inside(holes, bounds)
         closed = list(kept)
         group_start = 0  # index into bounds of the open group's first element
         for number in range(len(bounds) - 1):
             start, end = bounds[number], bounds[number + 1]
             open_bytes = start - bounds[group_start]
             if open_bytes and open_bytes + (end - start) > GROUP_BYTES_MAX:
-                closed.append(self._piece(ELEMENTS, view[bounds[group_start] : start]))
+                closed.append(self._run(view, bounds[group_start], start, holes))
                 group_start = number
             if end - bounds[group_start] >= PIECE_BYTES_MIN and (
                 end - start > GROUP_BYTES_MAX or self.digests.boundary(view[start:end]) % GROUP_ELEMENTS_AVERAGE == 0
             ):
-                closed.append(self._piece(ELEMENTS, view[bounds[group_start] : end]))
+                closed.append(self._run(view, bounds[group_start], end, holes))
                 group_start = number + 1
         leaves: list[Leaf] = [self.listed.number(each) for each in self._fold(closed)]
         closed_leaves = len(leaves)
-        leaves.extend(self._cut_tail(view, bounds[group_start:]))
+        leaves.extend(self._cut_tail(view, bounds[group_start:], holes))
         return header, leaves, closed_leaves
 
-    def _cut_tail(self, view: memoryview, bounds: list[int]) -> list[Leaf]:
+    def _cut_tail(self, view: memoryview, bounds: list[int], holes: Sequence[int]) -> list[Leaf]:
         leaves: list[Leaf] = []
         run_start = bounds[0]
         for start, end in pairwise(bounds):
             if end - start >= PIECE_BYTES_MIN:
                 if run_start < start:
-                    leaves.append(self._leaf(ELEMENTS, view[run_start:start]))
-                leaves.append(self._leaf(ELEMENTS, view[start:end]))
+                    leaves.append(self.listed.number(self._run(view, run_start, start, holes)))
+                leaves.append(self.listed.number(self._run(view, start, end, holes)))
                 run_start = end
             elif end - run_start >= PIECE_BYTES_MIN:
-                leaves.append(self._leaf(ELEMENTS, view[run_start:end]))
+                leaves.append(self.listed.number(self._run(view, run_start, end, holes)))
                 run_start = end
         if run_start < bounds[-1]:
-            leaves.append(bytes(view[run_start : bounds[-1]]))
+            leaves.extend(self._around(view, run_start, bounds[-1], holes))
         return leaves
 
-    def _cut_segments(self, data: bytes) -> list[bytes]:
-        chunker = FastCDC(avg_size=16 * 1024, min_size=4 * 1024, max_size=GROUP_BYTES_MAX)
+    def _cut_opaque(self, data: bytes, sizes: tuple[int, int, int]) -> Body:
+        closed = self._fold(self._segments(data, sizes))
+        return b"", [self.listed.number(each) for each in closed], len(closed)
+
+    def _cut_around(self, data: bytes, holes: Sequence[int]) -> Body:
+        """Cut a value that is no list around its placeholders; most have few, and then they stand in the record."""
+        view = memoryview(data)
+        ids: list[bytes] = []
+        run_start = at = 0
+        in_run = 0
+        for hole in (*holes, len(data)):
+            if hole - at >= INLINE_BYTES_MAX:
+                if run_start < at:
+                    ids.append(self._run(view, run_start, at, holes))
+                ids.extend(self._segments(data[at:hole], _SEGMENTS))
+                run_start, in_run = hole, 0
+            elif in_run == _COMPOSITE_HOLES_MAX:
+                ids.append(self._run(view, run_start, at, holes))
+                run_start, in_run = at, 0
+            at = hole + PLACEHOLDER_BYTES
+            in_run += 1
+        leaves: list[Leaf] = [self.listed.number(each) for each in self._fold(ids)]
+        leaves.extend(self._around(view, run_start, len(data), holes))
+        return b"", leaves, len(leaves)
+
+    def _around(self, view: memoryview, start: int, end: int, holes: Sequence[int]) -> list[Leaf]:
+        """Inline bytes, and between them the pieces that placeholders stand for."""
+        leaves: list[Leaf] = []
+        at = start
+        for hole in _within(holes, start, end):
+            if at < hole:
+                leaves.append(bytes(view[at:hole]))
+            leaves.append(self.listed.number(_placeholder_at(view, hole)[0]))
+            at = hole + PLACEHOLDER_BYTES
+        if at < end:
+            leaves.append(bytes(view[at:end]))
+        return leaves
+
+    def _run(self, view: memoryview, start: int, end: int, holes: Sequence[int]) -> bytes:
+        """Store neighbouring bytes together, with the placeholders among them if there are any."""
+        inside = _within(holes, start, end) if holes else ()
+        if not inside:
+            return self._piece(ELEMENTS, view[start:end])
+        children = b"".join(_placeholder_at(view, hole)[0] for hole in inside)
+        content = _composite_encoder.encode((view[start:end], [hole - start for hole in inside]))
+        return self._piece(COMPOSITE, content, children)
+
+    def _segments(self, data: bytes, sizes: tuple[int, int, int]) -> list[bytes]:
+        min_size, avg_size, max_size = sizes
+        chunker = FastCDC(avg_size=avg_size, min_size=min_size, max_size=max_size)
         return [self._piece(SEGMENT, chunk.data) for chunk in chunker.cut_buf(data)]
 
     def _fold(self, ids: list[bytes]) -> list[bytes]:
@@ -179,9 +333,6 @@ class Cutter:
             ids = folded + run
         return ids
 
-    def _leaf(self, kind: int, data: memoryview) -> int:
-        return self.listed.number(self._piece(kind, data))
-
     def _index(self, run: list[bytes]) -> bytes:
         children = b"".join(run)
         return self._piece(INDEX, memoryview(children), children)
@@ -193,8 +344,82 @@ class Cutter:
         return piece_id
 
 
-def check_piece(digests: Digests, piece_id: bytes, plaintext: bytes, children: bytes | None) -> bytes:
-    """The content of an opened piece, after its id was computed again.
+def leaf_piece(digests: Digests, data: bytes) -> Piece:
+    """The piece that a large leaf is, as a client sends it before it sends a placeholder.
+
+    Raises:
+        InvalidState: it is not exactly one MessagePack str, bin or extension object.
+    """
+    if not data or large_leaves(data, 0, len(data), len(data)) != [(0, len(data))]:
+        raise InvalidState("a piece must be exactly one MessagePack string, binary or extension object")
+    return Piece(digests.content_id(_KIND_NAMES[LEAF], "", data), bytes((LEAF,)) + data, None)
+
+
+def _within(holes: Sequence[int], start: int, end: int) -> Sequence[int]:
+    return holes[bisect_left(holes, start) : bisect_left(holes, end)]
+
+
+def _any_within(holes: Sequence[int], start: int, end: int) -> bool:
+    return bool(_within(holes, start, end))
+
+
+def _check_inside(holes: Sequence[int], bounds: list[int]) -> None:
+    """Refuse placeholders that do not lie in one element each: only a client that cannot count makes them."""
+    for hole in holes:
+        after = bisect_left(bounds, hole + 1)
+        if not 0 < after < len(bounds) or hole + PLACEHOLDER_BYTES > bounds[after]:
+            raise InvalidState("a placeholder must be a whole object", "/holes")
+
+
+def _placeholder_at(data: bytes | memoryview, at: int) -> tuple[bytes, int]:
+    found = read_placeholder(data, at)
+    if found is None:
+        raise IntegrityFailure
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class BlobChunk:
+    """What the chunk of a piece that lives in a blob says."""
+
+    kind: int
+    size: int
+    blob_id: UUID
+
+    def encode(self) -> bytes:
+        """The plaintext to seal in the piece's place."""
+        return _BLOB.pack(BLOB, self.kind, self.size, self.blob_id.bytes)
+
+    @classmethod
+    def decode(cls, plaintext: bytes) -> "BlobChunk | None":
+        """Read a chunk's plaintext; None: the piece is in the chunk itself.
+
+        Raises:
+            IntegrityFailure: it says that it is a blob's, and is not.
+        """
+        if plaintext[:1] != bytes((BLOB,)):
+            return None
+        try:
+            _, kind, size, blob_id = _BLOB.unpack(plaintext)
+        except struct.error:
+            raise IntegrityFailure from None
+        if kind not in _KIND_NAMES:
+            raise IntegrityFailure
+        return cls(kind, size, UUID(bytes=blob_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An opened piece. ``children``: an index or composite piece's. ``data`` None: a blob that was not fetched."""
+
+    data: bytes | None
+    children: tuple[bytes, ...] | None
+    kind: int = ELEMENTS
+    size: int = 0
+
+
+def open_piece(digests: Digests, piece_id: bytes, plaintext: bytes, children: bytes | None) -> Opened:
+    """An opened piece, after its id was computed again.
 
     Raises:
         IntegrityFailure: the content is not what the id names.
@@ -202,19 +427,57 @@ def check_piece(digests: Digests, piece_id: bytes, plaintext: bytes, children: b
     kind, data = plaintext[:1], plaintext[1:]
     if not kind or kind[0] not in _KIND_NAMES:
         raise IntegrityFailure
-    if digests.content_id(_KIND_NAMES[kind[0]], "", data) != piece_id:
+    return open_content(digests, piece_id, kind[0], data, children)
+
+
+def open_content(digests: Digests, piece_id: bytes, kind: int, data: bytes, children: bytes | None) -> Opened:
+    """As `open_piece`, of a known kind.
+
+    Raises:
+        IntegrityFailure: the content is not what the id names.
+    """
+    if digests.content_id(_KIND_NAMES[kind], "", data) != piece_id or children != _children_of(kind, data):
         raise IntegrityFailure
-    if (kind[0] == INDEX) != (children is not None) or (children is not None and children != data):
+    return Opened(data, None if children is None else tuple(unpack_ids(children)), kind, len(data))
+
+
+def joined_bytes(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened], *, refs: bool) -> int:
+    """About how long a value is once it is put together, without putting it together."""
+    if isinstance(body, bytes):
+        return len(body)
+    total = len(body[0])
+    for leaf in body[1]:
+        total += len(leaf) if isinstance(leaf, bytes) else _piece_bytes(_nth(ids, leaf), look_up, refs=refs)
+    return total
+
+
+def _piece_bytes(piece_id: bytes, look_up: Callable[[bytes], Opened], *, refs: bool) -> int:
+    opened = look_up(piece_id)
+    if opened.kind == LEAF:
+        return PLACEHOLDER_BYTES if refs else opened.size
+    own = 0 if opened.kind == INDEX else opened.size
+    if opened.children is None or (refs and opened.kind == COMPOSITE):
+        return own
+    return own + sum(_piece_bytes(child, look_up, refs=refs) for child in opened.children)
+
+
+def _children_of(kind: int, data: bytes) -> bytes | None:
+    if kind == INDEX:
+        return data
+    if kind != COMPOSITE:
+        return None
+    content, holes = _read_composite(data)
+    return b"".join(_placeholder_at(content, at)[0] for at in holes)
+
+
+def _read_composite(data: bytes) -> tuple[bytes, list[int]]:
+    try:
+        content, holes = _composite_decoder.decode(data)
+    except msgspec.DecodeError:
+        raise IntegrityFailure from None
+    if any(after - at < PLACEHOLDER_BYTES for at, after in pairwise(holes)):
         raise IntegrityFailure
-    return data
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """An opened piece: an index piece has ``children``, any other ``data``."""
-
-    data: bytes
-    children: tuple[bytes, ...] | None
+    return content, holes
 
 
 def join(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened]) -> bytes:
@@ -226,27 +489,91 @@ def join(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened]) -
         look_up: gives an opened piece by id, or raises.
 
     Raises:
-        IntegrityFailure: the body names a piece the record does not list.
+        IntegrityFailure: the body names a piece the record does not list, or a piece is not what a placeholder says.
     """
     if isinstance(body, bytes):
         return body
-    prefix, leaves, _ = body
-    parts = [prefix]
-    for leaf in leaves:
-        if isinstance(leaf, bytes):
-            parts.append(leaf)
+    return _Joiner(look_up, resolves=True).run(body, ids)[0]
+
+
+def join_holed(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened]) -> tuple[bytes, tuple[int, ...]]:
+    """A cut value with placeholders for its large leaves, and where they stand; otherwise as `join`."""
+    if isinstance(body, bytes):
+        return body, ()
+    return _Joiner(look_up, resolves=False).run(body, ids)
+
+
+class _Joiner:
+    """Puts one value together."""
+
+    def __init__(self, look_up: Callable[[bytes], Opened], *, resolves: bool) -> None:
+        self._look_up = look_up
+        self._resolves = resolves
+        self._parts: list[bytes | memoryview] = []
+        self._length = 0
+        self._holes: list[int] = []
+
+    def run(self, body: tuple[bytes, list[Leaf], int], ids: Sequence[bytes]) -> tuple[bytes, tuple[int, ...]]:
+        self._add(body[0])
+        for leaf in body[1]:
+            if isinstance(leaf, bytes):
+                self._add(leaf)
+            else:
+                self._piece(_nth(ids, leaf))
+        return b"".join(self._parts), tuple(self._holes)
+
+    def _add(self, data: bytes | memoryview) -> None:
+        self._parts.append(data)
+        self._length += len(data)
+
+    def _piece(self, piece_id: bytes) -> None:
+        opened = self._look_up(piece_id)
+        if opened.kind == COMPOSITE:
+            self._composite(opened)
+        elif opened.children is not None:
+            for child in opened.children:
+                self._piece(child)
+        elif opened.kind == LEAF and not self._resolves:
+            self._holes.append(self._length)
+            self._add(placeholder(piece_id, opened.size))
         else:
-            _join_piece(_nth(ids, leaf), look_up, parts)
-    return b"".join(parts)
+            self._add(_content(opened))
+
+    def _composite(self, opened: Opened) -> None:
+        content, holes = _read_composite(_content(opened))
+        if not self._resolves:
+            self._holes.extend(self._length + at for at in holes)
+            self._add(content)
+            return
+        view = memoryview(content)
+        at = 0
+        for hole in holes:
+            piece_id, size = _placeholder_at(view, hole)
+            leaf = self._look_up(piece_id)
+            if leaf.kind != LEAF or leaf.size != size:
+                raise IntegrityFailure("a piece is not what its placeholder says")
+            self._add(view[at:hole])
+            self._add(_content(leaf))
+            at = hole + PLACEHOLDER_BYTES
+        self._add(view[at:])
 
 
-def _join_piece(piece_id: bytes, look_up: Callable[[bytes], Opened], parts: list[bytes]) -> None:
-    opened = look_up(piece_id)
-    if opened.children is None:
-        parts.append(opened.data)
-        return
-    for child in opened.children:
-        _join_piece(child, look_up, parts)
+def _content(opened: Opened) -> bytes:
+    if opened.data is None:
+        raise IntegrityFailure("a piece was not fetched")
+    return opened.data
+
+
+def look_up_in(digests: Digests, pieces: Mapping[bytes, Piece]) -> Callable[[bytes], Opened]:
+    """Open pieces that were just cut, as `join` wants them."""
+
+    def look_up(piece_id: bytes) -> Opened:
+        piece = pieces.get(piece_id)
+        if piece is None:
+            raise IntegrityFailure("a piece is missing")
+        return open_piece(digests, piece_id, piece.plaintext, piece.children)
+
+    return look_up
 
 
 def _nth(ids: Sequence[bytes], number: int) -> bytes:

@@ -4,20 +4,31 @@ import hashlib
 import hmac
 
 import msgpack
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.errors import IntegrityFailure, InvalidState
+from storage.format.leaves import PLACEHOLDER_BYTES, placeholder, read_placeholder
 from storage.format.pieces import (
+    BLOB,
+    COMPOSITE,
+    HOLES_MAX,
     INLINE_BYTES_MAX,
+    LEAF,
+    BlobChunk,
     Cutter,
     Opened,
-    check_piece,
+    Piece,
     join,
+    join_holed,
+    leaf_piece,
     list_bounds,
     list_count,
     list_header,
+    look_up_in,
+    open_piece,
     piece_ids_of,
-    unpack_ids,
 )
 from storage.model import Value
 
@@ -84,14 +95,8 @@ def cut(key, data, encoding="msgpack"):
 
 
 def joined(cutter, body, pieces=None):
-    pieces = cutter.pieces if pieces is None else pieces
-
-    def look_up(piece_id):
-        piece = pieces[piece_id]
-        data = check_piece(cutter.digests, piece_id, piece.plaintext, piece.children)
-        return Opened(data, None if piece.children is None else tuple(unpack_ids(piece.children)))
-
-    return join(body, unpack_ids(cutter.listed.pack()), look_up)
+    look_up = look_up_in(cutter.digests, cutter.pieces if pieces is None else pieces)
+    return join(body, cutter.listed.ids, look_up)
 
 
 @given(KEY, st.binary(max_size=40_000), st.sampled_from(["msgpack", "json", "null"]))
@@ -180,3 +185,230 @@ def test_pieces_have_other_names_under_another_key(key, other, data):
     one, _ = cut(key, data)
     two, _ = cut(other, data)
     assert not one.pieces.keys() & two.pieces.keys()
+
+
+# --- large leaves ---------------------------------------------------------------------------------
+
+MIN = 300
+LARGE = st.one_of(
+    st.builds(lambda seed, size: seed * size, st.binary(min_size=1, max_size=3), st.integers(60, 900)),
+    st.builds(lambda seed, size: seed * size, st.text(min_size=1, max_size=3), st.integers(60, 900)),
+    st.builds(lambda code, size: msgpack.ExtType(code, bytes(size)), st.integers(0, 127), st.integers(60, 900)),
+)
+LOADED = st.recursive(
+    st.one_of(ATOM, LARGE),
+    lambda inner: st.one_of(st.lists(inner, max_size=6), st.dictionaries(st.text(max_size=8), inner, max_size=6)),
+    max_leaves=25,
+)
+LOADED_LISTS = st.lists(LOADED, max_size=60)
+
+
+def cut_large(key, value):
+    cutter = Cutter(KeyedDigests(key), offload_bytes_min=MIN)
+    return cutter, cutter.cut(value)
+
+
+def holed(cutter, body, pieces=None):
+    return join_holed(body, cutter.listed.ids, look_up_in(cutter.digests, cutter.pieces if pieces is None else pieces))
+
+
+def resolved(cutter, body, pieces):
+    return join(body, cutter.listed.ids, look_up_in(cutter.digests, pieces))
+
+
+@given(KEY, st.one_of(LOADED, LOADED_LISTS).map(msgpack.packb))
+@settings(max_examples=150)
+def test_values_with_large_leaves_come_back(key, data):
+    cutter, body = cut_large(key, Value("msgpack", data))
+    assert joined(cutter, body) == data
+    content, holes = holed(cutter, body)
+    assert list(holes) == sorted(set(holes))
+    for at in reversed(holes):
+        piece_id, size = read_placeholder(content, at)
+        leaf = cutter.pieces[piece_id]
+        assert (leaf.kind, leaf.size) == (LEAF, size)
+        assert size >= MIN
+        content = content[:at] + leaf.plaintext[1:] + content[at + PLACEHOLDER_BYTES :]
+    assert content == data
+
+
+@given(KEY, st.one_of(LOADED, LOADED_LISTS).map(msgpack.packb))
+@settings(max_examples=150)
+def test_a_client_that_sends_placeholders_names_the_same_pieces(key, data):
+    whole, body = cut_large(key, Value("msgpack", data))
+    content, holes = holed(whole, body)
+    client, again = cut_large(key, Value("msgpack", content, holes))
+    assert again == body
+    assert client.listed.ids == whole.listed.ids
+    assert client.pieces.keys() | client.referenced.keys() == whole.pieces.keys()
+    assert all(whole.pieces[piece_id].size == size for piece_id, size in client.referenced.items())
+    assert resolved(client, again, whole.pieces) == data
+
+
+@given(KEY, LOADED_LISTS, LOADED_LISTS)
+@settings(max_examples=60)
+def test_appending_to_a_tail_with_placeholders_is_cutting_the_whole(key, before, after):
+    first, body = cut_large(key, Value("msgpack", msgpack.packb(before)))
+    whole, wanted = cut_large(key, Value("msgpack", msgpack.packb(before + after)))
+    if isinstance(body, bytes):
+        return
+    _, leaves, closed = body
+    kept = piece_ids_of((b"", leaves[:closed], 0), first.listed.ids)
+    tail, holes = holed(first, (b"", leaves[closed:], 0))
+    second = Cutter(KeyedDigests(key), offload_bytes_min=MIN)
+    added = b"".join(map(msgpack.packb, after))
+    appended = second.append(list_header(len(before) + len(after)), kept, tail + added, holes)
+    assert resolved(second, appended, {**first.pieces, **second.pieces}) == msgpack.packb(before + after)
+    if len(wanted[1]) < 64 > len(appended[1]):
+        assert (appended, second.listed.ids) == (wanted, whole.listed.ids)
+
+
+@given(KEY, st.integers(0, 199), st.booleans())
+@settings(max_examples=20)
+def test_an_edit_among_large_leaves_stores_little_again(key, position, insert):
+    elements = [{"role": "user", "content": [{"image": f"{number}" * 400}]} for number in range(200)]
+    before, _ = cut_large(key, Value("msgpack", msgpack.packb(elements)))
+    edited = list(elements)
+    edited[position : position + (not insert)] = [{"role": "user", "content": "edited"}]
+    after, body = cut_large(key, Value("msgpack", msgpack.packb(edited)))
+    assert joined(after, body) == msgpack.packb(edited)
+    new = [piece for piece_id, piece in after.pieces.items() if piece_id not in before.pieces]
+    assert all(piece.kind != LEAF for piece in new)
+    assert sum(piece.size for piece in new) < 40_000
+
+
+@given(KEY, st.binary(min_size=17, max_size=17), st.integers(0, 1 << 40), st.integers(0, 60))
+@settings(max_examples=60)
+def test_data_that_looks_like_a_placeholder_is_data(key, piece_id, size, before):
+    fake = placeholder(piece_id, size)
+    tree = [["x"] * before, msgpack.ExtType(fake[2], fake[3:]), bytes(800), fake, bytes(5000)]
+    data = msgpack.packb(tree)
+    assert data.count(fake) == 2
+    cutter, body = cut_large(key, Value("msgpack", data))
+    assert joined(cutter, body) == data
+    content, holes = holed(cutter, body)
+    assert content.count(fake) == 2
+    assert not {content.find(fake), content.rfind(fake)} & set(holes)
+    assert piece_id not in cutter.pieces
+    assert not cutter.referenced
+
+
+@given(KEY, st.binary(max_size=400), st.lists(st.integers(-5, 400), min_size=1, max_size=4), st.integers(0, 400))
+@settings(max_examples=200)
+def test_offsets_that_hold_no_placeholder_are_refused_or_come_back(key, data, holes, at):
+    data = data[:at] + placeholder(bytes(17), 1000) + data[at:]
+    cutter = Cutter(KeyedDigests(key), offload_bytes_min=MIN)
+    try:
+        body = cutter.cut(Value("msgpack", data, tuple(holes)))
+    except InvalidState:
+        return
+    leaf = Piece(bytes(17), b"", None)
+    assert cutter.referenced == {leaf.piece_id: 1000}
+    look_up = look_up_in(cutter.digests, cutter.pieces)
+    content, again = join_holed(
+        body,
+        cutter.listed.ids,
+        lambda piece_id: Opened(None, None, LEAF, 1000) if piece_id == leaf.piece_id else look_up(piece_id),
+    )
+    assert (content, again) == (data, tuple(holes))
+
+
+def test_a_placeholder_across_two_elements_is_refused():
+    stands = placeholder(bytes(17), 1000)
+    data = b"\x92\xc4\x05abc" + stands[:2] + b"\xc4\x1a" + stands[2:]
+    assert list_bounds(data) is not None
+    for at in range(len(data)):
+        with pytest.raises(InvalidState):
+            cut_large(b"k", Value("msgpack", data, (at,)))
+    inside = b"\x92\xc4\x1c" + stands + b"\x01"
+    cut_large(b"k", Value("msgpack", inside, (3,)))
+    # It reads as a placeholder, but ends in the next element.
+    split = b"\x92\xc4\x0c" + stands[:12] + b"\xc4\x10" + stands[12:]
+    with pytest.raises(InvalidState):
+        cut_large(b"k", Value("msgpack", split, (3,)))
+
+
+@pytest.mark.parametrize("encoding", ["json", "bytes"])
+def test_only_messagepack_has_placeholders(encoding):
+    with pytest.raises(InvalidState):
+        cut_large(b"k", Value(encoding, placeholder(bytes(17), 1000), (0,)))
+
+
+def test_a_value_cannot_have_any_number_of_placeholders():
+    stands = placeholder(bytes(17), 1000)
+    count = HOLES_MAX + 1
+    offsets = tuple(5 + number * len(stands) for number in range(count))
+    with pytest.raises(InvalidState):
+        cut_large(b"k", Value("msgpack", header(count, 5) + stands * count, offsets))
+
+
+@pytest.mark.parametrize("count", [20, 63, 64, 65, 128, 1000])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_map_with_many_large_leaves_comes_back_and_its_record_stays_short(count, nested):
+    leaves = {f"screen {number}": bytes([number % 256]) * (MIN + number) for number in range(count)}
+    data = msgpack.packb({"screens": [*leaves.values()], "text": "t" * 9000} if nested else leaves)
+    cutter, body = cut_large(b"k", Value("msgpack", data))
+    assert joined(cutter, body) == data
+    assert len(cutter.listed.ids) <= 130
+    assert sum(len(leaf) for leaf in body[1] if isinstance(leaf, bytes)) < 9000
+
+
+def test_another_size_than_the_piece_has_is_found_when_it_is_resolved():
+    data = msgpack.packb([bytes(3000)] * 2 + ["x" * 200] * 10)
+    whole, body = cut_large(b"k", Value("msgpack", data))
+    content, holes = holed(whole, body)
+    piece_id, size = read_placeholder(content, holes[0])
+    lie = b"".join(
+        (
+            content[: holes[0]],
+            placeholder(piece_id, size + 1),
+            placeholder(piece_id, size + 1),
+            content[holes[1] + 28 :],
+        )
+    )
+    liar, again = cut_large(b"k", Value("msgpack", lie, holes))
+    with pytest.raises(IntegrityFailure):
+        resolved(liar, again, {**whole.pieces, **liar.pieces})
+
+
+def test_a_composite_piece_with_other_children_than_its_own_is_refused():
+    data = msgpack.packb([{"image": bytes([number]) * 3000, "text": ["x" * 200] * 8} for number in range(3)])
+    cutter, _ = cut_large(b"k", Value("msgpack", data))
+    composite = next(each for each in cutter.pieces.values() if each.kind == COMPOSITE)
+    for children in (None, b"", composite.children[::-1], composite.children * 2):
+        with pytest.raises(IntegrityFailure):
+            open_piece(cutter.digests, composite.piece_id, composite.plaintext, children)
+    leaf = next(each for each in cutter.pieces.values() if each.kind == LEAF)
+    with pytest.raises(IntegrityFailure):
+        open_piece(cutter.digests, leaf.piece_id, leaf.plaintext, composite.children)
+
+
+@given(st.binary(max_size=40))
+def test_any_chunk_of_a_blob_opens_or_is_refused(data):
+    plaintext = bytes((BLOB,)) + data
+    try:
+        chunk = BlobChunk.decode(plaintext)
+    except IntegrityFailure:
+        return
+    assert chunk.encode() == plaintext
+
+
+def test_a_piece_that_a_client_uploads_has_the_id_of_the_leaf_it_stands_for():
+    digests = KeyedDigests(b"k")
+    for content in (bytes(70_000), "x" * 70_000, msgpack.ExtType(5, bytes(70_000))):
+        data = msgpack.packb(content)
+        cutter = Cutter(digests, offload_bytes_min=MIN)
+        cutter.cut(Value("msgpack", msgpack.packb([content])))
+        assert leaf_piece(digests, data).piece_id in cutter.pieces
+        for odd in (data + b"\x00", data[:-1], b"\x91" + data, b""):
+            with pytest.raises(InvalidState):
+                leaf_piece(digests, odd)
+
+
+def test_bytes_that_nobody_reads_are_cut_in_few_large_segments():
+    data = hashlib.shake_256(b"x").digest(3_000_000)
+    cutter, body = cut_large(b"k", Value("bytes", data))
+    assert joined(cutter, body) == data
+    assert 3 <= len(cutter.pieces) <= 30
+    small, _ = cut(b"k", data, "bytes")
+    assert len(small.pieces) > 100
