@@ -147,7 +147,8 @@ class PythonDirection:
     Args of the constructor:
         convert: a dict of decoded channels in, a new dict out; it must change nothing it is given.
         convert_write: one channel of a pending write and its value in, channels and values out. Without it, what a
-            write becomes is what ``convert`` makes of it beyond what it makes of an empty state.
+            write becomes is what ``convert`` makes of it beyond what it makes of an empty state. A scalar that equals
+            the default which a step sets is not told from that default.
     """
 
     __slots__ = ("_convert", "_convert_write")
@@ -174,8 +175,13 @@ class PythonDirection:
         except PathFault as fault:
             hint = "a pending write is a state of one channel: give the step an upcast_write"
             raise PathFault(f"{fault.why}; {hint}") from None
+        given = {id(value) for value in trees.values() if isinstance(value, dict | list)}
         return document.replaced_by(
-            {name: value for name, value in after.items() if name not in nothing or nothing[name] != value}
+            {
+                name: value
+                for name, value in after.items()
+                if name not in nothing or nothing[name] != value or id(value) in given
+            }
         )
 
 

@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgpack
 
 from migrations.state.conditions import Condition, compile_condition
-from migrations.state.document import ABSENT, Channel, Document
+from migrations.state.document import ABSENT, WORK_MAX, Allowance, Channel, Document
 from migrations.state.errors import PathFault, StepInvalid
 from migrations.state.places import DocumentRoot, ElementRoot, Root, Tokens, parse_pointer, show, value_of
 
@@ -47,12 +47,13 @@ Json = Any
 
 
 class Budget:
-    """How much a run may still build."""
+    """How much a run may still build, of its own and of what all steps of the conversion may together."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_allowance", "_left")
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: Allowance) -> None:
         self._left = NODES_MAX
+        self._allowance = allowance
 
     def work(self, amount: int) -> None:
         """Count values that are copied or looked at.
@@ -63,6 +64,9 @@ class Budget:
         self._left -= amount
         if self._left < 0:
             raise PathFault(f"the step touches more than {NODES_MAX} values")
+        self._allowance.left -= amount
+        if self._allowance.left < 0:
+            raise PathFault(f"this step and those before it touch more than {WORK_MAX} values")
 
     def spend(self, value: Any) -> None:
         """Count a value that gets another place, as large as it is.
@@ -117,7 +121,7 @@ class Operation:
             run.budget.work(self.condition.work)
             value = None if handle is ABSENT else value_of(handle, self.source)
             try:
-                if not self.condition.holds(value, root.tree):
+                if not self.condition.holds(value, root.tree, run.budget.work):
                     return
             except PathFault as fault:
                 raise PathFault(fault.why, fault.pointer or show(self.source)) from None
@@ -141,7 +145,7 @@ class Declared:
             PathFault: an operation cannot be done.
         """
         after = document.copy()
-        budget = Budget()
+        budget = Budget(document.allowance)
         root, run = DocumentRoot(after, budget.work), Run(budget, partial)
         for operation in self._operations:
             operation.apply(root, run)

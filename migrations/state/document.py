@@ -2,8 +2,9 @@
 
 Owns the way between a channel's stored bytes and a tree of dicts, lists and scalars. A channel that no step touches
 keeps its exact bytes, also when it is renamed or copied. Inside a channel that is touched, extension values stay the
-opaque `msgpack.ExtType` they were and single-precision floats stay single. It instantiates nothing, and it promises
-nothing about encodings other than ``msgpack`` and ``json``: those channels can be moved, but not looked into.
+opaque `msgpack.ExtType` they were and single-precision floats stay single. It instantiates nothing. Beside ``msgpack``
+and ``json`` it knows ``null`` and ``bytes``, in which LangGraph stores what their names say; channels of any other
+encoding can be moved, but not looked into.
 """
 
 import json
@@ -19,8 +20,11 @@ from migrations.state.errors import PathFault
 DEPTH_MAX: Final = 64
 # What a step may make of a state: more is refused before it is built. As large as a request's body.
 BYTES_MAX: Final = 64 * 1024 * 1024
+# What all declarative steps of one conversion may look at and build together, in values: some seconds of work.
+WORK_MAX: Final = 4_000_000
 
 ABSENT: Final = object()
+_ENCODINGS: Final = frozenset({"msgpack", "json", "null", "bytes"})
 
 
 class Single(float):
@@ -35,6 +39,15 @@ class Encoded:
 
     encoding: str
     data: bytes
+
+
+class Allowance:
+    """How much work the declarative steps of one conversion may still do."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = WORK_MAX
 
 
 class Channel:
@@ -57,6 +70,23 @@ class Channel:
             self._tree = _decode(self._encoded, name)
         return self._tree
 
+    def whole(self, name: str) -> Any:
+        """The decoded value, or the stored form where its encoding is opaque.
+
+        Raises:
+            PathFault: the bytes are not of the encoding.
+        """
+        if self._encoded is not None and self._encoded.encoding not in _ENCODINGS:
+            return self._encoded
+        return self.tree(name)
+
+    def size_min(self, enough: int) -> int:
+        """A size that the stored form does not fall below; counting ends beyond ``enough``.
+
+        What occurs in several places is one object in a tree, but is written as often as it occurs.
+        """
+        return _size_min(self._tree, enough) if self._encoded is None else len(self._encoded.data)
+
     def encoded(self, name: str) -> Encoded:
         """The stored form: the original bytes if the channel was never replaced.
 
@@ -71,10 +101,11 @@ class Channel:
 class Document:
     """The channels of one state, by name, in order."""
 
-    __slots__ = ("_channels",)
+    __slots__ = ("_channels", "allowance")
 
-    def __init__(self, channels: Mapping[str, Channel]) -> None:
+    def __init__(self, channels: Mapping[str, Channel], allowance: Allowance | None = None) -> None:
         self._channels = dict(channels)
+        self.allowance = allowance or Allowance()
 
     @classmethod
     def of(cls, state: Mapping[str, Encoded]) -> "Document":
@@ -87,29 +118,35 @@ class Document:
         Raises:
             PathFault: a value has no encoding, or the state has grown out of bounds.
         """
+        left = BYTES_MAX
+        for channel in self._channels.values():
+            left -= channel.size_min(left)
+            if left < 0:
+                raise PathFault(f"the state grew beyond {BYTES_MAX} bytes")
         state = {name: channel.encoded(name) for name, channel in self._channels.items()}
         if sum(len(each.data) for each in state.values()) > BYTES_MAX:
             raise PathFault(f"the state grew beyond {BYTES_MAX} bytes")
         return state
 
     def trees(self) -> dict[str, Any]:
-        """All channels decoded: what a Python step gets.
+        """All channels decoded: what a Python step gets. One that cannot be looked into is its `Encoded`, to be moved.
 
         Raises:
-            PathFault: a channel cannot be decoded.
+            PathFault: a channel's bytes are not of its encoding.
         """
-        return {name: channel.tree(name) for name, channel in self._channels.items()}
+        return {name: channel.whole(name) for name, channel in self._channels.items()}
 
     def replaced_by(self, state: Mapping[str, Any]) -> "Document":
         """The document that a Python step's result is; a value that is the same object keeps its bytes."""
-        by_identity = {id(channel.tree(name)): channel for name, channel in self._channels.items()}
+        by_identity = {id(channel.whole(name)): channel for name, channel in self._channels.items()}
         return Document(
             {
                 name: found
-                if (found := by_identity.get(id(value))) is not None and _is_container(value)
+                if (found := by_identity.get(id(value))) is not None and isinstance(value, dict | list | Encoded)
                 else _same_scalar(self._channels.get(name), name, value) or Channel(tree=value)
                 for name, value in state.items()
-            }
+            },
+            self.allowance,
         )
 
     def __contains__(self, name: str) -> bool:
@@ -139,7 +176,7 @@ class Document:
 
     def copy(self) -> "Document":
         """Another document of the same channels."""
-        return Document(self._channels)
+        return Document(self._channels, self.allowance)
 
 
 def _is_container(value: Any) -> bool:
@@ -150,7 +187,7 @@ def _same_scalar(channel: Channel | None, name: str, value: Any) -> Channel | No
     """The channel itself, if a step left its scalar as it was."""
     if channel is None or _is_container(value):
         return None
-    before = channel.tree(name)
+    before = channel.whole(name)
     return channel if type(before) is type(value) and before == value else None
 
 
@@ -161,6 +198,10 @@ def _decode(encoded: Encoded, name: str) -> Any:
             return _check_depth(_Reader(encoded.data).read(), pointer)
         if encoded.encoding == "json":
             return _check_depth(json.loads(encoded.data), pointer)
+        if encoded.encoding == "null":
+            return None
+        if encoded.encoding == "bytes":
+            return encoded.data
     except (ValueError, RecursionError, msgpack.UnpackException, struct.error):
         raise PathFault("the channel's bytes are not what its encoding says", pointer) from None
     raise PathFault(f"a channel of encoding {encoded.encoding!r} cannot be looked into", pointer)
@@ -217,6 +258,24 @@ def _check_depth(tree: Any, pointer: str) -> Any:
         if not level:
             return tree
     raise PathFault(f"nested deeper than {DEPTH_MAX} levels", pointer)
+
+
+def _size_min(tree: Any, enough: int) -> int:
+    size = 0
+    waiting: list[Iterator[Any]] = [iter((tree,))]  # no deeper than the tree, however often its parts occur in it
+    while waiting:
+        for each in waiting[-1]:
+            size += 1 + (len(each) if isinstance(each, str | bytes) else 0)
+            if _is_container(each):
+                waiting.append(iter(each.values() if isinstance(each, dict) else each))
+                break
+            if size > enough:
+                return size
+        else:
+            waiting.pop()
+        if size > enough:
+            return size
+    return size
 
 
 def _default(value: Any) -> Any:

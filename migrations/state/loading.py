@@ -19,6 +19,7 @@ from typing import Any, Final
 from migrations.state.chain import Chain, PythonDirection, Step
 from migrations.state.errors import ChainInvalid
 
+SHIPPED: Final = Path(__file__).parent / "schemas"
 ENTRY_POINT_GROUP: Final = "stateroom.state_schemas"
 _STEP: Final = re.compile(r"v([1-9][0-9]{0,8})_to_v([1-9][0-9]{0,8})\Z", re.ASCII)
 _SCHEMA: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z", re.ASCII)
@@ -70,6 +71,20 @@ def chains_of_entry_points() -> dict[str, Chain]:
             if name in chains:
                 raise ChainInvalid(f"two packages have a schema {name!r}", found.name)
             chains[name] = chain
+    return chains
+
+
+def shipped_chains() -> dict[str, Chain]:
+    """What this build and the packages installed beside it ship: schema to chain.
+
+    Raises:
+        ChainInvalid: as `chains_of_folder`, or a package has a schema of the build's.
+    """
+    chains = chains_of_folder(SHIPPED)
+    for name, chain in chains_of_entry_points().items():
+        if name in chains:
+            raise ChainInvalid(f"a package has a schema {name!r}, which this build ships", name)
+        chains[name] = chain
     return chains
 
 

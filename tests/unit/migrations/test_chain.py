@@ -141,3 +141,28 @@ def test_what_is_no_step_is_refused_and_not_passed_over(tmp_path, file, text):
     path.write_text(text)
     with pytest.raises(ChainInvalid):
         chains_of_folder(tmp_path)
+
+
+def test_a_python_step_moves_channels_that_cannot_be_looked_into_and_knows_null_and_bytes():
+    seen = {}
+
+    def upcast(state):
+        seen.update(state)
+        return {"blob": state["pickled"], "nothing": state["nothing"], "raw": state["raw"]}
+
+    before = {
+        "pickled": Encoded("pickle", b"\x80\x04."),
+        "nothing": Encoded("null", b""),
+        "raw": Encoded("bytes", b"\xff\x00"),
+    }
+    after = Chain("travel", [Step(1, 2, PythonDirection(upcast))]).convert(before, 1, 2)
+    assert after == {"blob": before["pickled"], "nothing": before["nothing"], "raw": before["raw"]}
+    assert (seen["nothing"], seen["raw"]) == (None, b"\xff\x00")
+    nested = Chain("travel", [Step(1, 2, PythonDirection(lambda state: {"list": [state["pickled"]]}))])
+    with pytest.raises(UpcastFailed):
+        nested.convert(before, 1, 2)
+
+
+def test_a_pending_write_that_equals_a_steps_default_is_not_lost():
+    chain = Chain("travel", [Step(1, 2, PythonDirection(lambda state: {"messages": state.get("msgs", []), "x": 1}))])
+    assert unpacked(chain.convert(packed(msgs=[]), 1, 2, partial=True)) == {"messages": []}

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import msgpack
 import pytest
 
@@ -187,3 +189,73 @@ def test_a_hostile_step_is_stopped_before_it_costs_much(hostile):
     state = packed(big=[{"x": "aaaaaaaaaaaaaaab"}] * 20_000, a={"x": 1})
     with pytest.raises(UpcastFailed):
         chain.convert(state, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"value.matches('(\\w{100}){40}')",
+        r"value.matches(r'\w{150}')",
+        "value.matches('a{1000}{1000}')",
+        r'value.matches("(?i)(\\pL{9}){9}")',
+        r"value.matches(r'" + r"\w" * 200 + "')",
+        "value.matches(value)",
+        "('x' + value).matches(root.pattern)",
+        "value.matches('a') && value.matches ( root.b )",
+    ],
+)
+def test_a_regular_expression_that_takes_long_to_compile_or_is_not_written_out_is_refused(expression):
+    with pytest.raises(StepInvalid) as refused:
+        compile_operations([{"op": "remove", "path": "/a", "when": expression}])
+    assert refused.value.pointer == "/operations/0/when"
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        (r"value.matches('^[A-Z]{2}\\d{4,6}$')", "PT12345"),
+        (r"value.matches(r'^\w+@\w+[.]com$') && size(value) < 100", "ada@example.com"),
+        ('value.matches("(?i)lisbon|it\'s")', "LISBON"),
+        ("value . matches ( 'a{2,30}' )", "aaa"),
+    ],
+)
+def test_regular_expressions_that_people_write_are_accepted(expression, value):
+    remove = {"op": "remove", "path": "/a", "when": expression}
+    assert outcome([remove], a=value, b=1) == {"b": 1}
+    assert outcome([remove], a="-", b=1) == {"a": "-", "b": 1}
+
+
+def test_what_a_condition_is_given_counts():
+    looks = [{"op": "remove", "path": "/x", "when": "size(root) == 3"}] * 190
+    with pytest.raises(UpcastFailed, match="touches more than"):
+        run(looks, packed(big=[1] * 9_000))
+
+
+def test_what_one_step_may_many_together_may_not():
+    step = compile_operations([{"op": "copy", "from": "/list", "to": f"/copies/{number}"} for number in range(9)])
+    steps = [Step(number, number + 1, step) for number in range(1, 60)]
+    again = compile_operations([{"op": "remove", "path": "/copies"}])
+    chain = Chain("travel", [each if each.source % 2 else Step(each.source, each.target, again) for each in steps])
+    state = packed(list=[1] * 100_000)
+    assert unpacked(chain.convert(state, 1, 3)) == {"list": [1] * 100_000}
+    with pytest.raises(UpcastFailed, match="touch more than"):
+        chain.convert(state, 1, 60)
+
+
+def test_a_state_that_grows_by_reference_is_refused_before_it_is_written_out():
+    tracemalloc.start()
+    try:
+        copies = [{"op": "copy", "from": "/a", "to": f"/b/{number}"} for number in range(2)]
+        steps = [
+            Step(number, number + 1, compile_operations([{**each, "to": f"{each['to']}{number}"} for each in copies]))
+            for number in range(1, 9)
+        ]
+        state = packed(a=["x" * 1_000_000] * 10)
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        with pytest.raises(UpcastFailed, match="grew beyond"):
+            Chain("travel", steps).convert(state, 1, 9)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 70 * 1024 * 1024

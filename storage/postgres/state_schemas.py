@@ -1,0 +1,17 @@
+"""Statements on state schemas."""
+
+# Registrations of one schema wait for each other, also the first, which finds no row to lock.
+LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+
+VERSIONS = """
+SELECT number, definition, created_at FROM stateroom.state_schemas
+WHERE tenant_id = $1 AND schema = $2 ORDER BY number
+"""
+
+NAMES = """
+SELECT schema, max(number) AS newest FROM stateroom.state_schemas WHERE tenant_id = $1 GROUP BY schema ORDER BY schema
+"""
+
+ADD = """
+INSERT INTO stateroom.state_schemas (tenant_id, schema, number, definition, created_at) VALUES ($1, $2, $3, $4, $5)
+"""

@@ -1,0 +1,100 @@
+"""JSON Schemas of tenants: what is accepted is checked in time that grows with the state, and with nothing else."""
+
+import time
+
+import pytest
+
+from storage.errors import StateSchemaInvalid
+from storage.json_schemas import EVALUATIONS_MAX, check_json_schema, compile_json_schema
+
+TREE = {"$ref": "#/$defs/tree"}
+JSON = {"$ref": "#/$defs/json"}
+
+
+def doubling(word, levels):
+    """Alternatives that refer to the next ones twice."""
+    steps = {f"a{number}": {word: [{"$ref": f"#/$defs/a{number + 1}"}] * 2} for number in range(levels)}
+    return {"$defs": {**steps, f"a{levels}": {"type": "string"}}, "properties": {"x": {"$ref": "#/$defs/a0"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *(doubling(word, 40) for word in ("anyOf", "allOf", "oneOf")),
+        # The doubling goes down into the value with each level, without recursion and with it.
+        {
+            "$defs": {
+                **{
+                    f"a{number}": {"allOf": [{"items": {"$ref": f"#/$defs/a{number + 1}"}}] * 2} for number in range(40)
+                },
+                "a40": {},
+            },
+            "$ref": "#/$defs/a0",
+        },
+        {"anyOf": [{"properties": {"x": {"$ref": "#"}}}, {"properties": {"x": {"$ref": "#"}}, "required": ["y"]}]},
+        {"properties": {"x": {"$ref": "#"}}, "additionalProperties": {"$ref": "#"}, "patternProperties": {"x": TREE}},
+        {"properties": {"x": {"$ref": "#"}}, "patternProperties": {"x": {"$ref": "#"}}},
+        {"items": {"$ref": "#"}, "contains": {"$ref": "#"}},
+        {"$ref": "#"},
+        {"$defs": {"a": {"not": {"$ref": "#/$defs/b"}}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"$defs": {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(2000)} | {"a2000": {}}, "$ref": "#/$defs/a0"},
+        {"properties": {"x": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}},
+        {"$dynamicAnchor": "node", "properties": {"x": {"$dynamicRef": "#node"}}},
+        {"properties": {"x": {"anyOf": [{"const": number} for number in range(EVALUATIONS_MAX)]}}},
+    ],
+)
+def test_a_schema_whose_work_is_not_bounded_by_the_state_is_refused(schema):
+    began = time.monotonic()
+    with pytest.raises(StateSchemaInvalid) as refused:
+        check_json_schema(schema)
+    assert refused.value.pointer.startswith("/json_schema")
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "differs"),
+    [
+        (
+            {
+                "$defs": {"tree": {"type": "object", "properties": {"left": TREE, "right": TREE}}},
+                "$ref": "#/$defs/tree",
+            },
+            {"left": {"right": {}}},
+            {"left": {"right": 3}},
+        ),
+        (
+            {
+                "$defs": {
+                    "json": {
+                        "anyOf": [
+                            {"type": ["string", "null"]},
+                            {"type": "array", "items": JSON},
+                            {"type": "object", "additionalProperties": JSON},
+                        ]
+                    }
+                },
+                "properties": {"x": JSON, "y": {"anyOf": [JSON, {"type": "integer"}]}},
+            },
+            {"x": [{"a": ["b", None]}], "y": 3},
+            {"x": [{"a": ["b", 3]}]},
+        ),
+        (
+            {"$defs": {"a/b~": {"type": "integer"}}, "properties": {"x": {"items": {"$ref": "#/$defs/a~1b~0"}}}},
+            {"x": [1]},
+            {"x": ["1"]},
+        ),
+        (
+            {
+                "properties": {"x": {"enum": list(range(5000))}, "$ref": {"type": "string"}},
+                "patternProperties": {"^n_": {"type": "integer"}},
+            },
+            {"x": 7, "$ref": "#", "n_1": 1},
+            {"x": -7},
+        ),
+    ],
+)
+def test_what_people_write_is_accepted_recursion_included(schema, fits, differs):
+    check_json_schema(schema)
+    validator = compile_json_schema(schema)
+    assert validator.is_valid(fits)
+    assert not validator.is_valid(differs)
