@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from crypto import KeyDenied, KeyDestroyed, Sealer
+from storage.blob_ledger import BlobLedger
 from storage.clock import Clock
 from storage.errors import IntegrityFailure, NotFound
 from storage.head_anchors import HeadAnchors
 from storage.keys import Keys
+from storage.offload import Offload
 from storage.postgres.checkpoints import KEY_STATE
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
 from storage.scope import ClientShare, Scope
@@ -33,9 +35,11 @@ class Access:
         clock: Clock,
         observer: Observer,
         head_anchors: HeadAnchors | None = None,
+        offload: Offload | None = None,
     ) -> None:
         self.unit_of_work = unit_of_work
         self.clock = clock
+        self.offload = offload or Offload(unit_of_work, BlobLedger(unit_of_work), None, None, clock)
         self.head_anchors = head_anchors or HeadAnchors(None)
         self._keys = keys
         self._observer = observer

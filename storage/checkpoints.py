@@ -22,25 +22,21 @@ from storage.completeness import (
     check_absent,
     check_count,
     check_token,
+    check_writes,
+    compare_writes,
     end_listing,
     leaves_nothing_out,
 )
-from storage.errors import CheckpointNotFound, IntegrityFailure, InvalidState, RollbackDetected, ThreadArchived
-from storage.format.chain import HeadSeal
-from storage.format.manifest import FORMAT, WriteColumns, WriteRecord
-from storage.format.pieces import Cutter, Piece
+from storage.errors import CheckpointNotFound, IntegrityFailure, InvalidState, RollbackDetected
+from storage.format.chain import HeadSeal, ThreadSeal
 from storage.format.record import (
     OpenedCheckpoint,
     PieceReader,
     clear_checkpoint,
-    new_thread,
     open_checkpoint,
     open_head,
     open_thread,
     open_write,
-    seal_piece,
-    seal_thread,
-    seal_write,
 )
 from storage.format.token import ThreadToken
 from storage.model import (
@@ -59,9 +55,23 @@ from storage.model import (
 )
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
-from storage.reading import ThreadSealers, ids_of, open_write_arrays, read_chunks, scan, with_state
+from storage.reading import (
+    Fetching,
+    ThreadSealers,
+    Unjoined,
+    ids_of,
+    open_write_arrays,
+    read_chunks,
+    scan,
+    sum_of,
+    with_state,
+)
 from storage.saving import save_once
 from storage.scope import ClientShare, Scope, TenantListing, check_id
+from storage.versions import WantedNames
+from storage.writing import TaskWrites, put_once
+
+_PIECE_ARRAYS = ("p_piece_id", "p_children", "p_named_ids", "p_envelope")
 
 
 class Checkpoints:
@@ -91,13 +101,19 @@ class Checkpoints:
         if save.checkpoint_id is not None:
             check_id(save.checkpoint_id, "checkpoint id")
 
-        async def attempt(sealer: Sealer) -> Saved:
-            saved = await save_once(self._access, scope, sealer, save)
-            if saved.token:
-                self._access.head_anchors.note(scope, sealer, saved.thread_id, ThreadToken.parse(saved.token))
-            return saved
+        offload = self._access.offload
 
-        return await self._access.writing(scope, attempt, share)
+        async with offload.request(scope) as uploads:
+
+            async def attempt(sealer: Sealer) -> Saved:
+                saved = await offload.completing(
+                    scope, sealer, uploads, lambda: save_once(self._access, scope, sealer, save, uploads)
+                )
+                if saved.token:
+                    self._access.head_anchors.note(scope, sealer, saved.thread_id, ThreadToken.parse(saved.token))
+                return saved
+
+            return await self._access.writing(scope, attempt, share)
 
     async def load(
         self,
@@ -109,6 +125,7 @@ class Checkpoints:
         with_state: bool,
         known_token: str | None = None,
         share: ClientShare | None = None,
+        refs: bool = False,
     ) -> Loaded:
         """Load a checkpoint with its pending writes; ``checkpoint_id`` None: the namespace's head.
 
@@ -120,9 +137,12 @@ class Checkpoints:
             with_state: whether to read values and pending writes.
             known_token: what the caller has seen of the thread before.
             share: the client's share of the thread's keys.
+            refs: whether placeholders stand for large leaves (`Value.holes`), which `Pieces.get` gives one by one.
 
         Raises:
             CheckpointNotFound: there is none.
+            StateTooLarge: its large pieces do not fit one answer; ask for ``refs``.
+            BlobUnavailable: the object store does not answer.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
             RollbackDetected: the thread is older than ``known_token``, or another one.
             IntegrityFailure: it does not authenticate, or something is missing that should be there.
@@ -148,7 +168,7 @@ class Checkpoints:
                     await check_absent(transaction, scope, sealer, thread_id, namespace)
                     raise CheckpointNotFound
                 head_id = row["at_head_id"]
-                head = _own_head(sealer, thread_id, namespace, row)
+                thread, head = _own_seals(sealer, thread_id, namespace, row)
                 if row["checkpoint_id"] is None:
                     if checkpoint_id is None or checkpoint_id == head_id:
                         raise IntegrityFailure("the head's checkpoint is missing")
@@ -161,12 +181,18 @@ class Checkpoints:
                 token = ThreadToken.of(macs, namespace, head_id, head).encode(macs, thread_id)
                 if not with_state:
                     return Loaded(checkpoint=opened.value(None, None), head_id=head_id, token=token)
-                reader = PieceReader(sealer)
-                pieces = zip(row["p_piece_id"] or (), row["p_children"] or (), row["p_envelope"] or (), strict=True)
-                wanted = reader.add(pieces)
+                reader = PieceReader(sealer, refs=refs)
+                wanted = reader.add(zip(*(row[name] or () for name in _PIECE_ARRAYS), strict=True))
                 await read_chunks(transaction, scope, reader, thread_id, wanted)
-            writes = [each.value(reader.look_up) for each in open_write_arrays(sealer, row)]
-            return Loaded(checkpoint=opened.value(reader.look_up, writes), head_id=head_id, token=token)
+                written = open_write_arrays(sealer, row)
+                if row["checkpoint_id"] == head_id:
+                    compare_writes(sum_of(written), head.writes)
+                else:
+                    await check_writes(transaction, scope, sealer, thread_id, thread)
+                blobs = await self._access.offload.find(transaction, scope, sealer, reader)
+            await self._access.offload.fill(scope, sealer, reader, blobs)
+            writes = [each.value(reader) for each in written]
+            return Loaded(checkpoint=opened.value(reader, writes), head_id=head_id, token=token)
 
         return await self._access.reading(scope, with_sealer, _without_keys(known_token), share)
 
@@ -190,15 +216,23 @@ class Checkpoints:
                 await self._access.check_key_in(transaction, scope, sealer)
                 if query.known_token is not None and query.thread_id is not None:
                     await check_token(transaction, scope, sealer, query.thread_id, query.known_token)
+                thread = None
                 if query.thread_id is not None:
-                    await admit(transaction, scope, sealer, query.thread_id)
-                sealers = ThreadSealers(transaction, scope, sealer, query.thread_id)
+                    thread = await admit(transaction, scope, sealer, query.thread_id)
+                sealers = ThreadSealers(transaction, scope, sealer, query.thread_id, thread)
                 matches, after = await scan(transaction, scope, sealers, query)
-                page = Page([each.value(None, None) for each in matches], after)
+                page = Page([Unjoined(each, [], None) for each in matches], after)
+                fetching: list[Fetching] = []
+                offload = self._access.offload
                 if query.with_state:
-                    page = await with_state(transaction, scope, sealers, matches, after)
+                    page, fetching = await with_state(
+                        transaction, scope, offload, sealers, matches, after, refs=query.refs
+                    )
                 opened = [each for each in matches if isinstance(each, OpenedCheckpoint)]
-                return await _compared(transaction, scope, sealer, query, page, opened)
+                page = await _compared(transaction, scope, sealer, query, page, opened)
+            for each in fetching:
+                await each.fill(offload, scope)
+            return Page([item.value() for item in page.items], page.after)
 
         try:
             return await self._access.reading(scope, with_sealer, _without_keys(query.known_token), share)
@@ -250,16 +284,25 @@ class Checkpoints:
         writes: Sequence[NewWrite],
         status: Status | None,
         share: ClientShare | None = None,
+        known_token: str | None = None,
+        *,
+        state_schema: str | None = None,
+        state_version: int | None = None,
     ) -> WritesReceipt:
-        """Store a task's writes against a checkpoint that may not exist yet.
+        """Store a task's writes against a checkpoint that may not exist yet; when this returns, they are durable.
 
         A write at ``idx`` >= 0 is kept as first written, one below is replaced. ``status`` is what the task's
-        outcome makes of the checkpoint.
+        outcome makes of the checkpoint. ``known_token`` is what the caller has seen of the thread before. Without a
+        state version of their own the writes are at their checkpoint's, if that is not saved yet.
 
         Raises:
+            OtherVersionError: they have none, but their checkpoint has; see `States.put_writes`.
             InvalidState: an id cannot be stored, or an ``idx`` occurs twice.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
             ThreadArchived: the thread is not in the hot tier.
+            RollbackDetected: the thread is older than ``known_token``, or another one; nothing was stored.
+            IntegrityFailure: what the writes stand on does not authenticate.
+            Unavailable: nothing was stored; or, as CommitUnknown, perhaps.
         """
         check_id(thread_id, "thread id")
         check_id(checkpoint_id, "checkpoint id")
@@ -267,65 +310,22 @@ class Checkpoints:
         if len({write.idx for write in writes}) != len(writes):
             raise InvalidState("an idx occurs twice in one request", "/writes")
 
-        async def attempt(sealer: Sealer) -> WritesReceipt:
-            now = self._access.clock.now()
-            cutter_pieces: dict[bytes, Piece] = {}
-            columns: list[WriteColumns] = []
-            values: list[bytes] = []
-            for write in writes:
-                cutter = Cutter(sealer, pieces=cutter_pieces)
-                body = cutter.cut(write.value)
-                columns.append(
-                    WriteColumns(
-                        thread_id=thread_id,
-                        namespace=namespace,
-                        checkpoint_id=checkpoint_id,
-                        task_id=task_id,
-                        idx=write.idx,
-                        task_path=task_path,
-                        channel=write.channel,
-                        status=status,
-                        created_at=now,
-                        piece_ids=cutter.listed.pack(),
-                    )
-                )
-                values.append(seal_write(sealer, columns[-1], WriteRecord(FORMAT, write.value.encoding, body)))
-            pieces = list(cutter_pieces.values())
-            async with self._access.unit_of_work.begin(scope) as transaction:
-                row = await transaction.fetchrow(
-                    sql.PUT_WRITES,
-                    scope.tenant_id,
-                    scope.subject_id,
-                    thread_id,
-                    status if namespace == "" else None,
-                    now,
-                    seal_thread(sealer, thread_id, now, new_thread(sealer, thread_id)),
-                    sealer.active_key_version,
-                    [each.piece_id for each in pieces],
-                    [each.children for each in pieces],
-                    [seal_piece(sealer, each) for each in pieces],
-                    namespace,
-                    checkpoint_id,
-                    task_id,
-                    task_path,
-                    status,
-                    [each.idx for each in columns],
-                    [each.channel for each in columns],
-                    [each.piece_ids for each in columns],
-                    values,
-                    sealer.shared,
-                )
-                self._access.check_key(scope, row["key_state"])
-                open_thread(sealer, thread_id, row["thread_created_at"], row["thread_seal"])
-                if row["tier"] != "hot":
-                    raise ThreadArchived
-                if status is not None:
-                    await transaction.execute(
-                        sql.OUTCOME, scope.tenant_id, scope.subject_id, thread_id, namespace, checkpoint_id, status
-                    )
-            return WritesReceipt(stored=row["stored"], unchanged=len(writes) - row["stored"])
+        place = (thread_id, namespace, checkpoint_id, task_id, task_path)
+        new = TaskWrites(*place, writes, status, known_token, state_schema, state_version)
 
-        return await self._access.writing(scope, attempt, share)
+        offload = self._access.offload
+
+        async with offload.request(scope) as uploads:
+
+            async def attempt(sealer: Sealer) -> WritesReceipt:
+                receipt = await offload.completing(
+                    scope, sealer, uploads, lambda: put_once(self._access, scope, sealer, new, uploads)
+                )
+                if receipt.token:
+                    self._access.head_anchors.note(scope, sealer, thread_id, ThreadToken.parse(receipt.token))
+                return receipt
+
+            return await self._access.writing(scope, attempt, share)
 
     async def task_writes(
         self,
@@ -335,13 +335,21 @@ class Checkpoints:
         checkpoint_id: str,
         task_id: str,
         share: ClientShare | None = None,
+        *,
+        refs: bool = False,
     ) -> list[PendingWrite]:
-        """What one task wrote against a checkpoint; empty if nothing."""
+        """What one task wrote against a checkpoint; empty if nothing.
+
+        Raises:
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
+            IntegrityFailure: a write does not authenticate, or the thread's are not what its seal says.
+        """
 
         async def with_sealer(sealer: Sealer) -> list[PendingWrite]:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
-                await admit(transaction, scope, sealer, thread_id)
+                thread = await admit(transaction, scope, sealer, thread_id)
+                await check_writes(transaction, scope, sealer, thread_id, thread)
                 rows = await transaction.fetch(
                     sql.WRITES_OF,
                     scope.tenant_id,
@@ -353,9 +361,11 @@ class Checkpoints:
                     task_id,
                 )
                 opened = [open_write(sealer, row) for row in rows]
-                reader = PieceReader(sealer)
+                reader = PieceReader(sealer, refs=refs)
                 await read_chunks(transaction, scope, reader, thread_id, ids_of(opened))
-            return [each.value(reader.look_up) for each in opened]
+                blobs = await self._access.offload.find(transaction, scope, sealer, reader)
+            await self._access.offload.fill(scope, sealer, reader, blobs)
+            return [each.value(reader) for each in opened]
 
         try:
             return await self._access.reading(scope, with_sealer, CheckpointNotFound(), share)
@@ -372,11 +382,14 @@ class Checkpoints:
         *,
         known_token: str | None = None,
         share: ClientShare | None = None,
+        refs: bool = False,
+        names: WantedNames | None = None,
     ) -> dict[str, ChannelHistory]:
         """For each channel: its value at the nearest ancestor that holds one, and the writes since, oldest first.
 
         The target's own value and writes are left out; those of the ancestor that holds the value are included.
-        This is how LangGraph rebuilds a DeltaChannel.
+        This is how LangGraph rebuilds a DeltaChannel. With ``names``, channels go by a reader's names, and what has to
+        be converted to be theirs is not: writes say their version, and a seed where it is (``seed_at``).
 
         Raises:
             CheckpointNotFound: there is no such checkpoint.
@@ -386,9 +399,12 @@ class Checkpoints:
         async def with_sealer(sealer: Sealer) -> dict[str, ChannelHistory]:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
-                return await reading.channel_history(
-                    transaction, scope, sealer, thread_id, namespace, checkpoint_id, channels, known_token
-                )
+                together, fetching = await reading.channel_history(
+                    transaction, scope, sealer, thread_id, namespace, checkpoint_id, channels, known_token,
+                    self._access.offload, refs=refs, names=names,
+                )  # fmt: skip
+            await fetching.fill(self._access.offload, scope)
+            return together()
 
         return await self._access.reading(scope, with_sealer, _without_keys(known_token), share)
 
@@ -398,15 +414,15 @@ def _without_keys(known_token: str | None) -> CheckpointNotFound | RollbackDetec
     return CheckpointNotFound() if known_token is None else RollbackDetected()
 
 
-def _own_head(sealer: Sealer, thread_id: str, namespace: str, row: Any) -> HeadSeal:
-    """The head that came with a load, which must belong to the thread's life of now."""
+def _own_seals(sealer: Sealer, thread_id: str, namespace: str, row: Any) -> tuple[ThreadSeal, HeadSeal]:
+    """The thread and the head that came with a load; the head must belong to the thread's life of now."""
     if row["at_thread_seal"] is None:
         raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
     thread = open_thread(sealer, thread_id, row["at_thread_created_at"], row["at_thread_seal"])
     head = open_head(sealer, thread_id, namespace, row["at_head_id"], row["at_sequence"], row["at_head_seal"])
     if head.incarnation != thread.incarnation:
         raise IntegrityFailure("the head belongs to another life of this thread")
-    return head
+    return thread, head
 
 
 async def _compared(
@@ -414,9 +430,9 @@ async def _compared(
     scope: Scope,
     sealer: Sealer,
     query: HistoryQuery,
-    page: Page[Checkpoint],
+    page: Page[Unjoined],
     matches: Sequence[OpenedCheckpoint],
-) -> Page[Checkpoint]:
+) -> Page[Unjoined]:
     """A page of a listing, compared with the seals as far as it goes."""
     if not leaves_nothing_out(query):
         return page

@@ -5,6 +5,7 @@ in the caller's snapshot, so that a save or a removal at the same time is seen w
 damage. Nothing is written.
 """
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import msgspec
 
 from crypto import Sealer
 from storage.errors import IntegrityFailure, RollbackDetected
-from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.record import (
     OpenedCheckpoint,
     check_share,
@@ -32,6 +33,10 @@ from storage.scope import Scope
 
 # Rows that are opened at a time while a namespace is walked.
 STRETCH_ROWS = 500
+# Pending writes whose members are summed at a time: some milliseconds, then other requests have their turn.
+MEMBERS_ROWS = 1000
+# Before the first pending write of a thread, in the order of `ALL_WRITES`.
+BEFORE_WRITES: tuple[str, str, str, int] = ("", "", "", -(2**31))
 _MARKER_CHARACTERS = 32
 _CURSOR_PARTS = 3
 
@@ -76,8 +81,61 @@ async def walk(
         after = rows[-1]["checkpoint_id"]
 
 
-async def admit(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> None:
-    """Return if the sealer fits the thread, or if there is none: before what belongs to it is opened.
+class Writes:
+    """The pending writes of one thread as its seals see them: sums, by checkpoint and of all."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def add(self, namespace: str, checkpoint_id: str, mac: bytes) -> None:
+        """Take one more write, by its `write_mac`."""
+        place = (namespace, checkpoint_id)
+        count, total = self._of.get(place, (0, 0))
+        self._of[place] = (count + 1, total + int.from_bytes(mac))
+
+    def of(self, namespace: str, checkpoint_id: str) -> LiveSet:
+        """Those of one checkpoint."""
+        return NO_WRITES.join(LiveSet(*self._of.get((namespace, checkpoint_id), (0, 0))))
+
+    @property
+    def total(self) -> LiveSet:
+        """All of them."""
+        counts, totals = zip(*self._of.values(), strict=True) if self._of else ((), ())
+        return NO_WRITES.join(LiveSet(sum(counts), sum(totals)))
+
+
+def compare_writes(found: LiveSet, expected: LiveSet) -> None:
+    """Compare pending writes with what a seal says of them.
+
+    Raises:
+        IntegrityFailure: one is missing, was put back, or is not the newest at its place.
+    """
+    if found != expected:
+        raise IntegrityFailure(
+            "pending writes were added to, replaced in or taken from this thread outside the gateway"
+        )
+
+
+async def check_writes(
+    transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, thread: ThreadSeal | None
+) -> Writes:
+    """Compare all pending writes of a thread with its seal, by their members and places. Opens none.
+
+    Raises:
+        IntegrityFailure: they differ, or there are some but no thread.
+    """
+    rows = await transaction.fetch(sql.MEMBERS, scope.tenant_id, scope.subject_id, thread_id)
+    writes = Writes()
+    for number, (namespace, checkpoint_id, task_id, idx, member) in enumerate(rows, 1):
+        writes.add(namespace, checkpoint_id, write_mac(sealer, namespace, checkpoint_id, task_id, idx, member))
+        if number % MEMBERS_ROWS == 0:
+            await asyncio.sleep(0)
+    compare_writes(writes.total, NO_WRITES if thread is None else thread.writes)
+    return writes
+
+
+async def admit(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> ThreadSeal | None:
+    """The thread's seal if the sealer fits the thread, None if there is none: before what belongs to it is opened.
 
     Raises:
         ClientShareRequired: the thread was made under a share, and the sealer has none.
@@ -86,8 +144,7 @@ async def admit(transaction: Transaction, scope: Scope, sealer: Sealer, thread_i
         IntegrityFailure: the thread's seal does not authenticate.
     """
     row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
-    if row is not None:
-        open_thread(sealer, thread_id, row["created_at"], row["seal"])
+    return None if row is None else open_thread(sealer, thread_id, row["created_at"], row["seal"])
 
 
 async def check_absent(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str) -> None:

@@ -39,6 +39,14 @@ class JobNotFound(NotFound):
     """There is no such job."""
 
 
+class ArtifactNotFound(NotFound):
+    """There is no such artifact in this scope."""
+
+
+class UploadNotFound(NotFound):
+    """There is no such upload in this scope; it ended, expired or was removed. Begin another one."""
+
+
 class AnchorNotFound(NotFound):
     """The audit log has no anchor yet, or there is no object store to keep one."""
 
@@ -71,6 +79,54 @@ class DeltaChainNeeded(Conflict):
     """A surviving checkpoint is rebuilt from the writes of a run that should be removed."""
 
 
+class ArtifactReferenced(Conflict):
+    """A checkpoint names the artifact; it stays as long as one does."""
+
+
+class ArtifactShared(Conflict):
+    """The artifact takes a client-held share, which an URL cannot carry; download it with the share."""
+
+
+class UploadIncomplete(Conflict):
+    """The upload does not have all of its parts; send what is missing, then complete it."""
+
+
+class ArtifactUnknown(StorageError):
+    """A pointer in the state names no artifact of this scope."""
+
+    def __init__(self, pointer: str = "") -> None:
+        super().__init__()
+        self.pointer = pointer
+
+
+class DigestMismatch(StorageError):
+    """The content does not have the digest that was sent with it; nothing was stored."""
+
+
+class PartInvalid(StorageError):
+    """The part has another length, or another number, than a part of this upload can have."""
+
+
+class QuotaExceeded(StorageError):
+    """The tenant's blobs would take more bytes than its quota; delete artifacts, or ask the operator for more."""
+
+
+class PieceUnknown(StorageError):
+    """A placeholder names a piece that the thread does not have; upload it and send the same again."""
+
+
+class PieceNotFound(NotFound):
+    """The thread has no such piece: it was never uploaded, or removed because nothing named it."""
+
+
+class StateTooLarge(StorageError):
+    """The state's large pieces do not fit one answer; ask for references (pieces=refs) and fetch them one by one."""
+
+
+class BlobsNotConfigured(StorageError):
+    """This deployment has no object store, and so no artifacts (STATEROOM_S3_URL)."""
+
+
 class IdempotencyKeyReused(StorageError):
     """The Idempotency-Key was used before with another request."""
 
@@ -93,6 +149,26 @@ class InvalidState(StorageError):
     def __init__(self, message: str, pointer: str = "") -> None:
         super().__init__(message)
         self.pointer = pointer
+
+
+class StateSchemaNotFound(NotFound):
+    """The tenant has no state schema of this name."""
+
+
+class StateSchemaExists(Conflict):
+    """This version is registered with another definition; versions are written once. Register the next one."""
+
+
+class StateSchemaInvalid(InvalidState):
+    """The definition of a state schema's version cannot be accepted."""
+
+
+class StateTooNewToSave(Conflict):
+    """State names a version that nobody registered."""
+
+    def __init__(self, schema: str, number: int, newest: int | None) -> None:
+        known = "the schema is not registered" if newest is None else f"the newest registered version is {newest}"
+        super().__init__(f"version {number} of state schema {schema!r} is not registered: {known}")
 
 
 class LimitExceeded(StorageError):
@@ -139,6 +215,10 @@ class CommitUnknown(Unavailable):
 
 class LostRaceError(Unavailable):
     """A concurrent transaction changed what this one was built on; storage runs it again by itself."""
+
+
+class UploadExpired(LostRaceError):
+    """An upload was swept before it was settled; storage uploads again under a new id."""
 
 
 class SetupError(StorageError):

@@ -13,10 +13,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A serialised value: ``data`` in ``encoding`` ("msgpack" is the one the gateway can read)."""
+    """A serialised value: ``data`` in ``encoding`` ("msgpack" is the one the gateway can read).
+
+    ``holes`` are offsets in ``data`` at which a placeholder stands for a large leaf (`storage.format.leaves`).
+    """
 
     encoding: str
     data: bytes
+    holes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +33,10 @@ class ChannelValue:
 
 @dataclass(frozen=True, slots=True)
 class FullState:
-    """All channels of the new checkpoint (save forms ``state`` and ``channels``)."""
+    """All channels of the new checkpoint (save forms ``state`` and ``channels``); ``root``: where errors point to."""
 
     channels: dict[str, ChannelValue]
+    root: str = "/state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +50,14 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What the caller believes of the head: ``head_id`` from If-Match, or ``absent`` from If-None-Match: *."""
+    """What the caller believes of the head: ``head_id`` from If-Match, or ``absent`` from If-None-Match: *.
+
+    ``sequence``: also that nothing was written to the head since, not even a pending write.
+    """
 
     head_id: str | None = None
     absent: bool = False
+    sequence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +131,15 @@ class Channel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingWrite:
-    """A stored write of a task against a checkpoint."""
+    """A stored write of a task against a checkpoint; without a version of its own it is at its checkpoint's."""
 
     task_id: str
     idx: int
     task_path: str
     channel: str
     value: Value
+    state_schema: str | None = None
+    state_version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +193,8 @@ class HistoryQuery:
     """Which checkpoints to list, newest first. ``namespace`` None: all; ``thread_id`` None: all of the subject.
 
     ``after`` continues a page: the (checkpoint id, thread id, namespace) of its last row, and what a listing that
-    leaves nothing out has read. ``known_token``: what the caller has seen of the thread.
+    leaves nothing out has read. ``known_token``: what the caller has seen of the thread. ``refs``: placeholders
+    stand for large leaves.
     """
 
     thread_id: str | None = None
@@ -200,6 +212,7 @@ class HistoryQuery:
     with_state: bool = False
     after: tuple[str, ...] | None = None
     known_token: str | None = None
+    refs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +234,26 @@ class NewWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritesReceipt:
-    """How many writes were stored, and how many had been before."""
+    """How many writes were stored, and how many had been before.
+
+    ``token`` as in `Saved`, where the checkpoint is its namespace's head.
+    """
 
     stored: int
     unchanged: int
+    token: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelHistory:
-    """Writes to a channel since ``seed``, oldest first."""
+    """Writes to a channel since ``seed``, oldest first.
+
+    ``seed_at``: the seed is what another version makes of this checkpoint's state, and is not here.
+    """
 
     writes: list[PendingWrite]
     seed: Channel | None
+    seed_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +300,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKeyRecord:
-    """An API key as it is stored; ``mac`` is HMAC-SHA256(pepper, secret), never the secret."""
+    """An API key as it is stored; ``mac`` is an HMAC of the secret and of what it may do, never the secret."""
 
     key_id: str
     kind: Literal["subject", "service", "operator"]

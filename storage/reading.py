@@ -4,15 +4,18 @@ Every function sees one snapshot and either returns what authenticates or raises
 transaction, and nothing is written.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 from crypto import Sealer
-from storage.completeness import admit, check_absent, check_count, check_token
+from storage.blob_ledger import LiveBlob
+from storage.completeness import admit, check_absent, check_count, check_token, check_writes
 from storage.errors import CheckpointNotFound, ClientShareRequired, ClientShareWrong, IntegrityFailure
-from storage.format.manifest import WriteColumns
+from storage.format.chain import NO_WRITES, LiveSet, ThreadSeal
+from storage.format.manifest import CheckpointColumns, WriteColumns
 from storage.format.record import (
     OpenedCheckpoint,
     OpenedWrite,
@@ -24,10 +27,12 @@ from storage.format.record import (
     open_thread_seal,
     open_write,
 )
-from storage.model import ChannelHistory, Checkpoint, HistoryQuery, Page
+from storage.model import ChannelHistory, Checkpoint, HistoryQuery, Page, PendingWrite
+from storage.offload import Offload
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+from storage.versions import WantedNames
 
 # How many rows a request may open to match undeclared metadata, before it answers with a cursor instead.
 HISTORY_SCAN_ROWS_MAX = 10_000
@@ -58,7 +63,7 @@ async def read_chunks(
     wanted = reader.missing(ids)
     while wanted:
         rows = await transaction.fetch(sql.CHUNKS, scope.tenant_id, scope.subject_id, thread_id, wanted)
-        found = [(row["piece_id"], row["children"], row["envelope"]) for row in rows]
+        found = [(row["piece_id"], row["children"], row["named_ids"], row["envelope"]) for row in rows]
         if len(found) != len(wanted):
             raise IntegrityFailure("a stored piece is missing")
         wanted = reader.add(found)
@@ -66,11 +71,19 @@ async def read_chunks(
 
 def open_write_arrays(sealer: Sealer, row: Any) -> list[OpenedWrite]:
     """Pending writes that came as parallel arrays in the row of a load."""
-    names = [*WriteColumns.__struct_fields__, "value"]
+    names = [*WriteColumns.__struct_fields__, "value", "member"]
     arrays = [row[f"w_{name}"] for name in names]
     if arrays[0] is None:
         return []
     return [open_write(sealer, dict(zip(names, values, strict=True))) for values in zip(*arrays, strict=True)]
+
+
+def sum_of(writes: Iterable[OpenedWrite]) -> LiveSet:
+    """What a seal must say of these writes."""
+    total = NO_WRITES
+    for each in writes:
+        total = total.add(each.mac)
+    return total
 
 
 def ids_of(records: Iterable[OpenedCheckpoint | OpenedWrite]) -> list[bytes]:
@@ -88,17 +101,25 @@ def _contains(found: Any, wanted: Any) -> bool:
 
 
 class ThreadSealers:
-    """Which sealer opens the rows of which thread on a page of history.
+    """Which sealer opens the rows of which thread on a page of history, and what the thread's seal says.
 
-    Where one thread is asked for it is the caller's, who has admitted it. Over all threads the caller's share opens
-    what was made under it, and no share what was made without one.
+    Where one thread is asked for it is the caller's, who has admitted it as ``thread``. Over all threads the caller's
+    share opens what was made under it, and no share what was made without one.
     """
 
-    def __init__(self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str | None) -> None:
+    def __init__(
+        self,
+        transaction: Transaction,
+        scope: Scope,
+        sealer: Sealer,
+        thread_id: str | None,
+        thread: ThreadSeal | None,
+    ) -> None:
         self._transaction = transaction
         self._scope = scope
         self._sealer = sealer
         self._known: dict[str, Sealer | None] = {} if thread_id is None else {thread_id: sealer}
+        self._seals: dict[str, ThreadSeal] = {} if thread_id is None or thread is None else {thread_id: thread}
 
     async def learn(self, thread_ids: Iterable[str]) -> None:
         """Read the seals of threads that were not asked about before."""
@@ -111,6 +132,7 @@ class ThreadSealers:
         for row in rows:
             thread_id = row["thread_id"]
             thread = open_thread_seal(self._sealer, thread_id, row["created_at"], row["seal"])
+            self._seals[thread_id] = thread
             if thread.share_check is not None:
                 self._known[thread_id] = None
                 with suppress(ClientShareRequired, ClientShareWrong):
@@ -120,6 +142,10 @@ class ThreadSealers:
     def of(self, thread_id: str) -> Sealer | None:
         """The sealer of a thread that was learned; None: its share is not here."""
         return self._known[thread_id]
+
+    def seal_of(self, thread_id: str) -> ThreadSeal | None:
+        """The seal of a thread that was learned; None: it has no row."""
+        return self._seals.get(thread_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +159,7 @@ class WithheldCheckpoint:
         """As `OpenedCheckpoint.place`."""
         return self.row["checkpoint_id"], self.row["thread_id"], self.row["namespace"]
 
-    def value(self, look_up: None, writes: None) -> Checkpoint:  # noqa: ARG002  as `OpenedCheckpoint.value`
+    def value(self, reader: None, writes: None) -> Checkpoint:  # noqa: ARG002  as `OpenedCheckpoint.value`
         """Its clear columns."""
         return clear_checkpoint(self.row)
 
@@ -189,16 +215,56 @@ async def scan(
             return matches, after
 
 
-async def with_state(
+@dataclass(frozen=True, slots=True)
+class Unjoined:
+    """A checkpoint that was read, and what its values are put together from once the snapshot has ended."""
+
+    matched: Match
+    writes: list[OpenedWrite]
+    reader: PieceReader | None
+
+    def value(self) -> Checkpoint:
+        """The checkpoint as callers see it."""
+        if self.reader is None or isinstance(self.matched, WithheldCheckpoint):
+            return self.matched.value(None, None)
+        return self.matched.value(self.reader, [each.value(self.reader) for each in self.writes])
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """The large pieces of one read that are still in the object store."""
+
+    sealer: Sealer
+    reader: PieceReader
+    blobs: dict[UUID, LiveBlob]
+
+    async def fill(self, offload: Offload, scope: Scope) -> None:
+        """Fetch them, after the snapshot has ended; as `Offload.fill`."""
+        await offload.fill(scope, self.sealer, self.reader, self.blobs)
+
+
+async def with_state(  # noqa: C901  two early ends of one walk
     transaction: Transaction,
     scope: Scope,
+    offload: Offload,
     sealers: ThreadSealers,
     matches: list[Match],
     after: tuple[str, ...] | None,
-) -> Page[Checkpoint]:
+    *,
+    refs: bool,
+) -> tuple[Page[Unjoined], list[Fetching]]:
     """Read writes and pieces for a page, a few checkpoints at a time, until the byte budget is spent."""
-    page: list[Checkpoint] = []
+    page: list[Unjoined] = []
     readers: dict[str, PieceReader] = {}
+
+    async def fetching() -> list[Fetching]:
+        found = []
+        for thread_id, reader in readers.items():
+            sealer = sealers.of(thread_id)
+            if sealer is not None:
+                found.append(Fetching(sealer, reader, await offload.find(transaction, scope, sealer, reader)))
+        return found
+
     spent = 0
     for start in range(0, len(matches), _STATE_ROWS):
         for place, matched in _by_place(matches[start : start + _STATE_ROWS]):
@@ -206,7 +272,7 @@ async def with_state(
             sealer = sealers.of(thread_id)
             group = [each for each in matched if isinstance(each, OpenedCheckpoint)]
             if sealer is None:
-                page.extend(each.value(None, None) for each in matched)
+                page.extend(Unjoined(each, [], None) for each in matched)
                 continue
             rows = await transaction.fetch(
                 sql.WRITES_OF,
@@ -221,19 +287,21 @@ async def with_state(
             writes: dict[str, list[OpenedWrite]] = {}
             for row in rows:
                 writes.setdefault(row["checkpoint_id"], []).append(open_write(sealer, row))
-            reader = readers.setdefault(thread_id, PieceReader(sealer))
+            if thread_id not in readers:
+                await check_writes(transaction, scope, sealer, thread_id, sealers.seal_of(thread_id))
+                readers[thread_id] = PieceReader(sealer, refs=refs)
+            reader = readers[thread_id]
             ids = ids_of(group) + ids_of(each for some in writes.values() for each in some)
             await read_chunks(transaction, scope, reader, thread_id, ids)
             for opened in group:
-                own = [each.value(reader.look_up) for each in writes.get(opened.columns.checkpoint_id, ())]
-                checkpoint = opened.value(reader.look_up, own)
-                page.append(checkpoint)
-                spent += sum(len(each.value.data) for each in (checkpoint.channels or {}).values())
-                spent += sum(len(each.value.data) for each in own)
+                own = writes.get(opened.columns.checkpoint_id, [])
+                page.append(Unjoined(opened, own, reader))
+                spent += sum(reader.size_of(each.body, opened.ids) for each in opened.manifest.channels)
+                spent += sum(reader.size_of(each.record.body, each.ids) for each in own)
                 last = (opened.columns.checkpoint_id, thread_id, namespace)
                 if spent >= HISTORY_BYTES_MAX and len(page) < len(matches):
-                    return Page(page, last)
-    return Page(page, after)
+                    return Page(page, last), await fetching()
+    return Page(page, after), await fetching()
 
 
 def _by_place(rows: Sequence[Match]) -> list[tuple[tuple[str, str], list[Match]]]:
@@ -257,12 +325,16 @@ async def channel_history(
     checkpoint_id: str | None,
     channels: Sequence[str],
     known_token: str | None,
-) -> dict[str, ChannelHistory]:
-    """What `Checkpoints.channel_history` promises, in an open snapshot."""
+    offload: Offload,
+    *,
+    refs: bool,
+    names: WantedNames | None,
+) -> tuple[Callable[[], dict[str, ChannelHistory]], Fetching]:
+    """What `Checkpoints.channel_history` promises, in an open snapshot: how to put it together, and what to fetch."""
     place = (scope.tenant_id, scope.subject_id, thread_id, namespace)
     if known_token is not None:
         await check_token(transaction, scope, sealer, thread_id, known_token)
-    await admit(transaction, scope, sealer, thread_id)
+    thread = await admit(transaction, scope, sealer, thread_id)
     row = await transaction.fetchrow(sql.HEAD, *place)
     if row is None:
         await check_absent(transaction, scope, sealer, thread_id, namespace)
@@ -272,23 +344,93 @@ async def channel_history(
     if target is None:
         await check_count(transaction, scope, thread_id, namespace, head)
         raise CheckpointNotFound
-    lines, seeds, found_all = await _walk(transaction, sealer, place, target.columns.parent_id, channels)
+    ancestry = Ancestry(names)
+    lines, seeds, found_all = await _walk(transaction, sealer, place, target.columns.parent_id, channels, ancestry)
     if not found_all:
         await check_count(transaction, scope, thread_id, namespace, head)
     ancestors = max((len(line) for line in lines.values()), default=0)
     longest = next((line for line in lines.values() if len(line) == ancestors), [])
-    rows = await transaction.fetch(sql.WRITES_OF, *place, longest, list(channels), None)
-    opened = [open_write(sealer, row) for row in rows]
-    reader = PieceReader(sealer)
-    await read_chunks(transaction, scope, reader, thread_id, ids_of([*opened, *seeds.values()]))
-    result: dict[str, ChannelHistory] = {}
-    for name in channels:
-        depth = {each: at for at, each in enumerate(lines[name])}
-        own = [each for each in opened if each.columns.channel == name and each.columns.checkpoint_id in depth]
-        own.sort(key=lambda each: -depth[each.columns.checkpoint_id])  # stable: order inside a checkpoint stays
-        seed = seeds[name].channel(name, reader.look_up) if name in seeds else None
-        result[name] = ChannelHistory(writes=[each.value(reader.look_up) for each in own], seed=seed)
-    return result
+    if longest:
+        await check_writes(transaction, scope, sealer, thread_id, thread)
+    rows = await ancestry.writes(transaction, place, longest, channels, target)
+    known_as = [(each, ancestry.names_of(each)) for each in (open_write(sealer, row) for row in rows)]
+    opened = [each for each, own_names in known_as if not own_names.isdisjoint(channels)]
+    reader = PieceReader(sealer, refs=refs)
+    here = [each for each in seeds.values() if not ancestry.is_elsewhere(each)]
+    await read_chunks(transaction, scope, reader, thread_id, ids_of([*opened, *here]))
+
+    def together() -> dict[str, ChannelHistory]:
+        result: dict[str, ChannelHistory] = {}
+        for name in channels:
+            depth = {each: at for at, each in enumerate(lines[name])}
+            own = [each for each, as_ in known_as if name in as_ and each.columns.checkpoint_id in depth]
+            own.sort(key=lambda each: -depth[each.columns.checkpoint_id])  # stable: order inside a checkpoint stays
+            writes = [ancestry.versioned(each, each.value(reader)) for each in own]
+            result[name] = ancestry.history(name, writes, seeds.get(name), reader)
+        return result
+
+    return together, Fetching(sealer, reader, await offload.find(transaction, scope, sealer, reader))
+
+
+class Ancestry:
+    """Ancestors' channels and writes by the names of a reader, who may be at another version than they are."""
+
+    def __init__(self, names: WantedNames | None) -> None:
+        self._names = names
+        self._columns: dict[str, CheckpointColumns] = {}
+        self.differs = False
+
+    def held(self, ancestor: OpenedCheckpoint) -> set[str]:
+        """Take an ancestor; returns the names of the channels that it holds."""
+        stored = [each.name for each in ancestor.manifest.channels]
+        columns = ancestor.columns
+        if self._names is None:
+            return set(stored)
+        self._columns[columns.checkpoint_id] = columns
+        self.differs = self.differs or self._names.differs(columns)
+        return {name for each in stored for name in self._names.of(columns, each)}
+
+    def is_elsewhere(self, seed: OpenedCheckpoint) -> bool:
+        """Whether a channel's value is what another version makes of the whole state that holds it."""
+        return self._names is not None and self._names.differs(seed.columns)
+
+    async def writes(
+        self,
+        transaction: Transaction,
+        place: tuple[Any, ...],
+        ancestors: Sequence[str],
+        channels: Sequence[str],
+        target: OpenedCheckpoint,
+    ) -> list[Any]:
+        """Rows of all writes to the ancestors that may be to these channels."""
+        if self._names is None:
+            return await transaction.fetch(sql.WRITES_OF, *place, ancestors, list(channels), None)
+        at = self._names.version_of(target.columns)
+        return await transaction.fetch(sql.WRITES_BY_VERSION, *place, ancestors, list(channels), self.differs, at)
+
+    def history(
+        self, name: str, writes: list[PendingWrite], seed: OpenedCheckpoint | None, reader: PieceReader
+    ) -> ChannelHistory:
+        """A channel's history, as far as it is here."""
+        if seed is not None and self.is_elsewhere(seed):
+            return ChannelHistory(writes=writes, seed=None, seed_at=seed.columns.checkpoint_id)
+        return ChannelHistory(writes=writes, seed=None if seed is None else seed.channel(name, reader))
+
+    def _version(self, write: OpenedWrite) -> WriteColumns | CheckpointColumns:
+        return write.columns if write.columns.state_schema is not None else self._columns[write.columns.checkpoint_id]
+
+    def names_of(self, write: OpenedWrite) -> frozenset[str]:
+        """The names of the channels that a write to one of the ancestors is to."""
+        if self._names is None:
+            return frozenset({write.columns.channel})
+        return frozenset(self._names.of(self._version(write), write.columns.channel))
+
+    def versioned(self, write: OpenedWrite, value: PendingWrite) -> PendingWrite:
+        """A write's value, and the version it is at, also where that is its checkpoint's."""
+        if self._names is None:
+            return value
+        at = self._version(write)
+        return replace(value, state_schema=at.state_schema, state_version=at.state_version)
 
 
 async def _walk(
@@ -297,6 +439,7 @@ async def _walk(
     place: tuple[Any, ...],
     parent_id: str | None,
     channels: Sequence[str],
+    ancestry: Ancestry,
 ) -> tuple[dict[str, list[str]], dict[str, OpenedCheckpoint], bool]:
     """For each channel its ancestors, nearest first, up to and with the one that holds a value, if any.
 
@@ -314,7 +457,7 @@ async def _walk(
             if ancestor.columns.checkpoint_id in seen:
                 return lines, seeds, True
             seen.add(ancestor.columns.checkpoint_id)
-            held = {each.name for each in ancestor.manifest.channels}
+            held = ancestry.held(ancestor)
             for name in channels:
                 if name not in seeds:
                     lines[name].append(ancestor.columns.checkpoint_id)

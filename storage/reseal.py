@@ -4,7 +4,8 @@ In this order, each step durable and repeatable:
 
 1. **settle**: wait until nobody is at work who began before the rotation; what is saved later is sealed anew.
 2. **threads**: a few rows at a time, under the thread's lock: chunks, checkpoints, pending writes, heads, and the
-   thread's own seal last. **receipts**: those of idempotency keys.
+   thread's own seal last. **blobs**: pointers, open uploads and artifacts; the objects themselves stay. **receipts**:
+   those of idempotency keys.
 3. **count**: by the headers of the envelopes. Something is left (a copy moved old chunks meanwhile): once more from 2.
    Nothing is left: older versions become retired.
 4. **drain**: wait as in 1, and count again; still nothing: they are destroyed, with an entry in the audit log.
@@ -19,12 +20,14 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from msgspec import json
 
 from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
 from storage.access import Access
 from storage.audit import GATEWAY_ACTOR, Audit
+from storage.blob_reseal import BlobPosition, reseal_blobs
 from storage.errors import NotFound
 from storage.format.chain import head_location, thread_location
 from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
@@ -73,6 +76,8 @@ class Reseal:
                 return await self._access.reading(scope, lambda sealer: self._end(lease, scope, sealer), NotFound())
             case "threads":
                 return await self._threads(lease, scope, *at)
+            case "blobs":
+                return await self._blobs(lease, scope, *at)
             case "receipts":
                 return await self._receipts(lease, scope, *at)
             case _:
@@ -108,8 +113,20 @@ class Reseal:
                         return MORE
                 after = row["thread_id"]
             if len(rows) < _THREADS_PAGE:
-                await self._move(lease, scope, "receipts", done_before, "")
+                await self._move(lease, scope, "blobs", done_before, *_place_of(BlobPosition()))
                 return MORE
+
+    async def _blobs(self, lease: Lease, scope: Scope, done_before: int, table: str, after: str) -> Slice:
+        async def with_sealer(sealer: Sealer) -> None:
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                await self._access.check_key_in(transaction, scope, sealer)
+                begin = BlobPosition(table, UUID(after))
+                batch = await reseal_blobs(transaction, scope, sealer, begin, BATCH_ROWS)
+                more = batch.position is not None and ("blobs", done_before, *_place_of(batch.position))
+                await lease.advance(transaction, _position(*(more or ("receipts", done_before, ""))), batch.done)
+
+        await self._paced(lambda: self._access.reading(scope, with_sealer, NotFound()))
+        return MORE
 
     async def _paced(self, work: Callable[[], Any]) -> None:
         started = time.monotonic()
@@ -222,6 +239,10 @@ def _position(*parts: str | int) -> str:
     return json.encode(parts).decode()
 
 
+def _place_of(position: BlobPosition) -> tuple[str, str]:
+    return position.table, position.after.hex
+
+
 def _place(scope: Scope) -> tuple[object, str]:
     return scope.tenant_id, scope.subject_id
 
@@ -282,7 +303,7 @@ class _Batch:
         """Pieces of values."""
         for row in await self._stale(sql.STALE_CHUNKS, self._thread.piece):
             self._thread.piece = row["piece_id"]
-            location = chunk_location(row["piece_id"], row["children"])
+            location = chunk_location(row["piece_id"], row["children"], row["named_ids"])
             again = _resealed(self._sealer, Kind.CHUNK, location, row["envelope"])
             await self._store(sql.RESEAL_CHUNK, row["piece_id"], self._sealer.active_key_version, again)
 

@@ -6,7 +6,7 @@ saves and caches nothing.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 
 from crypto import Sealer
 from storage.access import Access
+from storage.blob_ledger import pack_named_ids, unpack_named_ids
 from storage.completeness import admit, check_token
 from storage.errors import (
     ChannelUnchangedUnknown,
@@ -22,13 +23,15 @@ from storage.errors import (
     IntegrityFailure,
     InvalidState,
     LostRaceError,
+    PieceUnknown,
     PreconditionRequired,
     ThreadArchived,
 )
-from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.ids import mint_checkpoint_id
+from storage.format.leaves import Pointer, escaped, find_pointer
 from storage.format.manifest import FORMAT, ChannelRecord, CheckpointColumns, Manifest
-from storage.format.pieces import Body, Cutter, join, list_bounds, list_count, list_header, piece_ids_of
+from storage.format.pieces import Body, Cutter, join_holed, list_bounds, list_count, list_header, piece_ids_of
 from storage.format.record import (
     OpenedCheckpoint,
     PieceReader,
@@ -44,22 +47,46 @@ from storage.format.record import (
 from storage.format.token import ThreadToken
 from storage.idempotency import claim, settle
 from storage.model import FullState, Patch, Save, Saved, Value
+from storage.offload import Uploads, artifacts_in, pack_artifacts
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.reading import one, read_chunks
 from storage.scope import Scope
+from storage.versions import OtherVersionError
 
 
-async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save) -> Saved:
-    """One attempt at a save, in a transaction of its own.
+def _at_version(save: Save, base: OpenedCheckpoint | None) -> Save:
+    """The save, if its version is its parent's where it has to be.
 
     Raises:
+        ChannelUnchangedUnknown: an unchanged channel is at another version.
+        OtherVersionError: a patch is, or it names none, and so has not been checked by its parent's.
+    """
+    if base is None or base.columns.state_schema is None or base.columns.state_version is None:
+        return save
+    at = (base.columns.state_schema, base.columns.state_version)
+    if isinstance(save.content, Patch):
+        if (save.state_schema, save.state_version) != at:
+            raise OtherVersionError(base.columns.checkpoint_id, *at)
+    elif save.state_schema is not None and (save.state_schema, save.state_version) != at:
+        for name, each in save.content.channels.items():
+            if each.value is None:
+                raise ChannelUnchangedUnknown(name)
+    return save
+
+
+async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save, uploads: Uploads) -> Saved:
+    """One attempt at a save, in a transaction of its own. ``uploads``: what is in the object store for it.
+
+    Raises:
+        UploadNeeded: upload these pieces, then run it again.
         LostRaceError: run it again.
         StorageError: as `Checkpoints.save`.
     """
     now = access.clock.now()
-    cutter = Cutter(sealer)
+    cutter = Cutter(sealer, offload_bytes_min=access.offload.bytes_min)
     full = save.content if isinstance(save.content, FullState) else None
+    named = _named(save.content)
     cut = {
         name: cutter.cut(each.value) for name, each in (full.channels.items() if full else ()) if each.value is not None
     }
@@ -82,7 +109,7 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save) ->
             sealer.active_key_version,
             save.namespace,
             save.checkpoint_id,
-            list(cutter.pieces),
+            [*cutter.pieces, *cutter.referenced],
             needs_parent,
             save.parent is None,
             save.parent.checkpoint_id if save.parent else None,
@@ -96,31 +123,41 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save) ->
         standing = _Standing.open(sealer, save, row)
         base = None if row["checkpoint_id"] is None else open_checkpoint(sealer, row)
         if row["stored_before"]:
-            saved = await _saved_before(transaction, scope, sealer, save, standing, cut, cutter)
+            saved = await _saved_before(transaction, scope, sealer, save, standing, cut, cutter, named)
             await _settle(transaction, scope, sealer, save, saved)
             return saved
         standing.check(save, row["strict"])
+        if not cutter.referenced.keys() <= {*(row["present_ids"] or ())}:
+            raise PieceUnknown
         parent_id = standing.head_id if save.parent is None else save.parent.checkpoint_id
         if base is None and needs_parent and parent_id is not None:
             # It may be newer than the snapshot of the statement that waited for the lock.
             base = await one(transaction, scope, sealer, save.thread_id, save.namespace, parent_id)
             if base is None and save.parent is None:
                 raise IntegrityFailure("the head's checkpoint is missing")
-        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base)
+        save = _at_version(save, base)
+        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base, named)
+        await access.offload.name_artifacts(
+            transaction, scope, save.thread_id, [each for some in named.values() for each in some]
+        )
         columns = _columns(
             save,
+            channels,
             checkpoint_id=save.checkpoint_id or mint_checkpoint_id(now, standing.head_id),
             parent_id=parent_id,
             step=save.step if save.step is not None else (base.columns.step + 1 if base else 0),
             created_at=now,
             piece_ids=cutter.listed.pack(),
         )
-        saved = await _write(transaction, scope, sealer, save, standing, columns, channels, cutter, row)
+        saved = await _write(
+            access, transaction, scope, sealer, save, standing, columns, channels, cutter, row, uploads
+        )
         await _settle(transaction, scope, sealer, save, saved)
         return saved
 
 
 async def _write(
+    access: Access,
     transaction: Transaction,
     scope: Scope,
     sealer: Sealer,
@@ -130,13 +167,18 @@ async def _write(
     channels: list[ChannelRecord],
     cutter: Cutter,
     row: Any,
+    uploads: Uploads,
 ) -> Saved:
     sealed = seal_checkpoint(sealer, columns, _manifest(save, channels))
     head_id = max(standing.head_id or "", columns.checkpoint_id, key=str.encode)
-    head = standing.with_member(sealed.member)
+    head = standing.with_member(
+        sealed.member, _early(sealer, columns, row) if head_id == columns.checkpoint_id else None
+    )
     present = set(row["present_ids"] or ())
     fresh = [piece for piece in cutter.pieces.values() if piece.piece_id not in present]
-    written = await transaction.fetchval(
+    blobs = await access.offload.place(transaction, scope, sealer, save.thread_id, fresh, uploads)
+    blob_ids = [blobs.get(piece.piece_id) for piece in fresh]
+    written = await transaction.fetchrow(
         sql.WRITE,
         scope.tenant_id,
         scope.subject_id,
@@ -144,7 +186,7 @@ async def _write(
         sealer.active_key_version,
         [piece.piece_id for piece in fresh],
         [piece.children for piece in fresh],
-        [seal_piece(sealer, piece) for piece in fresh],
+        [seal_piece(sealer, piece, blob_id) for piece, blob_id in zip(fresh, blob_ids, strict=True)],
         columns.namespace,
         columns.checkpoint_id,
         columns.parent_id,
@@ -166,8 +208,12 @@ async def _write(
         head.sequence,
         seal_head(sealer, save.thread_id, save.namespace, head_id, head),
         standing.head is not None,
+        [None if blob_id is None else blob_id.bytes for blob_id in blob_ids],
+        columns.named_ids,
     )
-    if written != 2:  # the checkpoint, and the head on top of the one that was read
+    access.check_key(scope, written["key_state"])
+    # Written are the checkpoint, and the head on top of the one that was read.
+    if written["written"] != 2 or written["early_members"] != row["early_members"]:
         raise LostRaceError
     if standing.head is None:
         thread = standing.thread.with_namespace(sealer, save.namespace)
@@ -189,6 +235,7 @@ async def _saved_before(
     standing: "_Standing",
     cut: dict[str, Body],
     cutter: Cutter,
+    named: Mapping[str, Sequence[Pointer]],
 ) -> Saved:
     """Answer a save whose id is stored: the same save again is a no-op, another one a conflict."""
     stored = await one(transaction, scope, sealer, save.thread_id, save.namespace, save.checkpoint_id)
@@ -201,11 +248,13 @@ async def _saved_before(
         if base is None and stored.columns.parent_id is not None:
             raise CheckpointExists
     try:
-        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base)
+        save = _at_version(save, base)
+        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base, named)
     except (ChannelUnchangedUnknown, InvalidState):
         raise CheckpointExists from None
     again = _columns(
         save,
+        channels,
         checkpoint_id=stored.columns.checkpoint_id,
         parent_id=stored.columns.parent_id if save.parent is None else save.parent.checkpoint_id,
         step=stored.columns.step if save.step is None else save.step,
@@ -244,6 +293,8 @@ class _Standing:
                 not believed.absent and believed.head_id != self.head_id
             ):
                 raise HeadMoved(self.head_id)
+            if believed.sequence is not None and (self.head is None or self.head.sequence != believed.sequence):
+                raise HeadMoved(self.head_id)
             return
         if isinstance(save.content, Patch):
             raise PreconditionRequired
@@ -254,15 +305,51 @@ class _Standing:
             if save.parent.checkpoint_id != self.head_id:
                 raise HeadMoved(self.head_id)
 
-    def with_member(self, member: bytes) -> HeadSeal:
-        """The head seal after one more checkpoint."""
+    def with_member(self, member: bytes, early: LiveSet | None) -> HeadSeal:
+        """The head seal after one more checkpoint; ``early``: its writes, if it becomes the head."""
         if self.head is None:
-            return HeadSeal(self.thread.incarnation, self.thread.floor + 1, LiveSet().add(member))
-        return HeadSeal(self.head.incarnation, self.head.sequence + 1, self.head.live.add(member))
+            return HeadSeal(self.thread.incarnation, self.thread.floor + 1, LiveSet().add(member), early or NO_WRITES)
+        writes = self.head.writes if early is None else early
+        return HeadSeal(self.head.incarnation, self.head.sequence + 1, self.head.live.add(member), writes)
+
+
+def _early(sealer: Sealer, columns: CheckpointColumns, row: Any) -> LiveSet:
+    """The pending writes that arrived before their checkpoint."""
+    early = NO_WRITES
+    arrived = (row["early_tasks"] or (), row["early_idx"] or (), row["early_members"] or ())
+    for task_id, idx, member in zip(*arrived, strict=True):
+        early = early.add(write_mac(sealer, columns.namespace, columns.checkpoint_id, task_id, idx, member))
+    return early
+
+
+def _named(content: FullState | Patch) -> dict[str, list[Pointer]]:
+    """The artifacts that the values of a save name, by channel, and where."""
+    named: dict[str, list[Pointer]] = {}
+    if isinstance(content, FullState):
+        for name, each in content.channels.items():
+            where = f"{content.root}/{escaped(name)}"
+            # A channel's name is part of the state, too.
+            found = find_pointer(name, where)
+            if each.value is not None:
+                found += artifacts_in(each.value, where)
+            if found:
+                named[name] = found
+        return named
+    for name, value in content.set.items():
+        where = f"/changes/set/{escaped(name)}"
+        if found := find_pointer(name, where) + artifacts_in(value, where):
+            named[name] = found
+    for name, elements in content.append.items():
+        for position, element in enumerate(elements):
+            where = f"/changes/append/{escaped(name)}/{position}"
+            if found := artifacts_in(Value("msgpack", element), where):
+                named.setdefault(name, []).extend(found)
+    return named
 
 
 def _columns(
     save: Save,
+    channels: Sequence[ChannelRecord],
     *,
     checkpoint_id: str,
     parent_id: str | None,
@@ -289,7 +376,13 @@ def _columns(
         cost_micros=usage.get("cost_micros"),
         created_at=created_at,
         piece_ids=piece_ids,
+        named_ids=_union(each.artifacts for each in channels),
     )
+
+
+def _union(packed: Iterable[bytes | None]) -> bytes | None:
+    given = [each for each in packed if each is not None]
+    return pack_named_ids(each for some in given for each in unpack_named_ids(some)) if given else None
 
 
 def _manifest(save: Save, channels: list[ChannelRecord]) -> Manifest:
@@ -322,20 +415,22 @@ async def _compose(
     cut: Mapping[str, Body],
     cutter: Cutter,
     base: OpenedCheckpoint | None,
+    named: Mapping[str, Sequence[Pointer]],
 ) -> list[ChannelRecord]:
     """The channels of the new checkpoint; ``base`` is the parent that unchanged channels and patches refer to."""
     if isinstance(save.content, FullState):
         channels = []
         for name, each in save.content.channels.items():
             if each.value is not None:
-                channels.append(ChannelRecord(name, each.version, each.value.encoding, cut[name]))
+                artifacts = pack_artifacts(named.get(name, ()))
+                channels.append(ChannelRecord(name, each.version, each.value.encoding, cut[name], artifacts))
                 continue
             held = _held(base, name)
             if base is None or held is None or held.version != each.version:
                 raise ChannelUnchangedUnknown(name)
             channels.append(msgspec.structs.replace(held, body=_adopt(held.body, base.ids, cutter)))
         return channels
-    return await _apply(transaction, scope, sealer, save.content, cutter, base, save.thread_id)
+    return await _apply(transaction, scope, sealer, save.content, cutter, base, save.thread_id, named)
 
 
 def _held(base: OpenedCheckpoint | None, name: str) -> ChannelRecord | None:
@@ -363,6 +458,7 @@ async def _apply(
     cutter: Cutter,
     base: OpenedCheckpoint | None,
     thread_id: str,
+    named: Mapping[str, Sequence[Pointer]],
 ) -> list[ChannelRecord]:
     held = {each.name: each for each in (base.manifest.channels if base else [])}
     ids = base.ids if base else []
@@ -375,17 +471,22 @@ async def _apply(
         if not isinstance(body, bytes):
             prefix, leaves, closed = body
             tails.extend(piece_ids_of((prefix, leaves[closed:], 0), ids))
-    reader = PieceReader(sealer)
+    reader = PieceReader(sealer, refs=True)
     await read_chunks(transaction, scope, reader, thread_id, tails)
     channels: dict[str, ChannelRecord] = {}
     for name, each in held.items():
         if name not in patch.remove and name not in patch.set and name not in patch.append:
             channels[name] = msgspec.structs.replace(each, body=_adopt(each.body, ids, cutter))
     for name, value in patch.set.items():
-        channels[name] = ChannelRecord(name, None, value.encoding, cutter.cut(value))
+        if value.holes:
+            raise InvalidState("placeholders come in channels", f"/changes/set/{escaped(name)}")
+        artifacts = pack_artifacts(named.get(name, ()))
+        channels[name] = ChannelRecord(name, None, value.encoding, cutter.cut(value), artifacts)
     for name, elements in patch.append.items():
         body = _appended(name, held.get(name), ids, elements, cutter, reader)
-        channels[name] = ChannelRecord(name, None, "msgpack", body)
+        before = held[name].artifacts if name in held else None
+        artifacts = _union((before, pack_artifacts(named.get(name, ()))))
+        channels[name] = ChannelRecord(name, None, "msgpack", body, artifacts)
     order = [*held, *(name for name in channels if name not in held)]
     return [channels[name] for name in order if name in channels]
 
@@ -408,11 +509,12 @@ def _appended(
             return cutter.cut(Value("msgpack", list_header(count) + held.body[bounds[0] :] + added))
     if held.encoding == "msgpack" and not isinstance(held.body, bytes) and held.body[0]:
         prefix, leaves, closed = held.body
-        tail = join((b"", leaves[closed:], 0), ids, reader.look_up)
+        tail, holes = join_holed((b"", leaves[closed:], 0), ids, reader.look_up)
         return cutter.append(
             list_header(list_count(prefix) + len(elements)),
             piece_ids_of((b"", leaves[:closed], 0), ids),
             tail + added,
+            holes,
         )
     raise InvalidState(f"channel {name!r} is not a list", f"/changes/append/{name}")
 

@@ -69,7 +69,8 @@ class Scope:
 class OperatorScope:
     """The list of tenants and operator credentials. Opens no state: it has no subject.
 
-    ``founding`` is the tenant an operator is creating at this moment, whose first credential it may store.
+    ``founding`` is the tenant an operator is working on at this moment: creating it, shredding it, or recording in its
+    audit log that its state is about to be read. It reaches that tenant's records, no subject's rows.
     """
 
     founding: UUID | None = None

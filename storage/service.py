@@ -3,32 +3,46 @@
 Owns opening and closing. It decides nothing else; what each verb promises is said where the verb is.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from crypto import RootKey
+from migrations.state.chain import Chain
 from storage.access import Access
-from storage.anchors import Anchors
+from storage.anchors import Anchors, Restored
+from storage.artifacts import Artifacts
 from storage.audit import Audit
+from storage.blob_io import PIECE_BYTES_MAX, BlobReader, BlobWriter
+from storage.blob_ledger import BlobLedger
 from storage.blobs.store import BlobStore
 from storage.checkpoints import Checkpoints
 from storage.clock import Clock, SystemClock
 from storage.errors import SetupError, Unavailable
+from storage.format.leaves import OFFLOAD_BYTES_MIN
+from storage.fsck import Fsck
 from storage.head_anchors import HeadAnchors
 from storage.jobs import Jobs, Runner
 from storage.keys import Keys
+from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating
+from storage.offload import Offload
+from storage.pieces import Pieces
 from storage.postgres.engine import create_engine
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.postgres.unit_of_work import Observer, Silent, UnitOfWork
 from storage.quiet import Quiet
 from storage.reseal import PAUSE_RATIO, RESEAL_KIND, Reseal
 from storage.rotation import REWRAP_ROOT_KIND, REWRAP_TENANT_KIND, Rotation
-from storage.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Shred
+from storage.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Accepted, Shred
+from storage.state_schemas import StateSchemas
+from storage.states import States
+from storage.sweep import Sweep
 from storage.tenants import Tenants
 from storage.threads import Threads
 from storage.verify import Verification
+from storage.verifying import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND, Verifying
 
 # As the setting's default; see `gateway.settings`.
 BACKUP_RETENTION_DAYS = 30
@@ -57,6 +71,8 @@ class Store:
         observer: Observer | None = None,
         backup_retention_days: int = BACKUP_RETENTION_DAYS,
         reseal_pause_ratio: float = PAUSE_RATIO,
+        offload_bytes_min: int = OFFLOAD_BYTES_MIN,
+        shipped: Mapping[str, Chain] | None = None,
     ) -> None:
         clock = clock or SystemClock()
         observer = observer or Silent()
@@ -64,15 +80,31 @@ class Store:
         self.unit_of_work = UnitOfWork(engine, observer)
         self.keys = Keys(self.unit_of_work, root_key, deployment_id, clock, observer)
         self.head_anchors = HeadAnchors(blobs)
-        access = Access(self.unit_of_work, self.keys, clock, observer, self.head_anchors)
+        self.ledger = BlobLedger(self.unit_of_work)
+        self.blob_writer = None if blobs is None else BlobWriter(blobs)
+        self.blob_reader = None if blobs is None else BlobReader(blobs)
+        # Files come and go as slowly as their peers; saves and loads do not wait for memory that those hold.
+        piece_writer = None if blobs is None else BlobWriter(blobs, bytes_max=PIECE_BYTES_MAX)
+        piece_reader = None if blobs is None else BlobReader(blobs, bytes_max=PIECE_BYTES_MAX)
+        offload = Offload(self.unit_of_work, self.ledger, piece_writer, piece_reader, clock, offload_bytes_min)
+        access = Access(self.unit_of_work, self.keys, clock, observer, self.head_anchors, offload)
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
+        self.pieces = Pieces(access)
         self.verification = Verification(access, self.head_anchors)
         self.blobs = blobs
+        self.artifacts = Artifacts(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
+        self.sweep = Sweep(self.unit_of_work, blobs, backup_retention_days)
+        self.fsck = Fsck(self.unit_of_work, self.ledger, blobs, clock)
         self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
         self.anchors = Anchors(self.unit_of_work, self.audit, root_key, blobs, deployment_id, clock)
         self.tenants = Tenants(self.unit_of_work, self.audit, clock)
         self.jobs = Jobs(self.unit_of_work)
+        self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, shipped)
+        self.states = States(self.checkpoints, self.state_schemas, observer)
+        self.migrating = Migrating(
+            self.unit_of_work, self.jobs, self.audit, self.checkpoints, self.states, self.state_schemas
+        )
         quiet = Quiet(self.unit_of_work)
         self.rotation = Rotation(self.unit_of_work, self.keys, self.jobs, self.audit, root_key, deployment_id, clock)
         self.shred = Shred(
@@ -87,6 +119,16 @@ class Store:
             clock,
             backup_retention_days,
         )
+        self.verifying = Verifying(
+            self.unit_of_work,
+            self.keys,
+            self.jobs,
+            self.audit,
+            self.verification,
+            self.head_anchors,
+            self.shred,
+            self.anchors,
+        )
         reseal = Reseal(access, quiet, self.audit, reseal_pause_ratio)
         self.runner = Runner(
             self.jobs,
@@ -96,7 +138,13 @@ class Store:
                 RESEAL_KIND: reseal.perform,
                 SHRED_SUBJECT_KIND: self.shred.perform,
                 SHRED_TENANT_KIND: self.shred.perform,
+                VERIFY_TENANT_KIND: self.verifying.perform_tenant,
+                VERIFY_DEPLOYMENT_KIND: self.verifying.perform_deployment,
+                STATE_PLAN_KIND: self.migrating.perform,
+                STATE_MIGRATE_KIND: self.migrating.perform,
+                STATE_ROLLBACK_KIND: self.migrating.perform,
             },
+            observer,
         )
 
     @classmethod
@@ -113,6 +161,8 @@ class Store:
         durable: bool = True,
         backup_retention_days: int = BACKUP_RETENTION_DAYS,
         restored: bool = False,
+        offload_bytes_min: int = OFFLOAD_BYTES_MIN,
+        shipped: Mapping[str, Chain] | None = None,
     ) -> "Store":
         """Connect, and refuse a database that must not be served from.
 
@@ -126,11 +176,15 @@ class Store:
             observer: where measurements go.
             durable: False only for tests and throw-away data: allows ``fsync=off``.
             backup_retention_days: when the last backup that holds a shredded key has expired.
-            restored: open a restored database to apply shreds again (`Shred.accept`), not to serve from.
+            restored: open a restored database to accept it (`Anchors.accept_restored`, `Shred.accept`), not to serve
+                from.
+            offload_bytes_min: how large a piece of a value must be to live in the object store. It may be another one
+                at each start: what is stored stays where it is.
+            shipped: chains of Python steps, by the name that a state schema opts in by.
 
         Raises:
             SetupError: why not, and what to do, a line each.
-            Unavailable: the database, or the object store with its tombstones, cannot be reached.
+            Unavailable: the database, or the object store with its tombstones and anchors, cannot be reached.
         """
         engine = create_engine(database_url, connections_max=connections_max)
         store = cls(
@@ -141,11 +195,13 @@ class Store:
             clock=clock,
             observer=observer,
             backup_retention_days=backup_retention_days,
+            offload_bytes_min=offload_bytes_min,
+            shipped=shipped,
         )
         try:
             await store.check(deployment_id, durable=durable)
             if not restored:
-                await store.check_tombstones()
+                await store.check_restored()
         except BaseException:
             await store.close()
             raise
@@ -162,19 +218,49 @@ class Store:
         if faults:
             raise SetupError("\n".join(faults))
 
-    async def check_tombstones(self) -> None:
-        """Refuse a database that was restored from before a shred: it would bring back what was shredded.
+    async def check_restored(self) -> None:
+        """Refuse a database that is older than what the object store says of it: a backup was restored.
+
+        It would bring back what was shredded, and have its audit log go on as if nothing had been lost.
 
         Raises:
-            SetupError: which shreds it does not know, and what to do.
+            SetupError: which shreds and how many audit events it does not know, and what to do.
+            IntegrityFailure: something that is no anchor stands among the anchors.
             BlobUnavailable: the object store does not answer, so that nobody knows.
         """
-        unapplied = await self.shred.unapplied()
-        if unapplied:
-            raise SetupError(
+        faults = []
+        if unapplied := await self.shred.unapplied():
+            faults.append(
                 f"{len(unapplied)} shreds are not applied in this database, which was probably restored from a backup;"
                 " run 'stateroom restore accept' to destroy those keys again before serving from it"
             )
+        if behind := await self.anchors.behind():
+            faults.append(
+                f"{len(behind)} audit logs end before an event that was anchored in the object store; if a backup was"
+                " restored, run 'stateroom restore accept' to put on record what they lost before serving from it"
+            )
+        if faults:
+            raise SetupError("\n".join(faults))
+
+    async def accept_restored(self, actor: str) -> tuple[list[Restored], list[Accepted]]:
+        """Make a restored database one that may be served from. Repeating it changes nothing.
+
+        Args:
+            actor: Who accepts.
+
+        Returns:
+            The audit logs that go on behind a gap, and the shreds that were applied again.
+
+        Raises:
+            IntegrityFailure: an anchor or a tombstone is not authentic, or a log does not verify by itself.
+            BlobUnavailable: the object store does not answer.
+            CryptoError: the root key does not open what is needed now.
+        """
+        # First, so that a gap names what the backup held and not what is done to it now.
+        restored = await self.anchors.accept_restored(actor)
+        accepted = await self.shred.accept()
+        # A shred of a tenant the backup does not have begins that tenant's log anew, which was anchored further.
+        return restored + await self.anchors.accept_restored(actor), accepted
 
     async def close(self) -> None:
         """Close the pool. What is under way must have ended."""

@@ -7,20 +7,31 @@ Every change is recorded in the audit log in its own transaction: without the re
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from storage.audit import LOCAL_ACTOR, Audit, chain_of
 from storage.clock import Clock
-from storage.errors import ApiKeyNotFound, TenantNotFound
+from storage.errors import ApiKeyNotFound, InvalidState, TenantNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.model import ApiKeyRecord, Page, Tenant
+from storage.postgres import blobs as blobs_sql
 from storage.postgres import tenants as sql
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
 
 _END_OF_TIME = datetime(9999, 1, 1, tzinfo=UTC)
+_BYTES_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlobUsage:
+    """What a tenant keeps in the object store, reserved bytes included; ``quota_bytes`` None: as much as it likes."""
+
+    bytes: int
+    quota_bytes: int | None
 
 
 class Tenants:
@@ -71,6 +82,41 @@ class Tenants:
         tenants = [_tenant(row) for row in rows]
         last = tenants[-1] if len(tenants) == limit else None
         return Page(tenants, (last.created_at.isoformat(), str(last.tenant_id)) if last else None)
+
+    async def usage(self, scope: TenantScope | OperatorScope, tenant_id: UUID) -> BlobUsage:
+        """How many bytes a tenant keeps in the object store, and how many it may.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+        """
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            if await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            row = await transaction.fetchrow(blobs_sql.USAGE, tenant_id)
+        return BlobUsage(0, None) if row is None else BlobUsage(row["bytes"], row["quota_bytes"])
+
+    async def set_quota(self, tenant_id: UUID, quota_bytes: int | None, actor: str = LOCAL_ACTOR) -> BlobUsage:
+        """Say how many bytes a tenant may keep in the object store. Less than it keeps only refuses more.
+
+        Args:
+            tenant_id: Which.
+            quota_bytes: None: as many as it likes.
+            actor: The operator who says so.
+
+        Raises:
+            InvalidState: negative, or more than 2^63 - 1.
+            TenantNotFound: there is no such tenant.
+        """
+        if quota_bytes is not None and not 0 <= quota_bytes <= _BYTES_MAX:
+            raise InvalidState("a quota is a number of bytes from 0 to 2^63 - 1", "/quota_bytes")
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            if await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            target, detail = f"tenant:{tenant_id}", {"quota_bytes": quota_bytes}
+            await self._audit.append(transaction, tenant_id, actor, "tenant.quota", target, detail)
+            await self._audit.append(transaction, OPERATOR_CHAIN, actor, "tenant.quota", target, detail)
+            row = await transaction.fetchrow(blobs_sql.SET_QUOTA, tenant_id, quota_bytes)
+        return BlobUsage(row["bytes"], row["quota_bytes"])
 
     async def look_up_key(self, key_id: str) -> ApiKeyRecord | None:
         """The stored record of a credential, or None."""

@@ -1,13 +1,13 @@
 """Whole threads: list, show, settings, copy, delete, prune, delete for runs.
 
-Removal keeps the tamper evidence true: what goes is opened first, compared with the namespace's live set, and
+Removal keeps the tamper evidence true: what goes is read first, compared with the live sets of its thread, and
 subtracted. It never takes what a survivor needs: ancestors down to the value that a delta channel is rebuilt from,
 pending writes of checkpoints that stay (or have not arrived yet), and pieces that anything left still names.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,7 +16,16 @@ import msgspec
 from crypto import KeyDestroyed, Sealer
 from storage.access import Access
 from storage.clock import Clock
-from storage.completeness import admit, compare_namespaces, open_own_head, walk
+from storage.completeness import (
+    BEFORE_WRITES,
+    Writes,
+    admit,
+    check_writes,
+    compare_namespaces,
+    compare_writes,
+    open_own_head,
+    walk,
+)
 from storage.errors import (
     DeltaChainNeeded,
     IntegrityFailure,
@@ -40,6 +49,7 @@ from storage.format.token import ThreadToken, incarnation_tag, removal_mac, thre
 from storage.idempotency import claim, settle
 from storage.model import Copied, Idempotency, Page, Removal, Status, Strategy, Thread
 from storage.postgres import threads as sql
+from storage.postgres.checkpoints import SEAL_THREAD
 from storage.postgres.completeness import REMEMBER_REMOVAL
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope, check_id
@@ -153,6 +163,8 @@ class Threads:
         async def attempt() -> Removal:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 removal = await _delete(transaction, scope, sealer, thread_id, self._access.clock.now())
+                if removal is not NOTHING:
+                    await self._access.offload.ledger.drop(transaction, scope, thread_id)
             if removal is NOTHING:
                 raise ThreadNotFound
             return removal
@@ -225,16 +237,23 @@ class Threads:
                 await self._access.check_key_in(transaction, scope, sealer)
                 now = self._access.clock.now()
                 if idempotency is None:
-                    return await _copy(transaction, scope, sealer, source, target, now)
+                    return await self._copied(transaction, scope, sealer, source, target, now)
                 replayed = await claim(transaction, scope, sealer, idempotency, now, Copied)
                 if replayed is not None:
                     await admit(transaction, scope, sealer, source)
                     return replayed
-                copied = await _copy(transaction, scope, sealer, source, target, now)
+                copied = await self._copied(transaction, scope, sealer, source, target, now)
                 await settle(transaction, scope, sealer, idempotency, copied)
                 return copied
 
         return await self._access.reading(scope, attempt, ThreadNotFound(), share)
+
+    async def _copied(
+        self, transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str, now: datetime
+    ) -> Copied:
+        copied = await _copy(transaction, scope, sealer, source, target, now)
+        await self._access.offload.ledger.copy(transaction, scope, source, target)
+        return copied
 
     async def _delete_if_there(self, scope: Scope, thread_id: str) -> Removal:
         try:
@@ -254,6 +273,8 @@ class Threads:
                 await self._access.check_key_in(transaction, scope, sealer)
                 changed: list[ThreadToken] = []
                 removal = await _remove(transaction, scope, sealer, thread_id, choose, self._access.clock, changed)
+                # Also when no checkpoint goes: a write that was replaced may have been the last to name a blob.
+                await self._access.offload.ledger.keep(transaction, scope, thread_id)
             for token in changed:
                 self._access.head_anchors.note(scope, sealer, thread_id, token)
             return removal
@@ -364,15 +385,18 @@ async def _remove(
     removal = NOTHING
     heads = await transaction.fetch(sql.HEADS, *place)
     compare_namespaces(sealer, thread, [row["namespace"] for row in heads])
+    written = await check_writes(transaction, scope, sealer, thread_id, thread)
     for row in heads:
         namespace = row["namespace"]
         head = open_own_head(sealer, thread_id, thread, row)
+        compare_writes(written.of(namespace, row["head_id"]), head.writes)
         entries = await _entries(transaction, scope, sealer, thread_id, namespace, head.live)
         doomed = choose(entries)
         if not doomed:
             continue
         ids = sorted(doomed)
         writes = await transaction.execute(sql.DELETE_WRITES, *place, namespace, ids)
+        thread = _without_writes(thread, (written.of(namespace, each) for each in ids))
         await transaction.execute(sql.DELETE_CHECKPOINTS, *place, namespace, ids)
         removal = _sum(removal, Removal(threads=0, checkpoints=len(ids), pending_writes=writes))
         left = [each for each in entries if each.checkpoint_id not in doomed]
@@ -380,12 +404,9 @@ async def _remove(
             await transaction.execute(sql.DELETE_HEAD, *place, namespace)
             thread = thread.without_namespace(sealer, namespace, head.sequence)
             continue
-        live = head.live
-        for each in entries:
-            if each.checkpoint_id in doomed:
-                live = live.subtract(each.member)
-        after = HeadSeal(head.incarnation, head.sequence + 1, live)
         head_id = left[-1].checkpoint_id
+        live = _without(head.live, (each.member for each in entries if each.checkpoint_id in doomed))
+        after = HeadSeal(head.incarnation, head.sequence + 1, live, written.of(namespace, head_id))
         changed.append(ThreadToken.of(sealer.without_share, namespace, head_id, after))
         await transaction.execute(
             sql.MOVE_HEAD,
@@ -403,6 +424,19 @@ async def _remove(
         sql.TOUCH, *place, clock.now(), seal_thread(sealer, thread_id, locked["created_at"], thread)
     )
     return _sum(removal, Removal(threads=1, checkpoints=0, pending_writes=0))
+
+
+def _without(live: LiveSet, members: Iterable[bytes]) -> LiveSet:
+    for member in members:
+        live = live.subtract(member)
+    return live
+
+
+def _without_writes(thread: ThreadSeal, removed: Iterable[LiveSet]) -> ThreadSeal:
+    writes = thread.writes
+    for each in removed:
+        writes = writes.part(each)
+    return replace(thread, writes=writes)
 
 
 async def _copy(
@@ -435,12 +469,19 @@ async def _copy(
     if not created:
         raise ThreadExists
     await transaction.execute(sql.COPY_CHUNKS, *place, target)
+    found_writes, writes = await _copy_writes(transaction, scope, sealer, source, target)
+    compare_writes(found_writes.total, original.writes)
     checkpoints = 0
     for row in heads:
         head = open_own_head(sealer, source, original, row)
-        checkpoints += await _copy_namespace(transaction, scope, sealer, source, target, thread, row, head)
-    writes = await _copy_writes(transaction, scope, sealer, source, target)
-    return Copied(thread_id=target, checkpoints=checkpoints, pending_writes=writes)
+        compare_writes(found_writes.of(row["namespace"], row["head_id"]), head.writes)
+        checkpoints += await _copy_namespace(transaction, scope, sealer, source, target, thread, writes, row, head)
+    if writes.total.count:
+        thread = replace(thread, writes=writes.total)
+        await transaction.execute(
+            SEAL_THREAD, scope.tenant_id, scope.subject_id, target, seal_thread(sealer, target, now, thread)
+        )
+    return Copied(thread_id=target, checkpoints=checkpoints, pending_writes=writes.total.count)
 
 
 async def _copy_namespace(
@@ -450,6 +491,7 @@ async def _copy_namespace(
     source: str,
     target: str,
     thread: ThreadSeal,
+    writes: Writes,
     row: Any,
     head: HeadSeal,
 ) -> int:
@@ -470,7 +512,7 @@ async def _copy_namespace(
         await transaction.executemany(sql.ADD_CHECKPOINT, batch)
     if found != head.live:
         raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
-    after = HeadSeal(thread.incarnation, copied.count, copied)
+    after = HeadSeal(thread.incarnation, copied.count, copied, writes.of(namespace, row["head_id"]))
     await transaction.execute(
         sql.ADD_HEAD,
         scope.tenant_id,
@@ -484,20 +526,25 @@ async def _copy_namespace(
     return copied.count
 
 
-async def _copy_writes(transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str) -> int:
-    copied = 0
-    after: tuple[object, ...] = ("", "", "", 0)
+async def _copy_writes(
+    transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str
+) -> tuple[Writes, Writes]:
+    """Copy all pending writes; returns those that were found, and what they are in the target."""
+    found, copied = Writes(), Writes()
+    after: tuple[object, ...] = BEFORE_WRITES
     while True:
         rows = await transaction.fetch(sql.ALL_WRITES, scope.tenant_id, scope.subject_id, source, *after, _STRETCH_ROWS)
         batch: list[tuple[object, ...]] = []
         for row in rows:
             opened = open_write(sealer, row)
             columns = msgspec.structs.replace(opened.columns, thread_id=target)
-            value = seal_write(sealer, columns, opened.record)
-            batch.append((scope.tenant_id, scope.subject_id, sealer.active_key_version, value, *columns.location()))
+            sealed = seal_write(sealer, columns, opened.record)
+            found.add(columns.namespace, columns.checkpoint_id, opened.mac)
+            copied.add(columns.namespace, columns.checkpoint_id, sealed.mac)
+            own = (scope.tenant_id, scope.subject_id, sealer.active_key_version, sealed.envelope, sealed.member)
+            batch.append((*own, *columns.location()))
             after = (columns.namespace, columns.checkpoint_id, columns.task_id, columns.idx)
         if batch:
             await transaction.executemany(sql.ADD_WRITE, batch)
-        copied += len(batch)
         if len(rows) < _STRETCH_ROWS:
-            return copied
+            return found, copied

@@ -1,10 +1,13 @@
 """Tamper evidence: the sealed rows that say what else must be there.
 
-A **thread seal** holds the thread's random incarnation and a sum over its namespaces. A **head seal** holds the same
-incarnation, the namespace's sequence, and a *live set*: the number of its checkpoints and the sum, modulo 2^256, of a
-MAC for each over (namespace, id, manifest digest). A save adds one MAC, legal removal subtracts, so neither needs to
-read the others; whoever reads all of them can compare. MACs cover plaintext digests, never envelope bytes, so
-re-sealing under a new key changes nothing.
+A **thread seal** holds the thread's random incarnation, a sum over its namespaces and one over its pending writes. A
+**head seal** holds the same incarnation, the namespace's sequence, a *live set*: the number of its checkpoints and the
+sum, modulo 2^256, of a MAC for each over (namespace, id, manifest digest), and another one of the head's own pending
+writes. A save adds one MAC, legal removal subtracts, so neither needs to read the others; whoever reads all of them can
+compare. MACs cover plaintext digests, never envelope bytes, so re-sealing under a new key changes nothing.
+
+A pending write's row keeps its **member**, a keyed digest of the write. What the sums add is a MAC of the member at its
+place, so that they are compared without opening any write, and a row that was moved out of the way is missed.
 
 Rolling back a whole thread, or the whole database, is not visible here: that takes a token kept elsewhere.
 
@@ -24,12 +27,16 @@ from storage.errors import IntegrityFailure
 INCARNATION_BYTES = 16
 _SUM_BYTES = 32
 _MODULUS = 1 << (8 * _SUM_BYTES)
-_HEAD = struct.Struct(f">B{INCARNATION_BYTES}sQQ{_SUM_BYTES}s")
+MEMBER_BYTES = 16
 SHARE_CHECK_BYTES = 16
+# Incarnation, sequence; count and sum of checkpoints; count and sum of the head's pending writes.
+_HEAD = struct.Struct(f">B{INCARNATION_BYTES}sQQ{_SUM_BYTES}sQ{_SUM_BYTES}s")
+# Incarnation; count and sum of namespaces, and of pending writes; the floor.
 # The last two: whether there is a client-held share (0 or 1), and its check value (zeros where there is none).
-_THREAD = struct.Struct(f">B{INCARNATION_BYTES}sQ{_SUM_BYTES}sQB{SHARE_CHECK_BYTES}s")
+_THREAD = struct.Struct(f">B{INCARNATION_BYTES}sQ{_SUM_BYTES}sQ{_SUM_BYTES}sQB{SHARE_CHECK_BYTES}s")
+_IDX_BYTES = 4
 _NO_CHECK = bytes(SHARE_CHECK_BYTES)
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Macs(Protocol):
@@ -65,10 +72,23 @@ class LiveSet:
             raise IntegrityFailure
         return LiveSet(self.count - 1, (self.total - int.from_bytes(mac)) % _MODULUS)
 
+    def part(self, other: "LiveSet") -> "LiveSet":
+        """Without the members of another one, which are all in it.
+
+        Raises:
+            IntegrityFailure: it has fewer.
+        """
+        if self.count < other.count:
+            raise IntegrityFailure
+        return LiveSet(self.count - other.count, (self.total - other.total) % _MODULUS)
+
+
+NO_WRITES = LiveSet()
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadSeal:
-    """What a thread's sealed column says: which incarnation it is and which namespaces it has."""
+    """What a thread's sealed column says: which incarnation it is, its namespaces, and all of its pending writes."""
 
     incarnation: bytes
     namespaces: LiveSet
@@ -77,6 +97,8 @@ class ThreadSeal:
     floor: int = 0
     # Made under this client-held share: `share_check` of it. None: made without one.
     share_check: bytes | None = None
+    # Of all namespaces, whether or not the checkpoint of a write is there: `write_mac`.
+    writes: LiveSet = NO_WRITES
 
     @classmethod
     def new(cls) -> "ThreadSeal":
@@ -90,6 +112,8 @@ class ThreadSeal:
             self.incarnation,
             self.namespaces.count,
             self.namespaces.total.to_bytes(_SUM_BYTES),
+            self.writes.count,
+            self.writes.total.to_bytes(_SUM_BYTES),
             self.floor,
             self.share_check is not None,
             self.share_check or _NO_CHECK,
@@ -103,12 +127,14 @@ class ThreadSeal:
             IntegrityFailure: it is something else.
         """
         try:
-            layout, incarnation, count, total, floor, shared, check = _THREAD.unpack(plaintext)
+            layout, incarnation, count, total, written, written_total, floor, shared, check = _THREAD.unpack(plaintext)
         except struct.error:
             raise IntegrityFailure from None
         if layout != _FORMAT or shared not in {0, 1}:
             raise IntegrityFailure
-        return cls(incarnation, LiveSet(count, int.from_bytes(total)), floor, check if shared else None)
+        namespaces = LiveSet(count, int.from_bytes(total))
+        writes = LiveSet(written, int.from_bytes(written_total))
+        return cls(incarnation, namespaces, floor, check if shared else None, writes)
 
     def with_namespace(self, macs: Macs, namespace: str) -> "ThreadSeal":
         """With one more namespace."""
@@ -127,11 +153,19 @@ class HeadSeal:
     incarnation: bytes
     sequence: int
     live: LiveSet
+    # The pending writes of the head itself, which a load of it has before it anyway.
+    writes: LiveSet = NO_WRITES
 
     def encode(self) -> bytes:
         """The plaintext to seal."""
         return _HEAD.pack(
-            _FORMAT, self.incarnation, self.sequence, self.live.count, self.live.total.to_bytes(_SUM_BYTES)
+            _FORMAT,
+            self.incarnation,
+            self.sequence,
+            self.live.count,
+            self.live.total.to_bytes(_SUM_BYTES),
+            self.writes.count,
+            self.writes.total.to_bytes(_SUM_BYTES),
         )
 
     @classmethod
@@ -142,12 +176,13 @@ class HeadSeal:
             IntegrityFailure: it is something else.
         """
         try:
-            layout, incarnation, sequence, count, total = _HEAD.unpack(plaintext)
+            layout, incarnation, sequence, count, total, written, written_total = _HEAD.unpack(plaintext)
         except struct.error:
             raise IntegrityFailure from None
         if layout != _FORMAT:
             raise IntegrityFailure
-        return cls(incarnation, sequence, LiveSet(count, int.from_bytes(total)))
+        live = LiveSet(count, int.from_bytes(total))
+        return cls(incarnation, sequence, live, LiveSet(written, int.from_bytes(written_total)))
 
 
 def share_check(macs: Macs, thread_id: str, incarnation: bytes) -> bytes:
@@ -168,6 +203,18 @@ def manifest_digest(macs: Macs, plaintext: bytes, location: tuple[Field, ...]) -
 def member_mac(macs: Macs, namespace: str, checkpoint_id: str, digest: bytes) -> bytes:
     """A checkpoint's member of its namespace's live set."""
     return macs.mac(b"live", namespace.encode(), checkpoint_id.encode(), digest)
+
+
+def write_member(macs: Macs, plaintext: bytes, location: tuple[Field, ...]) -> bytes:
+    """A keyed digest of what a pending write is: its record and its bound columns."""
+    return macs.mac(b"write", plaintext, encode_fields(location))[:MEMBER_BYTES]
+
+
+def write_mac(macs: Macs, namespace: str, checkpoint_id: str, task_id: str, idx: int, member: bytes) -> bytes:
+    """A pending write's part of the sums of its thread and of its checkpoint."""
+    # One part, because all writes of a thread are summed at once; no text in PostgreSQL holds the byte between them.
+    place = f"{namespace}\0{checkpoint_id}\0{task_id}\0".encode()
+    return macs.mac(b"live-write", place + idx.to_bytes(_IDX_BYTES, signed=True) + member)
 
 
 def thread_location(thread_id: str, created_at: Field) -> tuple[Field, ...]:

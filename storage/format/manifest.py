@@ -25,6 +25,8 @@ class ChannelRecord(msgspec.Struct, array_like=True, frozen=True):
     version: ChannelVersion
     encoding: str
     body: Body
+    # Packed ids of the artifacts that the value names; a channel that is saved unchanged still names them.
+    artifacts: bytes | None = None
 
 
 class Manifest(msgspec.Struct, array_like=True, frozen=True):
@@ -105,6 +107,7 @@ class CheckpointColumns(msgspec.Struct, frozen=True, kw_only=True):
     cost_micros: int | None
     created_at: datetime
     piece_ids: bytes
+    named_ids: bytes | None = None
 
     def location(self) -> tuple[Field, ...]:
         """The context fields of the manifest's envelope."""
@@ -124,12 +127,15 @@ class WriteColumns(msgspec.Struct, frozen=True, kw_only=True):
     status: str | None
     created_at: datetime
     piece_ids: bytes
+    named_ids: bytes | None = None
+    state_schema: str | None = None
+    state_version: int | None = None
 
     def location(self) -> tuple[Field, ...]:
         """The context fields of the value's envelope."""
         return msgspec.structs.astuple(self)
 
 
-def chunk_location(piece_id: bytes, children: bytes | None) -> tuple[Field, ...]:
+def chunk_location(piece_id: bytes, children: bytes | None, named_ids: bytes | None = None) -> tuple[Field, ...]:
     """The context fields of a chunk's envelope: no thread, so that copies move ciphertext verbatim."""
-    return (piece_id, children)
+    return (piece_id, children, named_ids)

@@ -5,11 +5,12 @@ row was asked for, or raises `IntegrityFailure`; nothing is guessed, skipped or 
 """
 
 import hmac
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from crypto import Kind, OpenError, Sealer
 from storage.errors import ClientShareRequired, ClientShareUnexpected, ClientShareWrong, IntegrityFailure
@@ -21,6 +22,8 @@ from storage.format.chain import (
     member_mac,
     share_check,
     thread_location,
+    write_mac,
+    write_member,
 )
 from storage.format.manifest import (
     CheckpointColumns,
@@ -32,7 +35,19 @@ from storage.format.manifest import (
     decode_write,
     encode,
 )
-from storage.format.pieces import Opened, Piece, check_piece, join, unpack_ids
+from storage.format.pieces import (
+    LEAF,
+    BlobChunk,
+    Body,
+    Opened,
+    Piece,
+    join,
+    join_holed,
+    joined_bytes,
+    open_content,
+    open_piece,
+    unpack_ids,
+)
 from storage.model import Channel, Checkpoint, PendingWrite, Value
 
 Row = Mapping[str, Any]
@@ -47,18 +62,25 @@ def _authenticated() -> Iterator[None]:
 
 
 class PieceReader:
-    """The chunks of one read, opened when first needed and kept for the next checkpoint that shares them."""
+    """The chunks of one read, opened when first needed and kept for the next checkpoint that shares them.
 
-    def __init__(self, sealer: Sealer) -> None:
+    ``refs``: values are put together with placeholders for their large leaves.
+    """
+
+    def __init__(self, sealer: Sealer, *, refs: bool = False) -> None:
+        self.refs = refs
         self._sealer = sealer
-        self._sealed: dict[bytes, tuple[bytes | None, bytes]] = {}
+        self._sealed: dict[bytes, tuple[bytes | None, bytes | None, bytes]] = {}
         self._opened: dict[bytes, Opened] = {}
+        self._in_blobs: list[bytes] = []
 
-    def add(self, rows: Iterable[tuple[bytes, bytes | None, bytes]]) -> list[bytes]:
-        """Take (piece id, children, envelope) rows; returns the children that are not here yet."""
+    def add(self, rows: Iterable[tuple[bytes, bytes | None, bytes | None, bytes]]) -> list[bytes]:
+        """Take (piece id, children, named ids, envelope) rows; returns the children that are not here yet."""
         wanted: dict[bytes, None] = {}
-        for piece_id, children, envelope in rows:
-            self._sealed[piece_id] = (children, envelope)
+        for piece_id, children, named_ids, envelope in rows:
+            self._sealed[piece_id] = (children, named_ids, envelope)
+            if named_ids is not None:
+                self._in_blobs.append(piece_id)
             if children is not None:
                 wanted.update(dict.fromkeys(unpack_ids(children)))
         return [each for each in wanted if each not in self._sealed]
@@ -79,23 +101,71 @@ class PieceReader:
         sealed = self._sealed.get(piece_id)
         if sealed is None:
             raise IntegrityFailure("a stored piece is missing")
-        children, envelope = sealed
-        with _authenticated():
-            plaintext = self._sealer.open(Kind.CHUNK, chunk_location(piece_id, children), envelope)
-        data = check_piece(self._sealer, piece_id, plaintext, children)
-        opened = Opened(data, None if children is None else tuple(unpack_ids(children)))
+        children, named_ids, _ = sealed
+        plaintext = self._open(piece_id)
+        chunk = BlobChunk.decode(plaintext)
+        if named_ids != (None if chunk is None else chunk.blob_id.bytes):
+            raise IntegrityFailure("a chunk names another blob than its own")
+        if chunk is None:
+            opened = open_piece(self._sealer, piece_id, plaintext, children)
+        else:
+            opened = Opened(None, None if children is None else tuple(unpack_ids(children)), chunk.kind, chunk.size)
         self._opened[piece_id] = opened
         return opened
 
-    def forget(self) -> None:
-        """Drop everything read so far."""
-        self._sealed.clear()
-        self._opened.clear()
+    def _open(self, piece_id: bytes) -> bytes:
+        children, named_ids, envelope = self._sealed[piece_id]
+        with _authenticated():
+            return self._sealer.open(Kind.CHUNK, chunk_location(piece_id, children, named_ids), envelope)
+
+    def in_blobs(self) -> dict[bytes, BlobChunk]:
+        """The pieces read so far whose content is needed and has to be fetched.
+
+        Raises:
+            IntegrityFailure: as `look_up`.
+        """
+        found: dict[bytes, BlobChunk] = {}
+        for piece_id in self._in_blobs:
+            opened = self.look_up(piece_id)
+            if opened.data is None and not (self.refs and opened.kind == LEAF):
+                chunk = BlobChunk.decode(self._open(piece_id))
+                if chunk is not None:
+                    found[piece_id] = chunk
+        return found
+
+    def take(self, contents: Mapping[bytes, bytes]) -> None:
+        """Take the content of pieces that `in_blobs` named.
+
+        Raises:
+            IntegrityFailure: one is not what its id names.
+        """
+        for piece_id, data in contents.items():
+            children = self._sealed[piece_id][0]
+            kind = self.look_up(piece_id).kind
+            self._opened[piece_id] = open_content(self._sealer, piece_id, kind, data, children)
+
+    def size_of(self, body: Body, ids: Sequence[bytes]) -> int:
+        """About how long a value will be, put together."""
+        return joined_bytes(body, ids, self.look_up, refs=self.refs)
+
+    def value(self, encoding: str, body: Body, ids: Sequence[bytes]) -> Value:
+        """A value, put together.
+
+        Raises:
+            IntegrityFailure: as `join`.
+        """
+        if self.refs:
+            data, holes = join_holed(body, ids, self.look_up)
+            return Value(encoding, data, holes)
+        return Value(encoding, join(body, ids, self.look_up))
 
 
-def seal_piece(sealer: Sealer, piece: Piece) -> bytes:
-    """The envelope of a piece's chunk row."""
-    return sealer.seal(Kind.CHUNK, chunk_location(piece.piece_id, piece.children), piece.plaintext)
+def seal_piece(sealer: Sealer, piece: Piece, blob_id: UUID | None = None) -> bytes:
+    """The envelope of a piece's chunk row; ``blob_id``: where its content is, if not in the row."""
+    if blob_id is None:
+        return sealer.seal(Kind.CHUNK, chunk_location(piece.piece_id, piece.children), piece.plaintext)
+    location = chunk_location(piece.piece_id, piece.children, blob_id.bytes)
+    return sealer.seal(Kind.CHUNK, location, BlobChunk(piece.kind, piece.size, blob_id).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +206,21 @@ class OpenedCheckpoint:
         """The pieces its manifest names."""
         return unpack_ids(self.columns.piece_ids)
 
-    def channel(self, name: str, look_up: Callable[[bytes], Opened]) -> Channel | None:
+    def channel(self, name: str, reader: PieceReader) -> Channel | None:
         """One channel's value, or None if the checkpoint does not hold it."""
         for channel in self.manifest.channels:
             if channel.name == name:
-                data = join(channel.body, self.ids, look_up)
-                return Channel(version=channel.version, value=Value(channel.encoding, data))
+                return Channel(version=channel.version, value=reader.value(channel.encoding, channel.body, self.ids))
         return None
 
-    def value(self, look_up: Callable[[bytes], Opened] | None, writes: list[PendingWrite] | None) -> Checkpoint:
-        """The checkpoint as callers see it; ``look_up`` None leaves the state out."""
+    def value(self, reader: PieceReader | None, writes: list[PendingWrite] | None) -> Checkpoint:
+        """The checkpoint as callers see it; ``reader`` None leaves the state out."""
         columns, manifest = self.columns, self.manifest
         channels: dict[str, Channel] | None = None
-        if look_up is not None:
+        if reader is not None:
             ids = self.ids
             channels = {
-                each.name: Channel(version=each.version, value=Value(each.encoding, join(each.body, ids, look_up)))
+                each.name: Channel(version=each.version, value=reader.value(each.encoding, each.body, ids))
                 for each in manifest.channels
             }
         return Checkpoint(
@@ -224,24 +293,42 @@ def open_checkpoint(sealer: Sealer, row: Row) -> OpenedCheckpoint:
     return OpenedCheckpoint(columns, decode_manifest(plaintext), member, row["outcome"])
 
 
-def seal_write(sealer: Sealer, columns: WriteColumns, record: WriteRecord) -> bytes:
-    """The envelope of a pending write's value."""
-    return sealer.seal(Kind.WRITE, columns.location(), encode(record))
+@dataclass(frozen=True, slots=True)
+class SealedWrite:
+    """A pending write row's sealed column, its member, and what the sums of its thread and checkpoint add for it."""
+
+    envelope: bytes
+    member: bytes
+    mac: bytes
+
+
+def seal_write(sealer: Sealer, columns: WriteColumns, record: WriteRecord) -> SealedWrite:
+    """Seal a pending write's record under its row's columns."""
+    plaintext = encode(record)
+    location = columns.location()
+    member = write_member(sealer, plaintext, location)
+    return SealedWrite(sealer.seal(Kind.WRITE, location, plaintext), member, mac_of_write(sealer, columns, member))
+
+
+def mac_of_write(sealer: Sealer, columns: WriteColumns, member: bytes) -> bytes:
+    """What a write adds to the sums of its thread and of its checkpoint."""
+    return write_mac(sealer, columns.namespace, columns.checkpoint_id, columns.task_id, columns.idx, member)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedWrite:
-    """A pending write row, authenticated."""
+    """A pending write row, authenticated; ``mac`` as in `SealedWrite`."""
 
     columns: WriteColumns
     record: WriteRecord
+    mac: bytes
 
     @property
     def ids(self) -> list[bytes]:
         """The pieces its value names."""
         return unpack_ids(self.columns.piece_ids)
 
-    def value(self, look_up: Callable[[bytes], Opened]) -> PendingWrite:
+    def value(self, reader: PieceReader) -> PendingWrite:
         """The write as callers see it."""
         columns = self.columns
         return PendingWrite(
@@ -249,7 +336,9 @@ class OpenedWrite:
             idx=columns.idx,
             task_path=columns.task_path,
             channel=columns.channel,
-            value=Value(self.record.encoding, join(self.record.body, self.ids, look_up)),
+            state_schema=columns.state_schema,
+            state_version=columns.state_version,
+            value=reader.value(self.record.encoding, self.record.body, self.ids),
         )
 
 
@@ -257,12 +346,16 @@ def open_write(sealer: Sealer, row: Row) -> OpenedWrite:
     """Open a pending write row at the place its key columns name.
 
     Raises:
-        IntegrityFailure: a column was edited, the row was moved, or it is not a write.
+        IntegrityFailure: a column was edited, the row was moved, it is not a write, or its member is not its own.
     """
     columns = WriteColumns(**{name: row[name] for name in _WRITE_COLUMNS})
+    location = columns.location()
     with _authenticated():
-        plaintext = sealer.open(Kind.WRITE, columns.location(), row["value"])
-    return OpenedWrite(columns, decode_write(plaintext))
+        plaintext = sealer.open(Kind.WRITE, location, row["value"])
+    member = write_member(sealer, plaintext, location)
+    if not hmac.compare_digest(member, row["member"]):
+        raise IntegrityFailure("a pending write's member was altered")
+    return OpenedWrite(columns, decode_write(plaintext), mac_of_write(sealer, columns, member))
 
 
 def seal_head(sealer: Sealer, thread_id: str, namespace: str, head_id: str, head: HeadSeal) -> bytes:

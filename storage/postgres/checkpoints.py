@@ -6,7 +6,8 @@ Why a save takes two statements after BEGIN, and what each may rely on:
 so its snapshot may be older than what the other writer committed. Rows that it locks itself (head, chunks) are read
 in their newest version; a row that did not exist in the snapshot is not seen at all. So whatever `OPEN` reports
 missing is written by `WRITE` under a condition (``ON CONFLICT``, the expected sequence), and a condition that fails
-means: lost a race, run the whole transaction again.
+means: lost a race, run the whole transaction again. The subject key's state comes back from both: the one that `WRITE`
+sees was committed before anything is stored. `OPEN_WRITES` and `PUT_WRITES` divide the work in the same way.
 
 Chunks that a save merely refers to are locked ``FOR KEY SHARE`` after the thread (the join forces the order), so that
 a prune that ran meanwhile makes them missing here, not in a checkpoint that was answered with 2xx.
@@ -14,7 +15,8 @@ a prune that ran meanwhile makes them missing here, not in a checkpoint that was
 
 _ROW = """
     thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent, run_id, model,
-    state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, manifest
+    state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, named_ids,
+    manifest
 """
 
 OPEN = f"""
@@ -42,12 +44,18 @@ SELECT t.tier, t.strict, t.created_at AS thread_created_at, t.seal AS thread_sea
     EXISTS (SELECT FROM stateroom.checkpoints e
      WHERE e.tenant_id = $1 AND e.subject_id = $2 AND e.thread_id = $3 AND e.namespace = $9
        AND e.checkpoint_id = $10) AS stored_before,
-    p.*
+    early.*, p.*
 FROM thread t
 LEFT JOIN LATERAL (
     SELECT head_id, sequence, seal FROM stateroom.heads
     WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = $9
     FOR UPDATE) h ON true
+LEFT JOIN LATERAL (
+    SELECT array_agg(w.task_id ORDER BY w.member) AS early_tasks, array_agg(w.idx ORDER BY w.member) AS early_idx,
+        array_agg(w.member ORDER BY w.member) AS early_members
+    FROM stateroom.pending_writes w
+    WHERE $10::text IS NOT NULL AND w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $9
+      AND w.checkpoint_id = $10) early ON true
 LEFT JOIN LATERAL (
     SELECT {_ROW} FROM stateroom.checkpoints
     WHERE $12 AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $9
@@ -60,27 +68,29 @@ SELECT {_ROW} FROM stateroom.checkpoints
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = $5
 """
 
-# A task's outcome may have arrived before its checkpoint; it is read here, under the lock, where no write is missed.
+# A task's writes, and its outcome, may have arrived before their checkpoint; they are read here, under the lock, where
+# none is missed: if they are others than OPEN saw, the head's seal is wrong, and the save starts over.
 WRITE = """
 WITH chunk AS (
-    INSERT INTO stateroom.chunks AS c (tenant_id, subject_id, thread_id, piece_id, key_version, children, envelope)
-    SELECT $1, $2, $3, p.piece_id, $4, p.children, p.envelope
-    FROM unnest($5::bytea[], $6::bytea[], $7::bytea[]) AS p(piece_id, children, envelope)
+    INSERT INTO stateroom.chunks AS c
+        (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
+    SELECT $1, $2, $3, p.piece_id, $4, p.children, p.named_ids, p.envelope
+    FROM unnest($5::bytea[], $6::bytea[], $29::bytea[], $7::bytea[]) AS p(piece_id, children, named_ids, envelope)
     ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
-        SET key_version = excluded.key_version, envelope = excluded.envelope
+        SET key_version = excluded.key_version, named_ids = excluded.named_ids, envelope = excluded.envelope
         WHERE c.key_version <> excluded.key_version
 ), early AS (
-    SELECT w.status FROM stateroom.pending_writes w
-    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $8
-      AND w.checkpoint_id = $9 AND w.status IS NOT NULL
-    ORDER BY w.created_at DESC, w.idx LIMIT 1
+    SELECT w.status, w.created_at, w.idx, w.member FROM stateroom.pending_writes w
+    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $8 AND w.checkpoint_id = $9
+), told AS (
+    SELECT status FROM early WHERE status IS NOT NULL ORDER BY created_at DESC, idx LIMIT 1
 ), checkpoint AS (
     INSERT INTO stateroom.checkpoints
         (tenant_id, subject_id, thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent,
          run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at,
-         key_version, piece_ids, manifest)
-    VALUES ($1, $2, $3, $8, $9, $10, $11, $12, (SELECT status FROM early), $13, $14, $15, $16, $17, $18, $19, $20,
-        $21, $22, $4, $23, $24)
+         key_version, piece_ids, named_ids, manifest)
+    VALUES ($1, $2, $3, $8, $9, $10, $11, $12, (SELECT status FROM told), $13, $14, $15, $16, $17, $18, $19, $20,
+        $21, $22, $4, $23, $30, $24)
     ON CONFLICT DO NOTHING
     RETURNING 1
 ), head AS (
@@ -91,58 +101,100 @@ WITH chunk AS (
         WHERE h.sequence = excluded.sequence - 1 AND $28
     RETURNING 1
 ), thread AS (
-    UPDATE stateroom.threads t SET status = early.status FROM early
+    UPDATE stateroom.threads t SET status = told.status FROM told
     WHERE $8 = '' AND t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
 )
-SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head)
+SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head) AS written,
+    (SELECT array_agg(member ORDER BY member) FROM early) AS early_members,
+    (SELECT k.state FROM stateroom.subject_keys k
+     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $4) AS key_state
 """
 
 SEAL_THREAD = """
 UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
 """
 
-# Everything one task wrote: chunks depend on the thread's row, so that the lock is held before they are inserted.
-PUT_WRITES = """
+# What a task's writes stand on. Rows of this task that the snapshot knows are locked, so that one that a prune removed
+# meanwhile is not taken for stored; one that it does not know makes PUT_WRITES fail.
+OPEN_WRITES = """
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
         (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
          client_share)
-    VALUES ($1, $2, $3, NULL, coalesce($4, 'active'), 'hot', false, 1, $5, $5, $6, $20)
+    VALUES ($1, $2, $3, NULL, coalesce($4, 'active'), 'hot', false, 1, $5, $5, $6, $12)
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce($4, t.status)
     RETURNING tenant_id, subject_id, thread_id, tier, created_at, seal
-), chunk AS (
-    INSERT INTO stateroom.chunks AS c (tenant_id, subject_id, thread_id, piece_id, key_version, children, envelope)
-    SELECT t.tenant_id, t.subject_id, t.thread_id, p.piece_id, $7, p.children, p.envelope
-    FROM thread t, unnest($8::bytea[], $9::bytea[], $10::bytea[]) AS p(piece_id, children, envelope)
-    ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
-        SET key_version = excluded.key_version, envelope = excluded.envelope
-        WHERE c.key_version <> excluded.key_version
-), written AS (
-    INSERT INTO stateroom.pending_writes AS w
-        (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status,
-         created_at, key_version, piece_ids, value)
-    SELECT t.tenant_id, t.subject_id, t.thread_id, $11, $12, $13, p.idx, $14, p.channel, $15, $5, $7, p.piece_ids,
-        p.value
-    FROM thread t, unnest($16::int[], $17::text[], $18::bytea[], $19::bytea[]) AS p(idx, channel, piece_ids, value)
-    ON CONFLICT (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id, idx) DO UPDATE SET
-        task_path = excluded.task_path, channel = excluded.channel, status = excluded.status,
-        created_at = excluded.created_at, key_version = excluded.key_version, piece_ids = excluded.piece_ids,
-        value = excluded.value
-        WHERE w.idx < 0
-    RETURNING 1
 )
-SELECT t.tier, (SELECT count(*) FROM written) AS stored, t.created_at AS thread_created_at, t.seal AS thread_seal,
+SELECT t.tier, t.created_at AS thread_created_at, t.seal AS thread_seal,
     (SELECT k.state FROM stateroom.subject_keys k
-     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state
+     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state,
+    h.head_id, h.sequence, h.seal AS head_seal, c.state_schema AS at_schema, c.state_version AS at_version, w.*
 FROM thread t
+LEFT JOIN stateroom.checkpoints c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $8
+    AND c.checkpoint_id = $9
+LEFT JOIN LATERAL (
+    SELECT head_id, sequence, seal FROM stateroom.heads
+    WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = $8
+    FOR UPDATE) h ON true
+LEFT JOIN LATERAL (
+    SELECT array_agg(present.idx) AS present_idx, array_agg(present.member) AS present_members FROM (
+        SELECT s.idx, s.member FROM stateroom.pending_writes s
+        WHERE s.tenant_id = t.tenant_id AND s.subject_id = t.subject_id AND s.thread_id = t.thread_id
+          AND s.namespace = $8 AND s.checkpoint_id = $9 AND s.task_id = $10 AND s.idx = ANY($11::int[])
+        FOR UPDATE) present) w ON true
 """
 
-# In a later statement than PUT_WRITES: it sees a checkpoint that was saved while that one waited for the lock. A save
-# that waits for the writes reads their status in WRITE, so one of the two always knows of the other.
-OUTCOME = """
-UPDATE stateroom.checkpoints SET outcome = $6
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = $5
+# A write that replaces another one names its member. The head as it is now comes back: it must be the one that
+# OPEN_WRITES saw. In a later statement than the lock, the outcome reaches a checkpoint that was saved while that one
+# waited; a save that waits for the writes reads their status in WRITE, so one of the two always knows of the other.
+PUT_WRITES = """
+WITH chunk AS (
+    INSERT INTO stateroom.chunks AS c
+        (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
+    SELECT $1, $2, $3, p.piece_id, $4, p.children, p.named_ids, p.envelope
+    FROM unnest($5::bytea[], $6::bytea[], $23::bytea[], $7::bytea[]) AS p(piece_id, children, named_ids, envelope)
+    ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
+        SET key_version = excluded.key_version, named_ids = excluded.named_ids, envelope = excluded.envelope
+        WHERE c.key_version <> excluded.key_version
+), fresh AS (
+    SELECT * FROM unnest($14::int[], $15::text[], $16::bytea[], $24::bytea[], $17::bytea[], $18::bytea[], $19::bytea[])
+        AS p(idx, channel, piece_ids, named_ids, value, member, replaces)
+), replaced AS (
+    UPDATE stateroom.pending_writes w SET
+        task_path = $11, channel = f.channel, status = $12, created_at = $13, key_version = $4,
+        piece_ids = f.piece_ids, named_ids = f.named_ids, state_schema = $25, state_version = $26, value = f.value,
+        member = f.member
+    FROM fresh f
+    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $8 AND w.checkpoint_id = $9
+      AND w.task_id = $10 AND w.idx = f.idx AND w.member = f.replaces AND w.idx < 0
+    RETURNING 1
+), added AS (
+    INSERT INTO stateroom.pending_writes
+        (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status,
+         created_at, key_version, piece_ids, named_ids, state_schema, state_version, value, member)
+    SELECT $1, $2, $3, $8, $9, $10, f.idx, $11, f.channel, $12, $13, $4, f.piece_ids, f.named_ids, $25::text, $26::int,
+        f.value, f.member
+    FROM fresh f WHERE f.replaces IS NULL
+    ON CONFLICT DO NOTHING
+    RETURNING 1
+), thread AS (
+    UPDATE stateroom.threads SET seal = $20
+    WHERE $20::bytea IS NOT NULL AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+), head AS (
+    UPDATE stateroom.heads SET sequence = $21, seal = $22
+    WHERE $22::bytea IS NOT NULL AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $8
+      AND sequence = $21 - 1
+), checkpoint AS (
+    UPDATE stateroom.checkpoints SET outcome = $12
+    WHERE $12 IS NOT NULL AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $8
+      AND checkpoint_id = $9
+)
+SELECT (SELECT count(*) FROM replaced) + (SELECT count(*) FROM added) AS written, h.head_id, h.sequence,
+    (SELECT k.state FROM stateroom.subject_keys k
+     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $4) AS key_state
+FROM (VALUES (1)) one
+LEFT JOIN stateroom.heads h ON h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $8
 """
 
 _WRITE_COLUMNS = (
@@ -156,7 +208,11 @@ _WRITE_COLUMNS = (
     "status",
     "created_at",
     "piece_ids",
+    "named_ids",
+    "state_schema",
+    "state_version",
     "value",
+    "member",
 )
 
 
@@ -200,6 +256,7 @@ LEFT JOIN LATERAL (
     FROM written w) writes ON true
 LEFT JOIN LATERAL (
     SELECT array_agg(c.piece_id) AS p_piece_id, array_agg(c.children) AS p_children,
+        array_agg(c.named_ids) AS p_named_ids,
         array_agg(c.envelope) AS p_envelope
     FROM stateroom.chunks c
     WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
@@ -207,8 +264,15 @@ LEFT JOIN LATERAL (
 """
 
 CHUNKS = """
-SELECT thread_id, piece_id, children, envelope FROM stateroom.chunks
+SELECT thread_id, piece_id, children, named_ids, envelope FROM stateroom.chunks
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND piece_id = ANY($4::bytea[])
+"""
+
+# Which of these pieces the thread has under this key version, kept from a prune until the transaction ends.
+PRESENT = """
+SELECT piece_id FROM stateroom.chunks
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND piece_id = ANY($4::bytea[]) AND key_version = $5
+FOR KEY SHARE
 """
 
 KEY_STATE = """
@@ -225,6 +289,14 @@ WRITES_OF = f"""
 SELECT {", ".join(_WRITE_COLUMNS)} FROM stateroom.pending_writes
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
   AND ($6::text[] IS NULL OR channel = ANY($6)) AND ($7::text IS NULL OR task_id = $7)
+ORDER BY checkpoint_id, task_path, task_id, idx
+"""
+
+# As WRITES_OF, by names that a reader of another version has: also all writes ($7), or those at others than $8.
+WRITES_BY_VERSION = f"""
+SELECT {", ".join(_WRITE_COLUMNS)} FROM stateroom.pending_writes
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
+  AND ($7::boolean OR channel = ANY($6::text[]) OR state_version <> $8::int)
 ORDER BY checkpoint_id, task_path, task_id, idx
 """
 

@@ -10,6 +10,13 @@ SELECT count(*) FROM stateroom.checkpoints
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4
 """
 
+# What the sums of a thread's pending writes are of. Not in stretches: row-level security keeps a comparison of text
+# from the index, so that each stretch would read and sort all of them again.
+MEMBERS = """
+SELECT namespace, checkpoint_id, task_id, idx, member FROM stateroom.pending_writes
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+"""
+
 # One row if there is a thread or a head of the namespace.
 STANDING = """
 SELECT t.seal AS thread_seal, t.created_at AS thread_created_at, h.head_id, h.sequence, h.seal
@@ -56,7 +63,7 @@ ORDER BY namespace
 """
 
 CHUNKS_AFTER = """
-SELECT piece_id, children, envelope FROM stateroom.chunks
+SELECT piece_id, children, named_ids, envelope FROM stateroom.chunks
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND piece_id > $4 ORDER BY piece_id LIMIT $5
 """
 

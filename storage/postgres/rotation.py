@@ -4,6 +4,8 @@ Which key sealed an envelope is read from the envelope's header (bytes 9 to 12),
 nothing is destroyed on the word of a column that somebody could edit.
 """
 
+from storage.postgres.blobs import STALE_BLOBS
+
 # --- versions ------------------------------------------------------------------------------------------------------
 
 LOCK_TENANT_KEYS = """
@@ -136,18 +138,20 @@ SELECT created_at, seal, {_other("seal", "$4")} AS stale FROM stateroom.threads
 WHERE {_PLACE} AND NOT client_share AND tier = 'hot' FOR UPDATE
 """
 STALE_CHUNKS = f"""
-SELECT piece_id, children, envelope FROM stateroom.chunks
+SELECT piece_id, children, named_ids, envelope FROM stateroom.chunks
 WHERE {_PLACE} AND {_other("envelope", "$4")} AND piece_id > $5 ORDER BY piece_id LIMIT $6
 """
 STALE_CHECKPOINTS = f"""
 SELECT thread_id, namespace, checkpoint_id, parent_id, step, status, source, agent, run_id, model, state_schema,
-    state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, manifest
+    state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, named_ids,
+    manifest
 FROM stateroom.checkpoints
 WHERE {_PLACE} AND {_other("manifest", "$4")} AND (namespace, checkpoint_id) > ($5, $6)
 ORDER BY namespace, checkpoint_id LIMIT $7
 """
 STALE_WRITES = f"""
-SELECT thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status, created_at, piece_ids, value
+SELECT thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status, created_at, piece_ids,
+    named_ids, state_schema, state_version, value
 FROM stateroom.pending_writes
 WHERE {_PLACE} AND {_other("value", "$4")} AND (namespace, checkpoint_id, task_id, idx) > ($5, $6, $7, $8)
 ORDER BY namespace, checkpoint_id, task_id, idx LIMIT $9
@@ -204,5 +208,6 @@ FROM (
 }
     UNION ALL SELECT false, 1 FROM stateroom.idempotency x
     WHERE x.tenant_id = $1 AND x.subject_id = $2 AND x.receipt IS NOT NULL AND {_other("x.receipt", "$3")}
+    UNION ALL {STALE_BLOBS}
 ) sealed
 """

@@ -19,7 +19,7 @@ from sqlalchemy import (
     Text,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, UUID
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
 SCHEMA = "stateroom"
 PIECE_ID_BYTES = 17
@@ -33,6 +33,10 @@ def _id(name: str, *, nullable: bool = False) -> Column[str]:
 
 def _moment(name: str, *, nullable: bool = False) -> Column[object]:
     return Column(name, DateTime(timezone=True), nullable=nullable)
+
+
+def _moment_from_the_beginning(name: str) -> Column[object]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=text("'-infinity'"))
 
 
 def _tenant() -> Column[object]:
@@ -172,6 +176,7 @@ checkpoints = Table(
     Column("key_version", Integer, nullable=False),
     Column("piece_ids", LargeBinary, nullable=False),
     Column("manifest", LargeBinary, nullable=False),
+    Column("named_ids", LargeBinary, nullable=True),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id"),
     Index("checkpoints_by_age", "tenant_id", "subject_id", "checkpoint_id"),
     Index("checkpoints_by_time", "created_at", postgresql_using="brin"),
@@ -202,6 +207,7 @@ chunks = Table(
     Column("key_version", Integer, nullable=False),
     Column("children", LargeBinary, nullable=True),
     Column("envelope", LargeBinary, nullable=False),
+    Column("named_ids", LargeBinary, nullable=True),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "piece_id"),
 )
 
@@ -222,6 +228,10 @@ pending_writes = Table(
     Column("key_version", Integer, nullable=False),
     Column("piece_ids", LargeBinary, nullable=False),
     Column("value", LargeBinary, nullable=False),
+    Column("member", LargeBinary, nullable=False),
+    Column("named_ids", LargeBinary, nullable=True),
+    Column("state_schema", Text(collation="C"), nullable=True),
+    Column("state_version", Integer, nullable=True),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id", "task_id", "idx"),
 )
 
@@ -306,5 +316,165 @@ jobs = Table(
     Index("jobs_open", "tenant_id", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
 )
 
-TENANT_TABLES = (tenant_keys, audit_log, audit_heads, jobs)
-SUBJECT_TABLES = (subject_keys, threads, heads, checkpoints, chunks, pending_writes, idempotency, removed_threads)
+blobs = Table(
+    "blobs",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    Column("blob_id", UUID(as_uuid=True), nullable=False),
+    Column("content_id", LargeBinary, nullable=True),
+    Column("state", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("client_share", Boolean, nullable=False),
+    Column("key_version", Integer, nullable=False),
+    Column("pointer", LargeBinary, nullable=True),
+    _moment("created_at"),
+    _moment("unreferenced_at", nullable=True),
+    _moment("condemned_at", nullable=True),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id"),
+    Index(
+        "blobs_by_content",
+        "tenant_id",
+        "subject_id",
+        "content_id",
+        unique=True,
+        postgresql_where=text("state = 'live' AND content_id IS NOT NULL"),
+    ),
+    Index("blobs_by_object", "tenant_id", "blob_id"),
+    Index(
+        "blobs_unreferenced",
+        "tenant_id",
+        "subject_id",
+        "unreferenced_at",
+        postgresql_where=text("state = 'live' AND unreferenced_at IS NOT NULL"),
+    ),
+    Index(
+        "blobs_condemned",
+        "tenant_id",
+        "subject_id",
+        "condemned_at",
+        postgresql_where=text("state = 'condemned'"),
+    ),
+)
+
+blob_intents = Table(
+    "blob_intents",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    Column("blob_id", UUID(as_uuid=True), nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("content_id", LargeBinary, nullable=True),
+    Column("multipart_id", Text, nullable=True),
+    Column("state", Text, nullable=False),
+    Column("reserved_bytes", BigInteger, nullable=False),
+    Column("client_share", Boolean, nullable=False),
+    Column("key_version", Integer, nullable=False),
+    Column("record", LargeBinary, nullable=True),
+    _moment("created_at"),
+    _moment("expires_at"),
+    _moment("removed_at", nullable=True),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id"),
+    Index("blob_intents_by_object", "tenant_id", "blob_id"),
+    Index("blob_intents_by_expiry", "tenant_id", "subject_id", "expires_at"),
+)
+
+upload_parts = Table(
+    "upload_parts",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    Column("blob_id", UUID(as_uuid=True), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("etag", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id", "number"),
+)
+
+blob_refs = Table(
+    "blob_refs",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    Column("blob_id", UUID(as_uuid=True), nullable=False),
+    _id("thread_id"),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id", "thread_id"),
+    Index("blob_refs_by_thread", "tenant_id", "subject_id", "thread_id"),
+)
+
+artifacts = Table(
+    "artifacts",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    Column("artifact_id", UUID(as_uuid=True), nullable=False),
+    _id("thread_id"),
+    Column("name_digest", LargeBinary, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("blob_id", UUID(as_uuid=True), nullable=False),
+    Column("url_epoch", Integer, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("client_share", Boolean, nullable=False),
+    Column("key_version", Integer, nullable=False),
+    _moment("created_at"),
+    Column("sealed", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "artifact_id"),
+    Index("artifacts_by_name", "tenant_id", "subject_id", "thread_id", "name_digest", "number", unique=True),
+    Index("artifacts_by_thread", "tenant_id", "subject_id", "thread_id", "artifact_id"),
+    Index("artifacts_by_blob", "tenant_id", "subject_id", "blob_id"),
+)
+
+artifact_refs = Table(
+    "artifact_refs",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    Column("artifact_id", UUID(as_uuid=True), nullable=False),
+    _id("thread_id"),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "artifact_id", "thread_id"),
+    Index("artifact_refs_by_thread", "tenant_id", "subject_id", "thread_id"),
+)
+
+blob_usage = Table(
+    "blob_usage",
+    metadata,
+    Column("tenant_id", UUID(as_uuid=True), primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+    Column("quota_bytes", BigInteger, nullable=True),
+    _moment_from_the_beginning("sweep_after"),
+    _moment_from_the_beginning("walk_after"),
+    Column("swept_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+    Column("due_since", DateTime(timezone=True), nullable=True),
+    Column("census", JSONB, nullable=False, server_default=text("'{}'")),
+    Index("blob_usage_by_sweep", "sweep_after"),
+)
+
+state_schemas = Table(
+    "state_schemas",
+    metadata,
+    _tenant(),
+    Column("schema", Text(collation="C"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("definition", LargeBinary, nullable=False),
+    _moment("created_at"),
+    PrimaryKeyConstraint("tenant_id", "schema", "number"),
+)
+
+TENANT_TABLES = (tenant_keys, audit_log, audit_heads, jobs, blob_usage, state_schemas)
+SUBJECT_TABLES = (
+    subject_keys,
+    threads,
+    heads,
+    checkpoints,
+    chunks,
+    pending_writes,
+    idempotency,
+    removed_threads,
+    blobs,
+    blob_intents,
+    upload_parts,
+    blob_refs,
+    artifacts,
+    artifact_refs,
+)

@@ -64,7 +64,8 @@ WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 ORDER BY namespace
 # All checkpoints of a namespace in order, a stretch at a time.
 STRETCH = """
 SELECT thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent, run_id, model,
-    state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, manifest
+    state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, named_ids,
+    manifest
 FROM stateroom.checkpoints
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id > $5
 ORDER BY checkpoint_id LIMIT $6
@@ -128,8 +129,8 @@ WHERE tenant_id = $1 AND subject_id = $2 AND run_id = ANY($3::text[]) ORDER BY t
 """
 
 COPY_CHUNKS = """
-INSERT INTO stateroom.chunks (tenant_id, subject_id, thread_id, piece_id, key_version, children, envelope)
-SELECT tenant_id, subject_id, $4, piece_id, key_version, children, envelope FROM stateroom.chunks
+INSERT INTO stateroom.chunks (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
+SELECT tenant_id, subject_id, $4, piece_id, key_version, children, named_ids, envelope FROM stateroom.chunks
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
 """
 
@@ -137,19 +138,20 @@ ADD_CHECKPOINT = """
 INSERT INTO stateroom.checkpoints
     (tenant_id, subject_id, key_version, outcome, manifest, thread_id, namespace, checkpoint_id, parent_id, step,
      status, source, agent, run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros,
-     created_at, piece_ids)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)
+     created_at, piece_ids, named_ids)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)
 """
 
 ADD_WRITE = """
 INSERT INTO stateroom.pending_writes
-    (tenant_id, subject_id, key_version, value, thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel,
-     status, created_at, piece_ids)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+    (tenant_id, subject_id, key_version, value, member, thread_id, namespace, checkpoint_id, task_id, idx, task_path,
+     channel, status, created_at, piece_ids, named_ids, state_schema, state_version)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
 """
 
 ALL_WRITES = """
-SELECT thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status, created_at, piece_ids, value
+SELECT thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status, created_at, piece_ids, named_ids,
+    state_schema, state_version, value, member
 FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
   AND (namespace, checkpoint_id, task_id, idx) > ($4, $5, $6, $7)
 ORDER BY namespace, checkpoint_id, task_id, idx LIMIT $8

@@ -12,7 +12,7 @@ body must be safe to run again from the start.
 """
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -68,6 +68,15 @@ class Observer(Protocol):
     def audit_note_dropped(self) -> None:
         """An access was not recorded by name, only counted: too many different ones waited."""
 
+    def state_read(self, saved: int, shown: int) -> None:
+        """State that was saved at one version was shown at one, perhaps another."""
+
+    def job_ended(self, kind: str, outcome: str) -> None:
+        """A job ended here; ``outcome`` is ``done`` or ``failed``."""
+
+    def jobs_open(self, counts: Mapping[str, int]) -> None:
+        """How many jobs of each kind have not ended; a kind that is not named has none."""
+
 
 class Silent:
     """An observer that keeps nothing."""
@@ -85,6 +94,15 @@ class Silent:
         """Ignore."""
 
     def audit_note_dropped(self) -> None:
+        """Ignore."""
+
+    def state_read(self, saved: int, shown: int) -> None:
+        """Ignore."""
+
+    def job_ended(self, kind: str, outcome: str) -> None:
+        """Ignore."""
+
+    def jobs_open(self, counts: Mapping[str, int]) -> None:
         """Ignore."""
 
 

@@ -178,3 +178,51 @@ async def test_an_unreachable_database_is_named_as_such():
     with pytest.raises(SetupError, match="cannot be reached") as caught:
         await current("postgresql://nobody:secret-word@127.0.0.1:1/none")
     assert "secret-word" not in str(caught.value)
+
+
+async def test_pending_writes_without_members_are_refused_by_name(own_database):
+    owner_url, _ = own_database
+    await migrate(owner_url, command.downgrade, "a6")
+    connection = await asyncpg.connect(owner_url.replace("+asyncpg", "", 1))
+    try:
+        await connection.execute(
+            "INSERT INTO stateroom.pending_writes VALUES"
+            " ($1, 'user', 't', '', 'c', 'task', 0, '', 'a', NULL, now(), 1, '', '\\x00')",
+            uuid4(),
+        )
+        with pytest.raises(SetupError, match="unreleased format"):
+            await upgrade(owner_url)
+        assert await current(owner_url) == "a6"
+        await connection.execute("DELETE FROM stateroom.pending_writes")
+    finally:
+        await connection.close()
+    await upgrade(owner_url)
+    assert await current(owner_url) == db_revision_required()
+
+
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        (
+            "checkpoints",
+            "($1, 'user', 't', '', 'c', NULL, 0, 'active'" + ", NULL" * 10 + ", now(), 1, '', '\\x00')",
+        ),
+        ("chunks", "($1, 'user', 't', decode(repeat('00', 17), 'hex'), 1, NULL, '\\x00')"),
+        ("pending_writes", "($1, 'user', 't', '', 'c', 'task', 0, '', 'a', NULL, now(), 1, '', '\\x00', $2)"),
+    ],
+)
+async def test_rows_whose_seals_name_no_blobs_are_refused_by_name(own_database, table, row):
+    owner_url, _ = own_database
+    await migrate(owner_url, command.downgrade, "a7")
+    connection = await asyncpg.connect(owner_url.replace("+asyncpg", "", 1))
+    try:
+        given = [uuid4(), bytes(16)][: 1 + ("$2" in row)]
+        await connection.execute(f"INSERT INTO stateroom.{table} VALUES {row}", *given)  # noqa: S608  of this test
+        with pytest.raises(SetupError, match="unreleased format"):
+            await upgrade(owner_url)
+        assert await current(owner_url) == "a7"
+        await connection.execute(f"DELETE FROM stateroom.{table}")  # noqa: S608
+    finally:
+        await connection.close()
+    await upgrade(owner_url)
+    assert await current(owner_url) == db_revision_required()

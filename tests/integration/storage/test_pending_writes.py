@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from storage.errors import InvalidState
+from storage.errors import IntegrityFailure, InvalidState
 from tests.support.interleaving import Gate, Steered, blocked
 from tests.support.states import document, load, put, save, write, writes_of
 
@@ -145,3 +145,16 @@ async def test_a_repeated_request_stores_nothing_again(store, scope, admin):
     receipt = await put(store, scope, CHECKPOINT, write(0, "a", 1))
     assert (receipt.stored, receipt.unchanged) == (0, 1)
     assert await stored_rows(admin, scope) == 1
+
+
+async def test_more_writes_than_are_summed_at_a_time_are_compared(store, scope, admin):
+    await save(store, scope, checkpoint_id=CHECKPOINT)
+    await save(store, scope)
+    for task_id in ("one", "two"):
+        await put(store, scope, CHECKPOINT, *(write(idx, "a", idx) for idx in range(600)), task_id=task_id)
+    assert len(writes_of(await load(store, scope, checkpoint_id=CHECKPOINT))) == 1200
+    await admin.execute(
+        "DELETE FROM stateroom.pending_writes WHERE tenant_id = $1 AND task_id = 'two' AND idx = 599", scope.tenant_id
+    )
+    with pytest.raises(IntegrityFailure):
+        await load(store, scope, checkpoint_id=CHECKPOINT)

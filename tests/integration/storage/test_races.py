@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 from sqlalchemy import event
 
-from crypto import Kind, OpenError, Sealer, SecretKey, wrap_subject_key
+from crypto import KeyDestroyed, Kind, OpenError, Sealer, SecretKey, wrap_subject_key
 from storage.errors import ChannelUnchangedUnknown, HeadMoved, IntegrityFailure, ThreadArchived, Unavailable
 from storage.keys import Keys
 from storage.model import ChannelValue, FullState, Parent, Precondition
@@ -197,7 +197,7 @@ async def test_locking_and_collecting_in_one_statement_dangles(store, scope, adm
 
 TIER_BEFORE_THE_LOCK = (
     "SELECT (SELECT x.tier FROM stateroom.threads x WHERE x.tenant_id = $1 AND x.subject_id = $2 AND x.thread_id = $3)"
-    " AS tier, (SELECT count(*)"
+    " AS tier, t.created_at AS thread_created_at"
 )
 
 
@@ -231,10 +231,176 @@ async def test_a_write_that_waited_for_the_archive_flag_is_refused_and_stores_no
 async def test_a_tier_read_before_the_lock_lets_the_write_vanish_into_the_archived_thread(
     store, scope, admin, database
 ):
-    variant = without(sql.PUT_WRITES, "SELECT t.tier, (SELECT count(*)", TIER_BEFORE_THE_LOCK)
+    variant = without(sql.OPEN_WRITES, "SELECT t.tier, t.created_at AS thread_created_at", TIER_BEFORE_THE_LOCK)
     receipt = await archived_while_writing(store, scope, admin, database, Steered(store, variants=variant))
     assert receipt.stored == 1
     assert await stored(admin, scope) == [1, 1]
+
+
+# (g) Pending writes and their sums.
+
+C = "1f0c0000-0000-6000-8000-000000000001"
+
+
+async def whole(store, scope):
+    assert (await store.verification.thread(scope, "t1")).findings == []
+
+
+async def beside(first, second, gate, admin):
+    """``first`` has done its work and holds the lock until ``second`` waits for it."""
+    one = asyncio.create_task(first)
+    await gate.arrival()
+    other = asyncio.create_task(second)
+    await blocked(admin)
+    gate.opened.set()
+    return await asyncio.gather(one, other)
+
+
+@pytest.mark.parametrize("idx", [0, -1])
+async def test_of_two_requests_of_one_task_each_write_counts_once(store, scope, admin, idx):
+    await save(store, scope, checkpoint_id=C)
+    gate = Gate("COMMIT")
+    first, second = await beside(
+        put(Steered(store, before=gate), scope, C, write(idx, "a", 1)),
+        put(store, scope, C, write(idx, "a", 2)),
+        gate,
+        admin,
+    )
+    assert (first.stored, second.stored, second.unchanged) == (1, int(idx < 0), int(idx >= 0))
+    assert [each[3] for each in writes_of(await load(store, scope))] == [2 if idx < 0 else 1]
+    await whole(store, scope)
+
+
+async def early_while_saving(store, scope, admin, saving):
+    """A write that is replaced, and another one that is new, while the checkpoint they belong to waits for the lock."""
+    await put(store, scope, C, write(-1, "a", "old"))
+    gate = Gate("COMMIT")
+    putting = put(Steered(store, before=gate), scope, C, write(-1, "a", "new"), write(0, "a", "more"))
+    await beside(putting, save(saving, scope, checkpoint_id=C), gate, admin)
+
+
+async def test_a_save_counts_the_writes_it_waited_for(store, scope, admin):
+    await early_while_saving(store, scope, admin, store)
+    assert [each[3] for each in writes_of(await load(store, scope))] == ["new", "more"]
+    await whole(store, scope)
+
+
+async def test_a_replaced_write_alone_is_not_mistaken_for_the_one_before(store, scope, admin):
+    await put(store, scope, C, write(-1, "a", "old"))
+    gate = Gate("COMMIT")
+    putting = put(Steered(store, before=gate), scope, C, write(-1, "a", "new"))
+    await beside(putting, save(store, scope, checkpoint_id=C), gate, admin)
+    assert [each[3] for each in writes_of(await load(store, scope))] == ["new"]
+    await whole(store, scope)
+
+
+async def test_a_save_that_trusted_what_it_saw_before_the_lock_would_raise_a_false_alarm(store, scope, admin):
+    seen_before = ("(SELECT array_agg(member ORDER BY member) FROM early)", "NULL::bytea[]")
+    await put(store, scope, "unrelated", write(0, "a", "thread"))
+    gate = Gate("COMMIT")
+    putting = put(Steered(store, before=gate), scope, C, write(0, "a", "early"))
+    saving = save(Steered(store, variants=without(sql.WRITE, *seen_before)), scope, checkpoint_id=C)
+    await beside(putting, saving, gate, admin)
+    with pytest.raises(IntegrityFailure):
+        await load(store, scope)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["first head", "next head"])
+async def test_writes_that_waited_for_their_checkpoint_are_counted_in_its_head(store, scope, admin, begun):
+    if begun:
+        await save(store, scope)
+    else:
+        await store.threads.put(scope, "t1")
+    gate = Gate("COMMIT")
+    saving = save(Steered(store, before=gate), scope, checkpoint_id="zz")
+    _, receipt = await beside(saving, put(store, scope, "zz", write(0, "a", 1)), gate, admin)
+    assert receipt.token
+    assert len(writes_of(await load(store, scope))) == 1
+    await whole(store, scope)
+
+
+async def test_writes_that_missed_a_first_head_would_raise_a_false_alarm(store, scope, admin):
+    await store.threads.put(scope, "t1")
+    gate = Gate("COMMIT")
+    saving = save(Steered(store, before=gate), scope, checkpoint_id="zz")
+    variant = without(sql.PUT_WRITES, "h.head_id, h.sequence,", "NULL::text AS head_id, NULL::bigint AS sequence,")
+    await beside(saving, put(Steered(store, variants=variant), scope, "zz", write(0, "a", 1)), gate, admin)
+    with pytest.raises(IntegrityFailure):
+        await load(store, scope)
+
+
+async def repeated_while_pruning(store, scope, admin, putting):
+    """A task repeats its request while a prune removes what the first one stored."""
+    await save(store, scope, checkpoint_id=C)
+    await put(store, scope, C, write(0, "a", 1))
+    await save(store, scope)
+    gate = Gate("COMMIT")
+    pruning = Steered(store, before=gate).threads.prune(scope, ["t1"], "keep_latest")
+    _, receipt = await beside(pruning, put(putting, scope, C, write(0, "a", 1)), gate, admin)
+    return receipt, await store.checkpoints.task_writes(scope, "t1", "", C, "task")
+
+
+async def test_a_write_that_waited_for_the_prune_of_its_elder_is_stored(store, scope, admin):
+    receipt, kept = await repeated_while_pruning(store, scope, admin, store)
+    assert (receipt.stored, len(kept)) == (1, 1)
+    await whole(store, scope)
+
+
+async def test_without_locking_the_elder_such_a_write_is_acknowledged_and_lost(store, scope, admin):
+    variant = without(sql.OPEN_WRITES, "FOR UPDATE) present", ") present")
+    receipt, kept = await repeated_while_pruning(store, scope, admin, Steered(store, variants=variant))
+    assert (receipt.unchanged, len(kept)) == (1, 0)
+
+
+async def shredded_while_waiting(store, scope, admin, database, work):
+    """The subject's keys are destroyed while ``work`` waits for the thread's lock."""
+    await save(store, scope)
+    before = [*await stored(admin, scope), len(await history(store, scope))]
+    holder = await asyncpg.connect(database.dsn(database.superuser_url))
+    try:
+        await holder.execute("BEGIN")
+        await holder.execute("SELECT FROM stateroom.threads WHERE tenant_id = $1 FOR UPDATE", scope.tenant_id)
+        task = asyncio.create_task(work())
+        await blocked(admin)
+        await store.shred.subject(scope, scope.subject_id, "api-key:test")
+        await holder.execute("COMMIT")
+        refused = await asyncio.gather(task, return_exceptions=True)
+    finally:
+        await holder.close()
+    checkpoints = await admin.fetchval(
+        "SELECT count(*) FROM stateroom.checkpoints WHERE tenant_id = $1", scope.tenant_id
+    )
+    return refused[0], [*await stored(admin, scope), checkpoints] == before
+
+
+def waiting(store, scope):
+    return {
+        "put_writes": lambda: put(store, scope, "c", write(0, "a", document("late"))),
+        "save": lambda: save(store, scope, content=state(a=document("late"))),
+    }
+
+
+@pytest.mark.parametrize("verb", ["put_writes", "save"])
+async def test_who_waited_for_the_lock_while_the_subject_was_shredded_is_refused_and_stores_nothing(
+    store, scope, admin, database, verb
+):
+    refused, unchanged = await shredded_while_waiting(store, scope, admin, database, waiting(store, scope)[verb])
+    assert isinstance(refused, KeyDestroyed)
+    assert unchanged
+
+
+KEY_STATE_NOW = """(SELECT k.state FROM stateroom.subject_keys k
+     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $4) AS key_state"""
+
+
+@pytest.mark.parametrize(("verb", "statement"), [("put_writes", sql.PUT_WRITES), ("save", sql.WRITE)])
+async def test_a_key_state_of_before_the_lock_leaves_a_row_that_nobody_can_read(
+    store, scope, admin, database, verb, statement
+):
+    trusting = Steered(store, variants=without(statement, KEY_STATE_NOW, "'active' AS key_state"))
+    answered, unchanged = await shredded_while_waiting(store, scope, admin, database, waiting(trusting, scope)[verb])
+    assert not isinstance(answered, BaseException)
+    assert not unchanged
 
 
 # (d) Two gateways create one subject's key.

@@ -1,0 +1,252 @@
+"""One task's pending writes: lock and verify what they stand on, seal what is new, write it with the seals.
+
+`put_once` is one transaction of two statements, as a save is; `storage.postgres.checkpoints` says what each may believe
+of the other's. A write changes the thread's seal, and the head's if it is of the head, so that a read misses it when it
+is taken away. It holds no state and caches nothing.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from crypto import Sealer
+from storage.access import Access
+from storage.completeness import check_token
+from storage.errors import IntegrityFailure, LostRaceError, PieceUnknown, ThreadArchived
+from storage.format.chain import HeadSeal, LiveSet, ThreadSeal, write_mac
+from storage.format.leaves import Pointer
+from storage.format.manifest import FORMAT, WriteColumns, WriteRecord
+from storage.format.pieces import Cutter, Piece, PieceList
+from storage.format.record import (
+    SealedWrite,
+    new_thread,
+    open_head,
+    open_thread,
+    seal_head,
+    seal_piece,
+    seal_thread,
+    seal_write,
+)
+from storage.format.token import ThreadToken
+from storage.model import NewWrite, Status, WritesReceipt
+from storage.offload import Uploads, artifacts_in, pack_artifacts
+from storage.postgres import checkpoints as sql
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
+from storage.versions import OtherVersionError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TaskWrites:
+    """What a task wrote, to be stored; as `Checkpoints.put_writes` takes it."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    task_id: str
+    task_path: str
+    writes: Sequence[NewWrite]
+    status: Status | None
+    known_token: str | None
+    state_schema: str | None = None
+    state_version: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Fresh:
+    """A write that is stored, and the member of the one that it replaces, if any."""
+
+    columns: WriteColumns
+    sealed: SealedWrite
+    replaces: bytes | None
+
+
+async def put_once(access: Access, scope: Scope, sealer: Sealer, new: TaskWrites, uploads: Uploads) -> WritesReceipt:
+    """One attempt at storing a task's writes, in a transaction of its own. ``uploads``: as `save_once`.
+
+    Raises:
+        UploadNeeded: upload these pieces, then run it again.
+        LostRaceError: run it again.
+        OtherVersionError: the writes name no state version, and their checkpoint is at one.
+        StorageError: as `Checkpoints.put_writes`.
+    """
+    now = access.clock.now()
+    cutter = Cutter(sealer, offload_bytes_min=access.offload.bytes_min)
+    named = {
+        write.idx: artifacts_in(write.value, f"/writes/{position}/value") for position, write in enumerate(new.writes)
+    }
+    sealed = [_seal(sealer, new, write, cutter, named[write.idx], now) for write in new.writes]
+    async with access.unit_of_work.begin(scope) as transaction:
+        row = await transaction.fetchrow(
+            sql.OPEN_WRITES,
+            scope.tenant_id,
+            scope.subject_id,
+            new.thread_id,
+            new.status if new.namespace == "" else None,
+            now,
+            seal_thread(sealer, new.thread_id, now, new_thread(sealer, new.thread_id)),
+            sealer.active_key_version,
+            new.namespace,
+            new.checkpoint_id,
+            new.task_id,
+            [each.idx for each in new.writes],
+            sealer.shared,
+        )
+        access.check_key(scope, row["key_state"])
+        if row["tier"] != "hot":
+            raise ThreadArchived
+        if new.known_token is not None:
+            await check_token(transaction, scope, sealer, new.thread_id, new.known_token)
+        if new.state_schema is None and row["at_schema"] is not None:
+            raise OtherVersionError(new.checkpoint_id, row["at_schema"], row["at_version"])
+        thread, head = _open_seals(sealer, new, row)
+        present = dict(zip(row["present_idx"] or (), row["present_members"] or (), strict=True))
+        fresh = [
+            _Fresh(columns, each, present.get(columns.idx))
+            for columns, each in sealed
+            if columns.idx < 0 or columns.idx not in present
+        ]
+        if fresh or new.status is not None:
+            pointers = [pointer for each in fresh for pointer in named[each.columns.idx]]
+            await access.offload.name_artifacts(transaction, scope, new.thread_id, pointers)
+            stored = await _stored(access, transaction, scope, sealer, new, cutter, uploads) if fresh else []
+            head = await _write(access, transaction, scope, sealer, new, now, thread, head, fresh, stored, row)
+    token = None
+    if head is not None and row["head_id"] == new.checkpoint_id:
+        macs = sealer.without_share
+        token = ThreadToken.of(macs, new.namespace, new.checkpoint_id, head).encode(macs, new.thread_id)
+    return WritesReceipt(stored=len(fresh), unchanged=len(new.writes) - len(fresh), token=token)
+
+
+def _seal(
+    sealer: Sealer, new: TaskWrites, write: NewWrite, together: Cutter, named: Sequence[Pointer], now: datetime
+) -> tuple[WriteColumns, SealedWrite]:
+    cutter = dataclasses.replace(together, listed=PieceList())
+    body = cutter.cut(write.value)
+    columns = WriteColumns(
+        thread_id=new.thread_id,
+        namespace=new.namespace,
+        checkpoint_id=new.checkpoint_id,
+        task_id=new.task_id,
+        idx=write.idx,
+        task_path=new.task_path,
+        channel=write.channel,
+        status=new.status,
+        created_at=now,
+        piece_ids=cutter.listed.pack(),
+        named_ids=pack_artifacts(named),
+        state_schema=new.state_schema,
+        state_version=new.state_version,
+    )
+    return columns, seal_write(sealer, columns, WriteRecord(FORMAT, write.value.encoding, body))
+
+
+def _open_seals(sealer: Sealer, new: TaskWrites, row: Any) -> tuple[ThreadSeal, HeadSeal | None]:
+    thread = open_thread(sealer, new.thread_id, row["thread_created_at"], row["thread_seal"])
+    if row["head_id"] is None:
+        return thread, None
+    head = open_head(sealer, new.thread_id, new.namespace, row["head_id"], row["sequence"], row["head_seal"])
+    if head.incarnation != thread.incarnation:
+        raise IntegrityFailure("the head belongs to another life of this thread")
+    return thread, head
+
+
+async def _stored(
+    access: Access,
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    new: TaskWrites,
+    cutter: Cutter,
+    uploads: Uploads,
+) -> list[tuple[Piece, UUID | None]]:
+    """The pieces to store, each with the blob that holds its content, if one does.
+
+    Large ones that the thread has already are left out, so that they need not be uploaded again.
+
+    Raises:
+        PieceUnknown: the thread does not have a piece that a placeholder names.
+        UploadNeeded: as `put_once`.
+    """
+    pieces = list(cutter.pieces.values())
+    asked = [each.piece_id for each in pieces if access.offload.is_large(each)] + [*cutter.referenced]
+    if asked:
+        place = (scope.tenant_id, scope.subject_id, new.thread_id)
+        rows = await transaction.fetch(sql.PRESENT, *place, asked, sealer.active_key_version)
+        present = {row["piece_id"] for row in rows}
+        if not cutter.referenced.keys() <= present:
+            raise PieceUnknown
+        pieces = [each for each in pieces if each.piece_id not in present]
+    blobs = await access.offload.place(transaction, scope, sealer, new.thread_id, pieces, uploads)
+    return [(each, blobs.get(each.piece_id)) for each in pieces]
+
+
+async def _write(
+    access: Access,
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    new: TaskWrites,
+    now: datetime,
+    thread: ThreadSeal,
+    head: HeadSeal | None,
+    fresh: Sequence[_Fresh],
+    stored: Sequence[tuple[Piece, UUID | None]],
+    row: Any,
+) -> HeadSeal | None:
+    """Store what is fresh, and the seals if anything is; returns the head as it then is."""
+    thread_seal = head_seal = None
+    if fresh:
+        thread = dataclasses.replace(thread, writes=_moved(sealer, new, thread.writes, fresh))
+        thread_seal = seal_thread(sealer, new.thread_id, row["thread_created_at"], thread)
+    if fresh and head is not None and row["head_id"] == new.checkpoint_id:
+        writes = _moved(sealer, new, head.writes, fresh)
+        head = dataclasses.replace(head, sequence=head.sequence + 1, writes=writes)
+        head_seal = seal_head(sealer, new.thread_id, new.namespace, new.checkpoint_id, head)
+    written = await transaction.fetchrow(
+        sql.PUT_WRITES,
+        scope.tenant_id,
+        scope.subject_id,
+        new.thread_id,
+        sealer.active_key_version,
+        [each.piece_id for each, _ in stored],
+        [each.children for each, _ in stored],
+        [seal_piece(sealer, each, blob_id) for each, blob_id in stored],
+        new.namespace,
+        new.checkpoint_id,
+        new.task_id,
+        new.task_path,
+        new.status,
+        now,
+        [each.columns.idx for each in fresh],
+        [each.columns.channel for each in fresh],
+        [each.columns.piece_ids for each in fresh],
+        [each.sealed.envelope for each in fresh],
+        [each.sealed.member for each in fresh],
+        [each.replaces for each in fresh],
+        thread_seal,
+        None if head is None else head.sequence,
+        head_seal,
+        [None if blob_id is None else blob_id.bytes for _, blob_id in stored],
+        [each.columns.named_ids for each in fresh],
+        new.state_schema,
+        new.state_version,
+    )
+    access.check_key(scope, written["key_state"])
+    stands_on = (row["head_id"], row["sequence"])
+    if written["written"] != len(fresh) or (written["head_id"], written["sequence"]) != stands_on:
+        raise LostRaceError
+    return head
+
+
+def _moved(sealer: Sealer, new: TaskWrites, before: LiveSet, fresh: Sequence[_Fresh]) -> LiveSet:
+    """A sum after what is fresh was added and what it replaces was taken away."""
+    after = before
+    for each in fresh:
+        if each.replaces is not None:
+            replaced = write_mac(sealer, new.namespace, new.checkpoint_id, new.task_id, each.columns.idx, each.replaces)
+            after = after.subtract(replaced)
+        after = after.add(each.sealed.mac)
+    return after
