@@ -2,8 +2,10 @@
 
 ``sr_live_<12 base62 key id>_<43 base62 secret><6 base62 CRC-32>``: the prefix and the checksum let secret
 scanners find a leaked key offline and let a typo be refused before any database work; the id may be logged,
-the rest never. What is stored is HMAC-SHA256(pepper, secret): the secret has 256 bits, so a slow hash would
+the rest never. What is stored is an HMAC under the pepper: the secret has 256 bits, so a slow hash would
 only be a lever for denial of service, and the pepper keeps a stolen database from confirming a leaked key.
+The HMAC covers whose key it is, what it may do and until when, so that whoever writes to the database cannot
+give a key another tenant or one more permission; that it was revoked is not covered and can be undone there.
 This module does no I/O.
 """
 
@@ -12,14 +14,18 @@ import hmac
 import re
 import secrets
 import zlib
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 from uuid import UUID
+
+import msgspec
 
 from storage.model import ApiKeyRecord
 
 PEPPER_VERSION = 1  # recorded with every key, so that a second pepper can be told apart
+MAC_PURPOSE = "stateroom/v1/api-key"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _PREFIX = "sr_live_"
 _ID_DIGITS = 12
@@ -70,15 +76,48 @@ def parse(text: str) -> PresentedKey | None:
     return PresentedKey(match[1], match[2])
 
 
-def mac(pepper: bytes, secret: str) -> bytes:
-    """What is stored in place of ``secret`` (RFC 2104, 32 bytes)."""
-    return hmac.digest(pepper, secret.encode("ascii"), hashlib.sha256)
+def mac(pepper: bytes, secret: str, record: ApiKeyRecord) -> bytes:
+    """What is stored in place of ``secret`` (RFC 2104, 32 bytes), bound to what ``record`` says the key may do."""
+    expires_at = None if record.expires_at is None else (record.expires_at - _EPOCH) // timedelta(microseconds=1)
+    bound = [
+        MAC_PURPOSE,
+        secret,
+        record.key_id,
+        record.kind,
+        None if record.tenant_id is None else str(record.tenant_id),
+        record.subject_id,
+        list(record.permissions),
+        expires_at,
+    ]
+    return hmac.digest(pepper, msgspec.json.encode(bound), hashlib.sha256)
 
 
-def matches(pepper: bytes, presented: PresentedKey, stored_mac: bytes | None) -> bool:
-    """Whether ``presented`` is the key behind ``stored_mac``; the same work when there is none."""
-    equal = hmac.compare_digest(mac(pepper, presented.secret), stored_mac or bytes(32))
-    return equal and stored_mac is not None
+def sealed(pepper: bytes, secret: str, record: ApiKeyRecord) -> ApiKeyRecord:
+    """``record`` with its MAC."""
+    return replace(record, mac=mac(pepper, secret, record))
+
+
+_NOBODY = ApiKeyRecord(
+    key_id="",
+    kind="service",
+    name="",
+    tenant_id=None,
+    subject_id=None,
+    permissions=(),
+    mac=bytes(32),
+    pepper_version=PEPPER_VERSION,
+    created_at=_EPOCH,
+    expires_at=None,
+    revoked_at=None,
+    last_used_at=None,
+)
+
+
+def matches(pepper: bytes, presented: PresentedKey, stored: ApiKeyRecord | None) -> bool:
+    """Whether ``presented`` is the key that ``stored`` was made for; the same work when there is none."""
+    record = stored or _NOBODY
+    equal = hmac.compare_digest(mac(pepper, presented.secret, record), record.mac)
+    return equal and stored is not None
 
 
 def mint(
@@ -101,11 +140,11 @@ def mint(
         tenant_id=tenant_id,
         subject_id=subject_id,
         permissions=permissions,
-        mac=mac(pepper, key.secret),
+        mac=b"",
         pepper_version=PEPPER_VERSION,
         created_at=now,
         expires_at=expires_at,
         revoked_at=None,
         last_used_at=None,
     )
-    return record, key.reveal()
+    return sealed(pepper, key.secret, record), key.reveal()

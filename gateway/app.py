@@ -7,6 +7,7 @@ exception; startup and shutdown. The server's own life (sockets, signals) belong
 
 import asyncio
 import contextlib
+import functools
 import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,9 +31,11 @@ from litestar.types import (
 )
 from uuid_utils import uuid7
 
-from crypto import selftest
+from crypto import CryptoError, selftest
 from crypto.roots import RootKey, create_root_key
 from gateway import auth, routes
+from gateway.allocation import give_large_buffers_back
+from gateway.artifact_urls import ArtifactUrls
 from gateway.auth import AuthenticationMiddleware, Authenticator, ListingScope, Principal
 from gateway.cursors import Cursors
 from gateway.documentation import Documentation
@@ -45,12 +48,15 @@ from gateway.readiness import Probe, Readiness
 from gateway.services import Services
 from gateway.settings import Settings, SettingsError
 from gateway.telemetry import UNMATCHED, Metrics
+from migrations.state.loading import shipped_chains
 from storage import head_anchors
 from storage.anchors import ANCHOR_SECONDS
 from storage.audit import FLUSH_SECONDS
 from storage.blobs.store import BlobStore
 from storage.clock import Clock, SystemClock
+from storage.errors import StorageError
 from storage.format.audit import OPERATOR_CHAIN
+from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.scope import OperatorScope, TenantListing, TenantScope
 from storage.scope import Scope as SubjectScope
 from storage.service import Store
@@ -91,7 +97,9 @@ class Gateway(Litestar):
         else:
             await super().__call__(scope, receive, send)
 
-    async def _serve(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+    async def _serve(  # noqa: C901  the order of things around a request is one story
+        self, scope: HTTPScope, receive: Receive, send: Send
+    ) -> None:
         started = time.perf_counter()
         services = self.services
         facts = Facts.read(scope, str(uuid7()))
@@ -101,6 +109,7 @@ class Gateway(Litestar):
             # A HEAD is a GET whose body stays here. The server keeps its own scope: with a GET in it, it would miss
             # the announced body and cut the connection.
             scope = {**scope, "method": "GET"}
+            facts.bodiless = True
         facts.attach(scope)
 
         async def answer(message: Message) -> None:
@@ -118,12 +127,17 @@ class Gateway(Litestar):
             if scope["path"] in _PROBE_PATHS:
                 await super().__call__(scope, receive, answer)
             elif services.drain.stopped:
-                raise Draining
+                raise Draining  # noqa: TRY301  refused like everything else
             else:
                 with services.admission.request():
                     await super().__call__(scope, receive, answer)
         except Refused as refusal:
             await self._refuse(refusal, scope, answer)
+        except Exception as reason:
+            if not facts.status:
+                raise
+            # Half an answer is out. Returning now makes the server cut the connection; its log gets no traceback.
+            _log.warning("answer cut", error=type(reason).__name__, request_id=facts.request_id)
         finally:
             services.metrics.in_flight.dec()
             seconds = time.perf_counter() - started
@@ -283,6 +297,7 @@ def create_app(
         admission=admission,
         commits=Commits(),
         cursors=Cursors(settings.api_key_pepper),
+        artifact_urls=ArtifactUrls(settings.api_key_pepper),
         drain=drain,
         metrics=metrics,
         readiness=Readiness(store, drain, metrics, blob_health=blob_health, root_key_health=root_key_health),
@@ -326,10 +341,13 @@ async def _lifespan(app: Litestar) -> AsyncIterator[None]:
     heads = asyncio.create_task(
         _repeat("heads", head_anchors.ANCHOR_SECONDS, store.head_anchors.flush, ended, services.metrics)
     )
-    anchoring = asyncio.create_task(
-        _repeat("anchor", ANCHOR_SECONDS, store.anchors.anchor_due, ended, services.metrics)
-    )
+    anchoring = asyncio.create_task(_anchor(store, ended, services.metrics))
     working = asyncio.create_task(store.runner.keep_running(_job_round_failed))
+    sweeping = asyncio.create_task(
+        store.sweep.keep_running(
+            services.metrics.swept, functools.partial(_sweep_failed, services.metrics), services.metrics.counted
+        )
+    )
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -342,8 +360,8 @@ async def _lifespan(app: Litestar) -> AsyncIterator[None]:
         ended.set()
         for task in (noting, heads):  # not cancelled: they may hold notes; their last round writes what is left
             await task
-        # An anchor that was not written is by the next process; a job goes on when its lease has ended.
-        for task in (flushing, anchoring, working):
+        # An anchor that was not written is by the next process; a job, or a sweep, goes on when its lease has ended.
+        for task in (flushing, anchoring, working, sweeping):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -351,6 +369,20 @@ async def _lifespan(app: Litestar) -> AsyncIterator[None]:
 
 def _job_round_failed(reason: Exception) -> None:
     _log.warning("job round failed", error=type(reason).__name__)
+
+
+def _sweep_failed(metrics: Metrics, reason: Exception) -> None:
+    metrics.sweep_failed()
+    _log.warning("sweep failed", error=type(reason).__name__)
+
+
+async def _anchor(store: Store, ended: asyncio.Event, metrics: Metrics) -> None:
+    """Anchor audit logs every minute; the key for it is made before anything that a backup could miss is anchored."""
+    try:
+        await store.anchors.ensure_signing_key()
+    except (StorageError, CryptoError) as reason:
+        _log.warning("audit round failed", round="anchor", error=type(reason).__name__)
+    await _repeat("anchor", ANCHOR_SECONDS, store.anchors.anchor_due, ended, metrics)
 
 
 async def _repeat(
@@ -388,7 +420,9 @@ async def open_app(
         SetupError: the database is not set up as it must be.
         RootKeyInvalid: the root key cannot be used.
         SettingsError: the object store's URL is wrong.
+        ChainInvalid: what the deployment ships for a state schema is no chain of steps.
     """
+    give_large_buffers_back()
     metrics = metrics or Metrics()
     async with contextlib.AsyncExitStack() as stack:
         root_key = create_root_key(settings.root_key)
@@ -403,6 +437,8 @@ async def open_app(
             durable=not embedded,
             observer=metrics,
             backup_retention_days=settings.backup_retention_days,
+            offload_bytes_min=offload_bytes_min(settings.s3_url),
+            shipped=shipped_chains(),
         )
         stack.push_async_callback(store.close)
         yield create_app(
@@ -420,17 +456,31 @@ async def open_blobs(url: str | None) -> AsyncIterator[BlobStore | None]:
     if url is None:
         yield None
         return
-    from storage.blobs.s3 import S3BlobStore, S3Location  # noqa: PLC0415  a deployment without S3 need not load boto3
+    # A deployment without S3 need not load boto3.
+    from storage.blobs.opening import open_bucket  # noqa: PLC0415
+    from storage.blobs.s3 import S3Location  # noqa: PLC0415
 
     try:
-        location = S3Location.parse(url)
+        blobs = open_bucket(S3Location.parse(url))
     except ValueError as error:
         raise SettingsError(f"STATEROOM_S3_URL is wrong: {error}") from None
-    blobs = S3BlobStore(location)
     try:
         yield blobs
     finally:
         await blobs.aclose()
+
+
+def offload_bytes_min(url: str | None) -> int:
+    """How large a piece of a value must be to live in the object store that a URL names.
+
+    Args:
+        url: As for `open_blobs`, which has accepted it.
+    """
+    if url is None:
+        return OFFLOAD_BYTES_MIN
+    from storage.blobs.s3 import S3Location  # noqa: PLC0415
+
+    return S3Location.parse(url).offload_bytes_min or OFFLOAD_BYTES_MIN
 
 
 def _blobs_healthy(blobs: BlobStore) -> Probe:

@@ -31,6 +31,7 @@ from gateway.problems import (
     Unauthenticated,
 )
 from gateway.wire import Fault, Permission
+from storage.audit import BreakGlass
 from storage.clock import Clock
 from storage.errors import InvalidState, StorageError
 from storage.model import ApiKeyRecord
@@ -112,7 +113,7 @@ class Authenticator:
         if presented is None:
             raise Unauthenticated
         record = await self._look_up(presented.key_id)
-        valid = api_keys.matches(self._pepper, presented, record.mac if record else None)
+        valid = api_keys.matches(self._pepper, presented, record)
         if (
             record is None
             or not valid
@@ -276,6 +277,19 @@ def tenant_scope(principal: Principal) -> TenantScope:
     if principal.kind == "operator" or principal.tenant_id is None:
         raise PermissionDenied("operator credentials belong to no tenant")
     return TenantScope(principal.tenant_id)
+
+
+def break_glass_scope(principal: Principal, receipt: BreakGlass) -> SubjectScope:
+    """The one way of an operator to a subject's state: what the receipt of a committed audit event names.
+
+    Raises:
+        PermissionDenied: anybody but the operator who was recorded, or one without ``decrypt-any``.
+    """
+    if principal.kind != "operator" or "decrypt-any" not in principal.permissions:
+        raise PermissionDenied("this needs an operator's key with the permission decrypt-any")
+    if receipt.actor != principal.actor:
+        raise PermissionDenied("another operator was recorded")
+    return SubjectScope(receipt.opening.tenant_id, receipt.opening.subject_id)
 
 
 def operator_scope(principal: Principal) -> OperatorScope:

@@ -27,7 +27,7 @@ import binascii
 import functools
 import math
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgpack
@@ -268,6 +268,18 @@ def value_in(name: Format, raw: Raw, where: str) -> Value:
         return Value("json", data)
 
 
+def holed_in(name: Format, raw: Raw, holes: Sequence[int], where: str) -> Value:
+    """A channel with placeholders, as storage keeps it. That they stand where it says is seen when it is cut.
+
+    Raises:
+        InvalidState: only plain MessagePack has placeholders.
+    """
+    value = value_in(name, raw, where)
+    if holes and (name != "msgpack" or len(value.data) != len(raw)):
+        raise InvalidState("only plain MessagePack has placeholders", where)
+    return Value(value.encoding, value.data, tuple(holes))
+
+
 def element_in(name: Format, raw: Raw, where: str) -> bytes:
     """An element to append to a list channel, as MessagePack.
 
@@ -359,6 +371,12 @@ def value_out(name: Format, value: Value) -> Raw:
         return Raw(plain)
     foreign = base64.b64encode(value.data).decode("ascii") if name == "json" else value.data
     return Raw(encode_body(name, {"$encoded": [value.encoding, foreign]}))
+
+
+def holes_out(value: Value, raw: Raw) -> list[int]:
+    """Where a value's placeholders stand in what `value_out` made of it, for MessagePack."""
+    before = len(raw) - len(value.data)  # of a value that came as `$encoded`: its bytes are the last
+    return [before + at for at in value.holes]
 
 
 def _msgpack_out(value: Value) -> bytes | None:

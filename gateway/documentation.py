@@ -89,8 +89,8 @@ def _operation(path: str, method: str, operation: dict[str, Any], document: dict
         parts.append(f"<table><tr><th>parameter<th>in<th>meaning</tr>{''.join(rows)}</table>")
     if "requestBody" in operation:
         content = operation["requestBody"]["content"]
-        parts.append(f"<p>Body: {_schema_link(content)}</p>")
-        if "example" in content["application/json"]:
+        parts.append(f"<p>Body: {_schema_link(content) or 'bytes of any media type'}</p>")
+        if "example" in content.get("application/json", {}):
             example = msgspec.json.format(msgspec.json.encode(content["application/json"]["example"]), indent=2)
             parts.append(f"<pre>{_text(example.decode())}</pre>")
     for status, answer in operation["responses"].items():

@@ -10,6 +10,7 @@ import binascii
 import functools
 import hashlib
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -22,28 +23,40 @@ from msgspec import Struct
 
 from gateway import limits
 from gateway.codec import MEDIA_TYPES, Format, body_format, decode_body, encode_body, reply_format
-from gateway.problems import BodyTimeout, BodyTooLarge, InvalidRequest, MalformedBody, explain
+from gateway.problems import (
+    BodyTimeout,
+    BodyTooLarge,
+    InvalidRequest,
+    MalformedBody,
+    UnsupportedMediaType,
+    explain,
+)
 from gateway.wire import Fault
 from storage.errors import InvalidState
 from storage.format.token import ThreadToken
 from storage.model import Idempotency
 from storage.scope import CLIENT_SHARE_BYTES, ClientShare, check_id, is_plain_id
+from storage.versions import AS_SAVED, WantedVersions
 
 SUBJECT_HEADER = "Stateroom-Subject"
 KNOWN_HEADER = "Stateroom-Known-Token"
 GIVEN_HEADER = "Stateroom-Thread-Token"
 SHARE_HEADER = "Stateroom-Client-Share"
+VERSION_HEADER = "Accept-State-Version"
+VERSION_SCHEMAS_MAX = 100  # what one agent could possibly know
 CLIENT_SHARE_CHARACTERS = 44  # so that a share has one spelling
 _FACTS = "stateroom"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
+_STATE_VERSION = re.compile(r"(?:(?P<schema>[A-Za-z0-9._:-]{1,64})=)?(?P<number>[1-9][0-9]{0,8})\Z", re.ASCII)
 _ETAG = re.compile(r'"([\x21\x23-\x7e]{1,1024})"\Z')
 # Twice is ambiguous for these: two parties on the way could read different ones.
 _ONCE = frozenset(
     {
         b"authorization", b"content-type", b"content-length", b"content-encoding", b"if-match",
         b"if-none-match", b"idempotency-key", b"stateroom-subject", b"stateroom-known-token",
-        b"stateroom-client-share",
+        b"stateroom-client-share", b"accept-state-version", b"range", b"if-range", b"content-digest",
+        b"stateroom-artifact-name", b"stateroom-artifact-metadata", b"stateroom-artifact-preview",
     }
 )  # fmt: skip
 
@@ -61,6 +74,7 @@ class Facts:
     credential_id: str | None = None
     status: int = 0
     access: tuple[UUID, str, str] | None = None  # what the audit log notes: chain, actor, whose rows
+    bodiless: bool = False  # a HEAD, which handlers see as a GET: its body need not be made
 
     @classmethod
     def of(cls, scope: Scope) -> "Facts":
@@ -215,6 +229,49 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
         raise BodyTimeout("the body did not arrive in time") from None
 
 
+async def stream_body(
+    headers: dict[bytes, bytes], receive: Receive, bytes_max: int, limit: str
+) -> AsyncIterator[bytes]:
+    """Give a body as it arrives, holding one chunk of it. Time is counted only while the client is waited for.
+
+    Args:
+        headers: The request's.
+        receive: Where it arrives.
+        bytes_max: How long it may be.
+        limit: The name of that limit.
+
+    Raises:
+        BodyTooLarge: announced or found to be larger.
+        BodyTimeout: it paused for `limits.BODY_IDLE_SECONDS_MAX`, or came slower than
+            `limits.STREAM_BYTES_PER_SECOND_MIN` for longer than `limits.BODY_SECONDS_MAX`.
+        MalformedBody: the client hung up.
+    """
+    announced = headers.get(b"content-length", b"")
+    if announced.isdigit() and (len(announced) > 18 or int(announced) > bytes_max):
+        raise BodyTooLarge(limit, bytes_max)
+    clock = asyncio.get_running_loop().time
+    size = 0
+    waited = 0.0
+    while True:
+        patience = limits.BODY_SECONDS_MAX + size / limits.STREAM_BYTES_PER_SECOND_MIN - waited
+        begun = clock()
+        try:
+            async with asyncio.timeout(min(limits.BODY_IDLE_SECONDS_MAX, patience)):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeout("the body did not arrive in time") from None
+        waited += clock() - begun
+        if message["type"] != "http.request":
+            raise MalformedBody("the client hung up before the body was complete")
+        size += len(message["body"])
+        if size > bytes_max:
+            raise BodyTooLarge(limit, bytes_max)
+        if message["body"]:
+            yield message["body"]
+        if not message["more_body"]:
+            return
+
+
 class Exchange:
     """A request as handlers see it, and the way to answer it. Made before the handler runs.
 
@@ -230,7 +287,9 @@ class Exchange:
         self.facts = Facts.of(scope)
         if self.facts.duplicate is not None:
             raise InvalidRequest(Fault(detail="the header is given twice", header=self.facts.duplicate))
-        self.format: Format = reply_format(self.facts.headers.get(b"accept"))
+        # An artifact's content comes in the media type it has, whatever is accepted.
+        any_accept = scope["route_handler"].opt.get("any_accept", False)
+        self.format: Format = "json" if any_accept else reply_format(self.facts.headers.get(b"accept"))
         self.query_string: bytes = scope["query_string"]
         self.route: str = scope["path_template"]
 
@@ -249,6 +308,21 @@ class Exchange:
         name = body_format(headers.get(b"content-type"), headers.get(b"content-encoding"))
         content = await read_body(headers, self._receive)
         return decode_body(name, content, shape), name, content
+
+    def announced_bytes(self) -> int | None:
+        """What Content-Length says, if it is there."""
+        text = self.facts.headers.get(b"content-length", b"")
+        return int(text) if text.isdigit() and len(text) <= 18 else None
+
+    def content(self, bytes_max: int, limit: str) -> AsyncIterator[bytes]:
+        """The body as it arrives, whatever it is; see `stream_body`.
+
+        Raises:
+            UnsupportedMediaType: it is compressed; only the content itself has a digest.
+        """
+        if self.facts.headers.get(b"content-encoding", b"identity").strip().lower() not in {b"", b"identity"}:
+            raise UnsupportedMediaType("send the content uncompressed")
+        return stream_body(self.facts.headers, self._receive, bytes_max, limit)
 
     def no_query(self) -> None:
         """Refuse any query parameter."""
@@ -296,6 +370,31 @@ class Exchange:
             except InvalidState as error:
                 raise InvalidRequest(Fault(detail=str(error), header=KNOWN_HEADER)) from None
         return text
+
+    def state_versions(self) -> WantedVersions:
+        """What Accept-State-Version says that the reader knows; absent: state comes as it was saved.
+
+        Raises:
+            InvalidRequest: it is neither a version nor a list of them, or says two things of one schema.
+        """
+        text = self.header(VERSION_HEADER)
+        if text is None:
+            return AS_SAVED
+        any_schema: int | None = None
+        by_schema: dict[str, int] = {}
+        parts = text.split(",")
+        for part in parts:
+            match = _STATE_VERSION.match(part.strip())
+            schema = match["schema"] if match else None
+            twice = any_schema is not None if schema is None else schema in by_schema
+            if match is None or twice or len(parts) > VERSION_SCHEMAS_MAX:
+                detail = "must be a version, such as 2, or versions by schema, such as travel=2, billing=3"
+                raise InvalidRequest(Fault(detail=detail, header=VERSION_HEADER))
+            if schema is None:
+                any_schema = int(match["number"])
+            else:
+                by_schema[schema] = int(match["number"])
+        return WantedVersions(any_schema, by_schema)
 
     def client_share(self) -> ClientShare | None:
         """The client's share of Stateroom-Client-Share, or None; it goes to storage and nowhere else.

@@ -16,9 +16,11 @@ from gateway.operations import Operation
 from gateway.problems import KINDS
 
 API_VERSION = "1.0.0"
+_NOT_MODIFIED = 304
 _PATH_PARAMETER = re.compile(r"\{(\w+):str\}")
 _ANY = ("unauthenticated", "not-acceptable", "invalid-request", "internal", "overloaded", "draining",
         "tenant-busy", "database-unavailable")  # fmt: skip
+_WITH_RAW_BODY = ("malformed-body", "body-timeout", "body-too-large", "unsupported-media-type")
 _WITH_BODY = ("malformed-body", "body-timeout", "body-too-large", "unsupported-media-type")
 _WITH_SUBJECT = ("subject-required", "subject-mismatch", "key-unavailable")
 _LISTING = (
@@ -26,6 +28,7 @@ _LISTING = (
     " only."
 )
 _WITH_SHARE = ("client-share-required", "client-share-wrong", "client-share-unexpected")
+_WITH_VERSION = ("state-too-new", "state-upcast-failed")
 _ID = "An id; one that does not match [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254} travels as ~ and its base64url."
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "If-Match": {
@@ -36,6 +39,38 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "If-None-Match": {
         "name": "If-None-Match", "in": "header", "schema": {"const": "*"},
         "description": "*: the namespace must not have a checkpoint yet.",
+    },
+    "If-None-Match-Tag": {
+        "name": "If-None-Match", "in": "header", "schema": {"type": "string"},
+        "description": "304 when the content has one of these ETags: a content never changes.",
+    },
+    "Range": {
+        "name": "Range", "in": "header", "schema": {"type": "string"},
+        "description": "One range of bytes: 206, or 416. Several ranges, or another unit: all of it.",
+        "example": "bytes=0-1023",
+    },
+    "If-Range": {
+        "name": "If-Range", "in": "header", "schema": {"type": "string"},
+        "description": "The ETag the range is of; with another one, all of it.",
+    },
+    "Content-Digest": {
+        "name": "Content-Digest", "in": "header",
+        "schema": {"type": "string", "pattern": "^sha-256=:[A-Za-z0-9+/]{43}=:$"},
+        "description": "SHA-256 of the body (RFC 9530), verified: 400 digest-mismatch.",
+    },
+    "Stateroom-Artifact-Name": {
+        "name": "Stateroom-Artifact-Name", "in": "header", "required": True, "schema": {"type": "string"},
+        "description": "The file's name: visible ASCII, or UTF-8'' and percent-encoded UTF-8 (RFC 8187); 1 to 255 "
+        "bytes.",
+        "example": "UTF-8''screen%20shot.png",
+    },
+    "Stateroom-Artifact-Metadata": {
+        "name": "Stateroom-Artifact-Metadata", "in": "header", "schema": {"type": "string"},
+        "description": "base64url of a JSON object of at most 16 KiB.",
+    },
+    "Stateroom-Artifact-Preview": {
+        "name": "Stateroom-Artifact-Preview", "in": "header", "schema": {"type": "string"},
+        "description": "base64url of at most 4,096 bytes: a thumbnail or a summary.",
     },
     "Idempotency-Key": {
         "name": "Idempotency-Key", "in": "header",
@@ -58,6 +93,12 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "32 random bytes that only the client keeps. A thread that is made with it (by its first save, "
         "pending write or settings) opens only with it from then on; lost share, lost data.",
     },
+    "Accept-State-Version": {
+        "name": "Accept-State-Version", "in": "header", "schema": {"type": "string"},
+        "description": "The version of its state that the reader knows, for every schema or by schema. State that was "
+        "saved at another one is converted in memory, pending writes too. Absent: as it was saved.",
+        "example": "travel=2",
+    },
     "X-Request-Id": {
         "name": "X-Request-Id", "in": "header",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
@@ -77,6 +118,12 @@ _EXAMPLES: dict[str, Any] = {
     "SaveReceipt": {**_CHECKPOINT, "sequence": 1, "created_at": "2026-01-02T03:04:05Z", "created": True},
     "WritesRequest": {"writes": [{"channel": "done", "idx": 0, "value": "book the flight"}]},
     "ThreadSettings": {"strict": True},
+    "StateSchemaDefinition": {
+        "label": "2.0.0",
+        "up": [{"op": "rename", "from": "/user_pref", "to": "/user_profile"}],
+        "down": [{"op": "rename", "from": "/user_profile", "to": "/user_pref"}],
+    },
+    "StateMigrationRequest": {"target_version": 2},
     "CopyRequest": {"target_thread_id": "trip-8"},
     "PruneRequest": {"thread_ids": ["trip-7"], "strategy": "keep_latest"},
     "RunsDeleteRequest": {"run_ids": ["run-1"]},
@@ -116,6 +163,13 @@ def document(operations: list[tuple[str, Operation]], *, public_url: str) -> dic
                 },
                 "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
                 "X-Request-Id": {"description": "As sent, or minted.", "schema": {"type": "string"}},
+                "Content-Digest": {"description": "SHA-256 of all of it (RFC 9530).", "schema": {"type": "string"}},
+                "Content-Range": {"description": "Which bytes, with 206 and 416.", "schema": {"type": "string"}},
+                "Accept-Ranges": {"description": "bytes", "schema": {"type": "string"}},
+                "Content-Disposition": {
+                    "description": "attachment or inline, with the file's name.",
+                    "schema": {"type": "string"},
+                },
             },
             "securitySchemes": {
                 "apiKey": {
@@ -182,7 +236,7 @@ def _problem_responses(codes: list[str]) -> dict[str, Any]:
 
 def _codes(one: Operation) -> list[str]:
     if one.public:
-        return ["method-not-allowed", "internal"]
+        return ["method-not-allowed", "internal", *one.problems]
     codes = [*_ANY, *one.problems]
     if one.permission is not None:
         codes.append("permission-denied")
@@ -190,12 +244,16 @@ def _codes(one: Operation) -> list[str]:
         codes += _WITH_SUBJECT
     if "Stateroom-Client-Share" in one.headers:
         codes += _WITH_SHARE
+    if "Accept-State-Version" in one.headers:
+        codes += _WITH_VERSION
     if one.body is not None:
         codes += _WITH_BODY
+    if one.raw_body:
+        codes += _WITH_RAW_BODY
     return codes
 
 
-def _operation(one: Operation) -> dict[str, Any]:
+def _operation(one: Operation) -> dict[str, Any]:  # noqa: C901, PLR0912  one branch for each member
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": _ID}
         for name in _PATH_PARAMETER.findall(one.path)
@@ -212,9 +270,14 @@ def _operation(one: Operation) -> dict[str, Any]:
             headers["ETag"] = {"$ref": "#/components/headers/ETag"}
         if one.token:
             headers["Stateroom-Thread-Token"] = {"$ref": "#/components/headers/Stateroom-Thread-Token"}
+        for name in one.extra_headers:
+            headers[name] = {"$ref": f"#/components/headers/{name}"}
         answer["headers"] = headers
         if one.returns is not None:
             answer["content"] = _content(one.returns, both=not one.public)
+        elif one.content:
+            if status != _NOT_MODIFIED:
+                answer["content"] = {"*/*": {"schema": {}}}
         elif one.public:
             answer["content"] = {
                 one.media_type: {"schema": {"type": "object" if "json" in one.media_type else "string"}}
@@ -230,6 +293,11 @@ def _operation(one: Operation) -> dict[str, Any]:
         described["description"] = f"Needs the permission {one.permission}.{_LISTING if one.tenant_listing else ''}"
     if one.body is not None:
         described["requestBody"] = {"required": True, "content": _content(one.body)}
+    if one.raw_body:
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
     if one.public:
         described["security"] = []
     return described

@@ -39,6 +39,9 @@ class Operation:
             gives.
         public: Whether it needs no credential.
         media_type: What a public operation answers, where it is not JSON.
+        raw_body: Whether the body is bytes of any media type, read as a stream.
+        content: Whether it answers with an artifact's content, in whatever media type that has.
+        extra_headers: Response headers worth naming beyond the common ones.
     """
 
     name: str
@@ -58,6 +61,9 @@ class Operation:
     tenant_listing: bool = False
     public: bool = False
     media_type: str = "application/json"
+    raw_body: bool = False
+    content: bool = False
+    extra_headers: tuple[str, ...] = ()
 
 
 def _guard(operation: Operation) -> Guard:
@@ -73,6 +79,10 @@ def route(operation: Operation) -> Callable[[Handler], HTTPRouteHandler]:
         name=operation.name,
         status_code=operation.statuses[0],
         guards=[_guard(operation)] if operation.permission else None,
-        opt={"operation": operation, "exclude_from_auth": operation.public},
+        opt={
+            "operation": operation,
+            "exclude_from_auth": operation.public,
+            "any_accept": operation.content,
+        },
         include_in_schema=False,
     )

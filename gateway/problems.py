@@ -16,8 +16,10 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from crypto import errors as crypto_errors
 from gateway import limits
 from gateway.wire import Fault, Problem
+from migrations.state import errors as state_errors
 from storage import errors as storage_errors
-from storage.blobs.store import BlobExists, BlobNotFound, BlobUnavailable
+from storage.blob_io import BlobDamaged, BlobTooLarge
+from storage.blobs.store import BlobExists, BlobNotFound, BlobUnavailable, MultipartNotFound, PartMismatch
 
 
 class GatewayError(Exception):
@@ -43,8 +45,24 @@ class BodyTimeout(GatewayError):
 class BodyTooLarge(GatewayError):
     """The body is larger than allowed."""
 
+    def __init__(self, limit: str = "BODY_BYTES_MAX", allowed: int = limits.BODY_BYTES_MAX) -> None:
+        super().__init__(f"a body may have {allowed:,} bytes ({limit})")
+        self.limit = limit
+
+
+class RangeNotSatisfiable(GatewayError):
+    """None of the content is in the range that was asked for."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"the content has {size_bytes:,} bytes, and none of them is in that range")
+        self.size_bytes = size_bytes
+
+
+class ArtifactUrlInvalid(GatewayError):
+    """The URL is not valid, or not valid any more; deliberately does not say which."""
+
     def __init__(self) -> None:
-        super().__init__(f"a body may have {limits.BODY_BYTES_MAX:,} bytes (BODY_BYTES_MAX)")
+        super().__init__("the URL was never given like this, has expired, or was revoked")
 
 
 class UnsupportedMediaType(GatewayError):
@@ -113,6 +131,10 @@ _PERMISSION = Kind(
     False,
     "Use a key that has the permission the detail names.",
 )
+_TOO_NEW = Kind(
+    409, "state-too-new", "State too new", False,
+    "Register the version that the detail names, upgrade the reader, or give the step a way back.",
+)  # fmt: skip
 _CONFLICT = Kind(409, "conflict", "Conflict", False, "Load the current state and decide again.")
 
 _DATABASE_UNAVAILABLE = Kind(
@@ -163,6 +185,13 @@ TABLE: dict[type[Exception], Kind] = {
         413, "body-too-large", "Body too large", False,
         f"A body has at most {limits.BODY_BYTES_MAX:,} bytes; store large files as artifacts.",
     ),
+    RangeNotSatisfiable: Kind(
+        416, "range-not-satisfiable", "Range not satisfiable", False, "Content-Range says how long the content is."
+    ),
+    ArtifactUrlInvalid: Kind(
+        403, "artifact-url-invalid", "Artifact URL invalid", False,
+        "URLs are valid for minutes and can be revoked: ask for a new one.",
+    ),
     UnsupportedMediaType: Kind(
         415, "unsupported-media-type", "Unsupported media type", False,
         "Send Content-Type: application/json or application/msgpack, uncompressed.",
@@ -183,6 +212,13 @@ TABLE: dict[type[Exception], Kind] = {
     storage_errors.CheckpointNotFound: Kind(
         404, "checkpoint-not-found", "Checkpoint not found", False,
         "The thread and namespace have no such checkpoint.",
+    ),
+    storage_errors.ArtifactNotFound: Kind(
+        404, "artifact-not-found", "Artifact not found", False, "The subject has no such artifact."
+    ),
+    storage_errors.UploadNotFound: Kind(
+        404, "upload-not-found", "Upload not found", False,
+        "The subject has no such upload: it was completed, removed, or has expired. Begin another one.",
     ),
     storage_errors.TenantNotFound: NOT_FOUND,
     storage_errors.ApiKeyNotFound: NOT_FOUND,
@@ -207,6 +243,71 @@ TABLE: dict[type[Exception], Kind] = {
     storage_errors.DeltaChainNeeded: Kind(
         409, "delta-chain-needed", "Delta chain needed", False,
         "A checkpoint that stays is rebuilt from this run's writes; delete the later runs too.",
+    ),
+    storage_errors.ArtifactReferenced: Kind(
+        409, "artifact-referenced", "Artifact referenced", False,
+        "A checkpoint names it. Prune or delete what does, then delete the artifact.",
+    ),
+    storage_errors.ArtifactShared: Kind(
+        409, "artifact-shared", "Artifact takes a share", False,
+        "Its content opens only with the client-held share, which a URL cannot carry: download it with the share.",
+    ),
+    storage_errors.UploadIncomplete: Kind(
+        409, "upload-incomplete", "Upload incomplete", False,
+        "GET the upload to see which parts arrived, send the others, then complete it.",
+    ),
+    storage_errors.ArtifactUnknown: Kind(
+        422, "artifact-unknown", "Artifact unknown", False,
+        "errors[] says where the state names an artifact that the subject does not have. Upload it first.",
+    ),
+    storage_errors.PieceUnknown: Kind(
+        409, "piece-unknown", "Piece unknown", False,
+        "A placeholder names a piece that the thread does not have (any more). Upload it again and repeat the request.",
+    ),
+    storage_errors.PieceNotFound: Kind(
+        404, "piece-not-found", "Piece not found", False,
+        "The thread has no such piece: it was never uploaded, or removed because nothing named it.",
+    ),
+    storage_errors.StateTooLarge: Kind(
+        413, "state-too-large", "State too large", False,
+        "Its large parts do not fit one answer: ask for MessagePack with view=channels and pieces=refs, and fetch them "
+        "one by one.",
+    ),
+    storage_errors.DigestMismatch: Kind(
+        400, "digest-mismatch", "Digest mismatch", False,
+        "What arrived is not what the digest was made of; send it again. Nothing was stored.",
+    ),
+    storage_errors.PartInvalid: Kind(
+        422, "part-invalid", "Part invalid", False,
+        "Parts are numbered from 0 and have part_bytes bytes each; only the last may be shorter.",
+    ),
+    storage_errors.QuotaExceeded: Kind(
+        403, "quota-exceeded", "Quota exceeded", False,
+        "Delete artifacts or threads, or ask the operator for a larger quota. Space comes back when the sweeper "
+        "has removed the objects.",
+    ),
+    storage_errors.BlobsNotConfigured: Kind(
+        501, "blobs-not-configured", "No object store", False,
+        "This deployment has no object store; the operator sets STATEROOM_S3_URL.",
+    ),
+    storage_errors.StateSchemaNotFound: Kind(
+        404, "state-schema-not-found", "State schema not found", False, "Register it: PUT its version 1."
+    ),
+    storage_errors.StateSchemaExists: Kind(
+        409, "state-schema-exists", "State schema version exists", False,
+        "A registered version never changes: register the next one.",
+    ),
+    storage_errors.StateSchemaInvalid: _INVALID,
+    storage_errors.StateTooNewToSave: _TOO_NEW,
+    state_errors.StateMigrationError: INTERNAL,
+    state_errors.StepInvalid: _INVALID,
+    state_errors.ChainInvalid: _INVALID,
+    state_errors.StateTooNew: _TOO_NEW,
+    state_errors.PathFault: INTERNAL,  # a chain turns it into UpcastFailed
+    state_errors.UpcastFailed: Kind(
+        422, "state-upcast-failed", "State upcast failed", False,
+        "The step that the detail names cannot be applied to this state; what is stored is untouched. Read it at the "
+        "version it was saved at, or register a step that can.",
     ),
     storage_errors.IdempotencyKeyReused: Kind(
         422, "idempotency-key-reused", "Idempotency-Key reused", False,
@@ -241,7 +342,15 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     storage_errors.Unavailable: _DATABASE_UNAVAILABLE,
     storage_errors.LostRaceError: _DATABASE_UNAVAILABLE,
+    storage_errors.UploadExpired: _DATABASE_UNAVAILABLE,
+    MultipartNotFound: INTERNAL,  # a verb says which upload it was
+    PartMismatch: INTERNAL,  # likewise
     BlobExists: INTERNAL,  # uploads name fresh uuids
+    BlobDamaged: _INTEGRITY,
+    BlobTooLarge: Kind(
+        413, "body-too-large", "Body too large", False,
+        f"A body has at most {limits.BODY_BYTES_MAX:,} bytes; store large files as artifacts.",
+    ),
     BlobNotFound: _INTEGRITY,  # a pointer was stored, so the blob was
     BlobUnavailable: Kind(
         503, "blob-store-unavailable", "Blob store unavailable", True,
@@ -282,7 +391,9 @@ def type_uri(public_url: str, code: str) -> str:
 def describe(error: Exception, *, public_url: str, instance: str, request_id: str) -> tuple[Problem, dict[str, str]]:
     """The problem to answer ``error`` with, and its headers."""
     kind = kind_of(error)
-    ours = isinstance(error, (GatewayError, limits.Refused, storage_errors.StorageError))
+    ours = isinstance(
+        error, (GatewayError, limits.Refused, storage_errors.StorageError, state_errors.StateMigrationError)
+    )
     problem = Problem(
         type=type_uri(public_url, kind.code),
         title=kind.title,
@@ -303,7 +414,11 @@ def describe(error: Exception, *, public_url: str, instance: str, request_id: st
             if error.pointer:
                 problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
         case BodyTooLarge():
-            problem.limit = "BODY_BYTES_MAX"
+            problem.limit = error.limit
+        case storage_errors.ArtifactUnknown():
+            problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
+        case state_errors.UpcastFailed():
+            problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
         case storage_errors.HeadMoved():
             problem.head_id = error.head_id
         case storage_errors.ChannelUnchangedUnknown():
@@ -322,6 +437,8 @@ def _headers(error: Exception, kind: Kind) -> dict[str, str]:
         headers["www-authenticate"] = 'Bearer realm="stateroom"'
     elif kind.status in {408, 413}:
         headers["connection"] = "close"  # the rest of the body is not worth reading
+    elif isinstance(error, RangeNotSatisfiable):
+        headers["content-range"] = f"bytes */{error.size_bytes}"
     elif isinstance(error, MethodNotAllowedException):
         allowed = {method.strip() for method in (error.headers or {}).get("allow", "").split(",")} - {""}
         headers["allow"] = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
@@ -382,7 +499,8 @@ in seconds. The `type` is the deployment's `/docs#<code>`.
 {rows}
 
 `head-moved` carries `head_id`, the head there is now (null: none). `limit-exceeded` and `body-too-large`
-carry `limit`, the name of the limit. Problems never carry state.
+carry `limit`, the name of the limit. `range-not-satisfiable` carries the content's length in `Content-Range`.
+Problems never carry state.
 
 Generated by `python -m gateway.problems`.
 """

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gateway.artifact_urls import ArtifactUrls
 from gateway.auth import Authenticator
 from gateway.cursors import Cursors
 from gateway.limits import Admission, Commits, Drain
@@ -30,6 +31,7 @@ class Services:
     admission: Admission
     commits: Commits
     cursors: Cursors
+    artifact_urls: ArtifactUrls
     drain: Drain
     metrics: Metrics
     readiness: Readiness

@@ -8,6 +8,7 @@ sets.
 import logging
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
@@ -16,10 +17,17 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from gateway.settings import Address
+from storage.sweep import STATES, Census, Swept
 
+STATE_VERSIONS_NAMED_MAX = 50  # versions with a label of their own, over all schemas: what tenants register is theirs
 UNMATCHED = "unmatched"  # one label value for all paths that no route matches
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_SWEEP_STEPS = ("expired", "removed", "tombstones", "marked", "strays", "condemned", "deleted", "failed")
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
+
+
+def _version_label(number: int) -> str:
+    return str(number) if number <= STATE_VERSIONS_NAMED_MAX else f"{STATE_VERSIONS_NAMED_MAX}+"
 
 
 class Metrics:
@@ -59,9 +67,50 @@ class Metrics:
             ["round"],
             registry=self.registry,
         )
+        self.jobs_open_now = Gauge(
+            "stateroom_jobs_open", "Jobs of the deployment that have not ended.", ["kind"], registry=self.registry
+        )
+        self.jobs_ended_total = Counter(
+            "stateroom_jobs_ended_total", "Jobs that ended in this process.", ["kind", "outcome"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._job_kinds: set[str] = set()
+        self.swept_total = Counter(
+            "stateroom_swept_total", "Uploads and blobs the sweeper took a step.", ["step"], registry=self.registry
+        )
+        self._swept_steps = {step: self.swept_total.labels(step) for step in _SWEEP_STEPS}
+        self.swept_bytes_total = Counter(
+            "stateroom_swept_bytes_total", "Bytes of objects the sweeper removed.", registry=self.registry
+        )
+        self.sweep_failures_total = Counter(
+            "stateroom_sweep_failures_total", "Rounds of the sweeper that failed.", registry=self.registry
+        )
+        self.blobs = Gauge("stateroom_blobs", "Uploads and blobs of the deployment.", ["state"], registry=self.registry)
+        self.blob_bytes = Gauge(
+            "stateroom_blob_bytes", "Bytes of uploads and blobs of the deployment.", ["state"], registry=self.registry
+        )
+        for state in STATES:  # there from the start: an alert must not wait for a first count
+            self.blobs.labels(state)
+            self.blob_bytes.labels(state)
+        self.blob_usage_bytes = Gauge(
+            "stateroom_blob_usage_bytes", "Bytes that count for quotas, of all tenants.", registry=self.registry
+        )
+        self.sweep_age_seconds = Gauge(
+            "stateroom_sweep_age_seconds", "Since the last whole sweep of any tenant.", registry=self.registry
+        )
+        self.sweep_due_seconds = Gauge(
+            "stateroom_sweep_due_seconds", "How long what should be gone has been due.", registry=self.registry
+        )
         self.dependency_up = Gauge(
             "stateroom_dependency_up", "1: the last probe succeeded.", ["dependency"], registry=self.registry
         )
+        self.state_reads_total = Counter(
+            "stateroom_state_reads_total",
+            "Checkpoints shown with their state, by the version of their schema they were saved and shown at.",
+            ["from_version", "to_version"],
+            registry=self.registry,
+        )
+        self._state_reads: dict[tuple[int, int], Any] = {}
         self._children: dict[tuple[str, str, int], Any] = {}
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
@@ -100,9 +149,46 @@ class Metrics:
         """Storage only counted an access."""
         self.audit_notes_dropped_total.inc()
 
+    def state_read(self, saved: int, shown: int) -> None:
+        """Storage showed state that has a version."""
+        place = (min(saved, STATE_VERSIONS_NAMED_MAX + 1), min(shown, STATE_VERSIONS_NAMED_MAX + 1))
+        child = self._state_reads.get(place)
+        if child is None:
+            child = self._state_reads[place] = self.state_reads_total.labels(*map(_version_label, place))
+        child.inc()
+
+    def job_ended(self, kind: str, outcome: str) -> None:
+        """Storage ended a job."""
+        self.jobs_ended_total.labels(kind, outcome).inc()
+
+    def jobs_open(self, counts: Mapping[str, int]) -> None:
+        """Storage counted open jobs; kinds counted before and not now have none left."""
+        self._job_kinds |= counts.keys()
+        for kind in self._job_kinds:
+            self.jobs_open_now.labels(kind).set(counts.get(kind, 0))
+
     def audit_failed(self, what: str) -> None:
         """A round of the audit log failed; it is tried again."""
         self.audit_failures_total.labels(what).inc()
+
+    def swept(self, swept: Swept) -> None:
+        """A round of the sweeper ended."""
+        for step, child in self._swept_steps.items():
+            child.inc(getattr(swept, step))
+        self.swept_bytes_total.inc(swept.freed_bytes)
+
+    def counted(self, census: Census) -> None:
+        """The sweeper counted what the deployment keeps, and what waits."""
+        for state, count in census.blobs.items():
+            self.blobs.labels(state).set(count)
+            self.blob_bytes.labels(state).set(census.bytes[state])
+        self.blob_usage_bytes.set(census.used_bytes)
+        self.sweep_age_seconds.set(census.age_seconds)
+        self.sweep_due_seconds.set(census.due_seconds)
+
+    def sweep_failed(self) -> None:
+        """A round of the sweeper failed; it is tried again."""
+        self.sweep_failures_total.inc()
 
 
 class MetricsServer:

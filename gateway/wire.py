@@ -16,9 +16,16 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 Status = Literal["active", "waiting", "failed", "done"]
 View = Literal["none", "state", "channels"]
+# Whether large leaves of serialised values come in place, or as placeholders; JSON has no placeholders.
+Pieces = Literal["resolved", "refs"]
+# Whether the artifacts that a state names come along.
+Resolve = Literal["pointers", "inline"]
+# Offsets in `data` where 28 bytes stand for a large leaf that was uploaded as a piece of the thread before.
+Holes = Annotated[list[Annotated[int, Meta(ge=0, le=2**53)]], Meta(max_length=10_000)]
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what MessagePack and PostgreSQL hold
 Version = str | Integer | float
 
+PRIVATE_PREFIX = "~"  # channels of adapters begin with it; they are in the channels view only
 NAME_BYTES_MAX = 255
 NAMESPACE_BYTES_MAX = 1024  # with four ids of 255 bytes it fits an entry of a B-tree (2,704 bytes)
 WITHOUT_NUL = r"^[^\x00]*$"  # PostgreSQL's text holds every character but this one
@@ -27,6 +34,7 @@ Title = Annotated[str, Meta(max_length=NAME_BYTES_MAX, pattern=WITHOUT_NUL)]
 Namespace = Annotated[str, Meta(max_length=NAMESPACE_BYTES_MAX, pattern=WITHOUT_NUL)]
 Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")]
 CheckpointIdText = Name
+StateVersionNumber = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
 class Request(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -64,6 +72,7 @@ class ChannelIn(Request):
     version: Version | None = None
     encoding: Annotated[str, Meta(max_length=64)] = "msgpack"
     data: bytes | UnsetType = UNSET
+    holes: Holes = []
 
 
 class Changes(Request):
@@ -79,10 +88,11 @@ class SaveRequest(Request):
 
     ``parent_id`` absent: the namespace's head when the save is applied; ``null``: no parent. ``fork``
     declares that an older parent is meant. ``delta_channels`` names channels whose value is rebuilt from
-    ancestors' pending writes.
+    ancestors' pending writes. ``state_holes`` (MessagePack only): offsets of placeholders in members of ``state``.
     """
 
     state: dict[Name, Raw] | UnsetType = UNSET
+    state_holes: dict[Name, Holes] = {}
     changes: Changes | UnsetType = UNSET
     channels: dict[Name, ChannelIn] | UnsetType = UNSET
     id: CheckpointIdText | UnsetType = UNSET
@@ -97,7 +107,7 @@ class SaveRequest(Request):
     usage: Usage | None = None
     metadata: dict[str, Any] = {}
     state_schema: Word | None = None
-    state_version: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    state_version: StateVersionNumber | None = None
     delta_channels: list[Name] = []
     fork: bool = False
 
@@ -117,15 +127,20 @@ class SaveReceipt(Response):
 
 
 class ChannelOut(Response):
-    """One channel as it was serialised."""
+    """One channel as it was serialised; ``holes`` (with ``pieces=refs``) are offsets of placeholders in ``data``."""
 
     version: Version | None
     encoding: str
     data: bytes
+    holes: list[int] | UnsetType = UNSET
 
 
 class WriteOut(Response, omit_defaults=True):
-    """A pending write: ``value`` in the ``state`` view, ``encoding`` and ``data`` in ``channels``."""
+    """A pending write: ``value`` in the ``state`` view, ``encoding`` and ``data`` in ``channels``.
+
+    ``holes`` (with ``pieces=refs``) are offsets of placeholders in the bytes of ``data`` or ``value``.
+    ``state_version`` is there where the write has one of its own; without it, it is at its checkpoint's.
+    """
 
     task_id: str
     idx: int
@@ -133,11 +148,33 @@ class WriteOut(Response, omit_defaults=True):
     task_path: str = ""
     encoding: str | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
+    holes: list[int] | UnsetType = UNSET
     value: Raw | UnsetType = UNSET
+    state_schema: str | UnsetType = UNSET
+    state_version: int | UnsetType = UNSET
+
+
+class InlinedArtifact(Response, omit_defaults=True):
+    """An artifact that a state names, by ``resolve=inline``.
+
+    ``data`` is its content, of at most 1 MiB each and 8 MiB in an answer; ``too_large``: it is beyond that.
+    ``missing``: the subject has no such artifact. ``withheld``: it needs a client-held share that was not sent, or
+    another one. Of the last two nothing else is said.
+    """
+
+    name: str | UnsetType = UNSET
+    media_type: str | UnsetType = UNSET
+    size_bytes: int | UnsetType = UNSET
+    data: bytes | UnsetType = UNSET
+    too_large: bool = False
+    missing: bool = False
+    withheld: bool = False
 
 
 class Checkpoint(Response):
     """A checkpoint as it is loaded.
+
+    With state, ``state_version`` is the version it is shown at (Accept-State-Version); without, as it was saved.
 
     ``state`` (view ``state``) maps channels to plain values; ``channels`` (view ``channels``) gives the
     serialised bytes; view ``none`` gives neither. In JSON, bytes inside a state are ``{"$bytes": base64}``,
@@ -146,6 +183,11 @@ class Checkpoint(Response):
 
     ``withheld`` (listings over threads only): clear columns, unverified; the rest needs a client-held share that was
     not sent, or another key. ``subject_id`` (a tenant's listing only): whose it is.
+
+    ``artifacts`` (a load with ``resolve=inline`` only): those that the state and its pending writes name, by id.
+
+    ``state_holes`` (view ``state`` with ``pieces=refs``, MessagePack only): by channel, at which bytes of its member of
+    ``state`` placeholders stand for large leaves.
     """
 
     thread_id: str
@@ -169,13 +211,19 @@ class Checkpoint(Response):
     pending_writes: list[WriteOut] | UnsetType = UNSET
     withheld: bool | UnsetType = UNSET
     subject_id: str | UnsetType = UNSET
+    artifacts: dict[str, InlinedArtifact] | UnsetType = UNSET
+    state_holes: dict[str, list[int]] | UnsetType = UNSET
 
 
 class CheckpointPage(Response):
-    """Checkpoints, newest first. ``next_cursor`` is null on the last page."""
+    """Checkpoints, newest first. ``next_cursor`` is null on the last page.
+
+    ``artifacts`` (``resolve=inline`` only): those that the page's states and pending writes name, by id.
+    """
 
     checkpoints: list[Checkpoint]
     next_cursor: str | None
+    artifacts: dict[str, InlinedArtifact] | UnsetType = UNSET
 
 
 class WriteIn(Request):
@@ -188,16 +236,41 @@ class WriteIn(Request):
     idx: Annotated[int, Meta(ge=-(2**15), lt=2**31)]
     encoding: Annotated[str, Meta(max_length=64)] | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
+    holes: Holes = []
     value: Raw | UnsetType = UNSET
 
 
+class PieceRequest(Request):
+    """A large leaf of a value: exactly one MessagePack string, binary or extension object."""
+
+    data: bytes
+
+
+class PieceReceipt(Response):
+    """A stored piece: what a placeholder names. A placeholder is ``c7 19 68``, the piece, its size (8 bytes, big)."""
+
+    piece: bytes
+    size_bytes: int
+
+
+class PieceContent(Response):
+    """A leaf, as it was uploaded or saved."""
+
+    data: bytes
+
+
 class WritesRequest(Request):
-    """Pending writes of one task against a checkpoint, which need not exist yet."""
+    """Pending writes of one task against a checkpoint, which need not exist yet.
+
+    ``state_schema`` and ``state_version`` say what they are written at; absent: at their checkpoint's version.
+    """
 
     writes: Annotated[list[WriteIn], Meta(max_length=1000)]
     namespace: Namespace = ""
     task_path: Annotated[str, Meta(max_length=2048, pattern=WITHOUT_NUL)] = ""
     status: Status | None = None
+    state_schema: Word | None = None
+    state_version: StateVersionNumber | None = None
 
 
 class WritesReceipt(Response):
@@ -289,7 +362,9 @@ class RemovalReceipt(Response):
     pending_writes: int
 
 
-Permission = Literal["state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin", "operator"]
+Permission = Literal[
+    "state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin", "operator", "decrypt-any"
+]
 
 
 class WhoAmI(Response):
@@ -359,6 +434,19 @@ class NewTenant(Tenant):
     """A tenant with its first key (permissions: everything but ``operator``), shown this once."""
 
     api_key: str
+
+
+class DecryptRequest(Request):
+    """An operator's break-glass reading: whose checkpoint, which one (absent: the namespace's latest), and why.
+
+    Ids are as they are, not encoded. ``reason`` is recorded in the tenant's audit log, where the tenant reads it.
+    """
+
+    subject: Annotated[str, Meta(min_length=1, max_length=1024)]
+    thread_id: Annotated[str, Meta(min_length=1, max_length=1024)]
+    reason: Annotated[str, Meta(min_length=1, max_length=500, pattern=r"[^\s\x00]")]
+    namespace: Namespace = ""
+    checkpoint_id: CheckpointIdText | None = None
 
 
 class TenantPage(Response):
@@ -457,6 +545,114 @@ class VerifyReport(Response):
     pieces: int
     findings: list[VerifyFinding]
     next_cursor: str | None
+
+
+MediaType = Annotated[str, Meta(min_length=3, max_length=255)]
+
+
+class Artifact(Response, omit_defaults=True):
+    """A file that a user named. ``number`` counts the versions of ``name`` in the thread.
+
+    A number is a label, and used again when the newest version was deleted; an ``artifact_id`` never is. ``pointer`` is
+    what a state holds to name it; ``digest`` is ``sha-256=:<base64>:`` of the content (RFC 9530).
+    """
+
+    artifact_id: str
+    pointer: str
+    thread_id: str
+    name: str
+    number: int
+    media_type: str
+    size_bytes: int
+    digest: str
+    metadata: dict[str, Any]
+    created_at: datetime
+    preview: bytes | UnsetType = UNSET
+
+
+class ArtifactPage(Response):
+    """A thread's artifacts, newest first."""
+
+    artifacts: list[Artifact]
+    next_cursor: str | None
+
+
+class UploadRequest(Request):
+    """A file that will come in parts. ``size_bytes``, where it is known, is reserved at once.
+
+    ``metadata`` is a JSON object of at most 16 KiB, ``preview`` at most 4,096 bytes.
+    """
+
+    name: Name
+    media_type: MediaType = "application/octet-stream"
+    metadata: dict[str, Any] = {}
+    preview: Annotated[bytes, Meta(max_length=4096)] | None = None
+    size_bytes: Annotated[int, Meta(ge=0, le=50 * 1024**3)] | None = None
+
+
+class UploadPart(Response):
+    """A part that arrived. ``digest`` null: not known any more, send the part again."""
+
+    number: int
+    size_bytes: int
+    digest: str | None
+
+
+class Upload(Response):
+    """An upload: every part but the last has ``part_bytes``. Each part that arrives moves ``expires_at``."""
+
+    upload_id: str
+    thread_id: str
+    name: str
+    part_bytes: int
+    expires_at: datetime
+    parts: list[UploadPart]
+
+
+class UploadCompletion(Request):
+    """How many parts there are (numbered from 0), and, if it is to be verified, the digest of the whole content."""
+
+    parts: Annotated[int, Meta(ge=0, le=10_000)]
+    digest: Annotated[str, Meta(max_length=64)] | None = None
+
+
+class ArtifactCopyRequest(Request):
+    """The same content in another thread, perhaps under another name. No byte is copied."""
+
+    thread_id: Annotated[str, Meta(min_length=1, max_length=1024)]
+    name: Name | None = None
+
+
+class ArtifactUrlRequest(Request):
+    """A URL for a browser. ``inline`` is for pictures (not SVG), sound, video, PDF and plain text only."""
+
+    ttl_seconds: Annotated[int, Meta(ge=1, le=900)] = 300
+    disposition: Literal["attachment", "inline"] = "attachment"
+
+
+class ArtifactUrl(Response):
+    """A URL that reads one artifact until ``expires_at``, for whoever has it."""
+
+    url: str
+    expires_at: datetime
+
+
+class Quota(Request):
+    """How many bytes a tenant may keep in the object store; null: as many as it likes."""
+
+    quota_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
+
+
+class BlobUsage(Response):
+    """What a tenant keeps in the object store, sealed and with what is reserved for uploads, and what it may keep.
+
+    What was deleted counts until its object is gone, which is when the last backup that names it has expired. A null
+    ``quota_bytes`` means as much as it likes.
+    """
+
+    tenant_id: str
+    used_bytes: int
+    quota_bytes: int | None
 
 
 class Fault(Response, omit_defaults=True):
@@ -591,6 +787,150 @@ class Job(Response):
     note: str | None
     created_at: datetime
     updated_at: datetime
+
+
+class StateSchemaDefinition(Request):
+    """A version of a state schema; the first has no step, every other one either ``up`` or ``deployment``.
+
+    ``label`` is the version as people call it, ``json_schema`` (draft 2020-12) what saves are checked against,
+    ``ephemeral`` channels that are never stored, ``up`` and ``down`` declarative operations from the version before and
+    back, ``deployment`` a schema that the deployment ships steps for.
+    """
+
+    label: Title | None = None
+    json_schema: dict[str, Any] | None = None
+    ephemeral: Annotated[list[Name], Meta(max_length=1000)] = []
+    up: Annotated[list[dict[str, Any]], Meta(max_length=200)] | None = None
+    down: Annotated[list[dict[str, Any]], Meta(max_length=200)] | None = None
+    deployment: Name | None = None
+
+
+class StateSchemaVersion(Response):
+    """A registered version. It never changes."""
+
+    schema: str
+    number: int
+    label: str | None
+    json_schema: dict[str, Any] | None
+    ephemeral: list[str]
+    up: list[dict[str, Any]] | None
+    down: list[dict[str, Any]] | None
+    deployment: str | None
+    created_at: datetime
+
+
+class StateSchemaName(Response):
+    """A state schema and its newest version."""
+
+    schema: str
+    newest: int
+
+
+class StateSchemaList(Response):
+    """The tenant's state schemas, by name."""
+
+    state_schemas: list[StateSchemaName]
+
+
+class StateSchema(Response):
+    """A state schema with all its versions, oldest first."""
+
+    schema: str
+    newest: int
+    versions: list[StateSchemaVersion]
+
+
+class StateMigrationRequest(Request):
+    """What to bring a schema's heads to, and how gently; ``target_version`` absent: the newest.
+
+    ``threads_per_second`` bounds how many are looked at; heads younger than ``idle_seconds`` are left alone, because an
+    agent is probably at work on them.
+    """
+
+    target_version: StateVersionNumber | None = None
+    threads_per_second: Annotated[int, Meta(ge=1, le=1000)] = 50
+    idle_seconds: Annotated[int, Meta(ge=0, le=86_400)] = 60
+
+
+class StateHeads(Response):
+    """How many heads are at a version."""
+
+    number: int
+    heads: int
+
+
+class StateMigrationFailure(Response):
+    """Heads that cannot be converted, alike. Names below a channel that nobody registered are ``*``."""
+
+    step: str
+    pointer: str
+    detail: str
+    heads: int
+
+
+class StateChange(Response):
+    """What changes at one place, by type, never by value; null: nothing is there."""
+
+    pointer: str
+    before: str | None
+    after: str | None
+
+
+class StateMigrationSample(Response):
+    """What would become of one head."""
+
+    subject_id: str
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    from_version: int
+    changes: list[StateChange]
+
+
+class StateMigrationReport(Response):
+    """What a job found and did; ``changed`` is what a plan would change.
+
+    Left alone were: ``current`` (nothing to do), ``waiting`` (for somebody, or with pending writes) and ``recent``
+    heads, which are converted when they are loaded; ``shared`` threads, which only their client opens; ``archived``
+    ones; heads that ``moved`` whenever they were visited; and what was ``gone`` meanwhile.
+    """
+
+    heads: int
+    current: int
+    changed: int
+    waiting: int
+    recent: int
+    shared: int
+    archived: int
+    moved: int
+    gone: int
+    failed: int
+    failures: list[StateMigrationFailure]
+    samples: list[StateMigrationSample]
+
+
+class StateMigrationJob(Response):
+    """A plan, a migration or a rollback, and how far it is."""
+
+    job_id: str
+    kind: Literal["state-plan", "state-migrate", "state-rollback"]
+    state: Literal["queued", "running", "done", "failed"]
+    target_version: int
+    done: int
+    total: int | None
+    error: str | None
+    created_at: datetime
+    updated_at: datetime
+    report: StateMigrationReport
+
+
+class StateMigrationStatus(Response):
+    """Heads of a schema by version, as they are now, and the last job of each kind, newest first."""
+
+    schema: str
+    newest: int
+    heads: list[StateHeads]
+    jobs: list[StateMigrationJob]
 
 
 class JobPage(Response):

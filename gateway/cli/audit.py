@@ -173,10 +173,13 @@ def audit_verify(*, file: Path, anchors: tuple[Path, ...], public_key: str, as_j
         raise Failure("a file cannot be read", detail=type(error).__name__) from None
     if as_json:
         findings = [{"kind": each.kind, "sequence": each.sequence, "message": each.message} for each in found.findings]
-        render.emit_json(
-            {"ok": found.ok, "events": found.events, "anchored_through": found.anchored_through, "findings": findings}
-        )
-    elif found.ok:
+        gaps = [{"sequence": each.sequence, **each.detail} for each in found.gaps]
+        counts = {"events": found.events, "anchored_through": found.anchored_through}
+        render.emit_json({"ok": found.ok, **counts, "findings": findings, "gaps": gaps})
+    else:
+        for gap in found.gaps:
+            render.line(f"Gap: {gap.message}.")
+    if found.ok and not as_json:
         render.line(f"Verified: {found.events:,} events, anchored through event {found.anchored_through:,}.")
         if found.events > found.anchored_through:
             render.say("Later events agree with each other; verify them against a newer anchor.")

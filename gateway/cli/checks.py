@@ -17,15 +17,23 @@ from sqlalchemy.exc import ArgumentError
 from crypto import selftest
 from crypto.errors import CryptoError
 from crypto.roots import create_root_key
+from gateway.cli.render import byte_count
 from gateway.settings import Settings, SettingsError
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.opening import open_bucket
+from storage.blobs.s3 import S3Location
 from storage.errors import StorageError
-from storage.postgres import setup
+from storage.format.leaves import OFFLOAD_BYTES_MIN
+from storage.postgres import blobs, setup
 from storage.postgres.tables import SCHEMA
+from storage.postgres.unit_of_work import bindings
+from storage.scope import OperatorScope
 
 POSTGRES_VERSION_MIN = 16
 CLOCK_SKEW_SECONDS_MAX = 5.0  # timestamps of checkpoints come from this machine, leases from the database
 CONNECT_SECONDS_MAX = 5.0
+# A tenant is swept every minute by whichever gateway is first.
+SWEEP_AGE_SECONDS_MAX = 900.0
+SWEEP_DUE_SECONDS_MAX = 3600.0
 ROLES = {
     "gw_migrate": True,
     "gw_app": False,
@@ -98,6 +106,14 @@ def _check_selftest() -> Finding:
     return ok("cryptography", "known answers match")
 
 
+# What `RootKey.health` of each provider has found out when it raises nothing.
+_HEALTHY = {
+    "file": "readable by this user only",
+    "aws-kms": "a dry run says it would encrypt; nothing was",
+    "vault": "the transit key is there and derived",
+}
+
+
 async def _check_root_key(spec: str) -> Finding:
     try:
         root_key = create_root_key(spec)
@@ -107,8 +123,12 @@ async def _check_root_key(spec: str) -> Finding:
             await root_key.aclose()
     except CryptoError as error:
         fix = "New deployment: stateroom root-key create PATH. Existing one: restore the key from its backup."
-        return failed("root key", str(error), fix)
-    return ok("root key", f"provider {root_key.provider}, readable by this user only")
+        if not spec.startswith("file:"):
+            fix = (
+                "Check STATEROOM_ROOT_KEY, the network, the service's health and what its policy lets this process do."
+            )
+        return failed("root key", str(error) or type(error).__name__, fix)
+    return ok("root key", f"provider {root_key.provider}: {_HEALTHY.get(root_key.provider, 'it answers')}")
 
 
 async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
@@ -116,16 +136,19 @@ async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
         return skipped(check, f"{variable} is not set")
     try:
         location = S3Location.parse(url)
+        store = open_bucket(location, threads=1)
     except ValueError as error:
         return failed(check, str(error), f"Correct {variable}.")
-    store = S3BlobStore(location, threads=1)
     try:
         await store.health()
     except StorageError as error:
         return failed(check, str(error), f"Check {variable}, the network, the credentials and that the bucket exists.")
     finally:
         await store.aclose()
-    return ok(check, f"bucket {location.bucket} answers")
+    detail = f"bucket {location.bucket} answers"
+    if variable == "STATEROOM_S3_URL":
+        detail += f"; pieces of {location.offload_bytes_min or OFFLOAD_BYTES_MIN:,} bytes or more go there"
+    return ok(check, detail)
 
 
 async def _check_database(settings: Settings) -> list[Finding]:
@@ -270,6 +293,24 @@ async def _check_deployment(connection: Any, settings: Settings) -> Finding:
     return ok("deployment id", "the database belongs to this deployment")
 
 
+async def _check_sweeper(connection: Any) -> Finding:
+    async with connection.transaction(readonly=True):
+        await connection.execute(bindings(OperatorScope()))
+        found = await connection.fetchrow(blobs.CENSUS)
+        states = {row["state"]: row["bytes"] for row in await connection.fetch(blobs.CENSUS_BY_STATE)}
+    shown = f"{byte_count(found['used_bytes'])} count for quotas"
+    shown += "".join(f", {state} {byte_count(count)}" for state, count in sorted(states.items()))
+    fix = "See `sweep failed` in the gateways' logs, and whether they may delete objects; then stateroom sweep --all."
+    if found["due_seconds"] > SWEEP_DUE_SECONDS_MAX:
+        return failed("sweeper", f"what should be gone has been due for {found['due_seconds'] / 60:.0f} minutes", fix)
+    if found["age_seconds"] > SWEEP_AGE_SECONDS_MAX:
+        detail = f"a tenant was not swept for {found['age_seconds'] / 60:.0f} minutes"
+        if found["tried"]:
+            return failed("sweeper", f"{detail}, though gateways try", fix)
+        return skipped("sweeper", f"{detail}: does no gateway with STATEROOM_S3_URL run?")
+    return ok("sweeper", shown)
+
+
 _DATABASE_CHECKS: dict[str, Callable[[Any], Awaitable[Finding]]] = {
     "PostgreSQL version": _check_server_version,
     "writable": _check_writable,
@@ -279,4 +320,5 @@ _DATABASE_CHECKS: dict[str, Callable[[Any], Awaitable[Finding]]] = {
     "serving role": _check_own_role,
     "row-level security": _check_row_level_security,
     "database schema": _check_revision,
+    "sweeper": _check_sweeper,
 }

@@ -8,6 +8,7 @@ environment (``STATEROOM_API_KEY``, ``STATEROOM_OPERATOR_KEY``, or a file named 
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies
@@ -30,6 +31,10 @@ _HINTS = {
     "subject-mismatch": "The key is bound to a subject; leave out --subject and STATEROOM_SUBJECT.",
     "thread-not-found": "Threads belong to a subject: is --subject the right one? See: stateroom thread list",
     "checkpoint-not-found": "See: stateroom checkpoint list THREAD_ID (and --namespace).",
+    "artifact-not-found": "Artifacts belong to a subject: is --subject the right one? See: stateroom artifact list",
+    "artifact-referenced": "A checkpoint names it: prune or delete what does, then delete the artifact.",
+    "upload-not-found": "It was completed, given up, or has expired: upload without --resume.",
+    "quota-exceeded": "Delete artifacts, or ask the operator for a larger quota.",
     "thread-exists": "Choose another id, or delete that thread first.",
     "draining": "The gateway is shutting down; another one should answer soon.",
     "internal": "This is a defect of the gateway: its log tells more under the request id.",
@@ -154,6 +159,18 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
+
+    @contextmanager
+    def sdk(self) -> Iterator[stateroom.Client]:
+        """The SDK's client, for what it does better than single calls; its problems become failures.
+
+        Raises:
+            Failure: The gateway refused or did not answer.
+        """
+        try:
+            yield self._client
+        except errors.StateroomError as error:
+            raise failure_from(error, self._credential) from None
 
     def call(
         self,

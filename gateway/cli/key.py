@@ -4,7 +4,6 @@ What takes long is a job of the gateway; the commands wait for its end and show 
 they are interrupted. `restore accept` needs the gateway's own settings: it works on a database that no gateway serves.
 """
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
+from gateway.cli.jobs import follow, job_path
 from gateway.cli.local import run_local, settings_from_environment
 from gateway.cli.parameters import json_option, page_options, url_option
 from gateway.cli.remote import tenant_group
@@ -19,10 +19,9 @@ from gateway.cli.remote import tenant_group
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
     from gateway.settings import Settings
+    from storage.anchors import Restored
     from storage.shred import Accepted
 
-# How often a job is asked how far it is.
-POLL_SECONDS = 0.5
 _TIMES = ("created_at", "updated_at", "destroyed_at", "shred_effective_at")
 
 operator_option = click.option(
@@ -38,10 +37,6 @@ def _open(url: str | None, *, operator: bool) -> "Connection":
 
     credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
     return Connection.open(url, credential=credential, subject=None)
-
-
-def _path(operator: bool, *more: str) -> list[str]:
-    return ["admin", *more] if operator else list(more)
 
 
 def _shown(item: dict[str, Any]) -> dict[str, str]:
@@ -61,25 +56,10 @@ def _table(items: Sequence[dict[str, Any]], columns: Sequence[str], *, empty: st
 
 
 def _follow(connection: "Connection", job_id: str, *, operator: bool) -> dict[str, Any]:
-    """Show how far a job is until it ends.
-
-    Raises:
-        Failure: it failed.
-    """
-    said = None
-    while True:
-        job: dict[str, Any] = connection.call("GET", _path(operator, "jobs", job_id))
-        progress = f"{job['done']:,}" if job["total"] is None else f"{job['done']:,} of {job['total']:,}"
-        if progress != said:
-            said = progress
-            render.say(f"{job['kind']}: {progress}")
-        if job["state"] == "failed":
-            raise Failure("the job failed", detail=job["error"] or "", facts={"job_id": job_id})
-        if job["state"] == "done":
-            if job["note"]:
-                render.say(job["note"])
-            return job
-        time.sleep(POLL_SECONDS)
+    job = follow(connection, job_id, operator=operator)
+    if job["note"]:
+        render.say(job["note"])
+    return job
 
 
 def _end(connection: "Connection", started: dict[str, Any], *, operator: bool, wait: bool, as_json: bool) -> None:
@@ -106,7 +86,7 @@ def key_status(*, subject: str | None, operator: bool, url: str | None, as_json:
         raise click.UsageError("--operator sees no subject.")
     with _open(url, operator=operator) as connection:
         query = None if operator else {"subject_id": subject}
-        found = connection.call("GET", _path(operator, "keys"), query=query)
+        found = connection.call("GET", job_path(operator, "keys"), query=query)
     if as_json:
         render.emit_json(found)
     elif operator:
@@ -145,7 +125,7 @@ def key_rewrap(*, operator: bool, wait: bool, url: str | None, as_json: bool) ->
     it ended well. No payload is touched.
     """
     with _open(url, operator=operator) as connection:
-        started = connection.call("POST", _path(operator, "keys", "rewrap"))
+        started = connection.call("POST", job_path(operator, "keys", "rewrap"))
         _end(connection, started, operator=operator, wait=wait, as_json=as_json)
 
 
@@ -224,7 +204,7 @@ def job_list(*, limit: int, everything: bool, operator: bool, url: str | None, a
     cut = False
     with _open(url, operator=operator) as connection:
         wanted = None if everything else limit
-        for job in connection.pages(_path(operator, "jobs"), "jobs", rows_wanted=wanted):
+        for job in connection.pages(job_path(operator, "jobs"), "jobs", rows_wanted=wanted):
             if wanted is not None and len(rows) == wanted:
                 cut = True
                 break
@@ -250,7 +230,7 @@ def job_show(*, job_id: str, wait: bool, operator: bool, url: str | None, as_jso
         if wait:
             found = _follow(connection, job_id, operator=operator)
         else:
-            found = connection.call("GET", _path(operator, "jobs", job_id))
+            found = connection.call("GET", job_path(operator, "jobs", job_id))
     _print(found, as_json=as_json)
 
 
@@ -265,9 +245,10 @@ def restore_group() -> None:
 @restore_group.command("accept")
 @json_option
 def restore_accept(*, as_json: bool) -> None:
-    """Shred again what was shredded after the backup was made, so that `serve` may start on it.
+    """Shred again what was shredded after the backup was made, and document what the audit logs lost.
 
-    Reads the tombstones in the object store; run again, it changes nothing.
+    Reads the tombstones and the anchors in the object store; `serve` refuses to start before. Run again, it changes
+    nothing.
     """
     settings = settings_from_environment()
     if settings.s3_url is None:
@@ -276,7 +257,12 @@ def restore_accept(*, as_json: bool) -> None:
             hint="STATEROOM_S3_URL names the bucket; without one, shred again what was shredded since the backup.",
             exit_code=ExitCode.USAGE,
         )
-    accepted = run_local(_accept(settings))
+    restored, accepted = run_local(_accept(settings))
+    for log in restored:
+        if as_json:
+            render.emit_json({"tenant_id": str(log.tenant_id), "sequence": log.gap.sequence, **log.gap.detail})
+        else:
+            render.line(f"audit log of {log.tenant_id}: {log.gap.message}")
     for each in accepted:
         item = {
             "tenant_id": str(each.tenant_id),
@@ -291,11 +277,12 @@ def restore_accept(*, as_json: bool) -> None:
     render.say(f"{len(accepted)} shreds applied again; the gateway may serve from this database.")
 
 
-async def _accept(settings: "Settings") -> "list[Accepted]":
+async def _accept(settings: "Settings") -> "tuple[list[Restored], list[Accepted]]":
     from contextlib import AsyncExitStack
 
     from crypto.roots import create_root_key
     from gateway.app import open_blobs
+    from storage.audit import LOCAL_ACTOR
     from storage.service import Store
 
     async with AsyncExitStack() as stack:
@@ -312,7 +299,7 @@ async def _accept(settings: "Settings") -> "list[Accepted]":
             restored=True,
         )
         stack.push_async_callback(store.close)
-        return await store.shred.accept()
+        return await store.accept_restored(LOCAL_ACTOR)
 
 
 COMMANDS = (key_group, subject_group, job_group, restore_group)

@@ -7,22 +7,31 @@ from gateway import api_keys
 from storage.model import ApiKeyRecord
 
 
-def operator_record(presented: api_keys.PresentedKey, pepper: bytes, *, name: str, now: datetime) -> ApiKeyRecord:
+def operator_record(
+    presented: api_keys.PresentedKey,
+    pepper: bytes,
+    *,
+    name: str,
+    now: datetime,
+    permissions: tuple[str, ...] = ("operator",),
+    expires_at: datetime | None = None,
+) -> ApiKeyRecord:
     """Return the record of an operator's key."""
-    return ApiKeyRecord(
+    record = ApiKeyRecord(
         key_id=presented.key_id,
         kind="operator",
         name=name,
         tenant_id=None,
         subject_id=None,
-        permissions=("operator",),
-        mac=api_keys.mac(pepper, presented.secret),
+        permissions=permissions,
+        mac=b"",
         pepper_version=api_keys.PEPPER_VERSION,
         created_at=now,
-        expires_at=None,
+        expires_at=expires_at,
         revoked_at=None,
         last_used_at=None,
     )
+    return api_keys.sealed(pepper, presented.secret, record)
 
 
 def service_record(
@@ -35,17 +44,18 @@ def service_record(
     now: datetime,
 ) -> ApiKeyRecord:
     """Return the record of a tenant's service key."""
-    return ApiKeyRecord(
+    record = ApiKeyRecord(
         key_id=presented.key_id,
         kind="service",
         name=name,
         tenant_id=tenant_id,
         subject_id=None,
         permissions=permissions,
-        mac=api_keys.mac(pepper, presented.secret),
+        mac=b"",
         pepper_version=api_keys.PEPPER_VERSION,
         created_at=now,
         expires_at=None,
         revoked_at=None,
         last_used_at=None,
     )
+    return api_keys.sealed(pepper, presented.secret, record)

@@ -5,6 +5,7 @@ They read the same settings as the gateway (`gateway.settings`) and open the sam
 """
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.parameters import json_option
+from gateway.cli.parameters import Moment, json_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -274,8 +275,14 @@ def _version() -> str:
 @click.command("init")
 @click.option("--another", is_flag=True, help="Create one more operator key although there is one.")
 @click.option("--name", default="operator", show_default=True, help="What the key is for.")
+@click.option(
+    "--decrypt-any",
+    is_flag=True,
+    help="The key may also read any subject's state, each time on the record: break-glass.",
+)
+@click.option("--expires", type=Moment("ahead"), help="When the key ends: 8h, or an RFC 3339 time.  [default: never]")
 @json_option
-def init(*, another: bool, name: str, as_json: bool) -> None:
+def init(*, another: bool, name: str, decrypt_any: bool, expires: datetime | None, as_json: bool) -> None:
     """Check the settings and create the first operator key, which is printed this once.
 
     Run it once per deployment, after `stateroom db upgrade`.
@@ -290,7 +297,9 @@ def init(*, another: bool, name: str, as_json: bool) -> None:
             exit_code=ExitCode.USAGE,
         )
     settings = settings_from_environment()
-    api_key, key_id = run_local(_create_operator_key(settings, name, another=another))
+    permissions = ("decrypt-any", "operator") if decrypt_any else ("operator",)
+    making = _create_operator_key(settings, name, another=another, permissions=permissions, expires_at=expires)
+    api_key, key_id = run_local(making)
     if as_json:
         render.emit_json({"key_id": key_id, "kind": "operator", "name": name, "api_key": api_key})
         return
@@ -298,9 +307,14 @@ def init(*, another: bool, name: str, as_json: bool) -> None:
     render.say("The operator key is shown only now: keep it as STATEROOM_OPERATOR_KEY where your secrets are.")
 
 
-async def _create_operator_key(settings: "Settings", name: str, *, another: bool) -> tuple[str, str]:
-    from datetime import UTC, datetime
-
+async def _create_operator_key(
+    settings: "Settings",
+    name: str,
+    *,
+    another: bool,
+    permissions: tuple[str, ...],
+    expires_at: datetime | None,
+) -> tuple[str, str]:
     from crypto.roots import create_root_key
     from gateway import api_keys
     from gateway.cli.keys import operator_record
@@ -322,7 +336,14 @@ async def _create_operator_key(settings: "Settings", name: str, *, another: bool
                 exit_code=ExitCode.CONFLICT,
             )
         presented = api_keys.generate()
-        record = operator_record(presented, settings.api_key_pepper, name=name, now=datetime.now(UTC))
+        record = operator_record(
+            presented,
+            settings.api_key_pepper,
+            name=name,
+            now=datetime.now(UTC),
+            permissions=permissions,
+            expires_at=expires_at,
+        )
         await store.tenants.add_key(OperatorScope(), record)
     finally:
         await store.close()
@@ -331,8 +352,6 @@ async def _create_operator_key(settings: "Settings", name: str, *, another: bool
 
 
 async def _has_operator_key(store: "Store") -> bool:
-    from datetime import UTC, datetime
-
     from storage.scope import OperatorScope
 
     now = datetime.now(UTC)

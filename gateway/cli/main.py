@@ -10,11 +10,11 @@ from typing import NoReturn
 import rich_click as click
 from rich_click.utils import CommandGroupDict
 
-from gateway.cli import audit, key, local, remote, render, verify
+from gateway.cli import artifact, audit, blobs, decrypt, key, local, remote, render, state, verify
 from gateway.cli.failure import ExitCode, Failure
 
 COMMAND_GROUPS: list[CommandGroupDict] = [
-    {"name": "Run a gateway", "commands": ["serve", "init", "doctor", "db", "root-key", "restore"]},
+    {"name": "Run a gateway", "commands": ["serve", "init", "doctor", "db", "root-key", "fsck", "sweep", "restore"]},
     {
         "name": "Use a gateway over HTTP",
         "commands": [
@@ -22,11 +22,14 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "api-key",
             "thread",
             "checkpoint",
+            "artifact",
             "audit",
+            "state",
             "verify",
             "key",
             "subject",
             "job",
+            "decrypt",
         ],
     },
 ]
@@ -64,8 +67,9 @@ def commands() -> None:
     """
 
 
-for _command in (*local.COMMANDS, *remote.COMMANDS, *audit.COMMANDS, *verify.COMMANDS, *key.COMMANDS):
-    commands.add_command(_command)
+for _module in (local, blobs, remote, artifact, audit, verify, state, key, decrypt):
+    for _command in _module.COMMANDS:
+        commands.add_command(_command)
 click.rich_click.COMMAND_GROUPS = {"stateroom": COMMAND_GROUPS}
 
 

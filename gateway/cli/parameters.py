@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Literal, TypeVar
 
 import rich_click as click
@@ -11,6 +12,13 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PAGE_ROWS = 50  # what a person reads; --limit or --all asks for more
 _DURATION = re.compile(r"(\d{1,6})([smhdw])", re.ASCII)
+_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,6})?) ?([KMGTPE]i?B|B)?", re.ASCII | re.IGNORECASE)
+_SIZE_UNITS = {"b": 1} | {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate("kmgtpe", 1)
+    for unit, base in (("b", 1000), ("ib", 1024))
+}
+BYTES_MAX = 2**63 - 1
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -39,6 +47,24 @@ class Moment(click.ParamType[datetime]):
         if parsed.tzinfo is None:
             self.fail(f"{value!r} needs a time zone, such as {value}Z", param, ctx)
         return parsed.astimezone(UTC)
+
+
+class ByteSize(click.ParamType[Any]):
+    """A number of bytes such as ``500``, ``10GiB`` (powers of 1024) or ``1.5 TB`` (powers of 1000), or ``none``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["none"]:
+        """Return the whole number of bytes that ``value`` names, or ``none``."""
+        if isinstance(value, int):
+            return value
+        if value.strip().lower() == "none":
+            return "none"
+        found = _SIZE.fullmatch(value.strip())
+        size = Decimal(found[1]) * _SIZE_UNITS[(found[2] or "b").lower()] if found else None
+        if size is None or size != int(size) or size > BYTES_MAX:
+            self.fail(f"{value!r} is no size such as 10GiB, 500MB or 1048576, below 8EiB, nor none", param, ctx)
+        return int(size)
 
 
 def json_option(command: Command) -> Command:

@@ -7,13 +7,13 @@ nowhere else.
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.parameters import Moment, json_option, page_options, subject_option, url_option
+from gateway.cli.parameters import ByteSize, Moment, json_option, page_options, subject_option, url_option
 
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
@@ -129,6 +129,35 @@ def tenant_show(*, tenant_id: str, url: str | None, as_json: bool) -> None:
     with _as_operator(url) as connection:
         found = connection.call("GET", ["admin", "tenants", tenant_id])
     _print_record(found, as_json=as_json, times=("created_at",))
+
+
+@tenant_group.command("quota")
+@click.argument("tenant_id")
+@click.option(
+    "--set", "quota", type=ByteSize(), help="Allow so much in the object store: 10GiB, 500MB, bytes, or none."
+)
+@url_option
+@json_option
+def tenant_quota(*, tenant_id: str, quota: int | Literal["none"] | None, url: str | None, as_json: bool) -> None:
+    """Show what a tenant keeps in the object store, or say how much it may; none: as much as it likes."""
+    path = ["admin", "tenants", tenant_id, "blob-usage"]
+    with _as_operator(url) as connection:
+        if quota is None:
+            found = connection.call("GET", path)
+        else:
+            found = connection.call("PUT", path, body={"quota_bytes": None if quota == "none" else quota})
+    _print_record(found if as_json else _readable(found), as_json=as_json)
+
+
+def _readable(usage: dict[str, Any]) -> dict[str, Any]:
+    """What a person reads of a tenant's bytes."""
+    used, quota = usage["used_bytes"], usage["quota_bytes"]
+    share = "" if not quota else f", {used / quota:.0%} used"
+    return {
+        "tenant_id": usage["tenant_id"],
+        "used_bytes": render.byte_count(used),
+        "quota_bytes": "none" if quota is None else render.byte_count(quota) + share,
+    }
 
 
 # --- API keys --------------------------------------------------------------------------------------------
@@ -442,7 +471,12 @@ def checkpoint_show(
         found = _load(connection, thread_id, checkpoint_id, namespace, view="state" if with_state else "none")
     if as_json:
         render.emit_json(found)
-        return
+    else:
+        print_checkpoint(found)
+
+
+def print_checkpoint(found: dict[str, Any]) -> None:
+    """Print a checkpoint for people: its columns, then its state and pending writes where it has them."""
     clear = {name: value for name, value in found.items() if name not in {"state", "channels", "pending_writes"}}
     _print_record(clear, as_json=False, times=("created_at",))
     if "state" in found:

@@ -97,6 +97,14 @@ def cell(value: Any) -> str:
     return safe(str(value))
 
 
+def byte_count(count: int) -> str:
+    """Return a number of bytes for people, with the exact one: ``1.5 GiB (1610612736)``."""
+    for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), 1):
+        if count < 1024 ** (power + 1) or unit == "EiB":
+            break
+    return f"{count / 1024**power:.1f} {unit} ({count})" if count >= 1024 else f"{count} bytes"
+
+
 def moment(value: str | None) -> str:
     """Return an RFC 3339 time to the second, in UTC, for a table."""
     if not value:

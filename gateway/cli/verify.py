@@ -1,9 +1,11 @@
-"""Verification over HTTP: `verify thread`, `verify subject`, `verify tenant`, with progress.
+"""Verification over HTTP: `verify thread`, `verify subject`, `verify tenant`, `verify all`, with progress.
 
-A subject is verified a stretch at a time, which the gateway bounds; each stretch is a line of progress on stderr.
-Findings go to stdout and make the exit code 1.
+A subject is verified a stretch at a time, which the gateway bounds; each stretch is a line of progress on stderr. A
+tenant, and all tenants, are verified by jobs of the gateway, which go on when the command is interrupted. Findings go
+to stdout and make the exit code 1.
 """
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
+from gateway.cli.jobs import follow
 from gateway.cli.parameters import json_option, subject_option, url_option
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ _COLUMNS = {
     "code": "Finding",
     "detail": "Detail",
 }
+_TENANT_COLUMNS = {"tenant_id": "Tenant", "code": "Finding", "count": "Count", "job_id": "Job"}
 _ATTEMPT_SECONDS = 600.0  # a thread is verified in one request, however long it is
 
 
@@ -69,12 +73,16 @@ class _Tally:
             rows = [[render.cell(found[name]) for name in _COLUMNS] for found in self.findings]
             render.table(list(_COLUMNS.values()), rows, empty="")
         if self.findings:
-            raise Failure(
-                "Stored state was changed outside the gateway or lost",
-                detail=f"{len(self.findings)} findings",
-                hint="Keep the database as it is for whoever looks into it; see docs/formats/head-and-thread-seals.md.",
-                exit_code=ExitCode.FAILURE,
-            )
+            raise _damage(len(self.findings))
+
+
+def _damage(found: int) -> Failure:
+    return Failure(
+        "Stored state was changed outside the gateway or lost",
+        detail=f"{found:,} findings",
+        hint="Keep the database as it is for whoever looks into it; see docs/formats/head-and-thread-seals.md.",
+        exit_code=ExitCode.FAILURE,
+    )
 
 
 def _stretches(connection: "Connection") -> Iterator[dict[str, Any]]:
@@ -124,19 +132,59 @@ def verify_subject(*, subject: str | None, url: str | None, as_json: bool) -> No
     tally.finish()
 
 
+def _verify_by_job(url: str | None, *, operator: bool, as_json: bool) -> None:
+    from gateway.cli.connection import Connection
+
+    credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
+    with Connection.open(url, credential=credential, subject=None) as connection:
+        started = connection.call("POST", ["admin", "verify"] if operator else ["verify", "tenant"])
+        render.say(f"Job {started['job_id']}")
+        job = follow(connection, started["job_id"], operator=operator)
+    report: dict[str, Any] = json.loads(job["note"])
+    found = sum(report["found"].values())
+    counts = {name: report[name] for name in _COUNTS}
+    columns = _TENANT_COLUMNS if operator else _COLUMNS
+    rows = [_row(each) for each in report["findings"]]
+    shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+    render.say(f"Verified {shown}; {found} findings.")
+    if as_json:
+        for row in rows:
+            render.emit_json(row)
+        render.emit_json({**counts, "findings": found})
+    elif found:
+        table = [[render.cell(row.get(name)) for name in columns] for row in rows]
+        render.table(list(columns.values()), table, empty="")
+        for code, count in report["found"].items():
+            render.say(f"{code}: {count:,}")
+    if found:
+        raise _damage(found)
+
+
+def _row(finding: dict[str, Any]) -> dict[str, Any]:
+    """A finding as the other commands print it."""
+    if "tenant_id" in finding:
+        return finding
+    subject = finding.pop("subject_id", None)
+    return {"subject": subject, **finding}
+
+
 @verify_group.command("tenant")
 @url_option
 @json_option
 def verify_tenant(*, url: str | None, as_json: bool) -> None:
-    """Verify all threads of all subjects, with a key that has tenant:admin and subject:act_as."""
-    tally = _Tally(as_json=as_json)
-    with _open(url, None) as listing:
-        for each in listing.pages(["subjects"], "subjects"):
-            subject = each["subject_id"]
-            render.say(f"Subject {subject}")
-            with _open(url, subject) as connection:
-                _verify_subject(connection, tally, subject)
-    tally.finish()
+    """Verify all threads of all subjects, and that no subject is gone, with a key that has tenant:admin."""
+    _verify_by_job(url, operator=False, as_json=as_json)
+
+
+@verify_group.command("all")
+@url_option
+@json_option
+def verify_all(*, url: str | None, as_json: bool) -> None:
+    """Verify every tenant, as the operator (STATEROOM_OPERATOR_KEY).
+
+    Shows codes and numbers by tenant; what is damaged, each tenant sees with `stateroom job show JOB`.
+    """
+    _verify_by_job(url, operator=True, as_json=as_json)
 
 
 COMMANDS = (verify_group,)

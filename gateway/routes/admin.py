@@ -24,6 +24,7 @@ from storage import model
 from storage.errors import InvalidState, TenantNotFound
 from storage.scope import SHARED_SUBJECT, OperatorScope, TenantScope, check_subject
 
+OPERATOR_PERMISSIONS = frozenset({"operator", "decrypt-any"})
 SUBJECT_PERMISSIONS = frozenset({"state:read", "state:write", "state:delete"})
 FIRST_KEY_PERMISSIONS: tuple[wire.Permission, ...] = (
     "state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin",
@@ -107,8 +108,8 @@ def _check_expiry(expires_at: datetime, now: datetime) -> None:
 
 
 def _check_request(request: wire.ApiKeyRequest, services: Services) -> None:
-    """A key does no more than its kind: nobody hands out ``operator``, a subject's key stays its own."""
-    if "operator" in request.permissions:
+    """A key does no more than its kind: nobody hands out what is the operators', a subject's key stays its own."""
+    if OPERATOR_PERMISSIONS.intersection(request.permissions):
         raise InvalidState("operator keys are made with the CLI on the server", "/permissions")
     if request.kind == "subject":
         _check_subject_id(request.subject_id)

@@ -13,8 +13,9 @@ from msgspec import UNSET, Meta, Raw, Struct
 
 from gateway import limits, wire
 from gateway.auth import ListingScope
-from gateway.codec import Format, decode_body, element_in, value_in, value_out
+from gateway.codec import Format, decode_body, element_in, holed_in, holes_out, value_in, value_out
 from gateway.exchange import Exchange, path_id
+from gateway.inlining import inlined, shown_values
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, MalformedBody, pointer
 from gateway.services import Services
@@ -25,16 +26,23 @@ from storage.model import Value
 from storage.scope import Scope, TenantListing, is_plain_id
 
 LATEST = "latest"  # so no checkpoint can have this id
-_PRIVATE = "~"  # channels of adapters begin with it; they are in the channels view only
+_PRIVATE = wire.PRIVATE_PREFIX
 _TIMES = Annotated[datetime, Meta(tz=True)]
 _LIMIT = Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)]
 
 
-class LoadQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+class WritesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Which namespace, and how its values come."""
 
     namespace: wire.Namespace = ""
     view: wire.View = "state"
+    pieces: wire.Pieces = "resolved"
+
+
+class LoadQuery(WritesQuery, kw_only=True, forbid_unknown_fields=True):
+    """Which namespace, how its values come, and whether the artifacts they name come along."""
+
+    resolve: wire.Resolve = "pointers"
 
 
 class HistoryFilter(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +56,8 @@ class HistoryFilter(Struct, kw_only=True, forbid_unknown_fields=True):
     source: wire.Word | None = None
     filter: str | None = None
     view: wire.View = "none"
+    pieces: wire.Pieces = "resolved"
+    resolve: wire.Resolve = "pointers"
     limit: _LIMIT = limits.PAGE_ITEMS_DEFAULT
     cursor: str | None = None
 
@@ -65,6 +75,7 @@ class ChannelHistoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
     channel: Annotated[list[wire.Name], Meta(min_length=1, max_length=limits.CHANNELS_MAX)]
     namespace: wire.Namespace = ""
+    pieces: wire.Pieces = "resolved"
 
 
 # --- in -------------------------------------------------------------------------------------------
@@ -120,11 +131,17 @@ def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model
     given = [form for form in ("state", "changes", "channels") if getattr(request, form) is not UNSET]
     if len(given) != 1:
         raise InvalidRequest(Fault(detail="send exactly one of state, changes and channels", pointer=""))
+    for channel in request.state_holes:
+        if request.state is UNSET or channel not in request.state:
+            raise InvalidState("placeholders of a channel that is not in state", pointer("state_holes", channel))
     if request.state is not UNSET:
         _check_count(len(request.state), "/state")
+        holes = request.state_holes
         return model.FullState(
             {
-                _check_public(channel, where): model.ChannelValue(None, value_in(name, raw, where))
+                _check_public(channel, where): model.ChannelValue(
+                    None, holed_in(name, raw, holes[channel], where) if channel in holes else value_in(name, raw, where)
+                )
                 for channel, raw in request.state.items()
                 for where in [pointer("state", channel)]
             }
@@ -135,10 +152,11 @@ def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model
             {
                 _check_name(channel, pointer("channels", channel)): model.ChannelValue(
                     _check_version(sent.version, channel),
-                    None if sent.data is UNSET else Value(sent.encoding, sent.data),
+                    None if sent.data is UNSET else Value(sent.encoding, sent.data, tuple(sent.holes)),
                 )
                 for channel, sent in request.channels.items()
-            }
+            },
+            root="/channels",
         )
     assert request.changes is not UNSET  # noqa: S101  for the type checker: one of the three is given
     return _patch(request.changes, name)
@@ -252,7 +270,8 @@ def _new_write(sent: wire.WriteIn, index: int, name: Format) -> model.NewWrite:
     if sent.value is not UNSET:
         value = value_in(name, sent.value, f"{where}/value")
     else:
-        value = Value("msgpack" if sent.encoding is UNSET else sent.encoding, b"" if sent.data is UNSET else sent.data)
+        encoding = "msgpack" if sent.encoding is UNSET else sent.encoding
+        value = Value(encoding, b"" if sent.data is UNSET else sent.data, tuple(sent.holes))
     return model.NewWrite(idx=sent.idx, channel=sent.channel, value=value)
 
 
@@ -262,19 +281,27 @@ def _new_write(sent: wire.WriteIn, index: int, name: Format) -> model.NewWrite:
 def _write_out(write: model.PendingWrite, view: wire.View, name: Format) -> wire.WriteOut:
     shown = wire.WriteOut(task_id=write.task_id, idx=write.idx, channel=write.channel, task_path=write.task_path)
     if view == "state":
-        shown.value = value_out(name, write.value)
+        raw = shown.value = value_out(name, write.value)
+        shown.holes = holes_out(write.value, raw) or UNSET
     elif view == "channels":
         shown.encoding = write.value.encoding
         shown.data = write.value.data
+        shown.holes = list(write.value.holes) or UNSET
+    if write.state_schema is not None and write.state_version is not None:
+        shown.state_schema, shown.state_version = write.state_schema, write.state_version
     return shown
 
 
 def _channel_out(channel: model.Channel) -> wire.ChannelOut:
-    return wire.ChannelOut(version=channel.version, encoding=channel.value.encoding, data=channel.value.data)
+    value = channel.value
+    holes = list(value.holes) or UNSET
+    return wire.ChannelOut(version=channel.version, encoding=value.encoding, data=value.data, holes=holes)
 
 
-def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format) -> wire.Checkpoint:
+def checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format) -> wire.Checkpoint:
+    """A checkpoint as it is shown in ``view``."""
     state: dict[str, Raw] | msgspec.UnsetType = UNSET
+    state_holes: dict[str, list[int]] | msgspec.UnsetType = UNSET
     channels: dict[str, wire.ChannelOut] | msgspec.UnsetType = UNSET
     writes: list[wire.WriteOut] | msgspec.UnsetType = UNSET
     if view != "none" and not checkpoint.withheld:
@@ -285,6 +312,8 @@ def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format)
                 for channel, found in held.items()
                 if not channel.startswith(_PRIVATE)
             }
+            holed = {channel: holes_out(held[channel].value, raw) for channel, raw in state.items()}
+            state_holes = {channel: holes for channel, holes in holed.items() if holes} or UNSET
         else:
             channels = {channel: _channel_out(found) for channel, found in held.items()}
         writes = [_write_out(write, view, name) for write in checkpoint.writes or []]
@@ -309,15 +338,18 @@ def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format)
         channels=channels,
         pending_writes=writes,
         withheld=True if checkpoint.withheld else UNSET,
+        state_holes=state_holes,
     )
 
 
 # --- operations -----------------------------------------------------------------------------------
 
+_LOADING = ("state-too-large", "blob-store-unavailable", "blobs-not-configured")
 _SAVE_PROBLEMS = (
     "checkpoint-exists", "channel-unchanged-unknown", "head-moved", "precondition-required",
     "idempotency-key-reused", "limit-exceeded", "thread-busy", "thread-archived", "commit-unknown",
-    "checkpoint-not-found", "integrity-failure", "rollback-detected",
+    "checkpoint-not-found", "integrity-failure", "rollback-detected", "artifact-unknown", "piece-unknown",
+    "quota-exceeded", "blob-store-unavailable", "state-too-new", "state-upcast-failed",
 )  # fmt: skip
 
 
@@ -353,7 +385,7 @@ async def save_checkpoint(
     except RecursionError:
         raise MalformedBody("the body is nested too deeply") from None
     share = exchange.client_share()
-    saved = await services.write(subject_scope, thread, services.store.checkpoints.save(subject_scope, save, share))
+    saved = await services.write(subject_scope, thread, services.store.states.save(subject_scope, save, share))
     receipt = wire.SaveReceipt(
         thread_id=saved.thread_id,
         namespace=saved.namespace,
@@ -378,10 +410,10 @@ async def save_checkpoint(
         permission="state:read",
         query=LoadQuery,
         returns=wire.Checkpoint,
-        headers=("Stateroom-Known-Token", "Stateroom-Client-Share"),
+        headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         etag=True,
         token=True,
-        problems=("checkpoint-not-found", "integrity-failure", "rollback-detected", "key-destroyed"),
+        problems=("checkpoint-not-found", "integrity-failure", "rollback-detected", "key-destroyed", *_LOADING),
         subject=True,
     )
 )
@@ -394,8 +426,9 @@ async def load_checkpoint(
 ) -> Response[bytes]:
     """Load one checkpoint."""
     query = exchange.query(LoadQuery)
-    loaded = await services.store.checkpoints.load(
+    loaded = await services.store.states.load(
         subject_scope,
+        exchange.state_versions(),
         path_id(thread_id, "thread_id"),
         _check_namespace(query.namespace, parameter="namespace"),
         # Not a route of its own: the router would not look for latest/channel-history elsewhere then.
@@ -403,8 +436,12 @@ async def load_checkpoint(
         with_state=query.view != "none",
         known_token=exchange.known_token(),
         share=exchange.client_share(),
+        refs=_refs(exchange, query.pieces, query.view),
     )
-    shown = _checkpoint_out(loaded.checkpoint, query.view, exchange.format)
+    shown = checkpoint_out(loaded.checkpoint, query.view, exchange.format)
+    if query.resolve == "inline":
+        named = shown_values([loaded.checkpoint], query.view)
+        shown.artifacts = await inlined(services.store.artifacts, subject_scope, named, exchange.client_share())
     return exchange.reply(shown, etag=loaded.head_id, token=loaded.token)
 
 
@@ -427,12 +464,22 @@ def _metadata_filter(text: str | None) -> dict[str, Any]:
 
 def _binding(exchange: Exchange, query: HistoryFilter, *place: object) -> bytes:
     """What a cursor of a listing is good for."""
-    filters = msgspec.structs.replace(query, cursor=None, limit=1, view="none")
+    filters = msgspec.structs.replace(query, cursor=None, limit=1, view="none", pieces="resolved", resolve="pointers")
     return msgspec.msgpack.encode((exchange.route, *place, msgspec.to_builtins(filters)))
 
 
+def _refs(exchange: Exchange, pieces: wire.Pieces, view: wire.View) -> bool:
+    """Whether placeholders may stand for large leaves: they are MessagePack, and JSON has nothing like them."""
+    return pieces == "refs" and view != "none" and exchange.format == "msgpack"
+
+
 def _query(
-    query: HistoryFilter, thread_id: str | None, after: tuple[str, ...] | None, known_token: str | None
+    query: HistoryFilter,
+    thread_id: str | None,
+    after: tuple[str, ...] | None,
+    known_token: str | None,
+    *,
+    refs: bool = False,
 ) -> model.HistoryQuery:
     search = query if isinstance(query, SearchFilter) else SearchFilter()
     return model.HistoryQuery(
@@ -451,6 +498,7 @@ def _query(
         with_state=query.view != "none",
         after=after,
         known_token=known_token,
+        refs=refs,
     )
 
 
@@ -460,15 +508,20 @@ async def _history(
     binding = _binding(exchange, query, scope.tenant_id, scope.subject_id, thread_id)
     after = services.cursors.read(binding, query.cursor)
     known_token = None if thread_id is None else exchange.known_token()
-    page = await services.store.checkpoints.history(
-        scope, _query(query, thread_id, after, known_token), exchange.client_share()
+    page = await services.store.states.history(
+        scope,
+        exchange.state_versions(),
+        _query(query, thread_id, after, known_token, refs=_refs(exchange, query.pieces, query.view)),
+        exchange.client_share(),
     )
-    return exchange.reply(
-        wire.CheckpointPage(
-            checkpoints=[_checkpoint_out(item, query.view, exchange.format) for item in page.items],
-            next_cursor=services.cursors.write(binding, page.after),
-        )
+    shown = wire.CheckpointPage(
+        checkpoints=[checkpoint_out(item, query.view, exchange.format) for item in page.items],
+        next_cursor=services.cursors.write(binding, page.after),
     )
+    if query.resolve == "inline":
+        named = shown_values(page.items, query.view)
+        shown.artifacts = await inlined(services.store.artifacts, scope, named, exchange.client_share())
+    return exchange.reply(shown)
 
 
 @route(
@@ -480,8 +533,8 @@ async def _history(
         permission="state:read",
         query=HistoryFilter,
         returns=wire.CheckpointPage,
-        headers=("Stateroom-Known-Token", "Stateroom-Client-Share"),
-        problems=("integrity-failure", "rollback-detected", "key-destroyed"),
+        headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
+        problems=("integrity-failure", "rollback-detected", "key-destroyed", *_LOADING),
         subject=True,
     )
 )
@@ -505,8 +558,8 @@ async def list_checkpoints(
         permission="state:read",
         query=SearchFilter,
         returns=wire.CheckpointPage,
-        headers=("Stateroom-Client-Share",),
-        problems=("integrity-failure", "key-destroyed"),
+        headers=("Accept-State-Version", "Stateroom-Client-Share"),
+        problems=("integrity-failure", "key-destroyed", *_LOADING),
         subject=True,
         tenant_listing=True,
     )
@@ -538,7 +591,7 @@ async def _tenant_listing(
     page = await services.store.checkpoints.tenant_listing(scope, _query(query, None, after, None))
     shown = []
     for item in page.items:
-        checkpoint = _checkpoint_out(item.checkpoint, "none", exchange.format)
+        checkpoint = checkpoint_out(item.checkpoint, "none", exchange.format)
         checkpoint.subject_id = item.subject_id
         shown.append(checkpoint)
     return exchange.reply(
@@ -555,8 +608,8 @@ async def _tenant_listing(
         permission="state:read",
         query=ChannelHistoryQuery,
         returns=wire.ChannelHistories,
-        headers=("Stateroom-Known-Token", "Stateroom-Client-Share"),
-        problems=("checkpoint-not-found", "integrity-failure", "rollback-detected", "key-destroyed"),
+        headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
+        problems=("checkpoint-not-found", "integrity-failure", "rollback-detected", "key-destroyed", *_LOADING),
         subject=True,
     )
 )
@@ -569,14 +622,16 @@ async def channel_history(
 ) -> Response[bytes]:
     """Give channels' histories."""
     query = exchange.query(ChannelHistoryQuery)
-    found = await services.store.checkpoints.channel_history(
+    found = await services.store.states.channel_history(
         subject_scope,
+        exchange.state_versions(),
         path_id(thread_id, "thread_id"),
         _check_namespace(query.namespace, parameter="namespace"),
         None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
         query.channel,
         known_token=exchange.known_token(),
         share=exchange.client_share(),
+        refs=_refs(exchange, query.pieces, "channels"),
     )
     return exchange.reply(
         wire.ChannelHistories(
@@ -603,8 +658,22 @@ _WRITES_PATH = "/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/writes/
         permission="state:write",
         body=wire.WritesRequest,
         returns=wire.WritesReceipt,
-        headers=("Stateroom-Client-Share",),
-        problems=("limit-exceeded", "thread-busy", "thread-archived", "commit-unknown"),
+        headers=("Stateroom-Known-Token", "Stateroom-Client-Share"),
+        token=True,
+        problems=(
+            "state-too-new",
+            "limit-exceeded",
+            "thread-busy",
+            "thread-archived",
+            "commit-unknown",
+            "artifact-unknown",
+            "piece-unknown",
+            "quota-exceeded",
+            "blob-store-unavailable",
+            "integrity-failure",
+            "rollback-detected",
+            "key-destroyed",
+        ),
         subject=True,
     )
 )
@@ -627,7 +696,7 @@ async def put_writes(
     receipt = await services.write(
         subject_scope,
         thread,
-        services.store.checkpoints.put_writes(
+        services.store.states.put_writes(
             subject_scope,
             thread,
             _check_namespace(request.namespace, pointer="/namespace"),
@@ -637,9 +706,12 @@ async def put_writes(
             writes,
             request.status,
             exchange.client_share(),
+            exchange.known_token(),
+            state_schema=request.state_schema,
+            state_version=request.state_version,
         ),
     )
-    return exchange.reply(wire.WritesReceipt(stored=receipt.stored, unchanged=receipt.unchanged))
+    return exchange.reply(wire.WritesReceipt(stored=receipt.stored, unchanged=receipt.unchanged), token=receipt.token)
 
 
 @route(
@@ -649,10 +721,10 @@ async def put_writes(
         path=_WRITES_PATH,
         summary="A task's pending writes.",
         permission="state:read",
-        query=LoadQuery,
+        query=WritesQuery,
         returns=wire.TaskWrites,
-        headers=("Stateroom-Client-Share",),
-        problems=("integrity-failure", "key-destroyed"),
+        headers=("Accept-State-Version", "Stateroom-Client-Share"),
+        problems=("integrity-failure", "key-destroyed", *_LOADING),
         subject=True,
     )
 )
@@ -665,14 +737,16 @@ async def get_writes(
     task_id: FromPath[str],
 ) -> Response[bytes]:
     """Give a task's pending writes."""
-    query = exchange.query(LoadQuery)
-    writes = await services.store.checkpoints.task_writes(
+    query = exchange.query(WritesQuery)
+    writes = await services.store.states.task_writes(
         subject_scope,
+        exchange.state_versions(),
         path_id(thread_id, "thread_id"),
         _check_namespace(query.namespace, parameter="namespace"),
         path_id(checkpoint_id, "checkpoint_id"),
         path_id(task_id, "task_id"),
         exchange.client_share(),
+        refs=_refs(exchange, query.pieces, query.view),
     )
     return exchange.reply(wire.TaskWrites(writes=[_write_out(write, query.view, exchange.format) for write in writes]))
 

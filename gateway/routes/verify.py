@@ -9,13 +9,14 @@ from litestar.enums import HttpMethod
 from msgspec import Meta, Struct
 
 from gateway import limits, wire
+from gateway.auth import Principal
 from gateway.exchange import Exchange
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
 from gateway.services import Services
 from gateway.wire import Fault
 from storage.errors import InvalidState
-from storage.scope import Scope, TenantScope, check_id
+from storage.scope import OperatorScope, Scope, TenantScope, check_id
 
 
 def _thread_id(text: str) -> str:
@@ -110,4 +111,52 @@ async def list_subjects(
     )
 
 
-ROUTES = [verify, list_subjects]
+@route(
+    Operation(
+        name="verify_tenant",
+        method=HttpMethod.POST,
+        path="/verify/tenant",
+        summary="Verify all threads of all subjects, and that no subject is gone; a job does it. Its note, when it is "
+        "done, is a JSON text: counts, and the first findings.",
+        permission="tenant:admin",
+        returns=wire.JobStarted,
+        statuses=(202,),
+    )
+)
+async def verify_tenant(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+) -> Response[bytes]:
+    """Verify the tenant."""
+    exchange.no_query()
+    job_id = await services.commits.run(services.store.verifying.begin_tenant(tenant_scope, principal.actor))
+    return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+
+
+@route(
+    Operation(
+        name="verify_deployment",
+        method=HttpMethod.POST,
+        path="/admin/verify",
+        summary="Verify every tenant, each by a job of its own; this job's note has counts, and codes by tenant. It "
+        "names neither subjects nor threads.",
+        permission="operator",
+        returns=wire.JobStarted,
+        statuses=(202,),
+    )
+)
+async def verify_deployment(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
+) -> Response[bytes]:
+    """Verify all tenants."""
+    exchange.no_query()
+    job_id = await services.commits.run(services.store.verifying.begin_deployment(principal.actor))
+    return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+
+
+ROUTES = [verify, verify_tenant, verify_deployment, list_subjects]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+import asyncpg
 import httpx
 import pytest
 from sqlalchemy.engine import make_url
@@ -145,6 +146,45 @@ async def test_a_shred_is_felt_at_the_next_request_in_another_gateway_and_surviv
         await drop_database(durable_postgres, backup)
 
 
+async def anchored(gateway):
+    async with gateway.client() as client:
+        answer = await client.post("/v1/audit/anchor")
+        assert answer.status_code in {200, 201}, answer.text
+        assert answer.json()["stored"] is True
+
+
+async def test_a_backup_that_lost_anchored_audit_events_is_served_only_after_somebody_accepts(
+    deployment, launcher, durable_postgres
+):
+    async with serving(launcher, deployment) as gateway:
+        async with gateway.client("user-1") as client:
+            await saved(client)
+        await anchored(gateway)
+    backup = (await create_database(durable_postgres, deployment.database)).name
+    try:
+        async with serving(launcher, deployment) as gateway:
+            for _ in range(2):
+                await stateroom(deployment, gateway.url, "key", "rotate")
+            await anchored(gateway)
+        async with serving(launcher, deployment):
+            pass  # the database that knows its events is served from
+        url = make_url(deployment.environ["STATEROOM_DATABASE_URL"]).set(database=backup).render_as_string(False)
+        environ = deployment.environ | {"STATEROOM_DATABASE_URL": url}
+        restored = Deployment(backup, environ, deployment.operator_key, deployment.api_key)
+        refused = ProductionGateway(launcher, restored)
+        with pytest.raises(AssertionError, match="audit logs end before an event that was anchored"):
+            await refused.start()
+        assert await refused.wait() == 1
+        (gap,), _ = await stateroom(restored, None, "restore", "accept")
+        assert gap["sequence"] > gap["anchored"] > gap["found"] >= gap["kept"] > 0
+        assert (await stateroom(restored, None, "restore", "accept"))[0] == []
+        async with serving(launcher, restored) as again:
+            events, _ = await stateroom(restored, again.url, "audit", "list")
+            assert "audit.restored" in {each["action"] for each in events}
+    finally:
+        await drop_database(durable_postgres, backup)
+
+
 async def test_requests_that_are_not_confirmed_or_not_allowed_change_nothing(deployment, launcher):
     async with serving(launcher, deployment) as gateway:
         async with gateway.client("user-1") as client:
@@ -183,3 +223,27 @@ async def test_requests_that_are_not_confirmed_or_not_allowed_change_nothing(dep
             assert (await loaded(client)).json()["code"] == "key-destroyed"
             jobs = (await client.get("/v1/jobs")).json()["jobs"]
             assert [job["kind"] for job in jobs] == ["shred-tenant"]
+
+
+async def test_a_tenant_and_all_tenants_are_verified_by_command_line(deployment, launcher, durable_postgres):
+    async with serving(launcher, deployment) as gateway, gateway.client("user-1") as client:
+        await saved(client, "t1")
+        await saved(client, "t2")
+        (counts,), remarks = await stateroom(deployment, gateway.url, "verify", "tenant")
+        assert (counts["threads"], counts["findings"]) == (2, 0)
+        assert "verify-tenant: 1 of 1" in remarks
+        (counts,), _ = await stateroom(deployment, gateway.url, "verify", "all")
+        assert (counts["threads"], counts["findings"]) == (2, 0)
+
+        attacker = await asyncpg.connect(durable_postgres.superuser_url(deployment.database).replace("+asyncpg", ""))
+        await attacker.execute("UPDATE stateroom.checkpoints SET step = 9 WHERE thread_id = 't2'")
+        await attacker.close()
+        printed, remarks = await stateroom(deployment, gateway.url, "verify", "tenant", code=1)
+        assert {(each["subject"], each["thread_id"]) for each in printed[:-1]} == {("user-1", "t2")}
+        assert "checkpoint" in {each["code"] for each in printed[:-1]}
+        assert "changed outside the gateway" in remarks
+        printed, _ = await stateroom(deployment, gateway.url, "verify", "all", code=1)
+        assert "t2" not in json.dumps(printed)
+        assert ("checkpoint", 1) in {(each["code"], each["count"]) for each in printed[:-1]}
+        jobs, _ = await stateroom(deployment, gateway.url, "job", "list", "--operator")
+        assert [job["kind"] for job in jobs] == ["verify-deployment"] * 2

@@ -2,6 +2,8 @@
 
 import re
 
+import asyncpg
+
 from tests.support.half_request import HalfRequest
 from tests.support.metrics import exposition, free_port, until_in_flight, value_of
 from tests.support.production import serving
@@ -17,6 +19,17 @@ NAMES = {
     "stateroom_audit_failures_total",
     "stateroom_audit_notes_dropped_total",
     "stateroom_dependency_up",
+    "stateroom_swept_total",
+    "stateroom_swept_bytes_total",
+    "stateroom_sweep_failures_total",
+    "stateroom_sweep_age_seconds",
+    "stateroom_sweep_due_seconds",
+    "stateroom_blobs",
+    "stateroom_blob_bytes",
+    "stateroom_blob_usage_bytes",
+    "stateroom_state_reads_total",
+    "stateroom_jobs_open",
+    "stateroom_jobs_ended_total",
 }
 
 
@@ -41,7 +54,7 @@ async def test_metrics_have_their_own_listener_and_carry_routes_but_nobodys_name
     }
     assert families == NAMES
     labels = {label for line in text.splitlines() if line[:1] != "#" for label in re.findall(r'(\w+)="', line)}
-    assert labels == {"route", "method", "status", "le", "reason", "dependency"}
+    assert labels == {"route", "method", "status", "le", "reason", "dependency", "step", "state"}
     for somebody in (tenant_id, "subject-17", "thread-23", "such-29", gateway.deployment.api_key[:20]):
         assert somebody not in text
     route = "/v1/threads/{thread_id}/checkpoints"
@@ -52,3 +65,46 @@ async def test_metrics_have_their_own_listener_and_carry_routes_but_nobodys_name
     assert value_of(text, 'stateroom_dependency_up{dependency="database"}') == 1
     assert value_of(text, "stateroom_commit_seconds_count") >= 3
     assert value_of(text, "stateroom_integrity_failures_total") == 0
+
+
+async def test_every_detection_counts_and_is_a_problem_that_is_not_worth_repeating(
+    deployment, launcher, durable_postgres
+):
+    port = free_port()
+    attacker = await asyncpg.connect(durable_postgres.superuser_url(deployment.database).replace("+asyncpg", ""))
+    try:
+        async with (
+            serving(launcher, deployment, metrics_listen=f"127.0.0.1:{port}") as gateway,
+            gateway.client("alarm") as client,
+        ):
+            tokens = []
+            for number in range(2):
+                saved = await client.post("/v1/threads/t/checkpoints", json={"state": {"n": number}})
+                assert saved.status_code == 201, saved.text
+                tokens.append(saved.headers["Stateroom-Thread-Token"])
+            other = (await client.post("/v1/threads/u/checkpoints", json={"state": {"n": 0}})).json()["id"]
+            path = "/v1/threads/t/checkpoints/latest"
+            assert (await client.get(path, headers={"Stateroom-Known-Token": tokens[1]})).status_code == 200
+            assert value_of(await exposition(port), "stateroom_integrity_failures_total") == 0
+
+            edit = "UPDATE stateroom.checkpoints SET step = coalesce(step, 0) + $1 WHERE checkpoint_id = $2"
+            await attacker.execute(edit, 1, other)
+            for count in (1, 2):
+                refused = await client.get("/v1/threads/u/checkpoints/latest")
+                problem = refused.json()
+                assert (refused.status_code, problem["code"], problem["retryable"]) == (500, "integrity-failure", False)
+                assert "state" not in problem
+                assert value_of(await exposition(port), "stateroom_integrity_failures_total") == count
+
+            deleted = await client.delete("/v1/threads/t")
+            assert deleted.status_code == 204, deleted.text
+            await attacker.execute("DELETE FROM stateroom.removed_threads WHERE subject_id = 'alarm'")
+            saved = await client.post("/v1/threads/t/checkpoints", json={"state": {"n": 0}})
+            assert saved.status_code == 201, saved.text
+            refused = await client.get(path, headers={"Stateroom-Known-Token": tokens[1]})
+            problem = refused.json()
+            assert (refused.status_code, problem["code"], problem["retryable"]) == (409, "rollback-detected", False)
+            assert value_of(await exposition(port), "stateroom_integrity_failures_total") == 3
+            assert (await client.get(path)).status_code == 200  # without a token nobody knows of another life
+    finally:
+        await attacker.close()

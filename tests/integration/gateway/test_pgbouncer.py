@@ -21,6 +21,7 @@ PGBOUNCER = shutil.which("pgbouncer", path=os.pathsep.join((os.environ["PATH"], 
 SERVER_CONNECTIONS = 3
 GATEWAY_CONNECTIONS = 8
 ROUNDS = 12
+SOAK_ROUNDS = 556  # times 3 requests of 6 workers: a little over 10,000
 SUBJECTS = ("user-1", "user-2", "user-3")
 IGNORED = "jit, lock_timeout, statement_timeout, idle_in_transaction_session_timeout"
 ROLE_SETTINGS = {
@@ -155,11 +156,11 @@ async def refusal(request):
     return answer.status_code, answer.json()["code"]
 
 
-async def work(pooled, owner, api_key, subject):
+async def work(pooled, owner, api_key, subject, rounds):
     """Save through one gateway and load through the other, in turns; the thread's name is everybody's."""
     async with pooled.client(0, subject, api_key) as here, pooled.client(1, subject, api_key) as there:
         await save(here, f"of-{owner}-{subject}", {})
-        for number in range(ROUNDS):
+        for number in range(rounds):
             foreign = f"of-{1 - owner}-{SUBJECTS[number % len(SUBJECTS)]}"
             state = {"owner": owner, "subject": subject, "n": number}
             first, second = (here, there) if number % 2 else (there, here)
@@ -172,12 +173,13 @@ async def work(pooled, owner, api_key, subject):
         assert found == {"same", f"of-{owner}-{subject}"}
 
 
-async def test_tenants_that_share_the_poolers_connections_see_only_their_own(pooled, durable_postgres):
+@pytest.mark.parametrize("rounds", [ROUNDS, pytest.param(SOAK_ROUNDS, marks=pytest.mark.soak)])
+async def test_tenants_that_share_the_poolers_connections_see_only_their_own(pooled, durable_postgres, rounds):
     keys = await api_keys_of_two_tenants(pooled)
     async with asyncio.TaskGroup() as tasks:
         for owner, api_key in enumerate(keys):
             for subject in SUBJECTS:
-                tasks.create_task(work(pooled, owner, api_key, subject))
+                tasks.create_task(work(pooled, owner, api_key, subject, rounds))
     ((row,),) = await as_superuser(
         durable_postgres,
         pooled.direct.database,

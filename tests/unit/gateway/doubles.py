@@ -14,6 +14,7 @@ from storage.clock import ManualClock
 from storage.errors import CheckpointNotFound, ThreadNotFound
 from storage.scope import ClientShare, OperatorScope, Scope, TenantScope
 from storage.service import Health
+from storage.versions import WantedVersions
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PEPPER = bytes(range(32))
@@ -69,6 +70,7 @@ class Checkpoints:
         with_state: bool,
         known_token: str | None = None,
         share: ClientShare | None = None,
+        refs: bool = False,
     ) -> model.Loaded:
         for owner, save in reversed(self.saves):
             if (owner, save.thread_id, save.namespace) == (scope, thread_id, namespace):
@@ -94,6 +96,7 @@ class Checkpoints:
         writes: Sequence[model.NewWrite],
         status: model.Status | None,
         share: ClientShare | None = None,
+        known_token: str | None = None,
     ) -> model.WritesReceipt:
         self.writes += [
             model.PendingWrite(
@@ -111,6 +114,8 @@ class Checkpoints:
         checkpoint_id: str,
         task_id: str,
         share: ClientShare | None = None,
+        *,
+        refs: bool = False,
     ) -> list[model.PendingWrite]:
         return [write for write in self.writes if write.task_id == task_id]
 
@@ -124,8 +129,43 @@ class Checkpoints:
         *,
         known_token: str | None = None,
         share: ClientShare | None = None,
+        refs: bool = False,
     ) -> dict[str, model.ChannelHistory]:
         return {name: model.ChannelHistory(writes=[], seed=None) for name in channels}
+
+
+class States:
+    """Gives state as it was saved, whatever version is asked for, and passes the rest on."""
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+        self.wanted: list[WantedVersions] = []
+        self.save = checkpoints.save
+
+    async def put_writes(self, *place: Any, state_schema: str | None, state_version: int | None) -> model.WritesReceipt:
+        return await self._checkpoints.put_writes(*place)
+
+    async def load(self, scope: Scope, wanted: WantedVersions, *place: Any, **how: Any) -> model.Loaded:
+        self.wanted.append(wanted)
+        return await self._checkpoints.load(scope, *place, **how)
+
+    async def history(
+        self, scope: Scope, wanted: WantedVersions, query: model.HistoryQuery, share: ClientShare | None = None
+    ) -> model.Page[model.Checkpoint]:
+        self.wanted.append(wanted)
+        return await self._checkpoints.history(scope, query, share)
+
+    async def task_writes(
+        self, scope: Scope, wanted: WantedVersions, *place: Any, **how: Any
+    ) -> list[model.PendingWrite]:
+        self.wanted.append(wanted)
+        return await self._checkpoints.task_writes(scope, *place, **how)
+
+    async def channel_history(
+        self, scope: Scope, wanted: WantedVersions, *place: Any, **how: Any
+    ) -> dict[str, model.ChannelHistory]:
+        self.wanted.append(wanted)
+        return await self._checkpoints.channel_history(scope, *place, **how)
 
 
 class Threads:
@@ -234,6 +274,9 @@ class Audit:
 
 
 class Anchors:
+    async def ensure_signing_key(self) -> UUID | None:
+        return None
+
     async def anchor_due(self) -> int:
         return 0
 
@@ -248,15 +291,27 @@ class Runner:
         await asyncio.Event().wait()
 
 
+class Sweep:
+    async def keep_running(
+        self,
+        swept: Callable[[Any], None],
+        failed: Callable[[Exception], None],
+        counted: Callable[[Any], None],
+    ) -> None:
+        await asyncio.Event().wait()
+
+
 class MemoryStore:
     def __init__(self) -> None:
         self.checkpoints = Checkpoints()
+        self.states = States(self.checkpoints)
         self.threads = Threads()
         self.tenants = Tenants()
         self.audit = Audit()
         self.anchors = Anchors()
         self.head_anchors = HeadAnchors()
         self.runner = Runner()
+        self.sweep = Sweep()
         self.health_found = Health(writable=True, db_revision="a1", revision_ok=True)
         self.clock = ManualClock(NOW)
         self.tenant_id = uuid4()

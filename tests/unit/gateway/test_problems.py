@@ -18,7 +18,12 @@ def test_every_error_of_storage_crypto_and_gateway_has_a_row_of_its_own():
     everything = [
         error for base in (StorageError, CryptoError, problems.GatewayError, limits.Refused) for error in tree(base)
     ]
-    ours = {error for error in everything if error.__module__.split(".")[0] in {"storage", "crypto", "gateway"}}
+    ours = {
+        error
+        for error in everything
+        if error.__module__.split(".")[0] in {"storage", "crypto", "gateway"}
+        and not error.__name__.startswith("_")  # a module's own: outside it, it is its ancestor
+    }
     assert len(ours) > 40
     assert ours <= problems.TABLE.keys()
 

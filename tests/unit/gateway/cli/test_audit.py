@@ -5,7 +5,18 @@ from uuid import UUID
 import pytest
 
 from crypto import NoteKey, SecretKey, SigningKey, sign_note
-from storage.format.audit import AnchorText, Entry, Event, encode_body, link, origin_of, start_of
+from storage.format.audit import (
+    RESTORED_ACTION,
+    AnchorText,
+    Entry,
+    Event,
+    Gap,
+    encode_body,
+    export_lines,
+    link,
+    origin_of,
+    start_of,
+)
 from tests.unit.gateway.cli.conftest import API_KEY, OPERATOR_KEY
 
 DEPLOYMENT, TENANT = UUID(int=1), UUID(int=2)
@@ -191,3 +202,37 @@ def test_an_event_that_cannot_be_read_is_listed_all_the_same(command, gateway):
     unreadable = shown(LOG[0]) | dict.fromkeys(("at", "actor", "action", "target", "detail"))
     gateway.answer({"origin": ORIGIN, "events": [unreadable], "next_cursor": None})
     assert command("audit", "list").code == 0
+
+
+def test_a_documented_gap_is_printed_and_never_passed_over(command, environment, tmp_path):
+    lost = chain(7)[6]
+    gap = Gap.after(3, 5, LOG[4].hash, AnchorText(ORIGIN, 7, lost.hash))
+    at = datetime(2026, 11, 21, 11, tzinfo=UTC)
+    body = encode_body(
+        Event(
+            tenant_id=TENANT,
+            sequence=8,
+            at=at,
+            actor="local",
+            action=RESTORED_ACTION,
+            target="audit",
+            detail=gap.detail,
+        )
+    )
+    entry = Entry(8, body, LOG[4].hash, link(LOG[4].hash, 8, body))
+    (tmp_path / "log").write_bytes(b"".join(export_lines(ORIGIN, [*LOG, entry])))
+    for name, text in (("old", AnchorText(ORIGIN, 7, lost.hash)), ("new", AnchorText(ORIGIN, 8, entry.hash))):
+        (tmp_path / name).write_text(sign_note(text.render(), ORIGIN, SIGNING_KEY), encoding="utf-8")
+
+    def run(*anchors, more=()):
+        named = [part for anchor in anchors for part in ("--anchor", str(tmp_path / anchor))]
+        return command("audit", "verify", str(tmp_path / "log"), *named, "--public-key", PUBLIC_KEY, *more)
+
+    both = run("old", "new")
+    assert both.code == 0
+    assert "events after 3 and up to 7 that were anchored are lost" in both.out
+    shown = json.loads(run("new", more=["--json"]).out)
+    assert (shown["ok"], shown["gaps"]) == (True, [{"sequence": 8, **gap.detail}])
+    unproven = run("old")
+    assert unproven.code == 1
+    assert "no anchor given here vouches for it" in unproven.err

@@ -1,3 +1,9 @@
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
 from gateway.cli import checks
 
 SETTINGS = {
@@ -32,6 +38,56 @@ async def test_a_root_key_others_can_read_fails_with_the_remedy(tmp_path):
     assert f"chmod 600 {path}" in finding.detail
 
 
+def kms_that_answers(name, status):
+    """AWS KMS as far as a dry run goes: moto ignores `DryRun`, and the real one answers it with an error."""
+    asked = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = json.dumps({"__type": name}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    return ThreadingHTTPServer(("127.0.0.1", 0), Answer), asked
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "outcome"),
+    [
+        ("DryRunOperationException", 412, "ok"),
+        ("AccessDeniedException", 400, "failed"),
+        ("DisabledException", 400, "failed"),
+    ],
+)
+async def test_kms_is_asked_by_a_dry_run(monkeypatch, name, status, outcome):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    server, asked = kms_that_answers(name, status)
+    with server:
+        serving = Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            arn = "arn:aws:kms:eu-central-1:111122223333:key/00000000-0000-4000-8000-000000000001"
+            spec = f"aws-kms:{arn}?endpoint=http://127.0.0.1:{server.server_address[1]}"
+            finding = (await outcomes(SETTINGS | {"STATEROOM_ROOT_KEY": spec}))["root key"]
+        finally:
+            server.shutdown()
+            serving.join()
+    assert finding.outcome == outcome, finding
+    assert asked
+    assert all(each["DryRun"] is True for each in asked)
+    if outcome == "ok":
+        assert "dry run" in finding.detail
+    else:
+        assert "policy" in finding.fix
+
+
 async def test_an_unreachable_database_fails_without_showing_the_password():
     found = await outcomes(SETTINGS | {"STATEROOM_ROOT_KEY": "file:/nowhere/root.key"})
     assert found["database"].outcome == "failed"
@@ -45,6 +101,14 @@ async def test_an_s3_url_that_is_none_fails_without_showing_it():
     )
     assert found["object storage"].outcome == "failed"
     assert "hunter3" not in str(found)
+
+
+@pytest.mark.parametrize(("parameter", "shown"), [("", "65,536"), ("&offload_bytes_min=16384", "16,384")])
+async def test_the_doctor_says_from_which_size_on_pieces_live_in_the_bucket(s3_server, parameter, shown):
+    url = s3_server.url() + parameter
+    found = await outcomes(SETTINGS | {"STATEROOM_ROOT_KEY": "file:/nowhere", "STATEROOM_S3_URL": url})
+    assert found["object storage"].outcome == "ok"
+    assert f"pieces of {shown} bytes or more" in found["object storage"].detail
 
 
 async def test_a_database_without_schema_is_told_to_upgrade(empty_database):

@@ -1,0 +1,758 @@
+"""Artifacts: upload whole or in parts, list, show, download, copy, delete, and signed URLs for browsers."""
+
+import contextlib
+from datetime import timedelta
+from hashlib import sha256
+from typing import Annotated
+from urllib.parse import quote
+from uuid import UUID
+
+import msgspec
+from litestar import Response
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.params import FromPath
+from msgspec import UNSET, Meta, Struct
+
+from gateway import artifact_headers as headers
+from gateway import limits, wire
+from gateway.auth import Principal
+from gateway.content import stream
+from gateway.exchange import Exchange, encode_id, path_id
+from gateway.operations import Operation, route
+from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, InvalidRequest
+from gateway.services import Services
+from gateway.wire import Fault
+from storage import artifact_model as model
+from storage.errors import ArtifactNotFound, ArtifactShared, InvalidState, TenantNotFound, UploadNotFound
+from storage.scope import OperatorScope, Scope, TenantScope, check_id
+from storage.tenants import BlobUsage
+
+_SHARE = ("Stateroom-Client-Share",)
+_DESCRIPTION = (headers.NAME_HEADER, headers.METADATA_HEADER, headers.PREVIEW_HEADER, headers.DIGEST_HEADER)
+_READING = ("Range", "If-Range", "If-None-Match-Tag")
+_STORING = ("quota-exceeded", "blob-store-unavailable", "blobs-not-configured", "commit-unknown", "key-destroyed")
+_CONTENT_PROBLEMS = (
+    "artifact-not-found", "range-not-satisfiable", "blob-store-unavailable", "blobs-not-configured",
+    "integrity-failure", "key-destroyed",
+)  # fmt: skip
+_CONTENT_HEADERS = ("ETag", "Content-Digest", "Content-Range", "Accept-Ranges", "Content-Disposition")
+_NAME = Fault(detail="must be 1 to 255 bytes of UTF-8 without control characters", pointer="/name")
+
+
+class ArtifactsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which of a thread's artifacts; ``name``: all versions of one name."""
+
+    name: wire.Name | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
+    cursor: str | None = None
+
+
+def _uuid(text: str, otherwise: type[Exception]) -> UUID:
+    """An id from a path; what is no UUID in its one spelling names nothing."""
+    try:
+        wanted = UUID(text)
+    except ValueError:
+        raise otherwise from None
+    if str(wanted) != text:
+        raise otherwise
+    return wanted
+
+
+def _artifact_id(text: str) -> UUID:
+    return _uuid(text, ArtifactNotFound)
+
+
+def _artifact(artifact: model.Artifact) -> wire.Artifact:
+    return wire.Artifact(
+        artifact_id=str(artifact.artifact_id),
+        pointer=artifact.pointer,
+        thread_id=artifact.thread_id,
+        name=artifact.name,
+        number=artifact.number,
+        media_type=artifact.media_type,
+        size_bytes=artifact.size_bytes,
+        digest=headers.format_digest(artifact.digest),
+        metadata=artifact.metadata,
+        created_at=artifact.created_at,
+        preview=UNSET if artifact.preview is None else artifact.preview,
+    )
+
+
+def _upload(upload: model.Upload) -> wire.Upload:
+    return wire.Upload(
+        upload_id=str(upload.upload_id),
+        thread_id=upload.thread_id,
+        name=upload.name,
+        part_bytes=upload.part_bytes,
+        expires_at=upload.expires_at,
+        parts=[_part(each) for each in upload.parts],
+    )
+
+
+def _part(part: model.Part) -> wire.UploadPart:
+    return wire.UploadPart(
+        number=part.number,
+        size_bytes=part.size_bytes,
+        digest=None if part.digest is None else headers.format_digest(part.digest),
+    )
+
+
+def _described(exchange: Exchange) -> model.NewArtifact:
+    """What the headers of a whole upload say of it."""
+    metadata = headers.parse_metadata(exchange.header(headers.METADATA_HEADER))
+    wrong_type = Fault(detail="must be a media type, such as image/png", header="Content-Type")
+    return model.NewArtifact(
+        name=headers.parse_name(exchange.header(headers.NAME_HEADER)),
+        media_type=headers.check_media_type(exchange.header("content-type") or headers.MEDIA_TYPE_DEFAULT, wrong_type),
+        metadata=headers.check_metadata(
+            metadata,
+            Fault(
+                detail=f"must be plain JSON of at most {limits.METADATA_BYTES_MAX:,} bytes",
+                header=headers.METADATA_HEADER,
+            ),
+        ),
+        preview=headers.parse_preview(exchange.header(headers.PREVIEW_HEADER)),
+    )
+
+
+# --- uploading -------------------------------------------------------------------------------------------------------
+
+
+@route(
+    Operation(
+        name="create_artifact",
+        method=HttpMethod.POST,
+        path="/threads/{thread_id:str}/artifacts",
+        summary="Store a file in one request; the thread is made if there is none.",
+        permission="state:write",
+        raw_body=True,
+        returns=wire.Artifact,
+        statuses=(201,),
+        headers=(*_DESCRIPTION, "Idempotency-Key", *_SHARE),
+        problems=("digest-mismatch", "thread-archived", "idempotency-key-reused", *_STORING),
+        subject=True,
+    )
+)
+async def create_artifact(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """Store a file."""
+    exchange.no_query()
+    thread = path_id(thread_id, "thread_id")
+    description = _described(exchange)
+    digest = headers.parse_digest(exchange.header(headers.DIGEST_HEADER))
+    said = msgspec.msgpack.encode((description.name, description.media_type, description.metadata, description.preview))
+    # Storing runs to its end once the content is there, even if the client hangs up.
+    artifact = await services.commits.run(
+        services.store.artifacts.create(
+            subject_scope,
+            thread,
+            description,
+            exchange.content(limits.ARTIFACT_BYTES_MAX, "ARTIFACT_BYTES_MAX"),
+            size_bytes=exchange.announced_bytes(),
+            idempotency=exchange.idempotency(thread, "msgpack", said),
+            share=exchange.client_share(),
+            digest=digest,
+        )
+    )
+    return exchange.reply(_artifact(artifact), status=201)
+
+
+@route(
+    Operation(
+        name="begin_upload",
+        method=HttpMethod.POST,
+        path="/threads/{thread_id:str}/uploads",
+        summary="Begin to upload a file in parts, so that it can go on after a crash.",
+        permission="state:write",
+        body=wire.UploadRequest,
+        returns=wire.Upload,
+        statuses=(201,),
+        headers=("Idempotency-Key", *_SHARE),
+        problems=("thread-archived", "idempotency-key-reused", *_STORING),
+        subject=True,
+    )
+)
+async def begin_upload(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """Begin an upload."""
+    exchange.no_query()
+    thread = path_id(thread_id, "thread_id")
+    request, name, body = await exchange.body(wire.UploadRequest)
+    wrong = Fault(detail=f"must be plain JSON of at most {limits.METADATA_BYTES_MAX:,} bytes", pointer="/metadata")
+    description = model.NewArtifact(
+        name=headers.check_name(request.name, _NAME),
+        media_type=headers.check_media_type(
+            request.media_type, Fault(detail="must be a media type, such as image/png", pointer="/media_type")
+        ),
+        metadata=headers.check_metadata(request.metadata, wrong),
+        preview=request.preview,
+    )
+    upload = await services.commits.run(
+        services.store.artifacts.begin(
+            subject_scope,
+            thread,
+            description,
+            size_bytes=request.size_bytes,
+            idempotency=exchange.idempotency(thread, name, body),
+            share=exchange.client_share(),
+        )
+    )
+    return exchange.reply(_upload(upload), status=201)
+
+
+@route(
+    Operation(
+        name="get_upload",
+        method=HttpMethod.GET,
+        path="/uploads/{upload_id:str}",
+        summary="Show an upload and the parts that arrived.",
+        permission="state:write",
+        returns=wire.Upload,
+        headers=_SHARE,
+        problems=("upload-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
+        subject=True,
+    )
+)
+async def get_upload(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    upload_id: FromPath[str],
+) -> Response[bytes]:
+    """Show an upload."""
+    exchange.no_query()
+    wanted = _uuid(upload_id, UploadNotFound)
+    return exchange.reply(
+        _upload(await services.store.artifacts.upload(subject_scope, wanted, share=exchange.client_share()))
+    )
+
+
+@route(
+    Operation(
+        name="put_upload_part",
+        method=HttpMethod.PUT,
+        path="/uploads/{upload_id:str}/parts/{number:str}",
+        summary="Send one part, numbered from 0; the same bytes again change nothing, other bytes replace it.",
+        permission="state:write",
+        raw_body=True,
+        returns=wire.UploadPart,
+        headers=(headers.DIGEST_HEADER, *_SHARE),
+        problems=("upload-not-found", "part-invalid", "digest-mismatch", *_STORING),
+        subject=True,
+    )
+)
+async def put_upload_part(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    upload_id: FromPath[str],
+    number: FromPath[str],
+) -> Response[bytes]:
+    """Send a part."""
+    exchange.no_query()
+    wanted = _uuid(upload_id, UploadNotFound)
+    if not (number.isascii() and number.isdecimal() and len(number) <= 5 and str(int(number)) == number):
+        raise InvalidRequest(Fault(detail="must be a number from 0 on", parameter="number"))
+    artifacts = services.store.artifacts
+    announced = exchange.announced_bytes()
+    if announced is not None and announced > artifacts.part_bytes:
+        raise BodyTooLarge("PART_BYTES_MAX", artifacts.part_bytes)
+    part = await services.commits.run(
+        artifacts.put_part(
+            subject_scope,
+            wanted,
+            int(number),
+            exchange.content(artifacts.part_bytes, "PART_BYTES_MAX"),
+            digest=headers.parse_digest(exchange.header(headers.DIGEST_HEADER)),
+            share=exchange.client_share(),
+        )
+    )
+    return exchange.reply(_part(part))
+
+
+@route(
+    Operation(
+        name="complete_upload",
+        method=HttpMethod.POST,
+        path="/uploads/{upload_id:str}/complete",
+        summary="Make an artifact of all parts. Repeating it gives the same artifact.",
+        permission="state:write",
+        body=wire.UploadCompletion,
+        returns=wire.Artifact,
+        statuses=(201,),
+        headers=_SHARE,
+        problems=("upload-not-found", "upload-incomplete", "digest-mismatch", "thread-archived", *_STORING),
+        subject=True,
+    )
+)
+async def complete_upload(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    upload_id: FromPath[str],
+) -> Response[bytes]:
+    """Complete an upload."""
+    exchange.no_query()
+    request, _, _ = await exchange.body(wire.UploadCompletion)
+    wrong = Fault(detail="must be sha-256=:<base64 of 32 bytes>: (RFC 9530)", pointer="/digest")
+    artifact = await services.commits.run(
+        services.store.artifacts.complete(
+            subject_scope,
+            _uuid(upload_id, UploadNotFound),
+            request.parts,
+            digest=headers.parse_digest(request.digest, wrong),
+            share=exchange.client_share(),
+        )
+    )
+    return exchange.reply(_artifact(artifact), status=201)
+
+
+@route(
+    Operation(
+        name="abort_upload",
+        method=HttpMethod.DELETE,
+        path="/uploads/{upload_id:str}",
+        summary="Give an upload up; its parts are removed.",
+        permission="state:write",
+        statuses=(204,),
+        problems=("upload-not-found", "blobs-not-configured"),
+        subject=True,
+    )
+)
+async def abort_upload(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    upload_id: FromPath[str],
+) -> Response[None]:
+    """Give an upload up."""
+    exchange.no_query()
+    wanted = _uuid(upload_id, UploadNotFound)
+    await services.commits.run(services.store.artifacts.abort(subject_scope, wanted))
+    return Response(None, status_code=204)
+
+
+# --- artifacts -------------------------------------------------------------------------------------------------------
+
+
+@route(
+    Operation(
+        name="list_artifacts",
+        method=HttpMethod.GET,
+        path="/threads/{thread_id:str}/artifacts",
+        summary="List a thread's artifacts, newest first.",
+        permission="state:read",
+        query=ArtifactsQuery,
+        returns=wire.ArtifactPage,
+        headers=_SHARE,
+        problems=("blobs-not-configured", "integrity-failure", "key-destroyed"),
+        subject=True,
+    )
+)
+async def list_artifacts(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """List artifacts."""
+    query = exchange.query(ArtifactsQuery)
+    thread = path_id(thread_id, "thread_id")
+    binding = msgspec.msgpack.encode(
+        (exchange.route, subject_scope.tenant_id, subject_scope.subject_id, thread, query.name)
+    )
+    page = await services.store.artifacts.list(
+        subject_scope,
+        thread,
+        query.name,
+        query.limit,
+        services.cursors.read(binding, query.cursor),
+        share=exchange.client_share(),
+    )
+    return exchange.reply(
+        wire.ArtifactPage(
+            artifacts=[_artifact(each) for each in page.items],
+            next_cursor=services.cursors.write(binding, page.after),
+        )
+    )
+
+
+@route(
+    Operation(
+        name="get_artifact",
+        method=HttpMethod.GET,
+        path="/artifacts/{artifact_id:str}",
+        summary="Show an artifact without its content.",
+        permission="state:read",
+        returns=wire.Artifact,
+        headers=_SHARE,
+        problems=("artifact-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
+        subject=True,
+    )
+)
+async def get_artifact(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    artifact_id: FromPath[str],
+) -> Response[bytes]:
+    """Show an artifact."""
+    exchange.no_query()
+    wanted = _artifact_id(artifact_id)
+    artifact = await services.store.artifacts.get(subject_scope, wanted, share=exchange.client_share())
+    return exchange.reply(_artifact(artifact))
+
+
+@route(
+    Operation(
+        name="delete_artifact",
+        method=HttpMethod.DELETE,
+        path="/artifacts/{artifact_id:str}",
+        summary="Delete an artifact that no checkpoint names.",
+        permission="state:delete",
+        statuses=(204,),
+        problems=("artifact-not-found", "artifact-referenced", "blobs-not-configured", "commit-unknown"),
+        subject=True,
+    )
+)
+async def delete_artifact(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    artifact_id: FromPath[str],
+) -> Response[None]:
+    """Delete an artifact."""
+    exchange.no_query()
+    wanted = _artifact_id(artifact_id)
+    await services.commits.run(services.store.artifacts.delete(subject_scope, wanted))
+    return Response(None, status_code=204)
+
+
+@route(
+    Operation(
+        name="copy_artifact",
+        method=HttpMethod.POST,
+        path="/artifacts/{artifact_id:str}/copy",
+        summary="Give the same content to another thread; no byte is copied.",
+        permission="state:write",
+        body=wire.ArtifactCopyRequest,
+        returns=wire.Artifact,
+        statuses=(201,),
+        headers=("Idempotency-Key", *_SHARE),
+        problems=(
+            "artifact-not-found", "thread-archived", "idempotency-key-reused", "blobs-not-configured",
+            "commit-unknown", "integrity-failure", "key-destroyed",
+        ),
+        subject=True,
+    )
+)  # fmt: skip
+async def copy_artifact(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    artifact_id: FromPath[str],
+) -> Response[bytes]:
+    """Copy an artifact."""
+    exchange.no_query()
+    request, name, body = await exchange.body(wire.ArtifactCopyRequest)
+    wanted = _artifact_id(artifact_id)
+    try:
+        target = check_id(request.thread_id, "an id")
+    except InvalidState as error:
+        raise InvalidRequest(Fault(detail=str(error), pointer="/thread_id")) from None
+    artifact = await services.commits.run(
+        services.store.artifacts.copy(
+            subject_scope,
+            wanted,
+            target,
+            None if request.name is None else headers.check_name(request.name, _NAME),
+            idempotency=exchange.idempotency(artifact_id, name, body),
+            share=exchange.client_share(),
+        )
+    )
+    return exchange.reply(_artifact(artifact), status=201)
+
+
+# --- content ---------------------------------------------------------------------------------------------------------
+
+
+async def _content(
+    exchange: Exchange,
+    content: model.ArtifactContent,
+    disposition: str,
+    held: contextlib.ExitStack | None = None,
+) -> Response[bytes]:
+    """The content, or what the conditions ask for instead of it (RFC 9110, section 13.2.2)."""
+    artifact = content.artifact
+    said = headers.content_headers(
+        artifact.name, artifact.media_type, artifact.digest, "inline" if disposition == "inline" else "attachment"
+    )
+    tag = said["etag"]
+    held = held or contextlib.ExitStack()
+    with contextlib.ExitStack() as letting_go:
+        letting_go.push(held)
+        if headers.none_match(exchange.header("if-none-match"), tag):
+            return Response(b"", status_code=304, headers={"etag": tag})
+        wanted = None
+        if headers.range_condition(exchange.header("if-range"), tag):
+            wanted = headers.parse_range(exchange.header("range"), artifact.size_bytes)
+        digest = headers.format_digest(artifact.digest)
+        if wanted is None:
+            said["content-digest"] = digest
+            status, start, length = 200, 0, artifact.size_bytes
+        else:
+            said["content-range"] = wanted.content_range(artifact.size_bytes)
+            status, start, length = 206, wanted.start, wanted.length
+        said["repr-digest"] = digest
+        if exchange.facts.bodiless:
+            return Response(b"", status_code=status, headers={**said, "content-length": str(length)})
+        letting_go.pop_all()
+        return await stream(content.read(start, length), status=status, headers=said, size_bytes=length, held=held)
+
+
+@route(
+    Operation(
+        name="get_artifact_content",
+        method=HttpMethod.GET,
+        path="/artifacts/{artifact_id:str}/content",
+        summary="Download an artifact's content, or one range of it.",
+        permission="state:read",
+        statuses=(200, 206, 304),
+        headers=(*_READING, *_SHARE),
+        problems=_CONTENT_PROBLEMS,
+        subject=True,
+        content=True,
+        extra_headers=_CONTENT_HEADERS,
+    )
+)
+async def get_artifact_content(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    artifact_id: FromPath[str],
+) -> Response[bytes]:
+    """Download an artifact."""
+    exchange.no_query()
+    wanted = _artifact_id(artifact_id)
+    content = await services.store.artifacts.open(subject_scope, wanted, share=exchange.client_share())
+    return await _content(exchange, content, "attachment")
+
+
+@route(
+    Operation(
+        name="create_artifact_url",
+        method=HttpMethod.POST,
+        path="/artifacts/{artifact_id:str}/urls",
+        summary="Make a URL that reads the artifact for a few minutes without a credential, for a browser.",
+        permission="state:read",
+        body=wire.ArtifactUrlRequest,
+        returns=wire.ArtifactUrl,
+        statuses=(201,),
+        headers=_SHARE,
+        problems=(
+            "artifact-not-found", "artifact-shared", "blobs-not-configured", "integrity-failure", "key-destroyed",
+        ),
+        subject=True,
+    )
+)  # fmt: skip
+async def create_artifact_url(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    artifact_id: FromPath[str],
+) -> Response[bytes]:
+    """Make a URL."""
+    exchange.no_query()
+    request, _, _ = await exchange.body(wire.ArtifactUrlRequest)
+    wanted = _artifact_id(artifact_id)
+    artifact = await services.store.artifacts.get(subject_scope, wanted, share=exchange.client_share())
+    if artifact.client_share:
+        raise ArtifactShared
+    if request.disposition == "inline" and not headers.may_show(artifact.media_type):
+        detail = "inline is for pictures (not SVG), sound, video, PDF and plain text; others are attachments"
+        raise InvalidRequest(Fault(detail=detail, pointer="/disposition"))
+    expires_at = (services.clock.now() + timedelta(seconds=request.ttl_seconds)).replace(microsecond=0)
+    token = services.artifact_urls.write(
+        tenant_id=subject_scope.tenant_id,
+        subject_id=subject_scope.subject_id,
+        artifact_id=wanted,
+        epoch=artifact.url_epoch,
+        expires_at=expires_at,
+        disposition=request.disposition,
+    )
+    url = f"{services.settings.public_url}/v1/artifact-urls/{quote(token, safe='')}"
+    return exchange.reply(wire.ArtifactUrl(url=url, expires_at=expires_at), status=201)
+
+
+@route(
+    Operation(
+        name="revoke_artifact_urls",
+        method=HttpMethod.DELETE,
+        path="/artifacts/{artifact_id:str}/urls",
+        summary="Revoke every URL of the artifact made so far.",
+        permission="state:write",
+        statuses=(204,),
+        problems=("artifact-not-found", "blobs-not-configured", "commit-unknown"),
+        subject=True,
+    )
+)
+async def revoke_artifact_urls(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    artifact_id: FromPath[str],
+) -> Response[None]:
+    """Revoke URLs."""
+    exchange.no_query()
+    wanted = _artifact_id(artifact_id)
+    await services.commits.run(services.store.artifacts.bump_url_epoch(subject_scope, wanted))
+    return Response(None, status_code=204)
+
+
+@route(
+    Operation(
+        name="read_artifact_url",
+        method=HttpMethod.GET,
+        path="/artifact-urls/{token:str}",
+        summary="The content a signed URL was made for, or one range of it.",
+        statuses=(200, 206, 304),
+        headers=_READING,
+        problems=(
+            "artifact-url-invalid", "not-found", "invalid-request", "overloaded", "draining", "tenant-busy",
+            "database-unavailable", "key-unavailable", *_CONTENT_PROBLEMS,
+        ),
+        public=True,
+        content=True,
+        extra_headers=_CONTENT_HEADERS,
+    )
+)  # fmt: skip
+async def read_artifact_url(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], token: FromPath[str]
+) -> Response[bytes]:
+    """Give the content a URL was made for."""
+    exchange.no_query()
+    grant = services.artifact_urls.read(token, method="GET", now=services.clock.now())
+    try:
+        scope = Scope(grant.tenant_id, grant.subject_id)
+    except InvalidState:
+        raise ArtifactUrlInvalid from None
+    exchange.facts.access = (
+        grant.tenant_id,
+        f"artifact-url:{sha256(token.encode()).hexdigest()[:16]}",
+        f"subject/{encode_id(grant.subject_id)}/artifact/{grant.artifact_id}",
+    )
+    with contextlib.ExitStack() as admitted:
+        admitted.enter_context(services.admission.tenant(grant.tenant_id))
+        try:
+            content = await services.store.artifacts.open(scope, grant.artifact_id)
+        except ArtifactNotFound:
+            raise ArtifactUrlInvalid from None  # a URL must not tell whether its artifact is still there
+        if content.artifact.url_epoch != grant.epoch:
+            raise ArtifactUrlInvalid
+        return await _content(exchange, content, grant.disposition, admitted.pop_all())
+
+
+# --- quota -----------------------------------------------------------------------------------------------------------
+
+
+def _usage(tenant_id: UUID, usage: BlobUsage) -> wire.BlobUsage:
+    return wire.BlobUsage(tenant_id=str(tenant_id), used_bytes=usage.bytes, quota_bytes=usage.quota_bytes)
+
+
+@route(
+    Operation(
+        name="get_usage",
+        method=HttpMethod.GET,
+        path="/usage",
+        summary="How many bytes the tenant keeps in the object store, and how many it may.",
+        permission="tenant:admin",
+        returns=wire.BlobUsage,
+    )
+)
+async def get_usage(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+) -> Response[bytes]:
+    """Show the caller's own quota."""
+    exchange.no_query()
+    tenant_id = tenant_scope.tenant_id
+    return exchange.reply(_usage(tenant_id, await services.store.tenants.usage(tenant_scope, tenant_id)))
+
+
+@route(
+    Operation(
+        name="get_tenant_usage",
+        method=HttpMethod.GET,
+        path="/admin/tenants/{tenant_id:str}/blob-usage",
+        summary="How many bytes a tenant keeps in the object store, and how many it may.",
+        permission="operator",
+        returns=wire.BlobUsage,
+        problems=("not-found",),
+    )
+)
+async def get_tenant_usage(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    operator_scope: NamedDependency[OperatorScope],
+    tenant_id: FromPath[str],
+) -> Response[bytes]:
+    """Show a quota."""
+    exchange.no_query()
+    wanted = _uuid(tenant_id, TenantNotFound)
+    return exchange.reply(_usage(wanted, await services.store.tenants.usage(operator_scope, wanted)))
+
+
+@route(
+    Operation(
+        name="set_tenant_quota",
+        method=HttpMethod.PUT,
+        path="/admin/tenants/{tenant_id:str}/blob-usage",
+        summary="Say how many bytes a tenant may keep. Less than it keeps removes nothing, and refuses more.",
+        permission="operator",
+        body=wire.Quota,
+        returns=wire.BlobUsage,
+        problems=("not-found", "commit-unknown"),
+    )
+)
+async def set_tenant_quota(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  so that it is checked and noted who asks
+    tenant_id: FromPath[str],
+) -> Response[bytes]:
+    """Set a quota."""
+    exchange.no_query()
+    request, _, _ = await exchange.body(wire.Quota)
+    wanted = _uuid(tenant_id, TenantNotFound)
+    usage = await services.commits.run(services.store.tenants.set_quota(wanted, request.quota_bytes, principal.actor))
+    return exchange.reply(_usage(wanted, usage))
+
+
+ROUTES = [
+    get_usage,
+    get_tenant_usage,
+    set_tenant_quota,
+    create_artifact,
+    begin_upload,
+    get_upload,
+    put_upload_part,
+    complete_upload,
+    abort_upload,
+    list_artifacts,
+    get_artifact,
+    delete_artifact,
+    copy_artifact,
+    get_artifact_content,
+    create_artifact_url,
+    revoke_artifact_urls,
+    read_artifact_url,
+]

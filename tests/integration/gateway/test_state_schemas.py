@@ -1,0 +1,204 @@
+"""State schemas over HTTP: registration, versions on every operation that returns state, and eager migration."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+import gateway.routes
+from gateway.telemetry import Metrics
+from tests.support.operations import Tenancy, assert_problem
+
+RENAME = {
+    "up": [{"op": "rename", "from": "/msgs", "to": "/messages"}],
+    "down": [{"op": "rename", "from": "/messages", "to": "/msgs"}],
+}
+PATH = "/v1/threads/t1/checkpoints"
+JOB_SECONDS_MAX = 30
+
+
+@pytest.fixture(scope="module")
+def tenancy(running_gateway):
+    return Tenancy(running_gateway)
+
+
+@pytest.fixture
+def service(tenancy):
+    """A new tenant's service key, acting for one subject."""
+    with tenancy.client(tenancy.tenant(), "user-1") as client:
+        yield client
+
+
+def register(client, *definitions, schema="travel"):
+    for number, definition in enumerate(definitions, 1):
+        answer = client.put(f"/v1/state-schemas/{schema}/versions/{number}", json=definition)
+        assert answer.status_code == 201, answer.text
+
+
+def save(client, number, state, **parts):
+    answer = client.post(PATH, json={"state": state, "state_schema": "travel", "state_version": number, **parts})
+    assert answer.status_code == 201, answer.text
+    return answer
+
+
+def at(number):
+    return {"Accept-State-Version": str(number)}
+
+
+def test_no_route_reads_or_saves_state_past_the_versions():
+    past = re.compile(r"store\.checkpoints\.(?!tenant_listing)")
+    for path in Path(gateway.routes.__file__).parent.glob("*.py"):
+        assert not past.search(path.read_text()), path.name
+
+
+def test_registering_listing_and_showing(service):
+    register(service, {"label": "1.0.0", "ephemeral": ["token"]}, RENAME)
+    again = service.put("/v1/state-schemas/travel/versions/2", json=RENAME)
+    assert (again.status_code, again.json()["up"]) == (200, RENAME["up"])
+    assert_problem(service.put("/v1/state-schemas/travel/versions/2", json={"up": []}), 409, "state-schema-exists")
+    assert service.get("/v1/state-schemas").json() == {"state_schemas": [{"schema": "travel", "newest": 2}]}
+    shown = service.get("/v1/state-schemas/travel").json()
+    assert [(each["number"], each["label"]) for each in shown["versions"]] == [(1, "1.0.0"), (2, None)]
+    assert_problem(service.get("/v1/state-schemas/nobody"), 404, "state-schema-not-found")
+    for path in ("tra vel/versions/3", "travel/versions/0", "travel/versions/x"):
+        assert_problem(service.put(f"/v1/state-schemas/{path}", json=RENAME), 422, "invalid-request")
+
+
+def nested(depth):
+    operation = {"op": "remove", "path": "/x"}
+    for _ in range(depth):
+        operation = {"op": "for_each", "path": "/x", "operations": [operation]}
+    return operation
+
+
+@pytest.mark.parametrize(
+    ("operation", "pointer"),
+    [
+        ({"op": "exec", "path": "/a"}, "/up/0"),
+        ({"op": "rename", "from": "/a"}, "/up/0"),
+        ({"op": "remove", "path": "/a", "when": "__import__('os').system('id')"}, "/up/0/when"),
+        ({"op": "remove", "path": "/a", "when": "size(" * 200 + "a" + ")" * 200}, "/up/0/when"),
+        ({"op": "set_default", "path": "/a", "value": "x" * 100_000}, "/up/0/value"),
+        (nested(10), "/up/0"),
+        ({"op": "split", "from": "/a", "separator": "", "to": ["/b", "/c"]}, "/up/0"),
+    ],
+)
+def test_hostile_steps_are_refused_with_their_place(service, operation, pointer):
+    register(service, {})
+    began = time.monotonic()
+    problem = assert_problem(
+        service.put("/v1/state-schemas/travel/versions/2", json={"up": [operation]}), 422, "invalid-request"
+    )
+    assert problem["errors"][0]["pointer"].startswith(pointer)
+    assert time.monotonic() - began < 2
+    assert service.get("/v1/state-schemas").json()["state_schemas"][0]["newest"] == 1
+
+
+def test_a_step_that_grows_without_bound_is_stopped_when_it_runs(service):
+    doubling = [{"op": "copy", "from": "/a", "to": "/b"}]
+    for _ in range(12):
+        doubling += [
+            {"op": "wrap", "path": "/a", "in": "x"}, {"op": "copy", "from": "/b", "to": "/a/y"},
+            {"op": "remove", "path": "/b"}, {"op": "copy", "from": "/a", "to": "/b"},
+        ]  # fmt: skip
+    register(service, {}, {"up": doubling})
+    save(service, 1, {"a": ["secret"] * 1000})
+    problem = assert_problem(service.get(f"{PATH}/latest", headers=at(2)), 422, "state-upcast-failed")
+    assert "v1_to_v2" in problem["detail"]
+    assert "secret" not in str(problem)
+    assert service.get(f"{PATH}/latest").json()["state"]["a"][0] == "secret"
+
+
+def test_every_operation_that_returns_state_gives_it_at_the_readers_version(service):
+    register(service, {}, RENAME)
+    head = save(service, 1, {"msgs": ["a"]}, delta_channels=["msgs"])
+    first = head.json()["id"]
+    writes = {"writes": [{"channel": "msgs", "idx": 0, "value": ["b"]}]}
+    assert service.put(f"{PATH}/{first}/writes/task-1", json=writes).status_code == 200
+    writes = {"writes": [{"channel": "messages", "idx": 0, "value": ["c"]}], "state_schema": "travel"}
+    assert_problem(service.put(f"{PATH}/{first}/writes/task-2", json=writes), 422, "invalid-request")
+    writes["state_version"] = 2
+    assert service.put(f"{PATH}/{first}/writes/task-2", json=writes).status_code == 200
+    for number, name, other in ((1, "msgs", "messages"), (2, "messages", "msgs"), ("travel=2", "messages", "msgs")):
+        headers = at(number)
+        for path in (f"{PATH}/latest", f"{PATH}/{first}"):
+            answer = service.get(path, headers=headers)
+            assert answer.headers["etag"] == f'"{first}"'
+            assert (answer.json()["state"], answer.json()["delta_channels"]) == ({name: ["a"]}, [name])
+            assert [(each["channel"], each["value"]) for each in answer.json()["pending_writes"]] == [
+                (name, ["b"]), (name, ["c"])
+            ]  # fmt: skip
+        for path in (f"{PATH}?view=state", "/v1/checkpoints?view=state"):
+            [found] = service.get(path, headers=headers).json()["checkpoints"]
+            assert found["state"] == {name: ["a"]}
+        for task in ("task-1", "task-2"):
+            [write] = service.get(f"{PATH}/{first}/writes/{task}", headers=headers).json()["writes"]
+            assert write["channel"] == name
+        assert other not in service.get(f"{PATH}/latest?view=channels", headers=headers).json()["channels"]
+    save(service, 2, {"x": 1}, delta_channels=["messages"])
+    for number, name in ((1, "msgs"), (2, "messages")):
+        found = service.get(f"{PATH}/latest/channel-history?channel={name}", headers=at(number)).json()
+        assert [each["channel"] for each in found["channels"][name]["writes"]] == [name, name]
+        assert "seed" in found["channels"][name]
+
+
+def test_what_cannot_be_shown_or_saved_is_a_problem(service):
+    register(service, {"json_schema": {"properties": {"n": {"type": "integer"}}}}, {"up": RENAME["up"]})
+    save(service, 2, {"messages": []})
+    assert_problem(service.get(f"{PATH}/latest", headers=at(1)), 409, "state-too-new")
+    assert_problem(service.get(f"{PATH}/latest", headers=at(9)), 409, "state-too-new")
+    newer = {"state": {}, "state_schema": "travel", "state_version": 3}
+    assert_problem(service.post(PATH, json=newer), 409, "state-too-new")
+    problem = assert_problem(
+        service.post(PATH, json={"state": {"n": "secret"}, "state_schema": "travel", "state_version": 1}), 422
+    )
+    assert problem["errors"][0]["pointer"] == "/state/n"
+    assert "secret" not in str(problem)
+    for wrong in ("0", "x", "travel", "1,2", "travel=1,travel=2", "travel=", "-1", "1.5", ""):
+        problem = assert_problem(service.get(f"{PATH}/latest", headers=at(wrong)), 422, "invalid-request")
+        assert problem["errors"][0]["header"] == "Accept-State-Version"
+
+
+def test_a_tenants_schemas_are_its_own(service, tenancy):
+    register(service, {}, RENAME)
+    save(service, 1, {"msgs": []})
+    with tenancy.client(tenancy.tenant(), "user-1") as other:
+        assert other.get("/v1/state-schemas").json() == {"state_schemas": []}
+        body = {"state": {}, "state_schema": "travel", "state_version": 1}
+        assert_problem(other.post(PATH, json=body), 409, "state-too-new")
+
+
+def test_a_migration_over_http(service):
+    register(service, {}, RENAME)
+    for number in range(3):
+        body = {"state": {"msgs": [number]}, "state_schema": "travel", "state_version": 1}
+        assert service.post(f"/v1/threads/m{number}/checkpoints", json=body).status_code == 201
+    for verb, version, kind in (
+        ("plan", 1, "state-plan"),
+        ("migrate", 2, "state-migrate"),
+        ("rollback", 1, "state-rollback"),
+    ):
+        begun = service.post(f"/v1/state-schemas/travel/{verb}", json={"idle_seconds": 0})
+        assert begun.status_code == 202, begun.text
+        deadline = time.monotonic() + JOB_SECONDS_MAX
+        while True:
+            status = service.get("/v1/state-schemas/travel/status").json()
+            job = next(each for each in status["jobs"] if each["job_id"] == begun.json()["job_id"])
+            if job["state"] in {"done", "failed"} or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)  # another process works on it; nothing here could tell when it is done
+        assert (job["kind"], job["state"], job["report"]["changed"]) == (kind, "done", 3)
+        assert status["heads"] == [{"number": version, "heads": 3}]
+    assert_problem(service.post("/v1/state-schemas/nobody/plan", json={}), 404, "state-schema-not-found")
+    assert_problem(service.post("/v1/state-schemas/travel/plan", json={"target_version": 9}), 409, "state-too-new")
+
+
+def test_versions_that_were_read_are_counted_for_whoever_waits_for_a_step_to_go_quiet():
+
+    metrics = Metrics()
+    metrics.state_read(1, 2)
+    metrics.state_read(10**6, 10**6)
+    name = "stateroom_state_reads_total"
+    assert metrics.registry.get_sample_value(name, {"from_version": "1", "to_version": "2"}) == 1
+    assert metrics.registry.get_sample_value(name, {"from_version": "50+", "to_version": "50+"}) == 1

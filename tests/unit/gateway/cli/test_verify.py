@@ -1,0 +1,61 @@
+import json
+
+JOB = "0190a1b2-0000-7000-8000-000000000001"
+COUNTS = {"threads": 2, "threads_skipped": 1, "checkpoints": 3, "pending_writes": 0, "pieces": 4}
+
+
+def job(state="done", **members):
+    return {
+        "job_id": JOB,
+        "kind": "verify-tenant",
+        "target": "tenant",
+        "state": state,
+        "done": 1,
+        "total": 2,
+        "error": None,
+        "note": None,
+    } | members
+
+
+def note(found=None, findings=()):
+    return json.dumps({**COUNTS, "found": found or {}, "findings": list(findings)})
+
+
+def test_a_tenant_is_verified_by_a_job_that_is_followed_to_its_end(command, gateway):
+    gateway.answer({"job_id": JOB}, 202)
+    gateway.answer(job(note=note()))
+    outcome = command("verify", "tenant", "--json")
+    assert outcome.code == 0
+    assert json.loads(outcome.out) == {**COUNTS, "findings": 0}
+    assert "verify-tenant: 1 of 2" in outcome.err
+    assert [request.path for request in gateway.requests] == ["/v1/verify/tenant", f"/v1/jobs/{JOB}"]
+    assert gateway.requests[0].method == "POST"
+
+
+def test_what_a_job_found_is_printed_and_fails_the_command(command, gateway):
+    found = {"code": "piece", "detail": "d", "subject_id": "u\u202e1", "thread_id": "t1"}
+    gateway.answer({"job_id": JOB}, 202)
+    gateway.answer(job(note=note({"piece": 101}, [found])))
+    outcome = command("verify", "tenant")
+    assert outcome.code == 1
+    assert "t1" in outcome.out
+    assert "\u202e" not in outcome.out
+    assert "piece: 101" in outcome.err
+
+
+def test_all_tenants_are_verified_as_the_operator(command, gateway):
+    found = {"tenant_id": "t", "job_id": "j", "code": "piece", "count": 3}
+    gateway.answer({"job_id": JOB}, 202)
+    gateway.answer(job(note=note({"piece": 3}, [found])))
+    outcome = command("verify", "all", "--json")
+    assert outcome.code == 1
+    assert [json.loads(line) for line in outcome.out.splitlines()] == [found, {**COUNTS, "findings": 3}]
+    assert [request.path for request in gateway.requests] == ["/v1/admin/verify", f"/v1/admin/jobs/{JOB}"]
+
+
+def test_a_job_that_failed_verified_nothing(command, gateway):
+    gateway.answer({"job_id": JOB}, 202)
+    gateway.answer(job("failed", error="the tenant key was refused"))
+    outcome = command("verify", "tenant")
+    assert outcome.code != 0
+    assert "refused" in outcome.err
