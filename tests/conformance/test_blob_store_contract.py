@@ -58,20 +58,27 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(scope="module")
+async def clients() -> AsyncIterator[dict[str, BlobStore]]:
+    """Stores on servers, by kind: to build a client takes longer than most tests."""
+    made: dict[str, BlobStore] = {}
+    yield made
+    for each in made.values():
+        await each.aclose()
+
+
 @pytest.fixture
-async def store(kind: str, request: pytest.FixtureRequest) -> AsyncIterator[BlobStore]:
-    made: BlobStore
+def store(kind: str, clients: dict[str, BlobStore], request: pytest.FixtureRequest) -> BlobStore:
     if kind == "memory":
-        made = MemoryBlobStore()
-    elif kind == "faulty":
-        made = FaultyBlobStore(MemoryBlobStore())  # without a script it is a store like any other
-    else:
+        return MemoryBlobStore()
+    if kind == "faulty":
+        return FaultyBlobStore(MemoryBlobStore())  # without a script it is a store like any other
+    if kind not in clients:
         server, _, client = kind.partition(", ")
         url = request.getfixturevalue("moto_url") if server == "moto" else request.getfixturevalue("s3_server").url()
-        made = open_bucket(S3Location.parse(f"{url}&client={client or 'boto3'}"), threads=4)
-        assert type(made) is (ObstoreBlobStore if client else S3BlobStore)
-    yield made
-    await made.aclose()
+        clients[kind] = open_bucket(S3Location.parse(f"{url}&client={client or 'boto3'}"), threads=4)
+        assert type(clients[kind]) is (ObstoreBlobStore if client else S3BlobStore)
+    return clients[kind]
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 9_000_000])

@@ -237,4 +237,4 @@ def test_every_example_of_the_readme_runs(gateway_env, monkeypatch, tmp_path, nu
 
 
 def test_the_readme_has_its_examples():
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 9

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from langgraph.checkpoint.base import empty_checkpoint
 
 from gateway.cli.main import run
 from stateroom import AsyncClient, Client, FileTokenStore, MemoryTokenStore, RollbackDetected
-from stateroom.errors import InvalidRequest
+from stateroom.errors import IntegrityFailure, InvalidRequest
+from stateroom.langgraph import StateroomSaver
 from tests.support.gateway import GatewayProcess
 
 TABLES = ("threads", "heads", "checkpoints", "chunks", "pending_writes", "removed_threads")
@@ -84,6 +86,51 @@ async def test_a_rollback_is_noticed_by_the_next_process(gateway_env, subject, y
             [each async for each in second.thread("t").history()]
     async with AsyncClient(gateway_env.url, api_key, subject=named) as forgetful:
         assert (await forgetful.thread("t").load()).state == {"n": 1}
+
+
+async def test_pending_writes_taken_away_with_their_seals_are_noticed_by_a_saver_that_keeps_tokens(
+    gateway_env, subject, yesterday, tmp_path
+):
+    def saver():
+        return StateroomSaver(
+            gateway_env.url, gateway_env.api_key, subject=subject, token_store=FileTokenStore(tmp_path)
+        )
+
+    config = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    async with saver() as first:
+        config = await first.aput(config, empty_checkpoint(), {"source": "loop", "step": 0}, {})
+        await yesterday()
+        await first.aput_writes(config, [("a", 1), ("b", 2)], "task")
+    async with saver() as second:
+        assert len((await second.aget_tuple(config)).pending_writes) == 2
+        await yesterday()
+        with pytest.raises(RollbackDetected):
+            await second.aget_tuple(config)
+        with pytest.raises(RollbackDetected):
+            await second.aput_writes(config, [("a", 1)], "other")
+    async with StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject) as forgetful:
+        assert (await forgetful.aget_tuple(config)).pending_writes == []
+
+
+async def test_a_deleted_pending_write_fails_the_next_load(gateway_env, subject, database):
+    config = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    async with StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject) as saver:
+        config = await saver.aput(config, empty_checkpoint(), {"source": "loop", "step": 0}, {})
+        await saver.aput_writes(config, [("a", 1), ("b", 2)], "task")
+        assert len((await saver.aget_tuple(config)).pending_writes) == 2
+        await database.execute("DELETE FROM stateroom.pending_writes WHERE subject_id = $1 AND idx = 1", subject)
+        with pytest.raises(IntegrityFailure):
+            await saver.aget_tuple(config)
+
+
+async def test_tasks_in_parallel_keep_each_others_tokens_good(gateway_env, subject):
+    store = MemoryTokenStore()
+    config = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    async with StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject, token_store=store) as saver:
+        for step in range(3):
+            config = await saver.aput(config, empty_checkpoint(), {"source": "loop", "step": step}, {})
+            await asyncio.gather(*(saver.aput_writes(config, [("a", n)], f"task-{n}") for n in range(12)))
+            assert len((await saver.aget_tuple(config)).pending_writes) == 12
 
 
 def test_deleting_pruning_and_copying_over_raise_no_alarm(gateway_env, subject):

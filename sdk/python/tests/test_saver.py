@@ -216,6 +216,7 @@ def test_filters_on_declared_columns_and_on_any_other_key_are_told_apart(saver_o
         "before": "b",
         "limit": "100",
         "view": "channels",
+        "pieces": "refs",
         "step": "2",
         "source": "input",
         "run_id": "r",

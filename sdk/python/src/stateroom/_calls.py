@@ -20,6 +20,8 @@ from stateroom._wire import (
     CheckpointWithChannels,
     CheckpointWithState,
     CopyRequest,
+    HoledCheckpoint,
+    Holes,
     PruneRequest,
     RunsDeleteRequest,
     SaveRequest,
@@ -31,6 +33,7 @@ from stateroom._wire import (
     WritesRequest,
 )
 from stateroom.errors import CheckpointNotFound, InvalidRequest, ThreadNotFound
+from stateroom.schema import ACCEPT_HEADER, StateVersion
 from stateroom.types import CopyReceipt, RemovalReceipt, SaveReceipt, Status, ThreadInfo, WhoAmI
 
 IDS_PER_REQUEST_MAX = 1000
@@ -96,20 +99,31 @@ def save(
 
 
 def load_state(
-    thread_id: str, namespace: str, checkpoint_id: str | None
-) -> Steps[tuple[CheckpointWithState, str | None] | None]:
-    """A checkpoint with its state and the namespace's head id; ``None`` when there is none."""
-    call = _load_call(thread_id, namespace, checkpoint_id, "state")
+    thread_id: str,
+    namespace: str,
+    checkpoint_id: str | None,
+    *,
+    accepts: str | None = None,
+    resolve_artifacts: bool = False,
+) -> Steps[tuple[CheckpointWithState | HoledCheckpoint, str | None] | None]:
+    """A checkpoint with its state and the namespace's head id; ``None`` when there is none.
+
+    Large parts come as references, but with artifacts: the gateway looks for their names in what it sends.
+    """
+    pieces, resolve = (None, "inline") if resolve_artifacts else ("refs", None)
+    call = _load_call(thread_id, namespace, checkpoint_id, "state", accepts, pieces=pieces, resolve=resolve)
     try:
         answer = yield call
     except (CheckpointNotFound, ThreadNotFound):
         return None
-    return answer.decode(CheckpointWithState), answer.etag
+    return answer.decode(HoledCheckpoint if answer.decode(Holes) else CheckpointWithState), answer.etag
 
 
-def load_channels(thread_id: str, namespace: str, checkpoint_id: str | None) -> Steps[CheckpointWithChannels | None]:
+def load_channels(
+    thread_id: str, namespace: str, checkpoint_id: str | None, *, accepts: str | None = None
+) -> Steps[CheckpointWithChannels | None]:
     """A checkpoint with serialised channels; ``None`` when there is none."""
-    call = _load_call(thread_id, namespace, checkpoint_id, "channels")
+    call = _load_call(thread_id, namespace, checkpoint_id, "channels", accepts, pieces="refs")
     try:
         answer = yield call
     except (CheckpointNotFound, ThreadNotFound):
@@ -117,12 +131,25 @@ def load_channels(thread_id: str, namespace: str, checkpoint_id: str | None) -> 
     return answer.decode(CheckpointWithChannels)  # type: ignore[no-any-return]
 
 
-def _load_call(thread_id: str, namespace: str, checkpoint_id: str | None, view: str) -> Call:
+def _accepting(accepts: str | None) -> dict[str, str]:
+    return {} if accepts is None else {ACCEPT_HEADER: accepts}
+
+
+def _load_call(
+    thread_id: str,
+    namespace: str,
+    checkpoint_id: str | None,
+    view: str,
+    accepts: str | None,
+    pieces: str | None = None,
+    resolve: str | None = None,
+) -> Call:
     place = ("latest",) if checkpoint_id is None else (":", checkpoint_id)
     return Call(
         method="GET",
         path=path("threads", ":", thread_id, "checkpoints", *place),
-        query=(("namespace", namespace), ("view", view)),
+        query=(("namespace", namespace), ("view", view), ("pieces", pieces), ("resolve", resolve)),
+        headers=_accepting(accepts),
         repeatable=True,
         seen=(thread_id, namespace),
     )
@@ -157,7 +184,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime | None = None
     matching: Mapping[str, Any] | None = None
 
-    def call(self, *, view: str, limit: int, cursor: str | None) -> Call:
+    def call(
+        self, *, view: str, limit: int, cursor: str | None, pieces: str | None = None, accepts: str | None = None
+    ) -> Call:
         """The call for one page.
 
         Raises:
@@ -179,6 +208,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
                 ("limit", limit),
                 ("cursor", cursor),
                 ("view", view),
+                ("pieces", pieces),
                 ("status", self.status),
                 ("step", self.step),
                 ("run_id", self.run_id),
@@ -188,6 +218,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
                 ("until", self.until.isoformat() if self.until else None),
                 ("filter", wanted),
             ),
+            headers=_accepting(accepts),
             repeatable=True,
             seen=None if self.thread_id is None else (self.thread_id, self.namespace or ""),
         )
@@ -203,9 +234,11 @@ def list_infos(selection: Selection, limit: int, cursor: str | None) -> Steps[Ch
     return answer.decode(CheckpointPage)  # type: ignore[no-any-return]
 
 
-def list_channels(selection: Selection, limit: int, cursor: str | None) -> Steps[ChannelsPage]:
+def list_channels(
+    selection: Selection, limit: int, cursor: str | None, *, accepts: str | None = None
+) -> Steps[ChannelsPage]:
     """A page of checkpoints with serialised channels; an unknown thread has none."""
-    call = selection.call(view="channels", limit=limit, cursor=cursor)
+    call = selection.call(view="channels", limit=limit, cursor=cursor, pieces="refs", accepts=accepts)
     try:
         answer = yield call
     except ThreadNotFound:
@@ -214,14 +247,20 @@ def list_channels(selection: Selection, limit: int, cursor: str | None) -> Steps
 
 
 def channel_history(
-    thread_id: str, namespace: str, checkpoint_id: str | None, channels: Sequence[str]
+    thread_id: str,
+    namespace: str,
+    checkpoint_id: str | None,
+    channels: Sequence[str],
+    *,
+    accepts: str | None = None,
 ) -> Steps[ChannelHistories]:
     """What ancestors wrote to channels; nothing when the checkpoint does not exist."""
     place = ("latest",) if checkpoint_id is None else (":", checkpoint_id)
     call = Call(
         method="GET",
         path=path("threads", ":", thread_id, "checkpoints", *place, "channel-history"),
-        query=(("namespace", namespace), *(("channel", name) for name in channels)),
+        query=(("namespace", namespace), ("pieces", "refs"), *(("channel", name) for name in channels)),
+        headers=_accepting(accepts),
         repeatable=True,
         seen=(thread_id, namespace),
     )
@@ -241,6 +280,7 @@ def write(
     namespace: str = "",
     task_path: str = "",
     status: Status | None = None,
+    state_version: StateVersion | None = None,
 ) -> Steps[WritesReceipt]:
     """Store a task's pending writes; more than a request may hold go in several."""
     target = path("threads", ":", thread_id, "checkpoints", ":", checkpoint_id, "writes", ":", task_id)
@@ -251,8 +291,12 @@ def write(
             namespace=namespace,
             task_path=task_path,
             status=status,
+            state_schema=None if state_version is None else state_version.schema,
+            state_version=None if state_version is None else state_version.number,
         )
-        answer = yield Call(method="PUT", path=target, body=encode_body(body), repeatable=True)
+        answer = yield Call(
+            method="PUT", path=target, body=encode_body(body), repeatable=True, seen=(thread_id, namespace)
+        )
         receipt = answer.decode(WritesReceipt)
         stored += receipt.stored
         unchanged += receipt.unchanged

@@ -73,6 +73,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         subject_optional: Whether the call makes sense without a subject.
         seen: Thread and namespace whose token travels with the call, where tokens are kept.
         forgets: Threads that end, or begin again, by this call.
+        extra_seconds: How much longer than other calls it may take, because the gateway works before it answers.
+        together: Calls to make at the same time, instead of this one; ``Answer.answers`` holds theirs, in order.
     """
 
     method: str
@@ -84,6 +86,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     subject_optional: bool = False
     seen: tuple[str, str] | None = None
     forgets: tuple[str, ...] = ()
+    extra_seconds: float = 0.0
+    together: tuple["Call", ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,11 +97,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         status: HTTP status, 2xx.
         headers: Headers with lower-case names.
         body: The undecoded body.
+        answers: Of calls that were made together.
     """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    answers: tuple["Answer", ...] = ()
 
     @property
     def etag(self) -> str | None:
@@ -322,7 +328,13 @@ class Attempts:
         """
         self.count += 1
         left = max(self._remaining_seconds(), 0.001)
-        return min(self._timeouts.connect_seconds, left), min(self._timeouts.attempt_seconds, left)
+        patience_seconds = self._timeouts.attempt_seconds + self._call.extra_seconds
+        return min(self._timeouts.connect_seconds, left), min(patience_seconds, left)
+
+    def renew(self) -> None:
+        """Something lasting was achieved; the budget begins anew."""
+        self._began = self._monotonic()
+        self.count = 1
 
     def failed(self, reason: str, *, received: bool) -> float:
         """The attempt got no answer.
@@ -366,7 +378,8 @@ class Attempts:
         return self._wait_seconds(error, headers.get("retry-after"))
 
     def _remaining_seconds(self) -> float:
-        return self._timeouts.total_seconds - (self._monotonic() - self._began)
+        total_seconds = self._timeouts.total_seconds + self._call.extra_seconds
+        return total_seconds - (self._monotonic() - self._began)
 
     def _wait_seconds(self, error: StateroomError, retry_after: str | None) -> float:
         ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_FIRST_SECONDS * 2.0 ** (self.count - 1))

@@ -12,17 +12,20 @@ from typing import Any, Generic
 from msgspec import UNSET
 
 from stateroom import _calls
-from stateroom._core import Steps
+from stateroom._core import Pinned, Steps
+from stateroom._pieces import PieceCache, receiving_state, sending_state
 from stateroom._state import from_plain, result_type, state_from_plain, state_to_plain, to_plain
 from stateroom._wire import (
     Changes,
     CheckpointWithState,
+    HoledCheckpoint,
     SaveRequest,
     ThreadSettings,
     WriteIn,
     unset_if_none,
 )
-from stateroom.errors import CheckpointNotFound, InvalidRequest
+from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound
+from stateroom.schema import StateVersion, accepted
 from stateroom.types import Head, Model, SaveReceipt, StateT, Status, ThreadInfo, Usage
 
 ONCE_ANCHOR = "stateroom:once"
@@ -62,11 +65,23 @@ def once_place(once_key: str) -> tuple[str, str]:
 class ThreadSteps(Generic[StateT]):
     """A thread's procedures, which ``Thread`` and ``AsyncThread`` drive."""
 
-    def __init__(self, thread_id: str, *, agent: str | None, state_type: Any, namespace: str) -> None:
+    def __init__(
+        self,
+        thread_id: str,
+        *,
+        agent: str | None,
+        state_type: Any,
+        namespace: str,
+        state_version: StateVersion | None,
+        pieces: PieceCache,
+    ) -> None:
         self.thread_id = thread_id
         self.agent = agent
         self.namespace = namespace
+        self.state_version = state_version
+        self._accepts = None if state_version is None else accepted([state_version])
         self._state_type = state_type
+        self._pieces = pieces
         # Three positions: never looked (known is false), looked and found nothing (None), a head.
         self._known = False
         self._head_id: str | None = None
@@ -91,8 +106,32 @@ class ThreadSteps(Generic[StateT]):
         fields["state"] = state_from_plain(found.state, self._state_type)
         return Head(**fields)
 
-    def _load(self) -> Steps[Head[StateT] | None]:
-        found = yield from _calls.load_state(self.thread_id, self.namespace, self._fork_of)
+    def _found(
+        self, pinned: Pinned, checkpoint_id: str | None, *, resolve_artifacts: bool
+    ) -> Steps[tuple[CheckpointWithState, str | None] | None]:
+        for is_last in (False, True):
+            found = yield from _calls.load_state(
+                self.thread_id,
+                self.namespace,
+                checkpoint_id,
+                accepts=self._accepts,
+                resolve_artifacts=resolve_artifacts,
+            )
+            if found is None:
+                return None
+            checkpoint, head_id = found
+            if not isinstance(checkpoint, HoledCheckpoint):
+                return checkpoint, head_id
+            try:
+                return (yield from receiving_state(self._pieces, pinned, checkpoint)), head_id
+            except NotFound as error:
+                # Removed since it was referred to: what is there now refers to other pieces, or is gone, too.
+                if is_last or error.code != "piece-not-found":
+                    raise
+        raise AssertionError  # the last round returns or raises
+
+    def _load(self, pinned: Pinned, *, resolve_artifacts: bool = False) -> Steps[Head[StateT] | None]:
+        found = yield from self._found(pinned, self._fork_of, resolve_artifacts=resolve_artifacts)
         if found is None:
             if self._fork_of is not None:
                 raise CheckpointNotFound("the checkpoint to fork from is gone")
@@ -102,16 +141,16 @@ class ThreadSteps(Generic[StateT]):
         self._take_position(head_id or checkpoint.id, checkpoint.step)
         return self._as_head(checkpoint)
 
-    def _at(self, checkpoint_id: str) -> Steps[Head[StateT]]:
-        found = yield from _calls.load_state(self.thread_id, self.namespace, checkpoint_id)
+    def _at(self, pinned: Pinned, checkpoint_id: str, *, resolve_artifacts: bool = False) -> Steps[Head[StateT]]:
+        found = yield from self._found(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
         if found is None:
             raise CheckpointNotFound("the namespace has no such checkpoint")
         return self._as_head(found[0])
 
-    def _fork_from(self, checkpoint_id: str) -> Steps[None]:
+    def _fork_from(self, pinned: Pinned, checkpoint_id: str) -> Steps[None]:
         """Position this fresh object at an old checkpoint."""
         self._fork_of = checkpoint_id
-        yield from self._load()
+        yield from self._load(pinned)
 
     def _save_request(
         self,
@@ -127,6 +166,8 @@ class ThreadSteps(Generic[StateT]):
         state_schema: str | None,
         state_version: int | None,
     ) -> SaveRequest:
+        if state_schema is None and state_version is None and self.state_version is not None:
+            state_schema, state_version = self.state_version.schema, self.state_version.number
         if step is None and self._step is not None:
             step = self._step + 1
         return SaveRequest(
@@ -146,19 +187,26 @@ class ThreadSteps(Generic[StateT]):
             state_version=state_version,
         )
 
-    def _save(self, state: StateT, request: SaveRequest) -> Steps[SaveReceipt]:
-        request.state = state_to_plain(state)
-        receipt = yield from _calls.save(
+    def _save(self, pinned: Pinned, state: StateT, request: SaveRequest) -> Steps[SaveReceipt]:
+        receipt = yield from sending_state(
+            self._pieces,
+            pinned,
             self.thread_id,
+            state_to_plain(state),
             request,
-            if_match=self._head_id,
-            if_new=self._known and self._head_id is None,
+            lambda: _calls.save(
+                self.thread_id,
+                request,
+                if_match=self._head_id,
+                if_new=self._known and self._head_id is None,
+            ),
         )
         self._follow(receipt)
         return receipt
 
     def _patch(
         self,
+        pinned: Pinned,
         set_: Mapping[str, Any] | None,
         append: Mapping[str, Sequence[Any]] | None,
         remove: Sequence[str],
@@ -166,7 +214,7 @@ class ThreadSteps(Generic[StateT]):
     ) -> Steps[SaveReceipt]:
         if self._fork_of is not None:
             raise InvalidRequest("a patch changes the head; save the fork first")
-        if self._head_id is None and (yield from self._load()) is None:
+        if self._head_id is None and (yield from self._load(pinned)) is None:
             raise CheckpointNotFound("there is no head to patch")
         request = build()
         request.changes = Changes(

@@ -1,13 +1,18 @@
 """What both clients need to know about httpx2.
 
-This module owns connection limits and the reading of transport failures. It sends nothing.
+This module owns connection limits, how large bodies are handed over, and the reading of transport failures. It sends
+nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import TypeVar
 
 import httpx2
 
 LIMITS = httpx2.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=30.0)
+
+SLICE_BYTES = 128 * 1024
+_SLICED_BYTES_MIN = 1024 * 1024
 
 _NEVER_RECEIVED = (
     httpx2.ConnectError,
@@ -37,3 +42,44 @@ def failure_reason(error: httpx2.RequestError) -> str:
 def lower_headers(headers: httpx2.Headers) -> Mapping[str, str]:
     """Headers with lower-case names."""
     return {name.lower(): text for name, text in headers.items()}
+
+
+class SlicedBody:
+    """A large body in slices, so that a time limit is one of a slice: a slow connection that moves is no dead one.
+
+    Args:
+        body: The body.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start in range(0, len(self._body), SLICE_BYTES):
+            yield self._body[start : start + SLICE_BYTES]
+
+
+class AsyncSlicedBody:
+    """The same for callers on an event loop; httpx2 wants them apart.
+
+    Args:
+        body: The body.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        self._slices = SlicedBody(body)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._slices:
+            yield piece
+
+
+S = TypeVar("S")
+
+
+def content_of(body: bytes | None, headers: dict[str, str], sliced: Callable[[bytes], S]) -> bytes | S | None:
+    """A body as httpx2 is to send it; says its length in ``headers`` where httpx2 cannot tell."""
+    if body is None or len(body) < _SLICED_BYTES_MIN:
+        return body
+    headers["Content-Length"] = str(len(body))
+    return sliced(body)

@@ -6,9 +6,19 @@ This module owns the shapes that never leave the package. It does not validate; 
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
-from stateroom.types import CheckpointInfo, Model, PendingWrite, Status, ThreadInfo, Usage
+from stateroom.types import (
+    Artifact,
+    CheckpointInfo,
+    Disposition,
+    InlinedArtifact,
+    Model,
+    PendingWrite,
+    Status,
+    ThreadInfo,
+    Usage,
+)
 
 Version = str | int | float
 
@@ -19,6 +29,7 @@ class ChannelIn(Struct, omit_defaults=True):
     version: Version | None = None
     encoding: str = "msgpack"
     data: bytes | UnsetType = UNSET
+    holes: list[int] = []
 
 
 class Changes(Struct):
@@ -50,6 +61,7 @@ class SaveRequest(Struct, kw_only=True, omit_defaults=True):
     state_version: int | None = None
     delta_channels: list[str] = []
     fork: bool = False
+    state_holes: dict[str, list[int]] = {}
 
 
 class WriteIn(Struct, kw_only=True, omit_defaults=True):
@@ -60,6 +72,7 @@ class WriteIn(Struct, kw_only=True, omit_defaults=True):
     idx: int
     encoding: str | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
+    holes: list[int] = []
     value: Any = UNSET
 
 
@@ -70,6 +83,8 @@ class WritesRequest(Struct, kw_only=True, omit_defaults=True):
     namespace: str = ""
     task_path: str = ""
     status: Status | None = None
+    state_schema: str | None = None
+    state_version: int | None = None
 
 
 class WritesReceipt(Struct, kw_only=True):
@@ -91,6 +106,7 @@ class ChannelOut(Struct, kw_only=True):
     version: Version | None = None
     encoding: str
     data: bytes
+    holes: list[int] = []
 
 
 class SerialisedWrite(Struct, kw_only=True):
@@ -102,6 +118,26 @@ class SerialisedWrite(Struct, kw_only=True):
     task_path: str = ""
     encoding: str
     data: bytes
+    holes: list[int] = []
+
+
+class PieceRequest(Struct, kw_only=True):
+    """A large leaf to upload."""
+
+    data: memoryview
+
+
+class PieceReceipt(Struct, kw_only=True):
+    """What stands for an uploaded leaf."""
+
+    piece: bytes
+    size_bytes: int
+
+
+class PieceContent(Struct, kw_only=True):
+    """A leaf."""
+
+    data: bytes
 
 
 class CheckpointWithState(CheckpointInfo, kw_only=True):
@@ -109,6 +145,40 @@ class CheckpointWithState(CheckpointInfo, kw_only=True):
 
     state: dict[str, Any] = msgspec.field(default_factory=dict)
     pending_writes: list[PendingWrite] = msgspec.field(default_factory=list)
+    artifacts: dict[str, InlinedArtifact] = msgspec.field(default_factory=dict)
+
+
+class HoledWrite(Struct, kw_only=True):
+    """A pending write in the ``state`` view, its value undecoded because it may have placeholders."""
+
+    task_id: str
+    idx: int
+    channel: str
+    task_path: str = ""
+    value: Raw
+    holes: list[int] = []
+
+
+class HoledCheckpoint(CheckpointInfo, kw_only=True):
+    """A checkpoint in the ``state`` view, its values undecoded because some have placeholders."""
+
+    state: dict[str, Raw] = msgspec.field(default_factory=dict)
+    state_holes: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    pending_writes: list[HoledWrite] = msgspec.field(default_factory=list)
+
+
+class _WriteHoles(Struct):
+    holes: list[int] = []
+
+
+class Holes(Struct):
+    """A checkpoint in the ``state`` view, as far as placeholders go."""
+
+    state_holes: dict[str, list[int]] = {}
+    pending_writes: list[_WriteHoles] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.state_holes) or any(each.holes for each in self.pending_writes)
 
 
 class CheckpointWithChannels(CheckpointInfo, kw_only=True):
@@ -176,6 +246,44 @@ class RunsDeleteRequest(Struct, kw_only=True):
     """Which runs to remove."""
 
     run_ids: list[str]
+
+
+class ArtifactPage(Struct, kw_only=True):
+    """Artifacts of a thread."""
+
+    artifacts: list[Artifact]
+    next_cursor: str | None = None
+
+
+class UploadRequest(Struct, kw_only=True, omit_defaults=True):
+    """What a resumable upload will be."""
+
+    name: str
+    media_type: str
+    metadata: dict[str, Any] = {}
+    preview: bytes | None = None
+    size_bytes: int | UnsetType = UNSET
+
+
+class CompleteRequest(Struct, kw_only=True):
+    """How many parts there are, and what they are together."""
+
+    parts: int
+    digest: str
+
+
+class ArtifactCopyRequest(Struct, kw_only=True, omit_defaults=True):
+    """Where to copy an artifact to."""
+
+    thread_id: str
+    name: str | UnsetType = UNSET
+
+
+class UrlRequest(Struct, kw_only=True):
+    """What a signed URL may do."""
+
+    ttl_seconds: int
+    disposition: Disposition
 
 
 def unset_if_none(value: Any) -> Any:

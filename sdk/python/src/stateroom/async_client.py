@@ -16,10 +16,22 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overl
 import httpx2
 
 from stateroom import _calls
+from stateroom._artifacts import Reception
 from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
+from stateroom._pieces import PieceCache
 from stateroom._thread import ThreadSteps
-from stateroom._transport import LIMITS, failure_reason, lower_headers, timeout_of, was_received
-from stateroom.errors import ThreadNotFound
+from stateroom._transport import (
+    LIMITS,
+    AsyncSlicedBody,
+    content_of,
+    failure_reason,
+    lower_headers,
+    timeout_of,
+    was_received,
+)
+from stateroom.async_artifacts import AsyncArtifacts
+from stateroom.errors import GatewayUnavailable, ThreadNotFound
+from stateroom.schema import StateVersion
 from stateroom.share import ClientShare
 from stateroom.subject import Subject
 from stateroom.tokens import Owner, TokenStore, forget_missing, remember, with_known
@@ -79,9 +91,11 @@ class AsyncClient:
         client_share: 32 bytes of ``new_client_share`` that only you keep, or a callable that returns them. Threads
             made with it open only with it: not without it, and not for whoever has the gateway and its database.
             Lost share, lost data. ``request`` does not send it.
+        state_version: The state version that this program writes and understands, such as ``travel@2``: what its
+            threads save says so, and what they load arrives at it, whatever it was saved at. Left out: as saved.
 
     Raises:
-        NotConfigured: The URL or the key cannot be used.
+        NotConfigured: The URL, the key or the state version cannot be used.
     """
 
     def __init__(
@@ -95,12 +109,15 @@ class AsyncClient:
         clock: AsyncClock | None = None,
         token_store: TokenStore | None = None,
         client_share: ClientShare = None,
+        state_version: StateVersion | str | None = None,
     ) -> None:
         self._endpoint = Endpoint(url, api_key, subject, client_share)
+        self.state_version = None if state_version is None else StateVersion.of(state_version)
         self._timeouts = timeouts or Timeouts()
         self._clock: AsyncClock = clock or SystemAsyncClock()
         self._token_store = token_store
         self._me: WhoAmI | None = None
+        self.pieces = PieceCache()
         self._http = httpx2.AsyncClient(transport=transport, limits=LIMITS, follow_redirects=False)
 
     @classmethod
@@ -113,6 +130,7 @@ class AsyncClient:
         clock: AsyncClock | None = None,
         token_store: TokenStore | None = None,
         client_share: ClientShare = None,
+        state_version: StateVersion | str | None = None,
     ) -> Self:
         """A client configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
@@ -123,6 +141,7 @@ class AsyncClient:
             clock: As for the class.
             token_store: As for the class.
             client_share: As for the class.
+            state_version: As for the class.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
@@ -137,6 +156,7 @@ class AsyncClient:
             clock=clock,
             token_store=token_store,
             client_share=client_share,
+            state_version=state_version,
         )
 
     def __repr__(self) -> str:
@@ -190,6 +210,15 @@ class AsyncClient:
             steps.close()
 
     async def _send(self, call: Call, pinned: Pinned | None = None) -> Answer:
+        if call.together:
+            everyone = pinned or self.pin()
+            tasks = [asyncio.create_task(self._send(each, everyone)) for each in call.together]
+            try:
+                answers = await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+            return Answer(status=200, headers={}, body=b"", answers=tuple(answers))
         store = self._token_store
         if store is None or not (call.seen or call.forgets):
             return await self._exchange(call, pinned)
@@ -218,7 +247,11 @@ class AsyncClient:
             timeout = timeout_of(attempts.begin())
             try:
                 response = await self._http.request(
-                    call.method, target, headers=headers, content=call.body, timeout=timeout
+                    call.method,
+                    target,
+                    headers=headers,
+                    content=content_of(call.body, headers, AsyncSlicedBody),
+                    timeout=timeout,
                 )
             except httpx2.RequestError as error:
                 # The cause holds the request with its credential, so it is not chained.
@@ -230,6 +263,48 @@ class AsyncClient:
                 await self._clock.sleep(answer)
                 continue
             await self._clock.sleep(attempts.failed(reason, received=received))
+
+    async def receive(
+        self, reception: Reception, write: Callable[[bytes], Awaitable[object]], pinned: Pinned | None = None
+    ) -> None:
+        """Bring content home, going on where a connection broke.
+
+        Args:
+            reception: What is wanted, and what has arrived.
+            write: Takes each new piece, in order.
+            pinned: A subject decided earlier by ``pin``.
+
+        Raises:
+            StateroomError: The gateway refused, or nothing more arrived within the time budget.
+        """
+        attempts = Attempts(reception.call(), self._timeouts, monotonic=self._clock.monotonic)
+        while not reception.is_complete:
+            call, before = reception.call(), reception.position
+            target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
+            timeout = timeout_of(attempts.begin())
+            reason, received = "the content ended early", True
+            try:
+                async with self._http.stream(call.method, target, headers=headers, timeout=timeout) as response:
+                    status, lowered = response.status_code, lower_headers(response.headers)
+                    if reception.begins(status, lowered):
+                        async for piece in response.aiter_bytes():
+                            await write(reception.accept(piece))
+                            if reception.is_complete:
+                                return
+                        refused = None
+                    else:
+                        refused = await response.aread()
+            except httpx2.RequestError as error:
+                reason, received, refused = failure_reason(error), was_received(error), None
+            if refused is None:
+                if reception.position > before:
+                    attempts.renew()
+                await self._clock.sleep(attempts.failed(reason, received=received))
+                continue
+            answer = attempts.answered(status, lowered, refused)
+            if isinstance(answer, Answer):
+                raise GatewayUnavailable("the answer is no content", code="unexpected-answer", status=status)
+            await self._clock.sleep(answer)
 
     async def request(
         self,
@@ -262,6 +337,11 @@ class AsyncClient:
         )
         return await self._send(call)
 
+    @property
+    def artifacts(self) -> AsyncArtifacts:
+        """Files that belong to threads."""
+        return AsyncArtifacts(self)
+
     async def whoami(self) -> WhoAmI:
         """Who the credential is.
 
@@ -272,16 +352,34 @@ class AsyncClient:
 
     @overload
     def thread(
-        self, thread_id: str, *, agent: str | None = ..., state_type: type[StateT], namespace: str = ...
+        self,
+        thread_id: str,
+        *,
+        agent: str | None = ...,
+        state_type: type[StateT],
+        namespace: str = ...,
+        state_version: StateVersion | str | None = ...,
     ) -> "AsyncThread[StateT]": ...
 
     @overload
     def thread(
-        self, thread_id: str, *, agent: str | None = ..., state_type: None = ..., namespace: str = ...
+        self,
+        thread_id: str,
+        *,
+        agent: str | None = ...,
+        state_type: None = ...,
+        namespace: str = ...,
+        state_version: StateVersion | str | None = ...,
     ) -> "AsyncThread[dict[str, Any]]": ...
 
     def thread(
-        self, thread_id: str, *, agent: str | None = None, state_type: Any = None, namespace: str = ""
+        self,
+        thread_id: str,
+        *,
+        agent: str | None = None,
+        state_type: Any = None,
+        namespace: str = "",
+        state_version: StateVersion | str | None = None,
     ) -> "AsyncThread[Any]":
         """A thread to load from and save to. Makes no request; the first save creates the thread.
 
@@ -290,8 +388,19 @@ class AsyncClient:
             agent: The program's name, saved with every checkpoint.
             state_type: What ``load`` converts states to; ``dict`` when left out.
             namespace: A sub-agent's namespace.
+            state_version: As for the class; the client's when left out.
+
+        Raises:
+            NotConfigured: The state version is not written like ``travel@2``.
         """
-        return AsyncThread(self, thread_id, agent=agent, state_type=state_type, namespace=namespace)
+        return AsyncThread(
+            self,
+            thread_id,
+            agent=agent,
+            state_type=state_type,
+            namespace=namespace,
+            state_version=self.state_version if state_version is None else StateVersion.of(state_version),
+        )
 
     def threads(
         self,
@@ -424,33 +533,56 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
     """One thread, and the head this object last saw of it. Not to be shared between threads of execution."""
 
     def __init__(
-        self, client: AsyncClient, thread_id: str, *, agent: str | None, state_type: Any, namespace: str
+        self,
+        client: AsyncClient,
+        thread_id: str,
+        *,
+        agent: str | None,
+        state_type: Any,
+        namespace: str,
+        state_version: StateVersion | None,
     ) -> None:
-        super().__init__(thread_id, agent=agent, state_type=state_type, namespace=namespace)
+        super().__init__(
+            thread_id,
+            agent=agent,
+            state_type=state_type,
+            namespace=namespace,
+            state_version=state_version,
+            pieces=client.pieces,
+        )
         self._client = client
 
-    async def load(self) -> Head[StateT] | None:
+    async def load(self, *, resolve_artifacts: bool = False) -> Head[StateT] | None:
         """The newest checkpoint, or the one a fork starts from; later saves follow it.
+
+        Args:
+            resolve_artifacts: Bring along the artifacts that the state names, as ``Head.artifacts``.
 
         Returns:
             The checkpoint with its state, or ``None`` when the thread is new.
 
         Raises:
             IntegrityFailure: The stored state is damaged or was tampered with.
+            StateTooNew: It was saved at a version from which no steps lead to the one this program knows.
+            StateUpcastFailed: A step on the way cannot be applied to it.
             msgspec.ValidationError: The state does not fit ``state_type``.
         """
-        return await self._client.drive(self._load())
+        pinned = self._client.pin()
+        return await self._client.drive(self._load(pinned, resolve_artifacts=resolve_artifacts), pinned)
 
-    async def at(self, checkpoint_id: str) -> Head[StateT]:
+    async def at(self, checkpoint_id: str, *, resolve_artifacts: bool = False) -> Head[StateT]:
         """An old checkpoint, without changing what later saves follow.
 
         Args:
             checkpoint_id: Its id.
+            resolve_artifacts: As ``load``.
 
         Raises:
             CheckpointNotFound: There is none.
         """
-        return await self._client.drive(self._at(checkpoint_id))
+        pinned = self._client.pin()
+        steps = self._at(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
+        return await self._client.drive(steps, pinned)
 
     async def save(
         self,
@@ -479,8 +611,8 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             run_id: The run that makes it.
             source: What made it.
             checkpoint_id: An id of the caller's own; minted by the gateway when left out.
-            state_schema: Name of the state's schema.
-            state_version: Version of the state within its schema.
+            state_schema: Name of the state's schema, instead of the thread's.
+            state_version: Version of the state within its schema, instead of the thread's.
 
         Returns:
             The receipt.
@@ -488,6 +620,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         Raises:
             HeadMoved: Somebody saved since this object last loaded or saved. Load and try again.
             CheckpointExists: ``checkpoint_id`` is taken by other content.
+            StateTooNew: Nobody registered the state's schema at this version.
             GatewayUnavailable: No answer in time. Saving the same again is safe.
         """
         request = self._save_request(
@@ -502,7 +635,8 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             state_schema=state_schema,
             state_version=state_version,
         )
-        return await self._client.drive(self._save(state, request))
+        pinned = self._client.pin()
+        return await self._client.drive(self._save(pinned, state, request), pinned)
 
     async def patch(
         self,
@@ -541,7 +675,9 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             CheckpointNotFound: There is no head to change.
             HeadMoved: Somebody saved since this object last loaded or saved.
         """
+        pinned = self._client.pin()
         steps = self._patch(
+            pinned,
             set,
             append,
             remove,
@@ -558,7 +694,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
                 state_version=None,
             ),
         )
-        return await self._client.drive(steps)
+        return await self._client.drive(steps, pinned)
 
     async def once(self, once_key: str, fn: Callable[P, Awaitable[R] | R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call ``fn`` unless a call of this name finished before in this thread and namespace.
@@ -644,8 +780,10 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             agent=self.agent,
             state_type=self._state_type,
             namespace=self.namespace,
+            state_version=self.state_version,
         )
-        await self._client.drive(forked._fork_from(checkpoint_id))
+        pinned = self._client.pin()
+        await self._client.drive(forked._fork_from(pinned, checkpoint_id), pinned)
         return forked
 
     async def info(self) -> ThreadInfo | None:

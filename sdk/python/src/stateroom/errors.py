@@ -52,6 +52,7 @@ class StateroomError(Exception):
         errors: Where the request is at fault.
         limit: Name of the limit that was exceeded.
         head_id: The namespace's head when the request was refused because it moved.
+        upload_id: What ``artifacts.upload(..., resume=)`` goes on with, when an upload was interrupted.
     """
 
     default_code = "stateroom-error"
@@ -67,6 +68,7 @@ class StateroomError(Exception):
         errors: tuple[Fault, ...] = (),
         limit: str | None = None,
         head_id: str | None = None,
+        upload_id: str | None = None,
     ) -> None:
         self.code = code or self.default_code
         self.detail = detail
@@ -76,6 +78,7 @@ class StateroomError(Exception):
         self.errors = errors
         self.limit = limit
         self.head_id = head_id
+        self.upload_id = upload_id
         super().__init__(detail)
 
     def __str__(self) -> str:
@@ -91,7 +94,7 @@ class StateroomError(Exception):
         return (_rebuild, (type(self), self.detail, {name: getattr(self, name) for name in _FIELDS}))
 
 
-_FIELDS = ("code", "status", "retryable", "request_id", "errors", "limit", "head_id")
+_FIELDS = ("code", "status", "retryable", "request_id", "errors", "limit", "head_id", "upload_id")
 
 
 def _rebuild(kind: type[StateroomError], detail: str, fields: dict[str, Any]) -> StateroomError:
@@ -198,6 +201,24 @@ class CheckpointNotFound(NotFound):
     default_code = "checkpoint-not-found"
 
 
+class ArtifactNotFound(NotFound):
+    """The subject has no such artifact."""
+
+    default_code = "artifact-not-found"
+
+
+class StateSchemaNotFound(NotFound):
+    """The tenant has no state schema of this name."""
+
+    default_code = "state-schema-not-found"
+
+
+class UploadNotFound(NotFound):
+    """There is no such upload, or no more: it was completed, given up, or nothing arrived for too long."""
+
+    default_code = "upload-not-found"
+
+
 class Conflict(StateroomError):
     """The request contradicts what is stored."""
 
@@ -234,6 +255,12 @@ class ChannelUnchangedUnknown(Conflict):
     default_code = "channel-unchanged-unknown"
 
 
+class PieceUnknown(Conflict):
+    """A save refers to a large part of a value that the gateway does not have any more; the saver sends it again."""
+
+    default_code = "piece-unknown"
+
+
 class DeltaChainNeeded(Conflict):
     """What was to be removed is needed to rebuild a surviving checkpoint's delta channels."""
 
@@ -244,6 +271,52 @@ class IdempotencyInFlight(Conflict):
     """The same save is still being worked on."""
 
     default_code = "idempotency-in-flight"
+
+
+class ArtifactReferenced(Conflict):
+    """A stored state still refers to the artifact."""
+
+    default_code = "artifact-referenced"
+
+
+class ArtifactShared(Conflict):
+    """The artifact opens only with a client-held share, which no URL can carry."""
+
+    default_code = "artifact-shared"
+
+
+class UploadIncomplete(Conflict):
+    """Parts of the upload are missing."""
+
+    default_code = "upload-incomplete"
+
+
+class DigestMismatch(StateroomError):
+    """The bytes are not those that the digest was made of: damaged on the way, or changed meanwhile."""
+
+    default_code = "digest-mismatch"
+
+
+class StateTooNew(Conflict):
+    """State and program are of different versions, and nothing leads from one to the other.
+
+    A load: the state was saved at a version that this program cannot be shown; deploy the newer program, or give the
+    step a way back. A save: nobody registered the state's schema at this version.
+    """
+
+    default_code = "state-too-new"
+
+
+class StateUpcastFailed(StateroomError):
+    """A step between two versions cannot be applied to the state; what is stored is untouched."""
+
+    default_code = "state-upcast-failed"
+
+
+class StateSchemaExists(Conflict):
+    """The version is registered with another definition; register the next one."""
+
+    default_code = "state-schema-exists"
 
 
 class PreconditionRequired(StateroomError):
@@ -258,6 +331,18 @@ class InvalidRequest(StateroomError):
     default_code = "invalid-request"
 
 
+class ArtifactUnknown(InvalidRequest):
+    """A state points to an artifact that its subject does not have; ``errors`` says where."""
+
+    default_code = "artifact-unknown"
+
+
+class RangeNotSatisfiable(InvalidRequest):
+    """An artifact is shorter than the range asked for."""
+
+    default_code = "range-not-satisfiable"
+
+
 class LimitExceeded(StateroomError):
     """A named limit was exceeded; see ``limit``."""
 
@@ -268,6 +353,18 @@ class BodyTooLarge(LimitExceeded):
     """The request body is larger than the gateway accepts."""
 
     default_code = "body-too-large"
+
+
+class StateTooLarge(LimitExceeded):
+    """The state does not fit one answer. The LangGraph saver fetches such states in parts."""
+
+    default_code = "state-too-large"
+
+
+class QuotaExceeded(LimitExceeded):
+    """The tenant has no room for so many bytes."""
+
+    default_code = "quota-exceeded"
 
 
 class Busy(StateroomError):
@@ -322,17 +419,32 @@ _BY_CODE: dict[str, type[StateroomError]] = {
         NotFound,
         ThreadNotFound,
         CheckpointNotFound,
+        ArtifactNotFound,
+        UploadNotFound,
         HeadMoved,
         CheckpointExists,
         ThreadExists,
         ThreadArchived,
         ChannelUnchangedUnknown,
         DeltaChainNeeded,
+        PieceUnknown,
+        StateTooLarge,
         IdempotencyInFlight,
+        StateTooNew,
+        StateUpcastFailed,
+        StateSchemaNotFound,
+        StateSchemaExists,
+        ArtifactReferenced,
+        ArtifactShared,
+        UploadIncomplete,
+        DigestMismatch,
         PreconditionRequired,
         InvalidRequest,
+        ArtifactUnknown,
+        RangeNotSatisfiable,
         LimitExceeded,
         BodyTooLarge,
+        QuotaExceeded,
         TenantBusy,
         ThreadBusy,
         ClientShareRequired,
@@ -343,6 +455,9 @@ _BY_CODE: dict[str, type[StateroomError]] = {
     "overloaded": GatewayUnavailable,
     "database-unavailable": GatewayUnavailable,
     "draining": GatewayUnavailable,
+    "blob-store-unavailable": GatewayUnavailable,
+    "blobs-not-configured": GatewayUnavailable,
+    "part-invalid": InvalidRequest,
     "malformed-body": InvalidRequest,
     "unsupported-media-type": InvalidRequest,
     "not-acceptable": InvalidRequest,

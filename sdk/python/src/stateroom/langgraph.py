@@ -36,7 +36,8 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from stateroom import _calls
-from stateroom._core import Endpoint, Steps, Timeouts
+from stateroom._core import Endpoint, Pinned, Steps, Timeouts
+from stateroom._pieces import PieceCache, receiving, sending
 from stateroom._wire import (
     ChannelIn,
     ChannelOut,
@@ -49,6 +50,7 @@ from stateroom._wire import (
 from stateroom.async_client import AsyncClient
 from stateroom.client import Client
 from stateroom.errors import ChannelUnchangedUnknown, IntegrityFailure, InvalidRequest
+from stateroom.schema import StateVersion, accepted
 from stateroom.share import ClientShare
 from stateroom.subject import Subject, current_subject
 from stateroom.tokens import TokenStore
@@ -184,9 +186,13 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         client_share: 32 bytes of ``stateroom.new_client_share`` that only you keep, or a callable that returns them:
             what is stored opens only with them. Lost share, lost data. ``list(None)`` passes over what is stored under
             another share.
+        state_version: The state version that the graph writes and understands, such as ``travel@2``: what it saves says
+            so, and what it loads arrives at it, whatever it was saved at. It is the root graph's; a mapping such as
+            ``{"": "travel@2", "billing": "billing@1"}`` names subgraphs' as well, by the nodes that lead to them
+            (``outer|inner``). What is left out is loaded as it was saved.
 
     Raises:
-        NotConfigured: The URL or the key cannot be used.
+        NotConfigured: The URL, the key or a state version cannot be used.
     """
 
     def __init__(
@@ -204,6 +210,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         async_transport: Callable[[], httpx2.AsyncBaseTransport] | None = None,
         token_store: TokenStore | None = None,
         client_share: ClientShare = None,
+        state_version: StateVersion | str | Mapping[str, StateVersion | str] | None = None,
     ) -> None:
         if serde is not None and allowed_msgpack_modules is not None:
             raise ValueError("allowed_msgpack_modules configures the default serialiser, not yours")
@@ -213,6 +220,9 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self._endpoint = Endpoint(url, api_key, subject, client_share)
         self._agent = agent
         self._metadata_exclude = frozenset(metadata_exclude)
+        self._state_versions = _by_subgraph(state_version)
+        self._accepts = accepted(self._state_versions.values())
+        self._pieces = PieceCache()
         self._connections = _Connections(
             lambda: Client(
                 url,
@@ -246,6 +256,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         timeouts: Timeouts | None = None,
         token_store: TokenStore | None = None,
         client_share: ClientShare = None,
+        state_version: StateVersion | str | Mapping[str, StateVersion | str] | None = None,
     ) -> Self:
         """A saver configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
@@ -258,6 +269,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             timeouts: As for the class.
             token_store: As for the class.
             client_share: As for the class.
+            state_version: As for the class.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
@@ -274,6 +286,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             timeouts=timeouts,
             token_store=token_store,
             client_share=client_share,
+            state_version=state_version,
         )
 
     def __enter__(self) -> Self:
@@ -308,11 +321,13 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The addressed checkpoint, or the newest of its namespace; ``None`` when there is none."""
-        return self._connections.blocking().drive(self._get(config))
+        pinned = self._endpoint.pin()
+        return self._connections.blocking().drive(self._get(config, pinned), pinned)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The addressed checkpoint, or the newest of its namespace; ``None`` when there is none."""
-        return await (await self._connections.on_loop()).drive(self._get(config))
+        pinned = self._endpoint.pin()
+        return await (await self._connections.on_loop()).drive(self._get(config, pinned), pinned)
 
     def list(
         self,
@@ -333,12 +348,13 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         # The subject is decided now: the caller may take later pages outside of its `acting_for` block.
         pinned = self._endpoint.pin()
         client = self._connections.blocking()
-        listing = _Listing(config, filter, before, limit)
+        listing = _Listing(config, filter, before, limit, self._accepts)
 
         def pages() -> Iterator[CheckpointTuple]:
             while listing.wants_more:
                 page = client.drive(listing.page(), pinned)
-                yield from map(self._tuple, listing.take(page))
+                for found in listing.take(page):
+                    yield client.drive(self._completed(found, pinned), pinned)
 
         return pages()
 
@@ -352,14 +368,14 @@ class StateroomSaver(BaseCheckpointSaver[str]):
     ) -> AsyncIterator[CheckpointTuple]:
         """Checkpoints, newest first, fetched page by page; arguments as for ``list``."""
         pinned = self._endpoint.pin()
-        listing = _Listing(config, filter, before, limit)
+        listing = _Listing(config, filter, before, limit, self._accepts)
 
         async def pages() -> AsyncIterator[CheckpointTuple]:
             client = await self._connections.on_loop()
             while listing.wants_more:
                 page = await client.drive(listing.page(), pinned)
                 for found in listing.take(page):
-                    yield self._tuple(found)
+                    yield await client.drive(self._completed(found, pinned), pinned)
 
         return pages()
 
@@ -372,13 +388,15 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             config: The checkpoint; the newest of its namespace when none is addressed.
             channels: The channels; none, no request.
         """
-        return self._connections.blocking().drive(self._delta_history(config, channels))
+        pinned = self._endpoint.pin()
+        return self._connections.blocking().drive(self._delta_history(config, channels, pinned), pinned)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """What ancestors wrote to channels; arguments as for ``get_delta_channel_history``."""
-        return await (await self._connections.on_loop()).drive(self._delta_history(config, channels))
+        pinned = self._endpoint.pin()
+        return await (await self._connections.on_loop()).drive(self._delta_history(config, channels, pinned), pinned)
 
     # Writing
 
@@ -397,7 +415,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             metadata: Its metadata.
             new_versions: The channels that changed since the parent.
         """
-        return self._connections.blocking().drive(self._put(config, checkpoint, metadata, new_versions))
+        pinned = self._endpoint.pin()
+        return self._connections.blocking().drive(self._put(config, checkpoint, metadata, new_versions, pinned), pinned)
 
     async def aput(
         self,
@@ -407,8 +426,9 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint; arguments as for ``put``."""
+        pinned = self._endpoint.pin()
         client = await self._connections.on_loop()
-        return await client.drive(self._put(config, checkpoint, metadata, new_versions))
+        return await client.drive(self._put(config, checkpoint, metadata, new_versions, pinned), pinned)
 
     def put_writes(
         self,
@@ -425,7 +445,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             task_id: The task.
             task_path: Where the task stands in the graph.
         """
-        self._connections.blocking().drive(self._put_writes(config, writes, task_id, task_path))
+        pinned = self._endpoint.pin()
+        self._connections.blocking().drive(self._put_writes(config, writes, task_id, task_path, pinned), pinned)
 
     async def aput_writes(
         self,
@@ -435,8 +456,9 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         task_path: str = "",
     ) -> None:
         """Store a task's pending writes; arguments as for ``put_writes``."""
+        pinned = self._endpoint.pin()
         client = await self._connections.on_loop()
-        await client.drive(self._put_writes(config, writes, task_id, task_path))
+        await client.drive(self._put_writes(config, writes, task_id, task_path, pinned), pinned)
 
     # Removing and copying
 
@@ -514,10 +536,18 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     # Steps without I/O, driven by either client
 
-    def _get(self, config: RunnableConfig) -> Steps[CheckpointTuple | None]:
+    def _get(self, config: RunnableConfig, pinned: Pinned) -> Steps[CheckpointTuple | None]:
         place = _Place.of(config)
-        found = yield from _calls.load_channels(place.thread_id, place.namespace, place.checkpoint_id)
-        return None if found is None else self._tuple(found)
+        found = yield from _calls.load_channels(
+            place.thread_id, place.namespace, place.checkpoint_id, accepts=self._accepts
+        )
+        return None if found is None else (yield from self._completed(found, pinned))
+
+    def _completed(self, found: CheckpointWithChannels, pinned: Pinned) -> Steps[CheckpointTuple]:
+        """A checkpoint with the large parts of its values, which came as references."""
+        values: list[ChannelOut | SerialisedWrite] = [*found.channels.values(), *found.pending_writes]
+        yield from receiving(self._pieces, pinned, found.thread_id, values)
+        return self._tuple(found)
 
     def _put(
         self,
@@ -525,6 +555,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
+        pinned: Pinned,
     ) -> Steps[RunnableConfig]:
         place = _Place.of(config)
         kept = self._metadata(config, metadata)
@@ -533,6 +564,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         counters = kept.get("counters_since_delta_snapshot")
         # Without a parent there is nothing that a channel could be unchanged from.
         changed = None if place.checkpoint_id is None else new_versions
+        version = self._state_versions.get(_subgraph(place.namespace))
         request = SaveRequest(
             channels=self._channels(checkpoint, changed),
             id=checkpoint["id"],
@@ -543,18 +575,29 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             run_id=_name(kept.get("run_id")),
             agent=_name(self._agent) or _graph_name(config),
             metadata=kept,
+            state_schema=None if version is None else version.schema,
+            state_version=None if version is None else version.number,
             delta_channels=sorted(counters) if isinstance(counters, dict) else [],
             fork=isinstance(source, str) and source in _FORKING_SOURCES,
         )
         try:
-            yield from _calls.save(place.thread_id, request)
+            yield from self._save(place.thread_id, request, pinned)
         except ChannelUnchangedUnknown:
             request.channels = self._channels(checkpoint, None)
-            yield from _calls.save(place.thread_id, request)
+            yield from self._save(place.thread_id, request, pinned)
         return place.config(checkpoint["id"])
 
+    def _save(self, thread_id: str, request: SaveRequest, pinned: Pinned) -> Steps[None]:
+        values = list(request.channels.values()) if isinstance(request.channels, dict) else []
+        yield from sending(self._pieces, pinned, thread_id, values, lambda: _calls.save(thread_id, request))
+
     def _put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
+        pinned: Pinned,
     ) -> Steps[None]:
         place = _Place.of(config)
         if place.checkpoint_id is None:
@@ -565,14 +608,23 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             encoding, data = self.serde.dumps_typed(value)
             idx = WRITES_IDX_MAP.get(channel, position)
             by_idx[idx] = WriteIn(channel=channel, idx=idx, encoding=encoding, data=bytes(data))
-        yield from _calls.write(
+        values = [*by_idx.values()]
+        checkpoint_id = place.checkpoint_id
+        yield from sending(
+            self._pieces,
+            pinned,
             place.thread_id,
-            place.checkpoint_id,
-            task_id,
-            [*by_idx.values()],
-            namespace=place.namespace,
-            task_path=task_path,
-            status=_status_of({channel for channel, _ in writes}),
+            values,
+            lambda: _calls.write(
+                place.thread_id,
+                checkpoint_id,
+                task_id,
+                values,
+                namespace=place.namespace,
+                task_path=task_path,
+                status=_status_of({channel for channel, _ in writes}),
+                state_version=self._state_versions.get(_subgraph(place.namespace)),
+            ),
         )
 
     def _prune(self, thread_ids: Sequence[str], strategy: str) -> Steps[None]:
@@ -582,14 +634,23 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         yield from _calls.prune([str(thread_id) for thread_id in thread_ids], known[strategy])
 
     def _delta_history(
-        self, config: RunnableConfig, channels: Sequence[str]
+        self, config: RunnableConfig, channels: Sequence[str], pinned: Pinned
     ) -> Steps[Mapping[str, DeltaChannelHistory]]:
         if not channels:
             return {}
         place = _Place.of(config)
         found = yield from _calls.channel_history(
-            place.thread_id, place.namespace, place.checkpoint_id, [*dict.fromkeys(channels)]
+            place.thread_id,
+            place.namespace,
+            place.checkpoint_id,
+            [*dict.fromkeys(channels)],
+            accepts=self._accepts,
         )
+        values: list[ChannelOut | SerialisedWrite] = []
+        for each in found.channels.values():
+            values += each.writes
+            values += [each.seed] if isinstance(each.seed, ChannelOut) else []
+        yield from receiving(self._pieces, pinned, place.thread_id, values)
         histories: dict[str, DeltaChannelHistory] = {}
         for name in channels:
             history = found.channels.get(name)
@@ -639,6 +700,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             values[name] = self._value(channel)
             if channel.version is not None:
                 versions[name] = channel.version
+        metadata = _with_delta_channels(found, versions)
         checkpoint = {
             # What a checkpoint lacks that a plain client saved into the thread.
             "v": 4,
@@ -653,7 +715,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         return CheckpointTuple(
             config=place.config(found.id),
             checkpoint=cast(Checkpoint, checkpoint),
-            metadata=cast(CheckpointMetadata, found.metadata),
+            metadata=cast(CheckpointMetadata, metadata),
             parent_config=None if found.parent_id is None else place.config(found.parent_id),
             pending_writes=[self._write(kept) for kept in found.pending_writes],
         )
@@ -690,7 +752,9 @@ class _Listing:
         matching: dict[str, Any] | None,
         before: RunnableConfig | None,
         limit: int | None,
+        accepts: str | None,
     ) -> None:
+        self._accepts = accepts
         configurable = config["configurable"] if config else {}
         thread_id = configurable.get("thread_id")
         rest = dict(matching or {})
@@ -721,7 +785,7 @@ class _Listing:
 
     def page(self) -> Steps[Any]:
         size = _PAGE if self._left is None else min(self._left, _calls.PAGE_MAX)
-        return _calls.list_channels(self._selection, size, self._cursor)
+        return _calls.list_channels(self._selection, size, self._cursor, accepts=self._accepts)
 
     def take(self, page: Any) -> Iterator[CheckpointWithChannels]:
         self._cursor = page.next_cursor
@@ -738,6 +802,52 @@ class _Listing:
                     return
                 self._left -= 1
             yield found
+
+
+def _by_subgraph(
+    given: StateVersion | str | Mapping[str, StateVersion | str] | None,
+) -> dict[str, StateVersion]:
+    """State versions by subgraph; the root graph is the empty text."""
+    if given is None:
+        return {}
+    by_subgraph = given if isinstance(given, Mapping) else {"": given}
+    return {subgraph: StateVersion.of(each) for subgraph, each in by_subgraph.items()}
+
+
+def _subgraph(namespace: str) -> str:
+    """The nodes that lead to a subgraph, without the ids of their tasks: ``outer:0c1e...|inner:77ab...``."""
+    return "|".join(part.partition(":")[0] for part in namespace.split("|") if not part.isdecimal())
+
+
+def _with_delta_channels(found: CheckpointWithChannels, versions: ChannelVersions) -> dict[str, Any]:
+    """The metadata, after giving delta channels their versions.
+
+    A delta channel that a step of the state schema renamed has its new name in ``delta_channels`` only: its version is
+    in the skeleton and its counters are in the metadata, which are LangGraph's own and which no step sees. A channel
+    without a version would be taken for one that was never written, and load empty.
+
+    Args:
+        found: The checkpoint as it was loaded.
+        versions: Versions by channel; what is missing is added.
+    """
+    counters = found.metadata.get("counters_since_delta_snapshot")
+    missing = [name for name in found.delta_channels if name not in versions]
+    if not missing or not isinstance(counters, dict):
+        return found.metadata
+    # A save lists the counted channels in this order, and each step keeps it.
+    before = sorted(counters)
+    if len(before) == len(found.delta_channels):
+        renamed = dict(zip(before, found.delta_channels, strict=True))
+        for old, new in renamed.items():
+            if new in missing and old in versions:
+                versions[new] = versions.pop(old)
+        counters = {renamed[name]: counted for name, counted in counters.items()}
+    # Versions are texts, or numbers from before another saver; as `get_next_version` has it, a text is newer.
+    newest = max(versions.values(), key=lambda each: (isinstance(each, str), each), default=None)
+    if newest is not None:
+        for name in missing:
+            versions.setdefault(name, newest)
+    return {**found.metadata, "counters_since_delta_snapshot": counters}
 
 
 def _take_columns(matching: dict[str, Any]) -> dict[str, Any]:

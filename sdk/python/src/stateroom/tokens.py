@@ -1,9 +1,9 @@
 """What a client remembers of its threads, so that it notices when they are rolled back.
 
 Everything in the gateway's database agrees with everything else, also after somebody put yesterday's copy back. Only
-who remembers more can tell. With each save and load the gateway gives a token; a store keeps the newest of each thread
-and namespace, and the client sends it along: a thread that is older than that, or another one under its name, is
-refused with ``RollbackDetected``. A store belongs where the owner of the database cannot write.
+who remembers more can tell. With each save, each load and each write to a head the gateway gives a token; a store keeps
+the newest of each thread and namespace, and the client sends it along: a thread that is older than that, or another one
+under its name, is refused with ``RollbackDetected``. A store belongs where the owner of the database cannot write.
 
 This module owns stores and which of two tokens is newer. It does not check tokens; only the gateway can.
 """

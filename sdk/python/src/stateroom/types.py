@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 Status = Literal["active", "waiting", "failed", "done"]
+Disposition = Literal["attachment", "inline"]
 StateT = TypeVar("StateT")
 
 
@@ -134,16 +135,41 @@ class CheckpointInfo(msgspec.Struct, kw_only=True):
     subject_id: str | None = None
 
 
+class InlinedArtifact(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An artifact that a state names, as ``resolve_artifacts`` brings it along.
+
+    Attributes:
+        name: Its name. It is whatever was uploaded: never use it as a path.
+        media_type: Its media type.
+        size_bytes: Size of its content.
+        data: Its content: at most 1 MiB each and 8 MiB together. ``None``: one of the following.
+        too_large: It is beyond these bounds; download it.
+        missing: The subject has no such artifact.
+        withheld: It needs a client-held share that this client does not have.
+    """
+
+    name: str | None = None
+    media_type: str | None = None
+    size_bytes: int | None = None
+    data: bytes | None = None
+    too_large: bool = False
+    missing: bool = False
+    withheld: bool = False
+
+
 class Head(CheckpointInfo, Generic[StateT], kw_only=True):
     """A checkpoint with its state.
 
     Attributes:
         state: The state, converted to the thread's ``state_type``.
         pending_writes: Writes made against it, in (task_path, task_id, idx) order.
+        artifacts: With ``resolve_artifacts``: the artifacts that both name, by id (the first 1,000). The state itself
+            holds the pointers, as ever.
     """
 
     state: StateT
     pending_writes: list[PendingWrite] = []
+    artifacts: dict[str, InlinedArtifact] = {}
 
 
 class ThreadInfo(msgspec.Struct, kw_only=True):
@@ -218,3 +244,78 @@ class WhoAmI(msgspec.Struct, kw_only=True):
     subject_id: str | None = None
     permissions: list[str] = []
     expires_at: datetime | None = None
+
+
+class Artifact(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A file that belongs to a thread, without its content.
+
+    Attributes:
+        artifact_id: Its id.
+        pointer: What to put into a state to refer to it; means nothing outside of its subject.
+        thread_id: The thread.
+        name: Its name. It is whatever was uploaded: never use it as a path.
+        number: Which version of this name within the thread it is.
+        media_type: Its media type, as uploaded.
+        size_bytes: Size of its content.
+        digest: SHA-256 of its content, as in ``Content-Digest``: ``sha-256=:<base64>:``.
+        created_at: When it was stored.
+        metadata: Whatever was stored with it.
+        preview: A thumbnail or summary.
+    """
+
+    artifact_id: str
+    pointer: str
+    thread_id: str
+    name: str
+    number: int
+    media_type: str
+    size_bytes: int
+    digest: str
+    created_at: datetime
+    metadata: dict[str, Any] = {}
+    preview: bytes | None = None
+
+
+class UploadedPart(msgspec.Struct, kw_only=True):
+    """A part that has arrived.
+
+    Attributes:
+        number: Its place, from 0.
+        size_bytes: Its size.
+        digest: Its SHA-256, as in ``Content-Digest``; ``None`` when the gateway does not tell.
+    """
+
+    number: int
+    size_bytes: int
+    digest: str | None = None
+
+
+class Upload(msgspec.Struct, kw_only=True):
+    """A resumable upload.
+
+    Attributes:
+        upload_id: Keep it to go on after a crash.
+        part_bytes: Size of every part but the last.
+        expires_at: When it is given up, unless another part arrives.
+        parts: What has arrived.
+    """
+
+    upload_id: str
+    part_bytes: int
+    expires_at: datetime
+    parts: list[UploadedPart] = []
+
+
+class SignedUrl(msgspec.Struct, kw_only=True):
+    """A URL that shows one artifact to whoever has it.
+
+    Attributes:
+        url: The URL; treat it as a credential.
+        expires_at: When it ends.
+    """
+
+    url: str
+    expires_at: datetime
+
+    def __repr__(self) -> str:
+        return f"SignedUrl(expires_at={self.expires_at.isoformat()})"

@@ -1,0 +1,617 @@
+"""Artifacts without I/O: their calls, the parts of an upload, what of a download has arrived.
+
+This module owns what is sent and what is accepted; ``artifacts`` and ``async_artifacts`` read sources, write targets
+and decide how much runs at once. It opens no file and no socket. Content is held a part, or a window, at a time.
+"""
+
+import base64
+import hashlib
+import io
+import mimetypes
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from urllib.parse import quote
+from uuid import UUID, uuid4
+
+import msgspec
+
+from stateroom._core import Call, Steps, encode_body, path
+from stateroom._wire import (
+    ArtifactCopyRequest,
+    ArtifactPage,
+    CompleteRequest,
+    UploadRequest,
+    UrlRequest,
+    unset_if_none,
+)
+from stateroom.errors import (
+    ArtifactNotFound,
+    DigestMismatch,
+    GatewayUnavailable,
+    InvalidRequest,
+    ThreadNotFound,
+    UploadNotFound,
+)
+from stateroom.types import Artifact, Disposition, SignedUrl, Upload
+
+POINTER_PREFIX = "stateroom:artifact:"
+PART_BYTES = 8 * 1024 * 1024  # less goes up in one request
+PART_BYTES_MAX = 64 * 1024 * 1024  # a gateway that asks for more is none: a part is held in memory
+PARTS_AT_ONCE = 4
+URL_TTL_SECONDS = 300
+HEADERS_CHARACTERS_MAX = 4096  # what every proxy passes on; a description that is longer travels in a body
+WINDOW_BYTES_MIN = 256 * 1024
+WINDOW_BYTES_MAX = 8 * 1024 * 1024
+TRANSFER_SECONDS = 30.0  # the gateway answers a part after it stored it
+READ_BACK_BYTES_PER_SECOND = 20 * 1024 * 1024  # what a gateway reads parts back with, at the least
+
+_NAME_SAFE = "!#$&+^`|"  # with what quote never touches: attr-char of RFC 8187, 3.2.1
+_MEDIA_TYPE = re.compile(r"[!#$&^_.+A-Za-z0-9-]+/[!#$&^_.+A-Za-z0-9-]+(?:[ \t]*;[\x20-\x7e]*)?")
+_DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+Progress = Callable[[int, int | None], object]
+"""Called with the bytes that are safely there, and with how many there will be, or ``None`` when nobody knows."""
+
+
+def artifact_id_of(artifact: Artifact | str) -> str:
+    """The id of an artifact, of its pointer, or the id itself.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    text = artifact.artifact_id if isinstance(artifact, Artifact) else artifact.removeprefix(POINTER_PREFIX)
+    try:
+        is_canonical = str(UUID(text)) == text
+    except ValueError:
+        is_canonical = False
+    if not is_canonical:
+        raise InvalidRequest(f"an artifact is named by its id, or by {POINTER_PREFIX} and its id")
+    return text
+
+
+def digest_field(digest: bytes) -> str:
+    """A SHA-256 digest as ``Content-Digest`` says it (RFC 9530)."""
+    return f"sha-256=:{base64.b64encode(digest).decode('ascii')}:"
+
+
+def digest_of_field(text: str | None) -> bytes | None:
+    """The SHA-256 digest in a ``Content-Digest``, or ``None``."""
+    found = _DIGEST.search(text or "")
+    return base64.b64decode(found[1]) if found else None
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user says about an artifact.
+
+    Attributes:
+        name: Its name; versions of a name are numbered within a thread.
+        media_type: Its media type.
+        metadata: A JSON object.
+        preview: A thumbnail or summary.
+    """
+
+    name: str
+    media_type: str
+    metadata: Mapping[str, Any] = {}
+    preview: bytes | None = None
+
+    def headers(self) -> dict[str, str]:
+        """The headers that say it beside a raw body.
+
+        Raises:
+            InvalidRequest: The metadata has no JSON form.
+        """
+        headers = {
+            "Content-Type": self.media_type,
+            "Stateroom-Artifact-Name": "UTF-8''" + quote(self.name, safe=_NAME_SAFE),
+        }
+        if self.metadata:
+            headers["Stateroom-Artifact-Metadata"] = _base64url(_json(self.metadata))
+        if self.preview is not None:
+            headers["Stateroom-Artifact-Preview"] = _base64url(self.preview)
+        return headers
+
+
+def goes_up_in_one(description: Description, content: bytes) -> bool:
+    """Whether one request is enough: less than a part, described in headers of ordinary length."""
+    return (
+        len(content) < PART_BYTES
+        and sum(len(name) + len(text) for name, text in description.headers().items()) <= HEADERS_CHARACTERS_MAX
+    )
+
+
+def describe(
+    source: object,
+    *,
+    name: str | None,
+    media_type: str | None,
+    metadata: Mapping[str, Any] | None,
+    preview: bytes | None,
+) -> Description:
+    """Fill in what a source says about itself.
+
+    Args:
+        source: A path, a file or anything else; a path or a named file gives the name.
+        name: The name, when it is not the file's.
+        media_type: The media type; guessed from the name when left out.
+        metadata: A JSON object.
+        preview: A thumbnail or summary.
+
+    Raises:
+        InvalidRequest: There is no name, or something cannot be said in a header.
+    """
+    if name is None:
+        known = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", None)
+        if isinstance(known, (str, os.PathLike)):
+            name = os.path.basename(os.fspath(known))  # noqa: PTH119 - a path of bytes has no Path
+    if not name or not isinstance(name, str):
+        raise InvalidRequest("an artifact needs a name")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("an artifact's name must be valid Unicode text") from None
+    if media_type is None:
+        media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    if not _MEDIA_TYPE.fullmatch(media_type):
+        raise InvalidRequest("the media type is not one")
+    return Description(name=name, media_type=media_type, metadata=dict(metadata or {}), preview=preview)
+
+
+def _json(metadata: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(metadata)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"the metadata has no JSON form: {type(error).__name__}") from None
+
+
+def _base64url(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
+
+
+def create(thread_id: str, description: Description, content: bytes) -> Steps[Artifact]:
+    """Store an artifact in one request."""
+    digest = hashlib.sha256(content).digest()
+    answer = yield Call(
+        method="POST",
+        path=path("threads", ":", thread_id, "artifacts"),
+        body=content,
+        headers={
+            **description.headers(),
+            "Content-Digest": digest_field(digest),
+            "Idempotency-Key": str(uuid4()),
+        },
+        repeatable=True,
+        extra_seconds=TRANSFER_SECONDS,
+    )
+    return _stored(answer.decode(Artifact), digest)
+
+
+def begin(thread_id: str, description: Description, size_bytes: int | None) -> Steps[Upload]:
+    """Begin a resumable upload."""
+    _json(description.metadata)
+    body = UploadRequest(
+        name=description.name,
+        media_type=description.media_type,
+        metadata=dict(description.metadata),
+        preview=description.preview,
+        size_bytes=unset_if_none(size_bytes),
+    )
+    answer = yield Call(
+        method="POST",
+        path=path("threads", ":", thread_id, "uploads"),
+        body=encode_body(body),
+        headers={"Idempotency-Key": str(uuid4())},
+        repeatable=True,
+    )
+    return answer.decode(Upload)  # type: ignore[no-any-return]
+
+
+def show_upload(upload_id: str) -> Steps[Upload]:
+    """An upload and the parts that have arrived."""
+    answer = yield Call(method="GET", path=path("uploads", ":", upload_id), repeatable=True)
+    return answer.decode(Upload)  # type: ignore[no-any-return]
+
+
+def put_part(upload_id: str, part: "Part") -> Steps[None]:
+    """Store a part; the same part again changes nothing."""
+    yield Call(
+        method="PUT",
+        path=path("uploads", ":", upload_id, "parts", ":", str(part.number)),
+        body=part.content,
+        headers={"Content-Type": "application/octet-stream", "Content-Digest": digest_field(part.digest)},
+        repeatable=True,
+        extra_seconds=TRANSFER_SECONDS,
+    )
+
+
+def complete(upload_id: str, plan: "UploadPlan") -> Steps[Artifact]:
+    """Make an artifact of the parts; may be repeated, with the same artifact for an answer."""
+    answer = yield Call(
+        method="POST",
+        path=path("uploads", ":", upload_id, "complete"),
+        body=encode_body(CompleteRequest(parts=plan.count, digest=digest_field(plan.digest))),
+        repeatable=True,
+        extra_seconds=TRANSFER_SECONDS + plan.taken_bytes / READ_BACK_BYTES_PER_SECOND,
+    )
+    return _stored(answer.decode(Artifact), plan.digest)
+
+
+def _stored(artifact: Artifact, digest: bytes) -> Artifact:
+    if digest_of_field(artifact.digest) != digest:
+        raise DigestMismatch("the gateway stored other bytes than were sent")
+    return artifact
+
+
+def abort(upload_id: str) -> Steps[bool]:
+    """Give an upload up; false when there is none (which is also what a repeated attempt finds)."""
+    call = Call(method="DELETE", path=path("uploads", ":", upload_id), repeatable=True)
+    try:
+        yield call
+    except UploadNotFound:
+        return False
+    return True
+
+
+def get(artifact: Artifact | str) -> Steps[Artifact]:
+    """An artifact without its content."""
+    answer = yield Call(method="GET", path=path("artifacts", ":", artifact_id_of(artifact)), repeatable=True)
+    return answer.decode(Artifact)  # type: ignore[no-any-return]
+
+
+def fetched(artifact: Artifact | str) -> Steps[Artifact]:
+    """An artifact, asked for only when it is not known."""
+    if isinstance(artifact, Artifact):
+        return artifact
+    return (yield from get(artifact))
+
+
+def list_page(thread_id: str, name: str | None, limit: int, cursor: str | None) -> Steps[ArtifactPage]:
+    """A page of a thread's artifacts; an unknown thread has none."""
+    call = Call(
+        method="GET",
+        path=path("threads", ":", thread_id, "artifacts"),
+        query=(("name", name), ("limit", limit), ("cursor", cursor)),
+        repeatable=True,
+    )
+    try:
+        answer = yield call
+    except ThreadNotFound:
+        return ArtifactPage(artifacts=[])
+    return answer.decode(ArtifactPage)  # type: ignore[no-any-return]
+
+
+def delete(artifact: Artifact | str) -> Steps[bool]:
+    """Delete an artifact; false when there was none (which is also what a repeated attempt finds)."""
+    call = Call(method="DELETE", path=path("artifacts", ":", artifact_id_of(artifact)), repeatable=True)
+    try:
+        yield call
+    except ArtifactNotFound:
+        return False
+    return True
+
+
+def copy(artifact: Artifact | str, thread_id: str, name: str | None) -> Steps[Artifact]:
+    """Name the same content in another thread."""
+    answer = yield Call(
+        method="POST",
+        path=path("artifacts", ":", artifact_id_of(artifact), "copy"),
+        body=encode_body(ArtifactCopyRequest(thread_id=thread_id, name=unset_if_none(name))),
+        headers={"Idempotency-Key": str(uuid4())},
+        repeatable=True,
+    )
+    return answer.decode(Artifact)  # type: ignore[no-any-return]
+
+
+def make_url(artifact: Artifact | str, ttl_seconds: int, disposition: Disposition) -> Steps[SignedUrl]:
+    """Make a signed URL; one too many, after a lost answer, ends by itself."""
+    answer = yield Call(
+        method="POST",
+        path=path("artifacts", ":", artifact_id_of(artifact), "urls"),
+        body=encode_body(UrlRequest(ttl_seconds=ttl_seconds, disposition=disposition)),
+        repeatable=True,
+    )
+    return answer.decode(SignedUrl)  # type: ignore[no-any-return]
+
+
+def revoke_urls(artifact: Artifact | str) -> Steps[None]:
+    """End all URLs made so far."""
+    yield Call(method="DELETE", path=path("artifacts", ":", artifact_id_of(artifact), "urls"), repeatable=True)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part that has to be sent.
+
+    Attributes:
+        number: Its place, from 0.
+        content: Its bytes.
+        digest: Their SHA-256.
+    """
+
+    number: int
+    content: bytes
+    digest: bytes
+
+    def __repr__(self) -> str:
+        return f"Part({self.number}, {len(self.content)} bytes)"
+
+
+class UploadPlan:
+    """Which parts of a source have to be sent, given those that have arrived.
+
+    Args:
+        upload: The upload as the gateway knows it.
+        total_bytes: Size of the source, where it is known.
+        progress: Told of every part that is there.
+
+    Raises:
+        GatewayUnavailable: The gateway asks for parts of an impossible size.
+    """
+
+    def __init__(self, upload: Upload, total_bytes: int | None, progress: Progress | None) -> None:
+        if not 0 < upload.part_bytes <= PART_BYTES_MAX:
+            raise GatewayUnavailable("the gateway asks for parts of an impossible size", code="unexpected-answer")
+        self.part_bytes = upload.part_bytes
+        self.total_bytes = total_bytes
+        self.count = 0
+        self.taken_bytes = 0
+        self._arrived = {part.number: part for part in upload.parts}
+        self._whole = hashlib.sha256()
+        self._progress = progress
+        self._there_bytes = 0
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of everything taken."""
+        return self._whole.digest()
+
+    def take(self, content: bytes) -> Part | None:
+        """The source's next part; ``None`` when the gateway has exactly these bytes in this place.
+
+        Args:
+            content: ``part_bytes`` bytes, or fewer at the end of the source.
+        """
+        number = self.count
+        self.count += 1
+        self.taken_bytes += len(content)
+        self._whole.update(content)
+        digest = hashlib.sha256(content).digest()
+        arrived = self._arrived.get(number)
+        if arrived is not None and arrived.size_bytes == len(content) and digest_of_field(arrived.digest) == digest:
+            return None
+        return Part(number, content, digest)
+
+    def is_there(self, size_bytes: int) -> None:
+        """A part was found there, or has been acknowledged."""
+        self._there_bytes += size_bytes
+        if self._progress is not None:
+            self._progress(self._there_bytes, self.total_bytes)
+
+    def finish(self) -> None:
+        """The source has ended.
+
+        Raises:
+            InvalidRequest: Before or after the size it had.
+        """
+        if self.total_bytes is not None and self.taken_bytes != self.total_bytes:
+            raise InvalidRequest("the source changed its size while it was uploaded")
+
+
+class Reader(Protocol):
+    """What a source is read through: as many bytes as asked for, fewer only at its end."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next ``size`` bytes."""
+
+
+def size_of(source: object) -> int | None:
+    """How many bytes a source holds from where it stands; ``None`` when it cannot be told."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return memoryview(source).nbytes
+    try:
+        if not source.seekable():  # type: ignore[attr-defined]
+            return None
+        here: int = source.tell()  # type: ignore[attr-defined]
+        end: int = source.seek(0, io.SEEK_END)  # type: ignore[attr-defined]
+        source.seek(here)  # type: ignore[attr-defined]
+    except (AttributeError, OSError, TypeError):
+        return None
+    return max(end - here, 0)
+
+
+def checked_piece(piece: object) -> bytes | bytearray | memoryview:
+    """A piece of content as a source gave it.
+
+    Raises:
+        InvalidRequest: It is not bytes; a file opened as text, for example.
+    """
+    if isinstance(piece, (bytes, bytearray)):
+        return piece
+    if isinstance(piece, memoryview):
+        return piece.cast("B")
+    raise InvalidRequest(f"content must be bytes, not {type(piece).__name__}")
+
+
+class PieceBuffer:
+    """Pieces of any size in, parts of one size out."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, piece: bytes | bytearray | memoryview) -> None:
+        """Keep a piece."""
+        self._held += piece
+
+    def take(self, size: int) -> bytes:
+        """The first ``size`` bytes, or what there is."""
+        taken = bytes(memoryview(self._held)[:size])
+        del self._held[:size]
+        return taken
+
+
+class Reception:
+    """What has arrived of an artifact's content, whatever number of answers it takes.
+
+    Args:
+        artifact: Whose content.
+        start: First byte wanted.
+        stop: First byte not wanted; the end when left out.
+        progress: Told after every piece.
+        verify: Whether to compute the digest; only of everything from byte 0.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        progress: Progress | None = None,
+        verify: bool = True,
+    ) -> None:
+        digest = digest_of_field(artifact.digest)
+        if digest is None:
+            raise GatewayUnavailable("the artifact has no digest that this client knows", code="unexpected-answer")
+        self._artifact = artifact
+        self._stop = artifact.size_bytes if stop is None else stop
+        self._progress = progress
+        self._digest = digest
+        self._hash = hashlib.sha256() if verify else None
+        self._skip = 0
+        self.position = start
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything wanted has arrived."""
+        return self.position >= self._stop
+
+    def already(self, piece: bytes) -> None:
+        """Bytes that an earlier attempt left at ``position``."""
+        if self._hash is not None:
+            self._hash.update(piece)
+        self.position += len(piece)
+
+    def call(self) -> Call:
+        """The call for what is missing."""
+        headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
+        if self.position > 0 or self._stop < self._artifact.size_bytes:
+            headers["Range"] = f"bytes={self.position}-{self._stop - 1}"
+            headers["If-Range"] = self._etag
+        return Call(
+            method="GET",
+            path=path("artifacts", ":", self._artifact.artifact_id, "content"),
+            headers=headers,
+            repeatable=True,
+        )
+
+    @property
+    def _etag(self) -> str:
+        return f'"sha256-{self._digest.hex()}"'
+
+    def begins(self, status: int, headers: Mapping[str, str]) -> bool:
+        """An answer begins; false when it is not content.
+
+        Raises:
+            DigestMismatch: It is the content of something else.
+            GatewayUnavailable: It is another range than was asked for.
+        """
+        if status not in {200, 206}:
+            return False
+        if headers.get("etag", self._etag) != self._etag:
+            raise DigestMismatch("the answer holds other content than the artifact's")
+        self._skip = self.position  # something on the way does not know ranges
+        if status == 206:
+            found = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
+            if found is None or int(found[1]) != self.position:
+                raise GatewayUnavailable("the answer holds another range", code="unexpected-answer", status=status)
+            self._skip = 0
+        return True
+
+    def accept(self, piece: bytes) -> bytes:
+        """A piece of the answer.
+
+        Returns:
+            What of it is new and wanted, in order.
+        """
+        skipped = min(self._skip, len(piece))
+        self._skip -= skipped
+        new = piece[skipped : skipped + self._stop - self.position]
+        if new:
+            self.already(new)
+            if self._progress is not None:
+                self._progress(self.position, self._artifact.size_bytes)
+        return new
+
+    def verify(self) -> None:
+        """Compare the digest.
+
+        Raises:
+            DigestMismatch: What arrived is not the artifact's content.
+        """
+        if self._hash is not None and self._hash.digest() != self._digest:
+            raise DigestMismatch("what arrived is not the artifact's content")
+
+
+class Window:
+    """A position in an artifact, and the content around it that is held.
+
+    A window grows while it is read on from its end, so that reading through takes few requests, and a jump fetches
+    little.
+
+    Args:
+        size_bytes: The artifact's size.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.position = 0
+        self._start = 0
+        self._held = b""
+        self._ahead_bytes = WINDOW_BYTES_MIN
+
+    def seek(self, offset: int, whence: int) -> int:
+        """Move the position, past the end if so asked.
+
+        Raises:
+            ValueError: It would be before the beginning, or ``whence`` is unknown.
+        """
+        origins = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size_bytes}
+        if whence not in origins:
+            raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
+        target = origins[whence] + offset
+        if target < 0:
+            raise ValueError("a position must not be negative")
+        self.position = target
+        return target
+
+    def take(self, size: int) -> memoryview:
+        """What is held at the position, at most ``size`` bytes, and move behind it."""
+        offset = self.position - self._start
+        if not 0 <= offset < len(self._held):
+            return memoryview(b"")
+        taken = memoryview(self._held)[offset : offset + size]
+        self.position += len(taken)
+        return taken
+
+    def missing(self, size: int) -> tuple[int, int] | None:
+        """The range to fetch before ``size`` bytes can be taken; ``None`` at the end."""
+        if size <= 0 or self.position >= self.size_bytes:
+            return None
+        reads_on = self.position == self._start + len(self._held)
+        self._ahead_bytes = min(self._ahead_bytes * 2, WINDOW_BYTES_MAX) if reads_on else WINDOW_BYTES_MIN
+        length = min(max(size, self._ahead_bytes), WINDOW_BYTES_MAX)
+        return self.position, min(self.position + length, self.size_bytes)
+
+    def fill(self, start: int, content: bytes) -> None:
+        """Hold other content."""
+        self._start, self._held = start, content
+
+
+def partial_name(artifact: Artifact, target_name: str) -> str:
+    """The file beside a target that holds what has arrived so far, for this artifact and this target alone."""
+    return f".{artifact.artifact_id}-{hashlib.sha256(os.fsencode(target_name)).hexdigest()[:8]}.partial"

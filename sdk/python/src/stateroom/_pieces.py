@@ -1,0 +1,450 @@
+"""Large leaves of serialised values, sent once and fetched once.
+
+A save repeats most of what the save before it held. A large string, binary or extension object inside MessagePack is
+therefore uploaded once as a piece of its thread; afterwards a placeholder stands in its place, and offsets (*holes*)
+say where. Loads come with placeholders, too, and pieces that were seen before are not fetched again.
+
+This module owns which leaves are taken out, what is remembered of them, and how values are put together; it opens no
+socket. What it remembers is bounded, and losing it costs a transfer and nothing else: the gateway says when it does not
+know a piece any more. Leaves that may name an artifact stay, because the gateway must see them.
+"""
+
+import base64
+import hashlib
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from stateroom._core import Answer, Call, Pinned, Steps, encode_body, path
+from stateroom._wire import (
+    ChannelIn,
+    ChannelOut,
+    CheckpointWithState,
+    HoledCheckpoint,
+    PieceContent,
+    PieceReceipt,
+    PieceRequest,
+    SaveRequest,
+    SerialisedWrite,
+    WriteIn,
+)
+from stateroom.errors import GatewayUnavailable, PieceUnknown
+from stateroom.types import CheckpointInfo, PendingWrite
+
+LEAF_BYTES_MIN = 64 * 1024
+# Objects of one element of a list, or of any other value, that are searched: as many as the gateway searches.
+_ELEMENT_TOKENS_MAX = 4096
+_VALUE_TOKENS_MAX = 200_000
+_SENT_PIECES_MAX = 50_000
+_CONTENT_BYTES_MAX = 64 * 1024 * 1024
+_TOGETHER = 8
+_ROUNDS = 3
+
+_PLACEHOLDER = struct.Struct(">3s17sQ")
+_PLACEHOLDER_HEADER = b"\xc7\x19\x68"
+_MAY_POINT = b"stateroom:artifact:"
+# A value in another encoding than MessagePack, as a plain state has it.
+_ENCODED = b"\x81\xa8$encoded"
+_LARGE_HEADERS = (b"\xc6", b"\xc9", b"\xdb")
+
+# Bytes of the length that follows the first byte, and bytes beside the content (an extension's code).
+_SIZED = {
+    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1), 0xD9: (1, 0),
+    0xDA: (2, 0), 0xDB: (4, 0),
+}  # fmt: skip
+# Bytes that follow the first byte of an object of fixed size.
+_FIXED = {
+    0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2,
+    0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
+}  # fmt: skip
+# Bytes of the count that follows the first byte, and objects for each element.
+_CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+
+T = TypeVar("T")
+
+
+class _Holed(Protocol):
+    """A value on the wire that may have placeholders."""
+
+    data: bytes
+    holes: list[int]
+
+
+def large_leaves(data: bytes) -> list[tuple[int, int]]:
+    """Where the large leaves of a MessagePack value begin and end; none of what is no MessagePack.
+
+    Args:
+        data: The value.
+    """
+    # Every leaf of 64 KiB but the very least has one of these; most text has none.
+    if len(data) < LEAF_BYTES_MIN or not any(header in data for header in _LARGE_HEADERS):
+        return []
+    try:
+        return [found for start in _parts(data) for found in start]
+    except (IndexError, KeyError):
+        return []
+
+
+def _parts(data: bytes) -> Iterator[list[tuple[int, int]]]:
+    """The leaves of a list's elements, or of the whole of any other value."""
+    first = data[0]
+    budget = _VALUE_TOKENS_MAX
+    if 0x90 <= first < 0xA0:
+        at, count = 1, first & 0x0F
+    elif first in {0xDC, 0xDD}:
+        width = _CONTAINERS[first][0]
+        at, count = 1 + width, int.from_bytes(data[1 : 1 + width], "big")
+    else:
+        at, count = 0, 1
+    for _ in range(count):
+        found, at, spent = _search(data, at, budget)
+        budget -= spent
+        yield found
+        if budget <= 0:
+            return
+
+
+def _search(data: bytes, at: int, budget: int) -> tuple[list[tuple[int, int]], int, int]:
+    """The leaves of one object, where it ends, and how many objects were looked at."""
+    found: list[tuple[int, int]] = []
+    left, spent = 1, 0
+    while left and spent < budget:
+        left -= 1
+        spent += 1
+        first = data[at]
+        if 0xA0 <= first < 0xC0:
+            at += 1 + (first & 0x1F)
+        elif first < 0x80 or first >= 0xE0:
+            at += 1
+        elif first < 0xA0:
+            at += 1
+            left += (first & 0x0F) * (1 if first >= 0x90 else 2)
+        elif first in _SIZED:
+            width, more = _SIZED[first]
+            after = at + 1 + width + more + int.from_bytes(data[at + 1 : at + 1 + width], "big")
+            if after > len(data):
+                raise IndexError
+            if after - at >= LEAF_BYTES_MIN and spent <= _ELEMENT_TOKENS_MAX:
+                found.append((at, after))
+            at = after
+        elif first in _FIXED:
+            at += 1 + _FIXED[first]
+        else:
+            width, each = _CONTAINERS[first]
+            left += each * int.from_bytes(data[at + 1 : at + 1 + width], "big")
+            at += 1 + width
+    return found, at, spent
+
+
+def owner_tag(pinned: Pinned) -> bytes:
+    """Whose pieces: what one subject sent is nothing another one can name."""
+    parts = [(each or "").encode() for each in (pinned.subject, pinned.share)]
+    return hashlib.sha256(b"".join(len(each).to_bytes(4, "big") + each for each in parts)).digest()
+
+
+class PieceCache:
+    """Which leaves the gateway has, by their SHA-256, and the content of some pieces. Threads may share it.
+
+    Args:
+        content_bytes_max: How much content is kept.
+    """
+
+    def __init__(self, content_bytes_max: int = _CONTENT_BYTES_MAX) -> None:
+        self._lock = threading.Lock()
+        self._sent: OrderedDict[bytes, bytes] = OrderedDict()
+        self._content: OrderedDict[tuple[bytes, bytes], bytes] = OrderedDict()
+        self._content_bytes = 0
+        self._content_bytes_max = content_bytes_max
+
+    def sent(self, name: bytes) -> bytes | None:
+        """The piece id of a leaf that was sent."""
+        with self._lock:
+            found = self._sent.get(name)
+            if found is not None:
+                self._sent.move_to_end(name)
+            return found
+
+    def note_sent(self, name: bytes, piece_id: bytes) -> None:
+        """Remember that a leaf was sent."""
+        with self._lock:
+            self._sent[name] = piece_id
+            while len(self._sent) > _SENT_PIECES_MAX:
+                self._sent.popitem(last=False)
+
+    def forget_sent(self, names: Iterable[bytes]) -> None:
+        """Forget that leaves were sent: the gateway does not know them."""
+        with self._lock:
+            for name in names:
+                self._sent.pop(name, None)
+
+    def content(self, owner: bytes, piece_id: bytes) -> bytes | None:
+        """The content of a piece, if it is here."""
+        with self._lock:
+            found = self._content.get((owner, piece_id))
+            if found is not None:
+                self._content.move_to_end((owner, piece_id))
+            return found
+
+    def keep_content(self, owner: bytes, piece_id: bytes, content: bytes) -> None:
+        """Keep the content of a piece for a while."""
+        with self._lock:
+            if len(content) > self._content_bytes_max or (owner, piece_id) in self._content:
+                return
+            self._content[owner, piece_id] = content
+            self._content_bytes += len(content)
+            while self._content_bytes > self._content_bytes_max:
+                self._content_bytes -= len(self._content.popitem(last=False)[1])
+
+
+@dataclass
+class _Outgoing:
+    """A value that is being saved: its bytes, and its leaves with the names under which they are remembered."""
+
+    target: ChannelIn | WriteIn
+    data: bytes
+    leaves: list[tuple[int, int]]
+    names: list[bytes] = field(default_factory=list)
+
+
+def sending(
+    cache: PieceCache,
+    pinned: Pinned,
+    thread_id: str,
+    values: Sequence[ChannelIn | WriteIn],
+    send: Callable[[], Steps[T]],
+) -> Steps[T]:
+    """Send values that may be large: upload the leaves that were not sent before, put placeholders in their place.
+
+    Args:
+        cache: What is remembered.
+        pinned: For whom.
+        thread_id: The thread the values go to.
+        values: Of the body that ``send`` sends; changed in place.
+        send: Makes the request.
+    """
+    place = _place(pinned, thread_id)
+    outgoing = [each for each in map(_outgoing, values) if each is not None]
+    if not outgoing:
+        return (yield from send())
+    leaves: dict[bytes, memoryview] = {}
+    for each in outgoing:
+        view = memoryview(each.data)
+        for start, end in each.leaves:
+            each.names.append(_name(place, view[start:end]))
+            leaves[each.names[-1]] = view[start:end]
+    for _ in range(_ROUNDS - 1):
+        known = yield from _upload(cache, thread_id, leaves)
+        for each in outgoing:
+            _punch(each, known)
+        try:
+            return (yield from send())
+        except PieceUnknown:
+            cache.forget_sent(leaves)
+    for each in outgoing:  # pieces go as often as they come: send everything
+        each.target.data, each.target.holes = each.data, []
+    return (yield from send())
+
+
+def _place(pinned: Pinned, thread_id: str) -> bytes:
+    return owner_tag(pinned) + hashlib.sha256(thread_id.encode()).digest()
+
+
+def _name(place: bytes, leaf: bytes | memoryview) -> bytes:
+    """Under what a leaf of a thread is remembered."""
+    name = hashlib.sha256(place)
+    name.update(leaf)
+    return name.digest()
+
+
+def _outgoing(value: ChannelIn | WriteIn) -> _Outgoing | None:
+    data = value.data
+    if value.encoding != "msgpack" or not isinstance(data, bytes):
+        return None
+    leaves = [(start, end) for start, end in large_leaves(data) if data.find(_MAY_POINT, start, end) < 0]
+    return _Outgoing(value, data, leaves) if leaves else None
+
+
+def _few(names: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(names), _TOGETHER):
+        yield names[start : start + _TOGETHER]
+
+
+def _upload(cache: PieceCache, thread_id: str, leaves: dict[bytes, memoryview]) -> Steps[dict[bytes, bytes]]:
+    """Upload what was not sent; returns the piece id of every leaf."""
+    known = {name: piece_id for name in leaves if (piece_id := cache.sent(name)) is not None}
+    for names in _few([name for name in leaves if name not in known]):
+        calls = tuple(
+            Call(
+                method="POST",
+                path=path("threads", ":", thread_id, "pieces"),
+                body=encode_body(PieceRequest(data=leaves[name])),
+                repeatable=True,
+            )
+            for name in names
+        )
+        answer = yield Call(method="POST", path="", together=calls)
+        for name, each in zip(names, answer.answers, strict=True):
+            known[name] = each.decode(PieceReceipt).piece
+            cache.note_sent(name, known[name])
+    return known
+
+
+def _punch(value: _Outgoing, known: dict[bytes, bytes]) -> None:
+    parts: list[bytes | memoryview] = []
+    holes: list[int] = []
+    view = memoryview(value.data)
+    at = length = 0
+    for (start, end), name in zip(value.leaves, value.names, strict=True):
+        length += start - at
+        holes.append(length)
+        parts += (view[at:start], _PLACEHOLDER.pack(_PLACEHOLDER_HEADER, known[name], end - start))
+        length += _PLACEHOLDER.size
+        at = end
+    parts.append(view[at:])
+    value.target.data, value.target.holes = b"".join(parts), holes
+
+
+def receiving(
+    cache: PieceCache, pinned: Pinned, thread_id: str, values: Iterable[ChannelOut | SerialisedWrite]
+) -> Steps[None]:
+    """Put the leaves back into values that came with placeholders.
+
+    Args:
+        cache: What is remembered.
+        pinned: For whom.
+        thread_id: The thread the values come from.
+        values: Changed in place.
+    """
+    holed = [each for each in values if each.holes]
+    if not holed:
+        return
+    owner, place = owner_tag(pinned), _place(pinned, thread_id)
+    wanted = dict(_placeholder(each, at) for each in holed for at in each.holes)
+    found: dict[bytes, bytes] = {}
+    for piece_id in wanted:
+        content = cache.content(owner, piece_id)
+        if content is not None:
+            found[piece_id] = content
+    for batch in _few([each for each in wanted if each not in found]):
+        calls = tuple(
+            Call(method="GET", path=path("threads", ":", thread_id, "pieces", ":", piece_name(each)), repeatable=True)
+            for each in batch
+        )
+        answer = yield Call(method="GET", path="", together=calls)
+        for piece_id, each in zip(batch, answer.answers, strict=True):
+            found[piece_id] = _content(each, wanted[piece_id])
+            cache.note_sent(_name(place, found[piece_id]), piece_id)  # it need not go back with the next save
+            cache.keep_content(owner, piece_id, found[piece_id])
+    for value in holed:
+        parts: list[bytes | memoryview] = []
+        view = memoryview(value.data)
+        at = 0
+        for hole in value.holes:
+            parts += (view[at:hole], found[_placeholder(value, hole)[0]])
+            at = hole + _PLACEHOLDER.size
+        parts.append(view[at:])
+        value.data, value.holes = b"".join(parts), []
+
+
+def sending_state(
+    cache: PieceCache,
+    pinned: Pinned,
+    thread_id: str,
+    state: dict[str, Any],
+    request: SaveRequest,
+    send: Callable[[], Steps[T]],
+) -> Steps[T]:
+    """Send a plain state that may be large, as `sending` does.
+
+    A state of a schema goes whole: its JSON Schema sees no placeholders.
+
+    Args:
+        cache: What is remembered.
+        pinned: For whom.
+        thread_id: The thread the state goes to.
+        state: The state.
+        request: What ``send`` sends; given the state here.
+        send: Makes the request.
+    """
+    encoded = {name: encode_body(value) for name, value in state.items()}
+    large: dict[str, ChannelIn] = {}
+    if request.state_schema is None:
+        large = {
+            name: ChannelIn(data=data)
+            for name, data in encoded.items()
+            if len(data) >= LEAF_BYTES_MIN and not data.startswith(_ENCODED)
+        }
+
+    def send_state() -> Steps[T]:
+        request.state = {name: msgspec.Raw(data) for name, data in encoded.items()}
+        sent = {name: each.data for name, each in large.items() if isinstance(each.data, bytes)}
+        request.state.update((name, msgspec.Raw(data)) for name, data in sent.items())
+        request.state_holes = {name: each.holes for name, each in large.items() if each.holes}
+        return send()
+
+    return (yield from sending(cache, pinned, thread_id, list(large.values()), send_state))
+
+
+def receiving_state(cache: PieceCache, pinned: Pinned, found: HoledCheckpoint) -> Steps[CheckpointWithState]:
+    """A checkpoint with its state, as `receiving` puts it together.
+
+    Args:
+        cache: What is remembered.
+        pinned: For whom.
+        found: What the gateway answered.
+    """
+    state = {
+        name: ChannelOut(encoding="msgpack", data=bytes(raw), holes=found.state_holes.get(name, []))
+        for name, raw in found.state.items()
+    }
+    writes = [ChannelOut(encoding="msgpack", data=bytes(each.value), holes=each.holes) for each in found.pending_writes]
+    yield from receiving(cache, pinned, found.thread_id, [*state.values(), *writes])
+    info = {name: getattr(found, name) for name in CheckpointInfo.__struct_fields__}
+    return CheckpointWithState(
+        **info,
+        state={name: _plain(each) for name, each in state.items()},
+        pending_writes=[
+            PendingWrite(
+                task_id=each.task_id,
+                idx=each.idx,
+                channel=each.channel,
+                task_path=each.task_path,
+                value=_plain(value),
+            )
+            for each, value in zip(found.pending_writes, writes, strict=True)
+        ],
+    )
+
+
+def _plain(value: ChannelOut) -> Any:
+    """The value as the gateway shows it whole: what cannot be read comes as its bytes."""
+    try:
+        return msgspec.msgpack.decode(value.data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {"$encoded": [value.encoding, value.data]}
+
+
+def _content(answer: Answer, size: int) -> bytes:
+    content = answer.decode(PieceContent).data
+    if len(content) != size:
+        raise GatewayUnavailable("a piece has another length than was announced", code="unexpected-answer")
+    return content  # type: ignore[no-any-return]
+
+
+def _placeholder(value: _Holed, at: int) -> tuple[bytes, int]:
+    header = b""
+    if 0 <= at <= len(value.data) - _PLACEHOLDER.size:
+        header, piece_id, size = _PLACEHOLDER.unpack_from(value.data, at)
+    if header != _PLACEHOLDER_HEADER:
+        raise GatewayUnavailable("the answer announces a piece where there is none", code="unexpected-answer")
+    return piece_id, size
+
+
+def piece_name(piece_id: bytes) -> str:
+    """A piece's id as it stands in a path."""
+    return base64.urlsafe_b64encode(piece_id).rstrip(b"=").decode("ascii")

@@ -1,0 +1,441 @@
+"""Artifacts for callers that block: files that belong to threads, stored sealed.
+
+This module owns the threads that send parts, and the file object that reads ranges. It promises bounded memory: a few
+parts, whatever the size of the artifact; and that what it returns, or leaves in place, is what the digest says. What
+is read through ``open`` is authenticated by the gateway range by range, not by the digest of the whole.
+"""
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, Protocol, TypeVar, overload
+
+from stateroom import _artifacts, _calls
+from stateroom._artifacts import PARTS_AT_ONCE, URL_TTL_SECONDS, Progress, Reception, UploadPlan, Window
+from stateroom._core import Pinned, Steps
+from stateroom._sources import LocalSource, PartialFile, SourceReader, Writable, open_source, write_all
+from stateroom.errors import DigestMismatch, StateroomError, UploadNotFound
+from stateroom.types import Artifact, Disposition, SignedUrl, Upload
+
+R = TypeVar("R")
+
+
+class Carrier(Protocol):
+    """What artifacts need of a client."""
+
+    def pin(self) -> Pinned:
+        """Decide the subject."""
+
+    def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
+        """Carry out a procedure."""
+
+    def receive(self, reception: Reception, write: Callable[[bytes], object], pinned: Pinned | None = None) -> None:
+        """Bring content home."""
+
+
+class Artifacts:
+    """The artifacts of a client's subject; ``client.artifacts``."""
+
+    def __init__(self, client: Carrier) -> None:
+        self._client = client
+
+    def upload(
+        self,
+        thread_id: str,
+        source: LocalSource,
+        *,
+        name: str | None = None,
+        media_type: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        preview: bytes | None = None,
+        progress: Progress | None = None,
+        resume: str | None = None,
+        parallel: int = PARTS_AT_ONCE,
+    ) -> Artifact:
+        """Store a file. Less than 8 MiB goes up in one request, more in parts that are sent again one by one.
+
+        When the gateway stops answering on the way, the error's ``upload_id`` says what to ``resume``. To go on even
+        after a crash, ``begin`` the upload, keep its ``upload_id``, and resume that.
+
+        Args:
+            thread_id: The thread it belongs to; need not exist yet.
+            source: A path, content, a binary file from where it stands, or an iterable of pieces. What cannot seek
+                is held a part at a time.
+            name: Its name; a file's own when left out.
+            media_type: Its media type; guessed from the name when left out.
+            metadata: A JSON object, at most 16 KiB.
+            preview: A thumbnail or summary, at most 4 KiB, that comes with every listing.
+            progress: Told, in this thread, how many bytes the gateway has acknowledged, and of how many. If it
+                raises, the upload is given up.
+            resume: The ``upload_id`` of an upload to go on with; ``source`` is read from its beginning, and parts
+                that have arrived unchanged are not sent again. Name and all that stay as they were begun.
+            parallel: How many parts to send at once; each takes 8 MiB of memory, as does the one being read.
+
+        Returns:
+            The artifact; its ``pointer`` goes into the state.
+
+        Raises:
+            UploadNotFound: There is nothing to resume.
+            QuotaExceeded: The tenant has no room.
+            DigestMismatch: The gateway received other bytes.
+            InvalidRequest: There is no name, or the source is none.
+            OSError: The source cannot be read.
+        """
+        pinned = self._client.pin()
+        with open_source(source) as reader:
+            if resume is None:
+                description = _artifacts.describe(
+                    source, name=name, media_type=media_type, metadata=metadata, preview=preview
+                )
+                content = reader.read(_artifacts.PART_BYTES)
+                if _artifacts.goes_up_in_one(description, content):
+                    artifact = self._client.drive(_artifacts.create(thread_id, description, content), pinned)
+                    if progress is not None:
+                        progress(len(content), len(content))
+                    return artifact
+                reader.unread(content)
+                del content
+                upload = self._client.drive(_artifacts.begin(thread_id, description, reader.size_bytes), pinned)
+            else:
+                upload = self._client.drive(_artifacts.show_upload(resume), pinned)
+            plan = UploadPlan(upload, reader.size_bytes, progress)
+            try:
+                self._send_parts(upload.upload_id, reader, plan, max(parallel, 1), pinned)
+                return self._client.drive(_artifacts.complete(upload.upload_id, plan), pinned)
+            except UploadNotFound:
+                raise
+            except StateroomError as error:
+                error.upload_id = upload.upload_id
+                raise
+            except Exception:
+                if resume is None:  # nobody knows its id
+                    with contextlib.suppress(StateroomError):
+                        self._client.drive(_artifacts.abort(upload.upload_id), pinned)
+                raise
+
+    def _send_parts(
+        self, upload_id: str, reader: SourceReader, plan: UploadPlan, parallel: int, pinned: Pinned
+    ) -> None:
+        running: dict[Future[None], int] = {}
+
+        def settle(seconds: float | None) -> None:
+            for future in wait(running, seconds, FIRST_COMPLETED).done:
+                size_bytes = running.pop(future)
+                future.result()
+                plan.is_there(size_bytes)
+
+        with ThreadPoolExecutor(parallel, thread_name_prefix="stateroom-part") as pool:
+            while content := reader.read(plan.part_bytes):
+                part = plan.take(content)
+                if part is None:
+                    plan.is_there(len(content))
+                else:
+                    if len(running) >= parallel:
+                        settle(None)
+                    steps = _artifacts.put_part(upload_id, part)
+                    running[pool.submit(self._client.drive, steps, pinned)] = len(content)
+                settle(0)
+            plan.finish()
+            while running:
+                settle(None)
+
+    def begin(
+        self,
+        thread_id: str,
+        *,
+        name: str,
+        media_type: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        preview: bytes | None = None,
+        size_bytes: int | None = None,
+    ) -> Upload:
+        """Begin an upload whose ``upload_id`` can be kept before anything is sent.
+
+        Args:
+            thread_id: As for ``upload``.
+            name: Its name.
+            media_type: As for ``upload``.
+            metadata: As for ``upload``.
+            preview: As for ``upload``.
+            size_bytes: How large it will be, where it is known: no room for it is found out now.
+
+        Raises:
+            QuotaExceeded: The tenant has no room.
+        """
+        description = _artifacts.describe(None, name=name, media_type=media_type, metadata=metadata, preview=preview)
+        return self._client.drive(_artifacts.begin(thread_id, description, size_bytes))
+
+    def show_upload(self, upload_id: str) -> Upload:
+        """An upload, and what of it has arrived.
+
+        Raises:
+            UploadNotFound: There is none.
+        """
+        return self._client.drive(_artifacts.show_upload(upload_id))
+
+    def abort(self, upload_id: str) -> bool:
+        """Give an upload up; nobody has to, since it ends by itself a day after its last part.
+
+        Returns:
+            Whether there was one.
+        """
+        return self._client.drive(_artifacts.abort(upload_id))
+
+    @overload
+    def download(
+        self, artifact: Artifact | str, target: None = ..., *, progress: Progress | None = ..., resume: bool = ...
+    ) -> bytes: ...
+
+    @overload
+    def download(
+        self,
+        artifact: Artifact | str,
+        target: str | os.PathLike[str] | Writable,
+        *,
+        progress: Progress | None = ...,
+        resume: bool = ...,
+    ) -> Artifact: ...
+
+    def download(
+        self,
+        artifact: Artifact | str,
+        target: str | os.PathLike[str] | Writable | None = None,
+        *,
+        progress: Progress | None = None,
+        resume: bool = True,
+    ) -> bytes | Artifact:
+        """Bring an artifact's content home, going on where a connection broke, and check its digest.
+
+        Args:
+            artifact: The artifact, its pointer or its id.
+            target: A path, a binary file to write to, or ``None`` to have the content returned. A path has the whole
+                content or what it had before; what has arrived so far waits in a hidden file beside it.
+            progress: Told how many bytes have arrived, and of how many.
+            resume: Whether to go on with what an interrupted download left beside the path.
+
+        Returns:
+            The content, or the artifact when there is a target.
+
+        Raises:
+            ArtifactNotFound: There is none.
+            DigestMismatch: What arrived is not what was stored. A path is left as it was; what was written to a file
+                is not to be trusted.
+            OSError: The target cannot be written.
+        """
+        pinned = self._client.pin()
+        known = self._client.drive(_artifacts.fetched(artifact), pinned)
+        if isinstance(target, (str, os.PathLike)):
+            self._download_to_path(known, target, progress, pinned, resume=resume)
+            return known
+        reception = Reception(known, progress=progress)
+        if target is not None:
+            file = target
+            self._client.receive(reception, lambda piece: write_all(file, piece), pinned)
+            reception.verify()
+            return known
+        held = bytearray()
+        self._client.receive(reception, held.extend, pinned)
+        reception.verify()
+        return bytes(held)
+
+    def _download_to_path(
+        self,
+        artifact: Artifact,
+        target: str | os.PathLike[str],
+        progress: Progress | None,
+        pinned: Pinned,
+        *,
+        resume: bool,
+    ) -> None:
+        with PartialFile(artifact, target, resume=resume) as partial:
+            while True:
+                reception = Reception(artifact, progress=progress)
+                was_resumed = partial.feed(reception)
+                self._client.receive(reception, partial.write, pinned)
+                try:
+                    reception.verify()
+                except DigestMismatch:
+                    if not was_resumed:
+                        partial.discard()
+                        raise
+                    partial.restart()  # what an earlier attempt left may be what is wrong
+                else:
+                    return partial.finish()
+
+    def open(self, artifact: Artifact | str) -> "ArtifactFile":
+        """Read an artifact as a seekable binary file, fetching only what is read.
+
+        Args:
+            artifact: The artifact, its pointer or its id.
+
+        Raises:
+            ArtifactNotFound: There is none.
+        """
+        pinned = self._client.pin()
+        return ArtifactFile(self._client, self._client.drive(_artifacts.fetched(artifact), pinned), pinned)
+
+    def get(self, artifact: Artifact | str) -> Artifact:
+        """An artifact without its content.
+
+        Args:
+            artifact: The artifact, its pointer or its id.
+
+        Raises:
+            ArtifactNotFound: There is none.
+        """
+        return self._client.drive(_artifacts.get(artifact))
+
+    def list(self, thread_id: str, *, name: str | None = None, limit: int | None = None) -> Iterator[Artifact]:
+        """The artifacts of a thread, page by page.
+
+        Args:
+            thread_id: The thread.
+            name: Only versions of this name.
+            limit: At most so many.
+        """
+        return self._list(self._client.pin(), thread_id, name, limit)
+
+    def _list(self, pinned: Pinned, thread_id: str, name: str | None, limit: int | None) -> Iterator[Artifact]:
+        cursor: str | None = None
+        left = limit
+        while left is None or left > 0:
+            size = _calls.PAGE_DEFAULT if left is None else min(left, _calls.PAGE_MAX)
+            page = self._client.drive(_artifacts.list_page(thread_id, name, size, cursor), pinned)
+            yield from page.artifacts[:left]
+            left = None if left is None else left - len(page.artifacts)
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def delete(self, artifact: Artifact | str) -> bool:
+        """Delete an artifact.
+
+        Args:
+            artifact: The artifact, its pointer or its id.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            ArtifactReferenced: A stored state refers to it.
+        """
+        return self._client.drive(_artifacts.delete(artifact))
+
+    def copy(self, artifact: Artifact | str, thread_id: str, *, name: str | None = None) -> Artifact:
+        """Give another thread the same content, without moving it.
+
+        Args:
+            artifact: The artifact, its pointer or its id.
+            thread_id: The other thread.
+            name: Its name there; the same when left out.
+
+        Raises:
+            ArtifactNotFound: There is none.
+        """
+        return self._client.drive(_artifacts.copy(artifact, thread_id, name))
+
+    def url(
+        self,
+        artifact: Artifact | str,
+        *,
+        ttl_seconds: int = URL_TTL_SECONDS,
+        disposition: Disposition = "attachment",
+    ) -> SignedUrl:
+        """A URL that shows this one artifact to whoever has it, a browser for example.
+
+        Args:
+            artifact: The artifact, its pointer or its id.
+            ttl_seconds: How long, at most 900.
+            disposition: ``inline`` to be shown in a page, for media types that are safe there; else it is saved.
+
+        Raises:
+            ArtifactNotFound: There is none.
+        """
+        return self._client.drive(_artifacts.make_url(artifact, ttl_seconds, disposition))
+
+    def revoke_urls(self, artifact: Artifact | str) -> None:
+        """End all URLs of an artifact made so far.
+
+        Args:
+            artifact: The artifact, its pointer or its id.
+
+        Raises:
+            ArtifactNotFound: There is none.
+        """
+        self._client.drive(_artifacts.revoke_urls(artifact))
+
+
+class ArtifactFile(io.RawIOBase):
+    """An artifact as a seekable binary file. Not to be shared between threads.
+
+    Each read gives as much as was asked for, as long as there is so much. A window around the position is held, 256
+    KiB after a jump and up to 8 MiB while reading on.
+
+    Attributes:
+        artifact: What is read.
+    """
+
+    def __init__(self, client: Carrier, artifact: Artifact, pinned: Pinned) -> None:
+        super().__init__()
+        self.artifact = artifact
+        self._client = client
+        self._pinned = pinned
+        self._window = Window(artifact.size_bytes)
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """The position."""
+        self._check_open()
+        return self._window.position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move the position, and return it; makes no request.
+
+        Raises:
+            ValueError: It would be before the beginning.
+        """
+        self._check_open()
+        return self._window.seek(offset, whence)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer from the position on, and return how much there was.
+
+        Raises:
+            ArtifactNotFound: It was deleted meanwhile.
+            GatewayUnavailable: Nothing more arrived within the time budget.
+        """
+        self._check_open()
+        view = memoryview(buffer).cast("B")
+        filled = 0
+        while filled < len(view):
+            taken = self._window.take(len(view) - filled)
+            if taken:
+                view[filled : filled + len(taken)] = taken
+                filled += len(taken)
+                continue
+            missing = self._window.missing(len(view) - filled)
+            if missing is None:
+                break
+            self._window.fill(missing[0], self._fetch(*missing))
+        return filled
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        is_whole = (start, stop) == (0, self.artifact.size_bytes)
+        reception = Reception(self.artifact, start=start, stop=stop, verify=is_whole)
+        held = bytearray()
+        self._client.receive(reception, held.extend, self._pinned)
+        reception.verify()
+        return bytes(held)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("the file is closed")
