@@ -9,10 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import httpx2
 import psutil
 import pytest
 
 from examples.plaintext_search import Found, inflate, zstd
+from examples.screenshot_agent import screenshot
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -82,6 +84,19 @@ def test_the_travel_agent_books_a_trip(environ, folder):
     assert done.returncode == 0, done.stderr
     assert "Flight 0042 to Lisbon" in done.stdout
     assert len(effects.read_text().splitlines()) == 4
+
+
+def test_the_screenshot_agent_looks_once_and_shows_what_it_saw(environ):
+    agent = [sys.executable, EXAMPLES / "screenshot_agent.py", "watch-1"]
+    first, second = (run(*agent, environ=environ) for _ in range(2))
+    assert [each.returncode for each in (first, second)] == [0, 0], first.stderr + second.stderr
+    assert [line for line in second.stdout.splitlines() if line.startswith("looked")] == []
+    assert "news.example.png version 1: news.example: stripes, 320 by 200" in second.stdout
+    url = second.stdout.split()[-1]
+    shown = httpx2.get(url)
+    assert (shown.status_code, shown.headers["content-type"]) == (200, "image/png")
+    assert shown.headers["content-disposition"].startswith("inline")
+    assert shown.content == screenshot("mail.example")
 
 
 def test_the_curl_session_answers_as_its_comments_say(environ):

@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.support.break_glass import decrypting_key
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import (
     AUTHENTICATED,
@@ -62,6 +63,14 @@ def tenancy(running_gateway: GatewayProcess) -> Tenancy:
     return Tenancy(running_gateway)
 
 
+def _operating_key(tenancy: Tenancy, name: str) -> str | None:
+    """The key of an operator who may do this, where operators do it."""
+    permission = DECLARED[name].operation.permission
+    if permission == "decrypt-any":
+        return decrypting_key(tenancy.gateway)
+    return tenancy.gateway.operator_key if permission == "operator" else None
+
+
 @pytest.fixture(scope="module")
 def document(running_gateway: GatewayProcess) -> Any:
     return httpx.get(f"{running_gateway.url}/openapi.json").json()
@@ -80,8 +89,7 @@ def test_requests_made_from_the_document_conform(
     schema.config.base_url = running_gateway.url
     schema.config.generation.update(allow_x00=True)
     operation = schema.find_operation_by_id(name)
-    permission = DECLARED[name].operation.permission
-    api_key = running_gateway.operator_key if permission == "operator" else tenancy.tenant()
+    api_key = _operating_key(tenancy, name) or tenancy.tenant()
     headers = {"Authorization": f"Bearer {api_key}"}
     if name in OF_SUBJECTS:
         headers["Stateroom-Subject"] = "fuzz"
@@ -100,7 +108,8 @@ def test_requests_made_from_the_document_conform(
 
     fuzz()
     assert statuses.total() >= (1 if DECLARED[name].operation.public else 5)
-    assert not statuses.keys() & {401, 403, 405}, "a valid key of the right kind got no further than the door"
+    if not DECLARED[name].operation.public:  # without a credential there is no door; a made-up token opens nothing
+        assert not statuses.keys() & {401, 403, 405}, "a valid key of the right kind got no further than the door"
 
 
 LEAVES = (
@@ -131,10 +140,7 @@ def _places(name: str) -> dict[str, str]:
 
 
 def _client(tenancy: Tenancy, name: str, api_key: str) -> Any:
-    operator = DECLARED[name].operation.permission == "operator"
-    return tenancy.client(
-        tenancy.gateway.operator_key if operator else api_key, "fuzz" if name in OF_SUBJECTS else None
-    )
+    return tenancy.client(_operating_key(tenancy, name) or api_key, "fuzz" if name in OF_SUBJECTS else None)
 
 
 @pytest.mark.parametrize("name", WITH_BODY)

@@ -3,9 +3,12 @@ import hmac
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from random import Random  # noqa: TID251  seeded
 from types import FrameType
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -75,7 +78,7 @@ async def test_a_hundred_thousand_random_keys_open_nothing(keys: Keys, authentic
         text = f"sr_live_{name}_{''.join(source.choices(BASE62, k=43))}000000"
         presented = api_keys.parse(_resealed(text))
         assert presented is not None
-        assert not api_keys.matches(PEPPER, presented, keys.records[name].mac)
+        assert not api_keys.matches(PEPPER, presented, keys.records[name])
     assert keys.look_ups == before
 
 
@@ -147,6 +150,43 @@ async def test_a_refused_key_is_not_remembered(keys: Keys, authenticator: Authen
     assert not await _opens(authenticator, text)
     keys.records[record.key_id] = record
     assert await _opens(authenticator, text)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"kind": "service"},
+        {"tenant_id": UUID(int=2)},
+        {"tenant_id": None},
+        {"subject_id": "user-2"},
+        {"subject_id": None},
+        {"permissions": ("decrypt-any", "operator", "state:read")},
+        {"permissions": ("state:read", "tenant:admin")},
+        {"permissions": ()},
+        {"expires_at": None},
+        {"expires_at": datetime(2200, 1, 1, tzinfo=UTC)},
+        {"key_id": "0" * 12},
+    ],
+)
+async def test_a_key_whose_row_was_edited_opens_nothing(
+    keys: Keys, authenticator: Authenticator, edit: dict[str, Any]
+) -> None:
+    record, text = api_keys.mint(
+        PEPPER, kind="subject", permissions=("state:read",), now=datetime(2026, 1, 1, tzinfo=UTC),
+        tenant_id=UUID(int=1), subject_id="user-1", expires_at=datetime(2100, 1, 1, tzinfo=UTC),
+    )  # fmt: skip
+    keys.records[record.key_id] = replace(record, **edit)
+    assert not await _opens(authenticator, text)
+    keys.records[record.key_id] = replace(record, name="renamed", last_used_at=datetime(2026, 2, 1, tzinfo=UTC))
+    assert await _opens(authenticator, text)
+
+
+async def test_the_row_of_one_key_copied_under_another_opens_nothing(keys: Keys, authenticator: Authenticator) -> None:
+    """Somebody with one valid key and the database writes his own MAC into the row of a key that may do more."""
+    mine, text = api_keys.mint(PEPPER, kind="service", permissions=(), now=SystemClock().now(), tenant_id=UUID(int=1))
+    theirs, _ = api_keys.mint(PEPPER, kind="operator", permissions=("operator",), now=SystemClock().now())
+    keys.records[mine.key_id] = replace(theirs, key_id=mine.key_id, mac=mine.mac)
+    assert not await _opens(authenticator, text)
 
 
 async def test_another_pepper_opens_nothing(keys: Keys) -> None:

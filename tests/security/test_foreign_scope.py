@@ -12,12 +12,14 @@ import pytest
 from litestar.routes import HTTPRoute
 
 from gateway.app import create_app
+from tests.support.break_glass import decrypting_key
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import (
     AUTHENTICATED,
     CANARY,
     DECLARED,
     NAMED,
+    NO_ID,
     OF_SUBJECTS,
     SERVICE,
     STATE,
@@ -26,9 +28,12 @@ from tests.support.operations import (
     Tenancy,
     Thread,
     assert_problem,
+    has_files,
     key_id,
     path_of,
+    register_schema,
     request_of,
+    save_files,
     save_thread,
 )
 from tests.unit.gateway.doubles import MemoryStore, settings
@@ -36,6 +41,7 @@ from tests.unit.gateway.doubles import MemoryStore, settings
 OWNER = "owner"
 # What a stranger gets who sends the owner's very request in a scope of his own, where nothing is.
 ALONE: dict[str, int] = {
+    "get_usage": 200,
     "list_threads": 200,
     "get_thread": 404,
     "put_thread": 200,
@@ -50,11 +56,27 @@ ALONE: dict[str, int] = {
     "channel_history": 404,
     "put_writes": 200,
     "get_writes": 200,
+    "put_piece": 201,
+    "get_piece": 404,
     "whoami": 200,
+    "create_artifact": 201,
+    "begin_upload": 201,
+    "get_upload": 404,
+    "put_upload_part": 404,
+    "complete_upload": 404,
+    "abort_upload": 404,
+    "list_artifacts": 200,
+    "get_artifact": 404,
+    "delete_artifact": 404,
+    "copy_artifact": 404,
+    "get_artifact_content": 404,
+    "create_artifact_url": 404,
+    "revoke_artifact_urls": 404,
     "create_api_key": 201,
     "list_api_keys": 200,
     "revoke_api_key": 404,
     "verify": 404,
+    "verify_tenant": 202,
     "read_audit": 200,
     "get_audit_anchor": 200,
     "anchor_audit": 200,
@@ -66,6 +88,13 @@ ALONE: dict[str, int] = {
     "shred_subject": 404,
     "list_jobs": 200,
     "get_job": 404,
+    "put_state_schema_version": 201,
+    "list_state_schemas": 200,
+    "get_state_schema": 404,
+    "plan_state_migration": 404,
+    "migrate_state": 404,
+    "roll_back_state": 404,
+    "get_state_migration": 404,
 }
 NOTHING = {"threads": [], "checkpoints": [], "writes": []}
 STRANGERS_AT_HOME = [
@@ -99,7 +128,12 @@ class World(NamedTuple):
     foreign_tenant_id: str
     service_key: str
     owner_key: str
+    decrypting_key: str
     callers: dict[str, Caller]
+
+    def operating_key(self, permission: str) -> str | None:
+        """The key of the operator who has ``permission``, where it is one of operators."""
+        return {"operator": self.tenancy.gateway.operator_key, "decrypt-any": self.decrypting_key}.get(permission)
 
 
 async def _expire(dsn: str, api_key: str) -> None:
@@ -148,7 +182,7 @@ async def world(running_gateway: GatewayProcess) -> World:
             path = "/v1/admin/audit/anchor" if one == running_gateway.operator_key else "/v1/audit/anchor"
             anchored = client.post(path)
         assert (anchored.status_code, anchored.json()["stored"]) == (200, True), anchored.text
-    return World(tenancy, *tenant_ids, service_key, owner_key, callers)
+    return World(tenancy, *tenant_ids, service_key, owner_key, decrypting_key(running_gateway), callers)
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +204,13 @@ def _seen(owner: httpx.Client, thread: Thread) -> list[bytes]:
         f"{base}/checkpoints/latest/channel-history?channel=note",
         f"/v1/checkpoints?run_id={thread.run_id}&view=channels",
     ]
+    if thread.artifact_id != NO_ID:
+        paths += [
+            f"{base}/artifacts",
+            f"/v1/artifacts/{thread.artifact_id}",
+            f"/v1/artifacts/{thread.artifact_id}/content",
+            f"/v1/uploads/{thread.upload_id}",
+        ]
     answers = [owner.get(path) for path in paths]
     assert all(answer.status_code == 200 for answer in answers)
     return [answer.content for answer in answers]
@@ -199,6 +240,8 @@ def test_a_subjects_state_is_out_of_reach(world: World, name: str, stranger: str
     caller = world.callers[stranger]
     with world.tenancy.client(world.owner_key) as owner:
         twin, thread = save_thread(owner), save_thread(owner)
+        if has_files(declared):
+            twin, thread = save_files(owner, twin), save_files(owner, thread)
         proof = request_of(declared, twin).send(owner)
         assert proof.status_code in declared.operation.statuses, proof.text
         if declared.name in {"prune", "delete_runs", "verify"}:
@@ -213,6 +256,9 @@ def test_a_subjects_state_is_out_of_reach(world: World, name: str, stranger: str
             else:
                 answer = request.send(client)
         secrets = [] if thread.checkpoint_id in request.path else [thread.checkpoint_id]
+        secrets += [
+            each for each in (thread.artifact_id, thread.upload_id) if each not in (NO_ID, *request.path.split("/"))
+        ]
         _refused_or_alone(answer, declared, stranger, secrets)
         assert _seen(owner, thread) == before
 
@@ -225,11 +271,13 @@ class Records(NamedTuple):
     subject_id: str
     key_id: str
     job_id: str
+    schema: str
     thread: Thread
 
     @property
     def named(self) -> dict[str, str]:
-        return {name: getattr(self, name) for name in ("tenant_id", "subject_id", "key_id", "job_id")}
+        records = {name: getattr(self, name) for name in ("tenant_id", "subject_id", "key_id", "job_id", "schema")}
+        return {**records, "thread_id": self.thread.thread_id}
 
 
 DEPLOYMENT = str(UUID(int=0))  # the tenant column of what is the operators'
@@ -252,6 +300,8 @@ SHOWN = {
     "anchor_operator_audit": f'/{DEPLOYMENT}","sequence":',
     "get_operator_audit_key": f'/{DEPLOYMENT}"',
     "list_subjects": CANARY,
+    "verify_tenant": '"job_id":"',
+    "verify_deployment": '"job_id":"',
     "rotate_key": '"key_version":',
     "rewrap_subject_keys": '"job_id":"',
     "get_keys": '"purpose":"data"',
@@ -259,10 +309,21 @@ SHOWN = {
     "get_root_keys": '"root_key_version":',
     "shred_subject": '"shred_effective_at":"',
     "shred_tenant": '"shred_effective_at":"',
+    "put_state_schema_version": '"schema":"{schema}"',
+    "list_state_schemas": '"schema":"{schema}"',
+    "get_state_schema": '"schema":"{schema}"',
+    "plan_state_migration": '"job_id":"',
+    "migrate_state": '"job_id":"',
+    "roll_back_state": '"job_id":"',
+    "get_state_migration": '"schema":"{schema}"',
     "list_jobs": '"{job_id}"',
     "get_job": '"{job_id}"',
     "list_deployment_jobs": '"{job_id}"',
     "get_deployment_job": '"{job_id}"',
+    "decrypt": CANARY,
+    "get_usage": '"tenant_id":"{tenant_id}"',
+    "get_tenant_usage": '"tenant_id":"{tenant_id}"',
+    "set_tenant_quota": '"tenant_id":"{tenant_id}"',
 }
 
 
@@ -287,8 +348,10 @@ def _records(world: World, declared: Declared) -> Records:
             rewrapped = operator.post("/v1/admin/keys/rewrap")
         assert rewrapped.status_code == 202, rewrapped.text
         job_id = rewrapped.json()["job_id"]
+    with world.tenancy.client(service_key) as service:
+        schema = register_schema(service)
     api_key = world.tenancy.key(service_key, subject_id)
-    return Records(tenant_id, service_key, subject_id, key_id(api_key), job_id, thread)
+    return Records(tenant_id, service_key, subject_id, key_id(api_key), job_id, schema, thread)
 
 
 async def _settled(connection: asyncpg.Connection, *tenant_ids: str) -> None:
@@ -304,7 +367,8 @@ async def _stored(connection: asyncpg.Connection, *tenant_ids: str) -> dict[str,
     """A digest of all rows of some tenants and of those that are no tenant's, by table.
 
     Of the row's place and of the transaction that wrote it, which every change gives it anew. Without what the gateway
-    does in the background: when a key was last used, and the record of requests with the head that moves with it.
+    does in the background: when a key was last used, when a tenant was swept, and the record of requests with the head
+    that moves with it.
     """
     columns = await connection.fetch(
         "SELECT c.table_name, bool_or(c.column_name = 'tenant_id') AS of_tenants FROM information_schema.columns c"
@@ -317,7 +381,9 @@ async def _stored(connection: asyncpg.Connection, *tenant_ids: str) -> dict[str,
             continue
         where = "(tenant_id = ANY($1) OR tenant_id IS NULL)" if of_tenants else "$1::uuid[] IS NOT NULL"
         where += " AND action NOT IN ('access', 'access.dropped')" if table == "audit_log" else ""
-        row = "(to_jsonb(t) - 'last_used_at')::text" if table == "api_keys" else "t.ctid::text || ' ' || t.xmin::text"
+        swept = "- 'sweep_after' - 'walk_after' - 'swept_at' - 'census'"
+        moving = {"api_keys": "- 'last_used_at'", "blob_usage": swept}
+        row = f"(to_jsonb(t) {moving[table]})::text" if table in moving else "t.ctid::text || ' ' || t.xmin::text"
         digest = "count(*) || ' ' || md5(coalesce(string_agg(row, ',' ORDER BY row), ''))"
         found[table] = await connection.fetchval(
             f"SELECT {digest} FROM (SELECT {row} AS row FROM stateroom.{table} t WHERE {where}) AS rows",  # noqa: S608
@@ -335,9 +401,10 @@ async def test_a_tenants_and_the_operators_records_are_out_of_reach(
     declared = DECLARED[name]
     permission = declared.operation.permission
     caller = world.callers[stranger]
-    of_operator = permission == "operator"
+    operating_key = world.operating_key(permission)
+    of_operator = operating_key is not None
     twin, ours = _records(world, declared), _records(world, declared)
-    with world.tenancy.client(world.tenancy.gateway.operator_key if of_operator else world.service_key) as owner:
+    with world.tenancy.client(operating_key or world.service_key) as owner:
         proof = request_of(declared, **twin.named).send(owner)
     assert proof.status_code in declared.operation.statuses, proof.text
     assert SHOWN[name].format(**twin.named) in proof.text
@@ -351,7 +418,9 @@ async def test_a_tenants_and_the_operators_records_are_out_of_reach(
         answer = request_of(declared, **ours.named).send(client)
         unauthenticated = REFUSED.get(stranger) == 401
         is_operator = stranger in {"the operator", "the operator who names the owner"}
-        if (of_operator and is_operator) or (permission == "tenant:admin" and stranger == STRANGERS_AT_HOME[3]):
+        if (permission == "operator" and is_operator) or (
+            permission == "tenant:admin" and stranger == STRANGERS_AT_HOME[3]
+        ):
             assert answer.status_code in declared.operation.statuses, answer.text
             return  # he is who may
         if unauthenticated:
@@ -371,6 +440,8 @@ async def test_a_tenants_and_the_operators_records_are_out_of_reach(
     assert CANARY not in answer.text
     if permission is not None:
         secrets = {world.tenant_id, *twin.named.values(), *ours.named.values(), key_id(world.service_key)} - {""}
+        if name == "put_state_schema_version" and answer.status_code == 201:
+            secrets.remove(ours.schema)  # his own, of the same name
         assert not [secret for secret in secrets if secret in answer.text]
 
 
@@ -433,7 +504,8 @@ def test_a_verification_of_all_a_subject_has_is_of_nobody_elses(world: World) ->
 
 
 def test_every_declared_operation_has_a_case() -> None:
-    cases = ALONE.keys() | {name for name, one in AUTHENTICATED.items() if one.operation.permission == "operator"}
+    of_operators = {"operator", "decrypt-any"}
+    cases = ALONE.keys() | {name for name, one in AUTHENTICATED.items() if one.operation.permission in of_operators}
     assert cases == AUTHENTICATED.keys()
     assert SHOWN.keys() == AUTHENTICATED.keys() - OF_SUBJECTS.keys()
     for declared in AUTHENTICATED.values():
@@ -454,12 +526,16 @@ def test_the_application_has_no_route_that_is_not_declared() -> None:
     assert len(app.routes) == len({path for _, path in declared})
 
 
-def test_exactly_four_routes_are_public(world: World) -> None:
-    public = {"/livez", "/readyz", "/docs", "/openapi.json"}
+def test_exactly_five_routes_are_public_and_one_of_them_asks_for_a_signed_token(world: World) -> None:
+    signed = "/v1/artifact-urls/{token:str}"
+    public = {"/livez", "/readyz", "/docs", "/openapi.json", signed}
     assert {one.path for one in DECLARED.values() if one.operation.public} == public
     with world.tenancy.client(None) as client:
         for one in DECLARED.values():
             answer = client.request(one.operation.method.value, path_of(one))
+            if one.path == signed:
+                assert_problem(answer, 403, "artifact-url-invalid")
+                continue
             assert (answer.status_code == 200) == (one.path in public), one.path
             if one.path not in public:
                 assert_problem(answer, 401, "unauthenticated")

@@ -103,6 +103,8 @@ async def world(store, admin):
                     namespace=namespace,
                     task_path="path",
                     status="waiting",
+                    state_schema="trip",
+                    state_version=1,
                 )
     return store
 
@@ -167,6 +169,8 @@ def changed(name, value):
         return "done" if value != "done" else "failed"
     if name == "piece_ids":
         return value[17:34] + value[:17] + value[34:]
+    if isinstance(value, bytes):
+        return bytes([value[0] ^ 1]) + value[1:]
     if isinstance(value, str):
         return value + "x"
     if isinstance(value, int):
@@ -183,6 +187,7 @@ COLUMNS = [
     *(("pending_writes", name) for name in WriteColumns.__struct_fields__ if name not in KEYS["pending_writes"]),
     *(("heads", name) for name in ("head_id", "sequence")),
     ("threads", "created_at"),
+    ("pending_writes", "member"),
 ]
 
 
@@ -190,6 +195,8 @@ COLUMNS = [
 async def test_an_edited_column_is_refused(world, admin, table, column):
     where = place(table)
     before = (await row_of(admin, table, where))[column]
+    if column == "named_ids":
+        before = before or bytes(16)
     assert before is not None
     value = PLACES["checkpoint_id"][0] if column == "head_id" else changed(column, before)
     if column == "piece_ids" and value == before:
@@ -230,11 +237,16 @@ async def test_swapped_chunks_are_refused(world, admin):
     await read(world, "checkpoints", place("checkpoints"))
 
 
-@pytest.mark.parametrize("column", ["piece_id", "children", "envelope"])
+@pytest.mark.parametrize("column", ["piece_id", "children", "named_ids", "envelope"])
 async def test_an_edited_chunk_is_refused(world, admin, column):
     one, _ = await two_chunks(admin)
     row = await row_of(admin, "chunks", one)
-    value = {"piece_id": bytes(17), "children": row["piece_id"], "envelope": row["envelope"][:-1] + b"\0"}[column]
+    value = {
+        "piece_id": bytes(17),
+        "children": row["piece_id"],
+        "named_ids": bytes(16),
+        "envelope": row["envelope"][:-1] + b"\0",
+    }[column]
     async with edited(admin, "chunks", one, {column: value}):
         await refused(world, "checkpoints", place("checkpoints"))
 

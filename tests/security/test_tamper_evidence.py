@@ -1,17 +1,20 @@
 """Whoever edits, drops, adds or puts back rows is noticed by the next reader, or by verification (threats 6 to 8)."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 
 import pytest
 
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import CheckpointNotFound, IntegrityFailure, RollbackDetected, ThreadNotFound
+from storage.format.ids import mint_checkpoint_id
+from storage.format.token import ThreadToken
 from storage.model import HistoryQuery, Save
 from storage.postgres.unit_of_work import Silent
-from storage.scope import Scope
+from storage.scope import Scope, TenantScope
 from storage.service import Store
-from tests.support.states import document, load, put, save, state, write
+from tests.support.states import document, load, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
 
 SUBJECT_TABLES = ("threads", "heads", "checkpoints", "pending_writes", "chunks", "removed_threads")
@@ -286,6 +289,225 @@ async def test_a_missing_piece_and_an_altered_write_are_found(guarded, scope, ch
     assert await codes(guarded, scope) == {"pending-write", "piece-missing"}
 
 
+@pytest.mark.parametrize("column", ["children", "named_ids"])
+async def test_a_piece_whose_clear_ids_are_no_ids_is_found_and_hides_nothing_else(
+    guarded, scope, chain, attacker, column
+):
+    await attacker.execute(
+        f"UPDATE stateroom.chunks SET {column} = '\\x01' WHERE ctid ="  # noqa: S608 - a constant of this test
+        " (SELECT min(ctid) FROM stateroom.chunks WHERE tenant_id = $1 AND subject_id = $2)"
+    )
+    await attacker.execute("UPDATE stateroom.pending_writes SET channel = 'b' WHERE tenant_id = $1 AND subject_id = $2")
+    with pytest.raises(IntegrityFailure):
+        await load(guarded, scope)
+    assert await codes(guarded, scope) >= {"piece", "pending-write"}
+
+
+# --- pending writes --------------------------------------------------------------------------------
+
+ANCHOR = "stateroom:once"
+TAKE_AWAY = "DELETE FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2 AND checkpoint_id = $3"
+ONE_WRITE = " AND task_id = 'one' AND idx = 1"
+
+
+@pytest.fixture
+async def written(guarded, scope, chain):
+    """Writes of two tasks against the head, an older checkpoint and one that never comes."""
+    for checkpoint_id in (chain[-1].checkpoint_id, chain[2].checkpoint_id, ANCHOR):
+        for task_id in ("one", "two"):
+            await put(
+                guarded, scope, checkpoint_id, write(-1, "a", 1), write(0, "a", 2), write(1, "a", 3), task_id=task_id
+            )
+    return chain
+
+
+def task_writes(store, scope, checkpoint_id, task_id="one"):
+    return store.checkpoints.task_writes(scope, "t1", "", checkpoint_id, task_id)
+
+
+def reads_of_older(store, scope, chain):
+    """Everything that reads pending writes, but a load of the head."""
+    return {
+        "load": lambda: load(store, scope, checkpoint_id=chain[2].checkpoint_id),
+        "task_writes": lambda: task_writes(store, scope, chain[2].checkpoint_id),
+        "listing": lambda: listed(store, scope),
+        "search": lambda: listed(store, scope, thread_id=None, namespace=None, status="active"),
+        "channel_history": lambda: store.checkpoints.channel_history(
+            scope, "t1", "", chain[3].checkpoint_id, ["a", "missing"]
+        ),
+        "prune": lambda: store.threads.prune(scope, ["t1"], "keep_latest"),
+        "delete_runs": lambda: store.threads.delete_runs(scope, ["r"]),
+        "copy": lambda: store.threads.copy(scope, "t1", "t2"),
+    }
+
+
+async def missed(store, scope, chain, *, head):
+    for name, call in reads_of_older(store, scope, chain).items():
+        if name == "delete_runs":
+            continue  # no checkpoint has a run: it does not come to this thread
+        with pytest.raises(IntegrityFailure):
+            await call()
+    if head:
+        with pytest.raises(IntegrityFailure):
+            await load(store, scope)
+    else:
+        await load(store, scope)
+    assert await codes(store, scope) == {"pending-writes"}
+
+
+async def test_untouched_writes_are_whole(guarded, scope, written, watch):
+    await clean(guarded, scope)
+    for call in reads_of_older(guarded, scope, written).values():
+        await call()
+    await clean(guarded, scope)
+    assert len(await task_writes(guarded, scope, ANCHOR)) == 3
+    assert len(writes_of(await load(guarded, scope))) == 7
+    assert watch.failures == 0
+
+
+@pytest.mark.parametrize("which", ["head", "older", "anchor"])
+@pytest.mark.parametrize("also", [ONE_WRITE, " AND task_id = 'one'", ""], ids=["one", "task", "checkpoint"])
+async def test_writes_taken_away_are_missed(guarded, scope, written, attacker, which, also):
+    place = {"head": written[-1].checkpoint_id, "older": written[2].checkpoint_id, "anchor": ANCHOR}[which]
+    await attacker.execute(TAKE_AWAY + also, place)
+    await missed(guarded, scope, written, head=which == "head")
+
+
+async def test_all_writes_of_a_thread_taken_away_are_missed(guarded, scope, written, attacker):
+    await attacker.execute("DELETE FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2")
+    await missed(guarded, scope, written, head=True)
+
+
+@pytest.mark.parametrize("move", ["checkpoint_id = 'elsewhere'", "task_id = 'elsewhere'", "idx = 7", "namespace = 'x'"])
+@pytest.mark.parametrize("which", ["head", "older"])
+async def test_a_write_moved_out_of_the_way_is_missed(guarded, scope, written, attacker, which, move):
+    place = written[-1 if which == "head" else 2].checkpoint_id
+    await attacker.execute(
+        f"UPDATE stateroom.pending_writes SET {move} WHERE tenant_id = $1"  # noqa: S608
+        f" AND subject_id = $2 AND checkpoint_id = $3{ONE_WRITE}",
+        place,
+    )
+    with pytest.raises(IntegrityFailure):
+        await load(guarded, scope, checkpoint_id=place)
+    for task_id in ("one", "two"):
+        with pytest.raises(IntegrityFailure):
+            await task_writes(guarded, scope, place, task_id)
+    assert "pending-write" in await codes(guarded, scope)
+
+
+async def test_an_altered_member_is_refused(guarded, scope, written, attacker):
+    await attacker.execute(
+        "UPDATE stateroom.pending_writes SET member = set_byte(member, 0, get_byte(member, 0) # 1)"  # noqa: S608
+        f" WHERE tenant_id = $1 AND subject_id = $2 AND checkpoint_id = $3{ONE_WRITE}",
+        written[-1].checkpoint_id,
+    )
+    with pytest.raises(IntegrityFailure):
+        await load(guarded, scope)
+    assert await codes(guarded, scope) == {"pending-write"}
+
+
+@pytest.mark.parametrize("which", ["head", "older", "anchor"])
+async def test_a_replaced_write_put_back_is_noticed(guarded, scope, written, attacker, which):
+    place = {"head": written[-1].checkpoint_id, "older": written[2].checkpoint_id, "anchor": ANCHOR}[which]
+    before = await attacker.copy("pending_writes")
+    assert (await put(guarded, scope, place, write(-1, "a", "newer"), task_id="one")).stored == 1
+    await clean(guarded, scope)
+    await attacker.put_back(before)
+    await missed(guarded, scope, written, head=which == "head")
+
+
+async def test_a_write_that_was_removed_and_is_put_back_is_noticed(guarded, scope, written, attacker):
+    before = (await attacker.copy("pending_writes"))["pending_writes"]
+    [old] = [each for each in before if each["checkpoint_id"] == written[2].checkpoint_id and each["task_id"] == "one"
+             and each["idx"] == 0]  # fmt: skip
+    await guarded.threads.prune(scope, ["t1"], "keep_latest")
+    await clean(guarded, scope)
+    await attacker.insert("pending_writes", old)
+    with pytest.raises(IntegrityFailure):
+        await task_writes(guarded, scope, written[2].checkpoint_id)
+    assert await codes(guarded, scope) == {"pending-writes"}
+
+
+async def test_a_write_of_an_earlier_life_of_the_thread_is_noticed(guarded, scope, written, attacker):
+    before = (await attacker.copy("pending_writes"))["pending_writes"]
+    await guarded.threads.delete(scope, "t1")
+    await save(guarded, scope, checkpoint_id=written[2].checkpoint_id)
+    for row in before:
+        if row["checkpoint_id"] == written[2].checkpoint_id:
+            await attacker.insert("pending_writes", row)
+    with pytest.raises(IntegrityFailure):
+        await load(guarded, scope)
+    assert await codes(guarded, scope) == {"pending-writes"}
+
+
+async def test_writes_without_their_thread_are_noticed(guarded, scope, written, attacker):
+    for table in ("threads", "heads", "checkpoints"):
+        await attacker.execute(f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2")  # noqa: S608
+    with pytest.raises(IntegrityFailure):
+        await task_writes(guarded, scope, written[2].checkpoint_id)
+
+
+async def test_writes_that_arrived_early_are_missed_with_the_head_they_belong_to(guarded, scope, attacker):
+    await put(guarded, scope, "c", write(0, "a", 1), task_id="one")
+    await save(guarded, scope, checkpoint_id="c")
+    assert len(writes_of(await load(guarded, scope))) == 1
+    await clean(guarded, scope)
+    await attacker.execute(TAKE_AWAY, "c")
+    with pytest.raises(IntegrityFailure):
+        await load(guarded, scope)
+    assert await codes(guarded, scope) == {"pending-writes"}
+
+
+async def test_writes_taken_away_with_the_threads_seal_put_back_are_missed_by_loads_of_the_head(
+    guarded, scope, chain, attacker
+):
+    before = await attacker.copy("pending_writes", "threads")
+    await put(guarded, scope, chain[-1].checkpoint_id, write(0, "a", 1), task_id="one")
+    await attacker.put_back(before)
+    with pytest.raises(IntegrityFailure):
+        await load(guarded, scope)
+    assert await codes(guarded, scope) == {"pending-writes"}
+
+
+async def test_writes_taken_away_with_all_seals_put_back_are_missed_by_who_keeps_a_token(
+    guarded, scope, chain, attacker, watch
+):
+    before = await attacker.copy("pending_writes", "threads", "heads")
+    receipt = await put(guarded, scope, chain[-1].checkpoint_id, write(0, "a", 1), task_id="one")
+    await admitted(guarded, scope, receipt.token)
+    await attacker.put_back(before)
+    await clean(guarded, scope)
+    await refused_as_rollback(guarded, scope, receipt.token)
+    with pytest.raises(RollbackDetected):
+        await put(guarded, scope, chain[-1].checkpoint_id, write(0, "a", 2), task_id="two", known_token=receipt.token)
+    await clean(guarded, scope)
+    assert len(writes_of(await load(guarded, scope))) == 1
+    await put(guarded, scope, chain[-1].checkpoint_id, write(0, "a", 2), task_id="two")  # the sequence is as it was
+    await refused_as_rollback(guarded, scope, receipt.token)
+
+
+async def seals(attacker):
+    copied = await attacker.copy("threads", "heads")
+    return [(row["seal"], row.get("sequence")) for rows in copied.values() for row in rows]
+
+
+async def test_writes_that_change_nothing_move_nothing(guarded, scope, chain, attacker):
+    place = chain[-1].checkpoint_id
+    first = await put(guarded, scope, place, write(0, "a", 1), task_id="one", status="waiting")
+    before = await seals(attacker)
+    for status in ("waiting", None):
+        again = await put(guarded, scope, place, write(0, "a", 1), task_id="one", status=status)
+        assert (again.stored, again.unchanged, again.token) == (0, 1, first.token)
+    assert await seals(attacker) == before
+
+
+async def test_writes_of_the_head_move_its_sequence_and_others_do_not(guarded, scope, chain):
+    assert (await put(guarded, scope, chain[2].checkpoint_id, write(0, "a", 1))).token is None
+    assert (await put(guarded, scope, ANCHOR, write(0, "a", 1))).token is None
+    assert (await put(guarded, scope, chain[-1].checkpoint_id, write(5, "a", 1))).token is not None
+    assert (await save(guarded, scope)).sequence == chain[-1].sequence + 3  # the fixture's put, this put, this save
+
+
 # --- rollback: everything agrees with everything, only the client knows better ---------------------
 
 
@@ -448,6 +670,20 @@ async def running(*works):
         await asyncio.gather(*tasks)
 
 
+async def read_writes(store, scope):
+    """Everything that compares pending writes, at the head and elsewhere."""
+    found = (await store.checkpoints.history(scope, HistoryQuery(thread_id="t1", limit=50))).items
+    for each in found[:3]:
+        for call in (
+            store.checkpoints.load(scope, "t1", each.namespace, each.checkpoint_id, with_state=True),
+            store.checkpoints.channel_history(scope, "t1", each.namespace, each.checkpoint_id, ["a", "missing"]),
+        ):
+            with suppress(CheckpointNotFound):  # pruned meanwhile
+                await call
+        await task_writes(store, scope, each.checkpoint_id)
+    await task_writes(store, scope, ANCHOR)
+
+
 async def read_on(store, scope):
     """Load a few times, each time with what the time before has given."""
     known = None
@@ -459,35 +695,75 @@ async def read_on(store, scope):
         known = loaded.token
 
 
-async def test_writers_pruners_and_readers_at_once_raise_no_false_alarm(guarded, scope, watch):
-    """Every legal operation on one thread in parallel, while everything that compares is comparing."""
+class Writers:
+    """Everything that changes one thread legally, in parallel, on one store."""
+
     rounds = 25
 
-    async def writing(namespace):
-        known = None
-        for number in range(rounds):
-            content = state(a=document(f"{namespace}{number}", 8000))
-            saved = await guarded.checkpoints.save(
-                scope,
-                Save(thread_id="t1", namespace=namespace, content=content, run_id=f"r{number % 3}", known_token=known),
-            )
-            known = saved.token
-            await put(guarded, scope, saved.checkpoint_id, write(-1, "a", document(str(number))), namespace=namespace)
+    def __init__(self, store, scope):
+        self._store = store
+        self._scope = scope
 
-    async def pruning(ended):
+    def puts(self, namespace, checkpoint_id, number, known):
+        for task_id in ("one", "two"):
+            yield put(
+                self._store,
+                self._scope,
+                checkpoint_id,
+                *(write(idx, "a", document(f"{task_id}{number}")) for idx in (-2, -1, 0, 1)),
+                task_id=task_id,
+                namespace=namespace,
+                known_token=known,
+            )
+        yield put(self._store, self._scope, ANCHOR, write(number, "a", number), write(-1, "a", number), task_id="one")
+
+    async def write(self, namespace):
+        known = None
+        for number in range(self.rounds):
+            checkpoint_id = mint_checkpoint_id(datetime.now(UTC), None) if number % 2 else None
+            new = Save(
+                thread_id="t1",
+                namespace=namespace,
+                content=state(a=document(f"{namespace}{number}", 8000)),
+                checkpoint_id=checkpoint_id,
+                run_id=f"r{number % 3}",
+                known_token=known,
+            )
+            # Where the id is known, writes arrive before the checkpoint, at the same time, or later.
+            early = self.puts(namespace, checkpoint_id, number, known) if checkpoint_id else ()
+            saved, *_ = await asyncio.gather(self._store.checkpoints.save(self._scope, new), *early)
+            puts = self.puts(namespace, saved.checkpoint_id, number, saved.token)
+            tokens = [each.token for each in await asyncio.gather(*puts) if each.token]
+            known = max((saved.token, *tokens), key=lambda token: ThreadToken.parse(token).sequence)
+
+    async def prune(self, ended):
         number = 0
         while not ended.is_set():
             number += 1
-            await guarded.threads.prune(scope, ["t1"], "keep_latest")
-            await guarded.threads.delete_runs(scope, [f"r{number % 3}"])
-            await guarded.threads.copy(scope, "t1", f"copy-{number}")
-            await guarded.threads.delete(scope, f"copy-{number}")
+            await self._store.threads.prune(self._scope, ["t1"], "keep_latest")
+            await self._store.threads.delete_runs(self._scope, [f"r{number % 3}"])
+            await self._store.threads.copy(self._scope, "t1", f"copy-{number}")
+            await self._store.threads.delete(self._scope, f"copy-{number}")
+
+    async def reseal(self, ended):
+        tenant = TenantScope(self._scope.tenant_id)
+        while not ended.is_set():
+            rotated = await self._store.rotation.rotate_subject(self._scope, "api-key:test")
+            while (await self._store.jobs.get(tenant, rotated.job_id)).state not in {"done", "failed"}:
+                if not await self._store.runner.run_due():
+                    await asyncio.sleep(0.02)  # somebody who began before is still at work
+
+
+async def test_writers_pruners_and_readers_at_once_raise_no_false_alarm(guarded, scope, watch):
+    """Every legal operation on one thread in parallel, while everything that compares is comparing."""
+    writers = Writers(guarded, scope)
 
     async def reading(ended):
         while not ended.is_set():
             await listed(guarded, scope)
             await listed(guarded, scope, namespace=None)
             await read_on(guarded, scope)
+            await read_writes(guarded, scope)
 
     async def verifying(ended):
         while not ended.is_set():
@@ -496,8 +772,8 @@ async def test_writers_pruners_and_readers_at_once_raise_no_false_alarm(guarded,
             assert (await guarded.verification.thread(scope, "t1")).findings == []
 
     await save(guarded, scope)
-    async with running(pruning, reading, verifying):
-        await asyncio.gather(writing(""), writing("sub"))
+    async with running(writers.prune, writers.reseal, reading, verifying):
+        await asyncio.gather(writers.write(""), writers.write("sub"))
     await guarded.head_anchors.flush()
     await clean(guarded, scope)
     assert watch.failures == 0

@@ -5,15 +5,18 @@ suites that use it, so that no route is left out unnoticed.
 """
 
 import base64
+import json
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
+import msgpack
 
 from gateway import routes
 from gateway.operations import Operation
@@ -26,7 +29,11 @@ CANARY = f"canary-{uuid4().hex}"
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading the system's certificates takes longer than a test
 _PARAMETER = re.compile(r"\{(\w+):str\}")
 # What requests name, in their paths, queries and bodies.
-NAMED = ("thread_id", "checkpoint_id", "task_id", "run_id", "key_id", "tenant_id", "subject_id", "job_id")
+NAMED = (
+    "thread_id", "checkpoint_id", "task_id", "run_id", "key_id", "tenant_id", "subject_id", "job_id", "artifact_id",
+    "upload_id", "number", "piece", "schema", "state_version",
+)  # fmt: skip
+NO_ID = str(UUID(int=0))
 
 
 class Declared(NamedTuple):
@@ -60,9 +67,13 @@ class Request(NamedTuple):
     path: str
     body: Any = None
     query: str = ""
+    content: bytes | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def send(self, client: httpx.Client, method: str | None = None) -> httpx.Response:
-        body = {} if self.body is None else {"json": self.body}
+        body: dict[str, Any] = {} if self.body is None else {"json": self.body}
+        if self.content is not None:
+            body = {"content": self.content, "headers": dict(self.headers)}
         return client.request(method or self.method, self.path + self.query, **body)
 
 
@@ -73,6 +84,45 @@ class Thread(NamedTuple):
     checkpoint_id: str
     task_id: str
     run_id: str
+    artifact_id: str = NO_ID
+    upload_id: str = NO_ID
+    number: str = "0"
+    piece: str = "AQAAAAAAAAAAAAAAAAAAAAA"
+
+
+def leaf(text: str) -> dict[str, str]:
+    """The body that uploads a text as a piece."""
+    return {"data": base64.b64encode(msgpack.packb(text)).decode()}
+
+
+def has_files(declared: "Declared") -> bool:
+    """Whether an operation works on artifacts or uploads, so that `save_files` is needed first."""
+    return declared.name == "list_artifacts" or bool({"artifact_id", "upload_id"} & {*declared.parameters})
+
+
+def save_files(client: httpx.Client, thread: Thread) -> Thread:
+    """Add an artifact and an upload with one part to a thread, with a canary in all of them."""
+    path = f"/v1/threads/{thread.thread_id}"
+    metadata = base64.urlsafe_b64encode(json.dumps({"note": CANARY}).encode()).decode()
+    headers = {"Stateroom-Artifact-Name": f"{CANARY}.txt", "Stateroom-Artifact-Metadata": metadata}
+    stored = client.post(
+        f"{path}/artifacts", content=CANARY.encode(), headers={**headers, "Content-Type": "text/plain"}
+    )
+    assert stored.status_code == 201, stored.text
+    begun = client.post(f"{path}/uploads", json={"name": f"{CANARY}.txt", "metadata": {"note": CANARY}})
+    assert begun.status_code == 201, begun.text
+    upload_id = begun.json()["upload_id"]
+    part = client.put(f"/v1/uploads/{upload_id}/parts/0", content=CANARY.encode())
+    assert part.status_code == 200, part.text
+    return thread._replace(artifact_id=stored.json()["artifact_id"], upload_id=upload_id)
+
+
+def register_schema(client: httpx.Client) -> str:
+    """Register version 1 of a state schema of its own; returns its name."""
+    schema = f"schema-{uuid4()}"
+    registered = client.put(f"/v1/state-schemas/{schema}/versions/1", json={"label": "other"})
+    assert registered.status_code == 201, registered.text
+    return schema
 
 
 def save_thread(client: httpx.Client) -> Thread:
@@ -90,25 +140,43 @@ def save_thread(client: httpx.Client) -> Thread:
     path = f"/v1/threads/{thread.thread_id}/checkpoints/{thread.checkpoint_id}/writes/{thread.task_id}"
     wrote = client.put(path, json={"writes": [{"channel": "note", "idx": 0, "value": CANARY}]})
     assert wrote.status_code == 200, wrote.text
-    return thread
+    sent = client.post(f"/v1/threads/{thread.thread_id}/pieces", json=leaf(CANARY))
+    assert sent.status_code == 201, sent.text
+    piece = base64.urlsafe_b64encode(base64.b64decode(sent.json()["piece"])).decode().rstrip("=")
+    return thread._replace(piece=piece)
 
 
 def request_of(declared: Declared, thread: Thread | None = None, **named: str) -> Request:
     """A valid request of an operation, on ``thread`` or on what is ``named``."""
-    values = {**(thread._asdict() if thread else {}), **named}
+    values = {"schema": "s", "state_version": "1", **(thread._asdict() if thread else {}), **named}
     bodies: dict[str, Any] = {
         "save_checkpoint": lambda: {"state": {"note": "other"}},
         "put_writes": lambda: {"writes": [{"channel": "note", "idx": 7, "value": "other"}]},
         "put_thread": lambda: {"strict": True},
+        "put_piece": lambda: leaf("other" * 20),
         "copy_thread": lambda: {"target_thread_id": f"copy-{uuid4()}"},
         "prune": lambda: {"thread_ids": [values["thread_id"]], "strategy": "delete"},
         "delete_runs": lambda: {"run_ids": [values["run_id"]]},
         "create_api_key": lambda: {"kind": "service", "name": "other"},
         "create_tenant": lambda: {"name": "other"},
         "verify": lambda: {"thread_id": values["thread_id"]},
+        "decrypt": lambda: {
+            "subject": values["subject_id"],
+            "thread_id": values["thread_id"],
+            "reason": "asked by the owner",
+        },
+        "begin_upload": lambda: {"name": "other"},
+        "complete_upload": lambda: {"parts": 1},
+        "copy_artifact": lambda: {"thread_id": f"copy-{uuid4()}"},
+        "set_tenant_quota": lambda: {"quota_bytes": None},
+        "create_artifact_url": dict,
         "rotate_key": lambda: {"level": "subject", "subject_id": values["subject_id"]},
         "shred_subject": lambda: {"confirm": values["subject_id"]},
         "shred_tenant": lambda: {"confirm": values["tenant_id"]},
+        "put_state_schema_version": lambda: {"label": "other"},
+        "plan_state_migration": dict,
+        "migrate_state": dict,
+        "roll_back_state": dict,
     }
     queries: dict[str, Any] = {
         "channel_history": lambda: "?channel=note",
@@ -119,13 +187,16 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
     )
     body = bodies[declared.name]() if declared.operation.body is not None else None
     query = queries[declared.name]() if declared.name in queries else ""
-    return Request(declared.operation.method.value, path, body, query)
+    content = b"other" if declared.operation.raw_body else None
+    headers = {"Stateroom-Artifact-Name": "other"} if declared.name == "create_artifact" else {}
+    return Request(declared.operation.method.value, path, body, query, content, headers)
 
 
 def path_of(declared: Declared) -> str:
     """A path of the right form, for requests that never get as far as the data."""
     nobody = {"thread_id": "t", "checkpoint_id": "c", "task_id": "w", "key_id": "k", "subject_id": "s"}
-    nobody |= {"tenant_id": str(uuid4()), "job_id": str(uuid4())}
+    nobody |= {"tenant_id": str(uuid4()), "job_id": str(uuid4()), "artifact_id": NO_ID, "upload_id": NO_ID}
+    nobody |= {"number": "0", "token": "t", "piece": "p", "schema": "s", "state_version": "1"}
     return _PARAMETER.sub(lambda found: nobody[found[1]], declared.path)
 
 

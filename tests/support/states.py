@@ -70,10 +70,13 @@ async def put(
     namespace: str = "",
     task_path: str = "",
     status: Any = None,
+    known_token: str | None = None,
+    **state_version: Any,
 ) -> Any:
     return await store.checkpoints.put_writes(
-        scope, thread_id, namespace, checkpoint_id, task_id, task_path, writes, status
-    )
+        scope, thread_id, namespace, checkpoint_id, task_id, task_path, writes, status, known_token=known_token,
+        **state_version,
+    )  # fmt: skip
 
 
 def document(name: str, size: int = 6000) -> str:

@@ -1,9 +1,11 @@
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from gateway import api_keys
+from gateway.cli.keys import operator_record
 from gateway.settings import PREFIX, VARIABLES
 from storage.format.manifest import CheckpointColumns, WriteColumns
 
@@ -65,4 +67,5 @@ def test_the_example_of_the_api_key_page_is_one():
     example = re.search(r"sr_live_[0-9A-Za-z]{12}_[0-9A-Za-z]{49}$", text, re.MULTILINE)
     presented = api_keys.parse(example[0])
     assert presented is not None
-    assert api_keys.mac(bytes(32), presented.secret).hex() in text
+    record = operator_record(presented, bytes(32), name="", now=datetime(2026, 1, 1, tzinfo=UTC))
+    assert record.mac.hex() in text
