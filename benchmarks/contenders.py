@@ -22,6 +22,7 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
+from benchmarks.audit import Desk, audited
 from benchmarks.engines import FLOOR_DATABASE, PEER_DATABASE, Engines
 from benchmarks.workload import Save
 from stateroom import current_subject
@@ -110,11 +111,13 @@ class Contenders:
         httpx_saves: HttpxSaves,
         socket_saves: SocketSaves,
         inserts: asyncpg.Pool,
+        desks: dict[str, Desk],
     ) -> None:
         self.savers = savers
         self.raw: dict[str, HttpxSaves | SocketSaves] = {HTTPX: httpx_saves, SOCKET: socket_saves}
         self.httpx = httpx_saves
         self.inserts = inserts
+        self.desks = desks
 
     async def insert(self, body: bytes) -> None:
         """Commit one row; the least that durable storage in PostgreSQL can cost from Python."""
@@ -155,7 +158,8 @@ async def connected(engines: Engines) -> AsyncIterator[Contenders]:
         sockets = SocketSaves(engines)
         stack.callback(sockets.close)
         savers = {STATEROOM: ours, LANGGRAPH: theirs, MEMORY: InMemorySaver()}
-        yield Contenders(savers, HttpxSaves(client), sockets, inserts)
+        desks = await stack.enter_async_context(audited(engines))
+        yield Contenders(savers, HttpxSaves(client), sockets, inserts, desks)
 
 
 def saves_path(thread_id: str) -> str:

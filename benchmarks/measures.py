@@ -16,6 +16,8 @@ from uuid import uuid4
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from benchmarks import artifacts, screenshots, sealing
+from benchmarks.audit import AUDITED, UNRECORDED
 from benchmarks.contenders import (
     HTTPX,
     INSERT,
@@ -38,6 +40,7 @@ P50 = "p50 ms"
 RATE = "per s"
 SECONDS = "s"
 SIZE = "MB"
+SPEED = "MB per s"
 CLIENT_CPU = "client CPU ms"
 GATEWAY_CPU = "gateway CPU ms"
 POSTGRES_CPU = "postgres CPU ms"
@@ -59,6 +62,9 @@ class Effort(NamedTuple):
         saves_each: Operations of each of the 16 writers.
         loads: Loads of a slice.
         turns: Length of the chats.
+        large_bytes: Size of the large artifact.
+        small_files: Artifacts of 100 KB.
+        screenshots: Of 1 MiB, in the messages of one thread.
     """
 
     rounds: int
@@ -67,10 +73,33 @@ class Effort(NamedTuple):
     saves_each: int
     loads: int
     turns: int
+    large_bytes: int
+    small_files: int
+    screenshots: int
 
 
-FULL = Effort(rounds=3, long_rounds=2, saves=100, saves_each=15, loads=20, turns=200)
-QUICK = Effort(rounds=3, long_rounds=1, saves=60, saves_each=12, loads=10, turns=60)
+FULL = Effort(
+    rounds=3,
+    long_rounds=2,
+    saves=100,
+    saves_each=15,
+    loads=20,
+    turns=200,
+    large_bytes=1 << 30,
+    small_files=1000,
+    screenshots=200,
+)
+QUICK = Effort(
+    rounds=3,
+    long_rounds=1,
+    saves=60,
+    saves_each=12,
+    loads=10,
+    turns=60,
+    large_bytes=1 << 28,
+    small_files=320,
+    screenshots=40,
+)
 
 
 class Bench:
@@ -80,6 +109,7 @@ class Bench:
         self.contenders = contenders
         self.engines = engines
         self.effort = effort
+        self.artifacts: artifacts.ArtifactBench | None = None  # where a group asks for it
         self.long_threads: dict[str, str] = {}  # contender to a thread with the whole chat in one channel
 
 
@@ -278,6 +308,57 @@ async def _chat_graph(bench: Bench, contender: str, prose: Prose) -> dict[str, f
     return metrics
 
 
+def _filled(prose: Prose, count: int) -> list[bytes]:
+    return bodies_of_bytes([prose.take(SMALL_BYTES).encode() for _ in range(count)])
+
+
+async def _recorded_loads(bench: Bench, contender: str, prose: Prose) -> dict[str, float]:
+    desk = bench.contenders.desks[contender]
+    path = saves_path(new_thread())
+    await desk.request("POST", path, _filled(prose, 1)[0])
+    each = [lambda: desk.request("GET", f"{path}/latest")] * (2 * bench.effort.saves_each)
+    return await _side_by_side(bench, [each for _ in range(WRITERS_MAX)])
+
+
+async def _recorded_saves(bench: Bench, contender: str, prose: Prose) -> dict[str, float]:
+    desk = bench.contenders.desks[contender]
+    writers = []
+    for _ in range(WRITERS_MAX):
+        path = saves_path(new_thread())
+        bodies = _filled(prose, bench.effort.saves_each)
+        writers.append([lambda path=path, body=body: desk.request("POST", path, body) for body in bodies])
+    return await _side_by_side(bench, writers)
+
+
+async def _seal_records(bench: Bench, contender: str, prose: Prose) -> dict[str, float]:
+    work = sealing.record_work(contender, sealing.record(prose))
+    lasted = sealing.timed(work, 20 * bench.effort.saves)
+    return {P50: statistics.median(lasted) * 1000, RATE: len(lasted) / sum(lasted)}
+
+
+async def _seal_blob(bench: Bench, contender: str, prose: Prose) -> dict[str, float]:
+    part = (prose.take(1 << 16).encode() * (sealing.BLOB_PART_BYTES >> 16))[: sealing.BLOB_PART_BYTES]
+    lasted = sealing.timed(sealing.blob_work(contender, part), bench.effort.loads)
+    return {SPEED: len(part) * len(lasted) / sum(lasted) / 1e6}
+
+
+async def _large_artifact(bench: Bench, contender: str, _prose: Prose) -> dict[str, float]:
+    assert bench.artifacts is not None
+    return await artifacts.large_slice(bench.artifacts, contender)
+
+
+async def _small_artifacts(bench: Bench, contender: str, _prose: Prose) -> dict[str, float]:
+    assert bench.artifacts is not None
+    return await artifacts.small_slice(bench.artifacts, contender)
+
+
+async def _screenshots(bench: Bench, _contender: str, _prose: Prose) -> dict[str, float]:
+    return await screenshots.measure(bench.engines, bench.effort.screenshots)
+
+
+ARTIFACT_GROUPS = frozenset({"artifact", "artifact-16"})
+
+
 def groups(effort: Effort) -> tuple[Group, ...]:
     """The groups of a run, in their order."""
     savers = (STATEROOM, LANGGRAPH)
@@ -307,5 +388,44 @@ def groups(effort: Effort) -> tuple[Group, ...]:
             (*savers, STATEROOM + DELTA, LANGGRAPH + DELTA, MEMORY),
             True,
             _chat_graph,
+        ),
+        Group("audit", "Load 4 KB, 16 at once, in process", "-", UNRECORDED, AUDITED, False, _recorded_loads),
+        Group("audit-save", "Save 4 KB, 16 at once, in process", "-", UNRECORDED, AUDITED, False, _recorded_saves),
+        Group(
+            "seal",
+            "Seal and open 8 to 10 KB of JSON",
+            "-",
+            sealing.RAW,
+            (sealing.RAW, sealing.PLAIN, sealing.COMPRESSED),
+            False,
+            _seal_records,
+        ),
+        Group("seal-blob", "Seal 8 MiB of a blob", "-", sealing.RAW, (sealing.RAW, sealing.PLAIN), False, _seal_blob),
+        Group(
+            "artifact",
+            f"One artifact of {effort.large_bytes >> 20} MiB, up and down",
+            "-",
+            artifacts.BOTO3,
+            (artifacts.BOTO3, artifacts.SEALED),
+            False,
+            _large_artifact,
+        ),
+        Group(
+            "artifact-16",
+            f"{effort.small_files} artifacts of 100 KB, 16 writers",
+            "-",
+            artifacts.BOTO3,
+            (artifacts.BOTO3, artifacts.SEALED, artifacts.SEALED_OBSTORE),
+            False,
+            _small_artifacts,
+        ),
+        Group(
+            "screenshots",
+            f"{effort.screenshots} screenshots of 1 MiB in the messages of a graph",
+            "screens",
+            STATEROOM,
+            (STATEROOM,),
+            True,
+            _screenshots,
         ),
     )

@@ -8,8 +8,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.artifacts import BOTO3, DOWN, FILE_CPU, FILES, SEALED, SEALED_OBSTORE, UP
+from benchmarks.audit import BATCHED, ROW_EACH, UNRECORDED
 from benchmarks.contenders import INSERT, LANGGRAPH, SOCKET, STATEROOM
-from benchmarks.measures import CLIENT_CPU, DELTA, GATEWAY_CPU, P50, RATE, SECONDS, SIZE, Group
+from benchmarks.measures import CLIENT_CPU, DELTA, GATEWAY_CPU, P50, RATE, SECONDS, SIZE, SPEED, Group
+from benchmarks.sealing import COMPRESSED, PLAIN, RAW
 
 Rounds = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 """Group, contender and metric to a number for each round."""
@@ -67,6 +70,61 @@ HYPOTHESES = (
         ("small-16", INSERT, CLIENT_CPU),
         2.0,
     ),
+    Hypothesis(
+        "audit: loads with batched notes against no record: rate",
+        ("audit", BATCHED, RATE),
+        ("audit", UNRECORDED, RATE),
+        0.9,
+        True,
+    ),
+    Hypothesis(
+        "audit: loads with one row each against batched notes: rate",
+        ("audit", ROW_EACH, RATE),
+        ("audit", BATCHED, RATE),
+        1 / 3,
+    ),
+    Hypothesis(
+        "audit: saves with batched notes against no record: rate",
+        ("audit-save", BATCHED, RATE),
+        ("audit-save", UNRECORDED, RATE),
+        0.9,
+        True,
+    ),
+    Hypothesis(
+        "audit: saves with one row each against batched notes: rate",
+        ("audit-save", ROW_EACH, RATE),
+        ("audit-save", BATCHED, RATE),
+        1 / 3,
+    ),
+    Hypothesis("seal and open 9 KB against the bare cipher: time", ("seal", PLAIN, P50), ("seal", RAW, P50), 8.0),
+    Hypothesis(
+        "seal and open 9 KB with zstd against the bare cipher: time",
+        ("seal", COMPRESSED, P50),
+        ("seal", RAW, P50),
+        50.0,
+    ),
+    Hypothesis(
+        "seal a blob against the bare cipher: speed",
+        ("seal-blob", PLAIN, SPEED),
+        ("seal-blob", RAW, SPEED),
+        0.5,
+        True,
+    ),
+    Hypothesis("one large artifact up: rate", ("artifact", SEALED, UP), ("artifact", BOTO3, UP), 0.8, True),
+    Hypothesis("one large artifact down: rate", ("artifact", SEALED, DOWN), ("artifact", BOTO3, DOWN), 0.8, True),
+    Hypothesis(
+        "artifacts of 100 KB, 16 writers: rate",
+        ("artifact-16", SEALED, FILES),
+        ("artifact-16", BOTO3, FILES),
+        0.8,
+        True,
+    ),
+    Hypothesis(
+        "artifacts of 100 KB, obstore against boto3, both sealed: client CPU",
+        ("artifact-16", SEALED_OBSTORE, FILE_CPU),
+        ("artifact-16", SEALED, FILE_CPU),
+        0.5,
+    ),
 )
 
 
@@ -77,7 +135,9 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def ratio(rounds: Rounds, measured: tuple[str, str, str], against: tuple[str, str, str]) -> dict[str, float] | None:
     """The spread of a ratio over the rounds; ``None`` where nothing can be divided."""
-    above, below = (rounds[group][contender].get(metric, ()) for group, contender, metric in (measured, against))
+    above, below = (
+        rounds.get(group, {}).get(contender, {}).get(metric, ()) for group, contender, metric in (measured, against)
+    )
     if not above or not below or min(below) <= 0:
         return None
     # Some contenders run in the first rounds only.
@@ -149,7 +209,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def as_text(rounds: Rounds, groups: Sequence[Group], environment: Mapping[str, Any]) -> str:
     """Everything, for people."""
     lines = [f"{name}: {value}" for name, value in environment.items()]
-    lines += ["", "Ratios: Stateroom (over HTTP, sealed) / LangGraph's AsyncPostgresSaver (direct, plain)"]
+    lines += ["", "Ratios; without another word: Stateroom (over HTTP, sealed) / LangGraph's saver (direct, plain)"]
     rows = [["", "ratio (least to greatest)", "expected", "holds"]]
     for found in summary(rounds):
         ((bound, limit),) = found["expected"].items()

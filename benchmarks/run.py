@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import psutil
 
 from benchmarks import measures, report
+from benchmarks.artifacts import artifact_bench
 from benchmarks.contenders import connected
 from benchmarks.engines import Engines, running
 from benchmarks.workload import Prose
@@ -59,8 +61,15 @@ def _environment(folder: Path, *, quick: bool) -> dict[str, Any]:
 
 async def _measure(engines: Engines, effort: measures.Effort, groups: list[measures.Group]) -> report.Rounds:
     rounds: dict[str, dict[str, dict[str, list[float]]]] = {}
-    async with connected(engines) as contenders:
+    async with AsyncExitStack() as stack:
+        contenders = await stack.enter_async_context(connected(engines))
         bench = measures.Bench(contenders, engines, effort)
+        if measures.ARTIFACT_GROUPS.intersection(group.name for group in groups):
+            bench.artifacts = await stack.enter_async_context(
+                artifact_bench(
+                    large_bytes=effort.large_bytes, small_count=effort.small_files, parent=engines.folder.parent
+                )
+            )
         for group in groups:
             found = rounds[group.name] = {name: defaultdict(list) for name in group.contenders}
             began = time.monotonic()
