@@ -180,6 +180,16 @@ def entity_tag(digest: bytes) -> str:
     return f'"sha256-{digest.hex()}"'
 
 
+def match(header: str | None, tag: str) -> bool:
+    """Whether If-Match allows the request: it is absent, ``*`` or names ``tag`` (RFC 9110 section 13.1.1).
+
+    The comparison is strong: a weak tag never matches.
+    """
+    if header is None or header.strip() == "*":
+        return True
+    return any(found[1] is None and found[2] == tag for found in _ENTITY_TAG.finditer(header))
+
+
 def none_match(header: str | None, tag: str) -> bool:
     """Whether If-None-Match names ``tag``, so that the answer is 304 (weak comparison, RFC 9110 section 13.1.2)."""
     if header is None:

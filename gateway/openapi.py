@@ -36,6 +36,10 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "The ETag of the head you loaded; 412 head-moved when it is not the head any more.",
         "example": '"1f0c6c3e-0000-6000-8000-000000000001"',
     },
+    "If-Match-Tag": {
+        "name": "If-Match", "in": "header", "schema": {"type": "string"},
+        "description": "412 content-changed when the content has none of these ETags.",
+    },
     "If-None-Match": {
         "name": "If-None-Match", "in": "header", "schema": {"const": "*"},
         "description": "*: the namespace must not have a checkpoint yet.",

@@ -58,6 +58,13 @@ class RangeNotSatisfiable(GatewayError):
         self.size_bytes = size_bytes
 
 
+class ContentChanged(GatewayError):
+    """The content has none of the entity tags that If-Match names."""
+
+    def __init__(self) -> None:
+        super().__init__("the content is another than the one If-Match names")
+
+
 class ArtifactUrlInvalid(GatewayError):
     """The URL is not valid, or not valid any more; deliberately does not say which."""
 
@@ -187,6 +194,9 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     RangeNotSatisfiable: Kind(
         416, "range-not-satisfiable", "Range not satisfiable", False, "Content-Range says how long the content is."
+    ),
+    ContentChanged: Kind(
+        412, "content-changed", "Content changed", False, "Load the artifact again: its ETag is of other content."
     ),
     ArtifactUrlInvalid: Kind(
         403, "artifact-url-invalid", "Artifact URL invalid", False,

@@ -20,7 +20,7 @@ from gateway.auth import Principal
 from gateway.content import stream
 from gateway.exchange import Exchange, encode_id, path_id
 from gateway.operations import Operation, route
-from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, InvalidRequest
+from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, InvalidRequest
 from gateway.services import Services
 from gateway.wire import Fault
 from storage import artifact_model as model
@@ -30,10 +30,10 @@ from storage.tenants import BlobUsage
 
 _SHARE = ("Stateroom-Client-Share",)
 _DESCRIPTION = (headers.NAME_HEADER, headers.METADATA_HEADER, headers.PREVIEW_HEADER, headers.DIGEST_HEADER)
-_READING = ("Range", "If-Range", "If-None-Match-Tag")
+_READING = ("Range", "If-Range", "If-Match-Tag", "If-None-Match-Tag")
 _STORING = ("quota-exceeded", "blob-store-unavailable", "blobs-not-configured", "commit-unknown", "key-destroyed")
 _CONTENT_PROBLEMS = (
-    "artifact-not-found", "range-not-satisfiable", "blob-store-unavailable", "blobs-not-configured",
+    "artifact-not-found", "content-changed", "range-not-satisfiable", "blob-store-unavailable", "blobs-not-configured",
     "integrity-failure", "key-destroyed",
 )  # fmt: skip
 _CONTENT_HEADERS = ("ETag", "Content-Digest", "Content-Range", "Accept-Ranges", "Content-Disposition")
@@ -500,6 +500,8 @@ async def _content(
     held = held or contextlib.ExitStack()
     with contextlib.ExitStack() as letting_go:
         letting_go.push(held)
+        if not headers.match(exchange.header("if-match"), tag):
+            raise ContentChanged
         if headers.none_match(exchange.header("if-none-match"), tag):
             return Response(b"", status_code=304, headers={"etag": tag})
         wanted = None

@@ -123,6 +123,10 @@ def test_conditions_compare_the_etag(client: httpx.Client) -> None:
         answer = client.get(content_of(made), headers={"If-None-Match": header})
         assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
     assert client.get(content_of(made), headers={"If-None-Match": '"x"'}).status_code == 200
+    for header in (tag, f'"x", {tag}', "*"):
+        assert client.get(content_of(made), headers={"If-Match": header}).content == b"0123456789"
+    for header in ('"x"', f"W/{tag}"):
+        assert_problem(client.get(content_of(made), headers={"If-Match": header}), 412, "content-changed")
     ranged = {"Range": "bytes=0-1"}
     assert client.get(content_of(made), headers={**ranged, "If-Range": tag}).status_code == 206
     for other in ('"x"', f"W/{tag}", "Wed, 21 Oct 2015 07:28:00 GMT"):
