@@ -37,7 +37,7 @@ serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DI
 
 .PHONY: test
 test: setup ## Run the tests (PYTEST_ARGS=... is passed on)
-	@$(RUN) pytest -m 'not soak' -n 2 --dist loadfile $(PYTEST_ARGS)
+	@$(RUN) pytest -m 'not soak' -n 3 --dist loadfile $(PYTEST_ARGS)
 
 .PHONY: check
 check: setup ## Check style, formatting, types and the import layers

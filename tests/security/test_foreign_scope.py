@@ -130,6 +130,7 @@ class World(NamedTuple):
     owner_key: str
     decrypting_key: str
     callers: dict[str, Caller]
+    verified: set[str]  # verifications that were shown to work: once is enough of what reads everything there is
 
     def operating_key(self, permission: str) -> str | None:
         """The key of the operator who has ``permission``, where it is one of operators."""
@@ -182,7 +183,7 @@ async def world(running_gateway: GatewayProcess) -> World:
             path = "/v1/admin/audit/anchor" if one == running_gateway.operator_key else "/v1/audit/anchor"
             anchored = client.post(path)
         assert (anchored.status_code, anchored.json()["stored"]) == (200, True), anchored.text
-    return World(tenancy, *tenant_ids, service_key, owner_key, decrypting_key(running_gateway), callers)
+    return World(tenancy, *tenant_ids, service_key, owner_key, decrypting_key(running_gateway), callers, set())
 
 
 @pytest.fixture(scope="module")
@@ -404,10 +405,13 @@ async def test_a_tenants_and_the_operators_records_are_out_of_reach(
     operating_key = world.operating_key(permission)
     of_operator = operating_key is not None
     twin, ours = _records(world, declared), _records(world, declared)
-    with world.tenancy.client(operating_key or world.service_key) as owner:
-        proof = request_of(declared, **twin.named).send(owner)
-    assert proof.status_code in declared.operation.statuses, proof.text
-    assert SHOWN[name].format(**twin.named) in proof.text
+    if name not in world.verified:
+        with world.tenancy.client(operating_key or world.service_key) as owner:
+            proof = request_of(declared, **twin.named).send(owner)
+        assert proof.status_code in declared.operation.statuses, proof.text
+        assert SHOWN[name].format(**twin.named) in proof.text
+    if name in {"verify_tenant", "verify_deployment"}:
+        world.verified.add(name)
     await _settled(connection, world.tenant_id, world.foreign_tenant_id, DEPLOYMENT)
     with (
         world.tenancy.client(ours.service_key, ours.subject_id) as subject,
