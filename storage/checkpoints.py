@@ -160,7 +160,9 @@ class Checkpoints:
                     with_state,
                     sealer.active_key_version,
                 )
-                if row is not None:
+                if row is None:  # perhaps because a shred has removed the rows, too
+                    await self._access.check_key_in(transaction, scope, sealer)
+                else:
                     self._access.check_key(scope, row["key_state"])
                 if known_token is not None:
                     await check_token(transaction, scope, sealer, thread_id, known_token)
