@@ -312,19 +312,28 @@ async def two_sweepers(store, blobs, scope, admin, variants=None):
     expired = Blobs(store, blobs, intent_seconds=-1)
     await expired.put(scope, Upload(data=b"x" * 100))
     await Blobs(store, blobs).put(scope, Upload(data=b"y" * 1000))
-    first = CommitAfter(sql.REMOVED)
-    second = Gate(sql.REMOVED)
-    sweeping = [
-        asyncio.create_task(
-            steered(store, blobs, variants=variants, before=gate).sweeper().tenant(scope.tenant_id, now=True)
-        )
-        for gate in (first, second)
-    ]
+    first, second = Gate(sql.REMOVED), Gate(sql.REMOVED)
+    end = CommitAfter(sql.REMOVED)
+
+    async def first_and_end(statement):
+        await first(statement)
+        await end(statement)
+
+    def sweep(before):
+        sweeper = steered(store, blobs, variants=variants, before=before).sweeper()
+        return asyncio.create_task(sweeper.tenant(scope.tenant_id, now=True))
+
+    # One after the other, up to the same row: a sweeper passes over what another one is expiring at that moment, and
+    # waits where another one has counted bytes.
+    sweeping = [sweep(first_and_end)]
     await first.arrival()
+    sweeping.append(sweep(second))
     await second.arrival()
+    first.opened.set()
+    await end.arrival()
     second.opened.set()
     await blocked(admin)
-    first.opened.set()
+    end.opened.set()
     return await asyncio.gather(*sweeping)
 
 
