@@ -13,7 +13,7 @@ may count them twice. It promises no moment at which all state is at one version
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -166,7 +166,10 @@ class Migrating:
         checkpoints: Checkpoints,
         states: States,
         schemas: StateSchemas,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Bind to the stores; ``monotonic`` is the clock, in seconds, that a job's rate goes by."""
+        self._monotonic = monotonic
         self._unit_of_work = unit_of_work
         self._jobs = jobs
         self._audit = audit
@@ -239,16 +242,16 @@ class Migrating:
         """A slice of a job: as many heads as its rate allows in two seconds."""
         at = json.decode(lease.position, type=_Position)
         scope = TenantScope(lease.tenant_id)
-        started = time.monotonic()
+        started = self._monotonic()
         left = math.ceil(at.heads_per_second * SLICE_SECONDS)
-        while left > 0 and time.monotonic() - started < SLICE_SECONDS:
+        while left > 0 and self._monotonic() - started < SLICE_SECONDS:
             seen, ended = await self._stretch(lease, scope, at, min(left, _STRETCH_HEADS))
             left -= seen
             async with self._unit_of_work.begin(scope) as transaction:
                 await lease.advance(transaction, json.encode(at).decode(), seen)
             if ended:
                 return Slice(ended=True)
-        spare = SLICE_SECONDS - (time.monotonic() - started)
+        spare = SLICE_SECONDS - (self._monotonic() - started)
         return Slice(ended=False, again_seconds=max(0.0, spare) if left <= 0 else 0.0)
 
     async def _stretch(self, lease: Lease, scope: TenantScope, at: _Position, limit: int) -> tuple[int, bool]:
@@ -263,6 +266,7 @@ class Migrating:
                 return await self._visit_again(lease, scope, at, limit)
             at.subject_id, at.after = subjects[0]["subject_id"], ("", "")
             # The empty namespace of the empty thread does not exist: no head is left out.
+            await self._count_archived(Scope(scope.tenant_id, at.subject_id), at, lease.target)
         subject = Scope(scope.tenant_id, at.subject_id)
         async with self._unit_of_work.snapshot(subject) as transaction:
             rows = await _heads(transaction, subject, at, at.after, lease.target, limit)
@@ -273,6 +277,13 @@ class Migrating:
         if len(rows) < limit:
             at.after = None
         return len(rows), False
+
+    async def _count_archived(self, scope: Scope, at: _Position, schema: str) -> None:
+        """Pass over what is in the archive: it is converted when it is loaded, there or restored."""
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            found = await transaction.fetchval(sql.ARCHIVED_HEADS, scope.tenant_id, scope.subject_id, schema)
+        at.report.heads += found
+        at.report.archived += found
 
     async def _visit_again(self, lease: Lease, scope: TenantScope, at: _Position, limit: int) -> tuple[int, bool]:
         if not at.again:
@@ -354,7 +365,9 @@ class Migrating:
         if head.writes or head.status == "waiting":
             return "waiting"
         before = await self._checkpoints.load(scope, head.thread_id, head.namespace, head.parent_id, with_state=True)
-        await self._checkpoints.save(scope, _save(before.checkpoint, loaded, ROLLBACK_SOURCE))
+        # What was saved once is not checked again.
+        save = await self._states.tagged(scope, _save(before.checkpoint, loaded, ROLLBACK_SOURCE))
+        await self._checkpoints.save(scope, save)
         return "changed"
 
     async def _note_failure(self, scope: Scope, schema: str, at: _Position, fault: Exception) -> None:

@@ -10,10 +10,13 @@ Owns the rows, the checks at registration and the cache. It converts no state (`
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -27,6 +30,7 @@ from storage.json_schemas import check_json_schema, compile_json_schema
 from storage.postgres import state_schemas as sql
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import Scope, TenantScope
+from storage.tags import SEARCHABLE_KEY_BYTES_MAX, SEARCHABLE_KEYS_MAX, can_be_searchable
 
 VERSIONS_MAX = 1_000
 DEFINITION_BYTES_MAX = 256 * 1024
@@ -34,6 +38,9 @@ DEFINITION_BYTES_MAX = 256 * 1024
 SCHEMA_BYTES_MAX = 4 * 1024 * 1024
 # Schemas that a process keeps compiled, over all tenants; more are read again.
 CACHED_SCHEMAS_MAX = 1_000
+# Work beside the event loop, which it shares the interpreter's lock with: more threads would only make each slower.
+THREADS = 8
+THREADS_OF_A_TENANT = 4
 # These bind a whole state. A save that brings only some channels is checked against the rest.
 _OF_THE_WHOLE = frozenset(
     {
@@ -41,6 +48,8 @@ _OF_THE_WHOLE = frozenset(
         "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef", "unevaluatedProperties",
     }
 )  # fmt: skip
+
+T = TypeVar("T")
 
 # What of a state is checked: all of it, some channels, or elements that are appended to lists.
 Part = Literal["whole", "some", "elements"]
@@ -53,6 +62,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         label: The version as people call it, such as ``2.1.0``.
         json_schema: JSON Schema (draft 2020-12) of the state as an object of channels.
         ephemeral: Channels that are never stored.
+        searchable: Keys of checkpoints' metadata by which they are found without opening others (`storage.tags`).
         up: Declarative operations from the version before (`migrations.state.declarative`).
         down: Operations back to it, so that older readers go on.
         deployment: Name of a schema that the deployment ships, whose step is used instead of ``up`` and ``down``.
@@ -61,6 +71,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None = None
     json_schema: dict[str, Any] | None = None
     ephemeral: tuple[str, ...] = ()
+    searchable: tuple[str, ...] = ()
     up: list[dict[str, Any]] | None = None
     down: list[dict[str, Any]] | None = None
     deployment: str | None = None
@@ -92,6 +103,10 @@ class Known:
     def ephemeral(self, number: int) -> frozenset[str]:
         """Channels of a version that are never stored."""
         return frozenset(self.versions[number].definition.ephemeral)
+
+    def searchable(self, number: int) -> tuple[str, ...]:
+        """Keys of metadata that checkpoints of a version are tagged by."""
+        return self.versions[number].definition.searchable
 
     def has_json_schema(self, number: int) -> bool:
         """Whether saves at a version are checked."""
@@ -136,6 +151,55 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Definition)
 
 
+def encode_definition(definition: Definition) -> bytes:
+    """A definition as it is stored: equal ones have equal bytes."""
+    return _encoder.encode(definition)
+
+
+def decode_definition(encoded: bytes) -> Definition:
+    """What `encode_definition` made.
+
+    Raises:
+        StateSchemaInvalid: it is none.
+    """
+    try:
+        return _decoder.decode(encoded)
+    except msgspec.DecodeError:
+        raise StateSchemaInvalid("this is no definition of a state schema", "") from None
+
+
+class _Threads:
+    """Threads for work on tenants' schemas and states: their own few, so that nothing else waits for them.
+
+    One tenant has at most half of them at a time.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, "state-schemas")
+        self._shares: WeakValueDictionary[UUID, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def run(self, tenant_id: UUID, work: Callable[[], T]) -> T:
+        """Do ``work`` in one of them, after what the tenant asked for before."""
+        share = self._shares.get(tenant_id)
+        if share is None:
+            share = self._shares[tenant_id] = asyncio.Semaphore(THREADS_OF_A_TENANT)
+        await share.acquire()
+        loop = asyncio.get_running_loop()
+
+        def ended(_work: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(share.release)
+
+        # Whoever waits for it may be cancelled; the thread goes on, and counts until it ends.
+        begun = self._pool.submit(work)
+        begun.add_done_callback(ended)
+        return await asyncio.wrap_future(begun)
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 class StateSchemas:
     """The verbs on state schemas."""
 
@@ -155,6 +219,20 @@ class StateSchemas:
         self._clock = clock
         self._shipped = dict(shipped or {})
         self._known: dict[tuple[UUID, str], Known] = {}
+        self._threads = _Threads()
+
+    def close(self) -> None:
+        """Begin no more work beside the event loop."""
+        self._threads.close()
+
+    async def beside(self, scope: TenantScope | Scope, work: Callable[[], T]) -> T:
+        """Do ``work`` on a tenant's schemas or state beside the event loop.
+
+        Args:
+            scope: Whose.
+            work: What may take long; pure, as it cannot be stopped.
+        """
+        return await self._threads.run(scope.tenant_id, work)
 
     async def put(
         self, scope: TenantScope, schema: str, number: int, definition: Definition, actor: str = LOCAL_ACTOR
@@ -168,8 +246,9 @@ class StateSchemas:
         body = _encoder.encode(definition)
         if len(body) > DEFINITION_BYTES_MAX:
             raise StateSchemaInvalid(f"a version's definition has at most {DEFINITION_BYTES_MAX} bytes", "")
+        _check_searchable(definition.searchable)
         if definition.json_schema is not None:
-            await asyncio.to_thread(check_json_schema, definition.json_schema)
+            await self.beside(scope, partial(check_json_schema, definition.json_schema))
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.execute(sql.LOCK, f"{scope.tenant_id}/{schema}")
             rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, schema)
@@ -181,11 +260,12 @@ class StateSchemas:
                 return there, False
             if number > VERSIONS_MAX or (versions and number != max(versions) + 1):
                 due = max(versions, default=0) + 1
-                raise StateSchemaInvalid(f"the next version is {due}: versions leave no gap", "/version")
+                why = f"v{number - 1}_to_v{number}: the next version is {due}: versions leave no gap"
+                raise StateSchemaInvalid(why, parameter="state_version")
             if len(body) + sum(len(row["definition"]) for row in rows) > SCHEMA_BYTES_MAX:
                 raise StateSchemaInvalid(f"all versions of a schema together have at most {SCHEMA_BYTES_MAX} bytes", "")
             added = SchemaVersion(schema, number, definition, self._clock.now())
-            await asyncio.to_thread(self._chain, schema, {**versions, number: added})
+            await self.beside(scope, lambda: self._chain(schema, {**versions, number: added}))
             await transaction.execute(sql.ADD, scope.tenant_id, schema, number, body, added.created_at)
             await self._audit.append(
                 transaction, scope.tenant_id, actor, "state-schema.register", f"state-schema:{schema}/{number}"
@@ -224,7 +304,7 @@ class StateSchemas:
                 versions = {each.number: each for each in await self.get(scope, schema)}
             except StateSchemaNotFound:
                 raise StateTooNewToSave(schema, number, None) from None
-            found = Known(await asyncio.to_thread(self._chain, schema, versions), versions)
+            found = Known(await self.beside(scope, partial(self._chain, schema, versions)), versions)
             if len(self._known) >= CACHED_SCHEMAS_MAX:
                 self._known.pop(next(iter(self._known)))
             self._known[place] = found
@@ -268,6 +348,17 @@ class StateSchemas:
             if (step.source, step.target) == (source, target):
                 return step
         raise StateSchemaInvalid(f"this deployment ships no step v{source}_to_v{target} of {name!r}", "/deployment")
+
+
+def _check_searchable(names: Sequence[str]) -> None:
+    if len(names) > SEARCHABLE_KEYS_MAX:
+        raise StateSchemaInvalid(f"a version declares at most {SEARCHABLE_KEYS_MAX} searchable keys", "/searchable")
+    for index, name in enumerate(names):
+        if not can_be_searchable(name):
+            why = f"a searchable key has 1 to {SEARCHABLE_KEY_BYTES_MAX} bytes, and none of them is zero"
+            raise StateSchemaInvalid(why, f"/searchable/{index}")
+        if name in names[:index]:
+            raise StateSchemaInvalid("a searchable key is declared twice", f"/searchable/{index}")
 
 
 def _version(schema: str, row: Any) -> SchemaVersion:

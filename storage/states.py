@@ -9,17 +9,18 @@ It promises nothing about how long an operator's Python step takes: state is con
 requests go on meanwhile.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from migrations.state.chain import Chain
 from storage.checkpoints import Checkpoints
-from storage.errors import CheckpointNotFound, InvalidState
+from storage.errors import ChannelUnchangedUnknown, CheckpointNotFound, InvalidState
 from storage.model import (
     ChannelHistory,
     Checkpoint,
+    FullState,
     HistoryQuery,
     Loaded,
     NewWrite,
@@ -103,17 +104,32 @@ class States:
 
         Raises:
             StateTooNewToSave, InvalidState: as `save`.
+            ChannelUnchangedUnknown: elements are to be appended, and its JSON Schema can only check the whole list.
         """
         check_pair(save.state_schema, save.state_version)
         if save.state_schema is None or save.state_version is None:
             return save
         number = save.state_version
         known = await self._schemas.known(scope, save.state_schema, number)
-        save = without_ephemeral(save, known.ephemeral(number))
+        save = replace(without_ephemeral(save, known.ephemeral(number)), searchable=known.searchable(number))
         if known.has_json_schema(number):
             content = save.content
-            await _beside(size_of(content), lambda: check_content(known, number, content))
+            for name, each in content.channels.items() if isinstance(content, FullState) else ():
+                if each.append_to is not None and not is_control(name):
+                    raise ChannelUnchangedUnknown(name)
+            await self._beside(scope, size_of(content), lambda: check_content(known, number, content))
         return save
+
+    async def tagged(self, scope: Scope, save: Save) -> Save:
+        """The save with what its state version declares searchable, and otherwise as it is.
+
+        Raises:
+            StateTooNewToSave: as `save`.
+        """
+        if save.state_schema is None or save.state_version is None:
+            return save
+        known = await self._schemas.known(scope, save.state_schema, save.state_version)
+        return replace(save, searchable=known.searchable(save.state_version))
 
     async def _on_converted(self, scope: Scope, save: Save, base_id: str, share: ClientShare | None) -> Save:
         """A patch as the complete state that it makes of its parent at the patch's version."""
@@ -370,7 +386,7 @@ class States:
         shown = saved
         if wanted.differs(saved):
             chain, _, after = await self._chain(scope, wanted, saved)
-            shown = await asyncio.to_thread(convert_checkpoint, chain, saved, after)
+            shown = await self._schemas.beside(scope, partial(convert_checkpoint, chain, saved, after))
         return replace(shown, writes=await self._writes_at(scope, wanted, saved, saved.writes or []))
 
     async def _writes_at(
@@ -385,7 +401,7 @@ class States:
                 shown.append(each)
                 continue
             chain, before, after = await self._chain(scope, wanted, own)
-            shown += await asyncio.to_thread(convert_write, chain, each, before, after)
+            shown += await self._schemas.beside(scope, partial(convert_write, chain, each, before, after))
             read.add((before, after))
         for before, after in read:
             self._observer.state_read(before, after)
@@ -416,7 +432,6 @@ class States:
             except SchemaNotRead as missing:
                 await self._schemas.known(scope, missing.schema, missing.number)
 
-
-async def _beside(size: int, work: Callable[[], T]) -> T:
-    """Do ``work`` on so many bytes: at once, or in a thread."""
-    return work() if size < THREAD_BYTES_MIN else await asyncio.to_thread(work)
+    async def _beside(self, scope: Scope, size: int, work: Callable[[], T]) -> T:
+        """Do ``work`` on so many bytes: at once, or in a thread."""
+        return work() if size < THREAD_BYTES_MIN else await self._schemas.beside(scope, work)

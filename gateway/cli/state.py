@@ -36,6 +36,8 @@ _VALUE_CHARACTERS_MAX = 200
 
 folder_option = click.option(
     "--folder",
+    "--state-schemas",
+    "folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=_FOLDER,
     show_default=True,

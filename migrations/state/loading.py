@@ -4,12 +4,16 @@ A step is a module named ``v1_to_v2`` in a folder (or package) named after its s
 ``upcast(state) -> state`` and, as far as they are wanted, ``upcast_write(channel, value)``, ``downcast(state)`` and
 ``downcast_write(channel, value)``. This is operators' code: it is imported from where the deployment says and from
 nowhere else, and a tenant can only name a schema that was found here.
+
+A file is read once and what was read is run: no bytecode beside it is, and a file of a configured folder is checked on
+the descriptor that it is read from.
 """
 
 import importlib
-import importlib.util
+import os
 import pkgutil
 import re
+import stat
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,21 +29,61 @@ _STEP: Final = re.compile(r"v([1-9][0-9]{0,8})_to_v([1-9][0-9]{0,8})\Z", re.ASCI
 _SCHEMA: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z", re.ASCII)
 
 
-def chains_of_folder(folder: Path) -> dict[str, Chain]:
+def _anybodys(_status: os.stat_result, _place: Path) -> None:
+    return
+
+
+def chains_of_folder(folder: Path, *, check: Callable[[os.stat_result, Path], None] = _anybodys) -> dict[str, Chain]:
     """The chains in a folder of schemas; anything in it that is no step is refused, not passed over.
 
+    Args:
+        folder: Where each schema has a folder.
+        check: Asked about each folder, and about each file before it is run; it raises what it does not like.
+
     Raises:
-        ChainInvalid: a file is not a step, or steps do not form a line.
+        ChainInvalid: a file is not a step, cannot be imported, or steps do not form a line.
     """
     chains: dict[str, Chain] = {}
     for schema in sorted(each for each in folder.iterdir() if each.is_dir() and each.name != "__pycache__"):
+        check(schema.lstat(), schema)
         steps = [
-            _step(path.stem, _import_file(schema.name, path))
+            _step(path.stem, _import_file(schema.name, path, check))
             for path in sorted(schema.glob("*.py"))
             if path.stem != "__init__"
         ]
         chains[_schema_name(schema.name)] = Chain(schema.name, steps)
     return chains
+
+
+def chains_of_own_folder(folder: Path) -> dict[str, Chain]:
+    """The chains in a folder that a deployment names, which nobody but root and this process's user can change.
+
+    That holds for the folder, for the folders it is in (others may add to one that is sticky, as ``/tmp`` is), and for
+    what is in it; symbolic links in it are not followed.
+
+    Raises:
+        ChainInvalid: as `chains_of_folder`; or somebody else can change what would be run; or there is no such folder.
+    """
+    try:
+        place = folder.resolve(strict=True)
+        for each in place.parents:
+            _check_owned(each.stat(), each, sticky_is_safe=True)
+        _check_owned(place.stat(), place)
+        if not place.is_dir():
+            raise ChainInvalid("this is not a folder", str(folder))
+        return chains_of_folder(place, check=_check_owned)
+    except OSError as error:
+        raise ChainInvalid(f"cannot be read: {error.strerror}", str(error.filename or folder)) from None
+
+
+def _check_owned(status: os.stat_result, place: Path, *, sticky_is_safe: bool = False) -> None:
+    if stat.S_ISLNK(status.st_mode):
+        raise ChainInvalid("this is a symbolic link; name what it leads to", str(place))
+    if status.st_uid not in {0, os.geteuid()}:
+        why = f"this belongs to user {status.st_uid}, who is neither root nor this process's user {os.geteuid()}"
+        raise ChainInvalid(why, str(place))
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not (sticky_is_safe and status.st_mode & stat.S_ISVTX):
+        raise ChainInvalid(f"other users can change this, and it is run; run chmod go-w {place}", str(place))
 
 
 def chains_of_package(package: ModuleType) -> dict[str, Chain]:
@@ -74,16 +118,23 @@ def chains_of_entry_points() -> dict[str, Chain]:
     return chains
 
 
-def shipped_chains() -> dict[str, Chain]:
-    """What this build and the packages installed beside it ship: schema to chain.
+def shipped_chains(folder: Path | None = None) -> dict[str, Chain]:
+    """What this build, the packages installed beside it and the deployment's own folder ship: schema to chain.
+
+    Args:
+        folder: The deployment's own; see `chains_of_own_folder`.
 
     Raises:
-        ChainInvalid: as `chains_of_folder`, or a package has a schema of the build's.
+        ChainInvalid: as `chains_of_folder` and `chains_of_own_folder`, or two of them have a schema of one name.
     """
     chains = chains_of_folder(SHIPPED)
     for name, chain in chains_of_entry_points().items():
         if name in chains:
             raise ChainInvalid(f"a package has a schema {name!r}, which this build ships", name)
+        chains[name] = chain
+    for name, chain in ({} if folder is None else chains_of_own_folder(folder)).items():
+        if name in chains:
+            raise ChainInvalid(f"the folder has a schema {name!r}, which this build or a package ships", name)
         chains[name] = chain
     return chains
 
@@ -94,12 +145,17 @@ def _schema_name(name: str) -> str:
     return name
 
 
-def _import_file(schema: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"stateroom_state_schemas.{schema}.{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ChainInvalid("this file cannot be imported", path.stem)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def _import_file(schema: str, path: Path, check: Callable[[os.stat_result, Path], None]) -> ModuleType:
+    check(path.lstat(), path)
+    with path.open("rb") as file:
+        check(os.fstat(file.fileno()), path)
+        source = file.read()
+    module = ModuleType(f"stateroom_state_schemas.{schema}.{path.stem}")
+    module.__file__ = str(path)
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102  what an operator put there to be run
+    except Exception as error:
+        raise ChainInvalid(f"importing {path} raised {type(error).__name__}: {error}", path.stem) from error
     return module
 
 

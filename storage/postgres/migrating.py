@@ -16,6 +16,12 @@ WHERE h.tenant_id = $1 AND h.subject_id = $2 AND c.state_schema = $5
 ORDER BY h.thread_id, h.namespace LIMIT $7
 """
 
+# Heads of a subject under a schema whose threads are in the archive: only their stubs tell.
+ARCHIVED_HEADS = """
+SELECT count(*) FROM stateroom.archives a, unnest(a.state_schemas) AS found(state_schema)
+WHERE a.tenant_id = $1 AND a.subject_id = $2 AND found.state_schema = $3
+"""
+
 # Heads by version over all subjects of a tenant, by the binding of a listing. Reads the clear columns of all the
 # tenant's checkpoints, in the order of their index: for a person who asks, not for a loop.
 HEADS_BY_VERSION = """
