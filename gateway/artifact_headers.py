@@ -9,6 +9,8 @@ import base64
 import binascii
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from typing import Any, Literal
 from urllib.parse import quote, unquote_to_bytes
 
@@ -36,6 +38,10 @@ _VISIBLE = re.compile(r"[\x20-\x7e]+\Z", re.ASCII)
 _SHA256 = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):\Z", re.ASCII)
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})\Z", re.ASCII | re.IGNORECASE)
 _ENTITY_TAG = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+# RFC 9110 section 5.6.7: the form that is sent, and the two obsolete ones that a recipient must understand.
+_IMF_DATE = "%a, %d %b %Y %H:%M:%S GMT"
+_OBSOLETE_DATES = ("%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
+_YEARS_AHEAD_MAX = 50  # RFC 9110 section 5.6.7, of a year of two digits
 _SHOWN = ("image/", "audio/", "video/")
 _SHOWN_WHOLE = frozenset({"application/pdf", "text/plain"})
 _json = msgspec.json.Decoder(dict[str, Any])
@@ -197,6 +203,42 @@ def none_match(header: str | None, tag: str) -> bool:
     return header.strip() == "*" or any(found[1] == tag for found in _ENTITY_TAG.findall(header))
 
 
+def last_modified(modified_at: datetime) -> str:
+    """The header Last-Modified; contents never change, so it is when the artifact was made, to the second."""
+    return format_datetime(modified_at.astimezone(UTC).replace(microsecond=0), usegmt=True)
+
+
+def unmodified_since(header: str | None, modified_at: datetime) -> bool:
+    """Whether If-Unmodified-Since allows the request (RFC 9110 section 13.1.4); what is no date is ignored.
+
+    Only asked when there is no If-Match.
+    """
+    since = None if header is None else _parse_date(header.strip(), modified_at)
+    return since is None or modified_at.replace(microsecond=0) <= since
+
+
+def modified_since(header: str | None, modified_at: datetime) -> bool:
+    """Whether If-Modified-Since lets the content be sent, else it is 304 (RFC 9110 section 13.1.3); as above.
+
+    Only asked when there is no If-None-Match.
+    """
+    since = None if header is None else _parse_date(header.strip(), modified_at)
+    return since is None or modified_at.replace(microsecond=0) > since
+
+
+def _parse_date(text: str, modified_at: datetime) -> datetime | None:
+    """An HTTP-date, or None; ``modified_at`` says which century a year of two digits is in."""
+    for form in (_IMF_DATE, *_OBSOLETE_DATES):
+        try:
+            found = datetime.strptime(text, form).replace(tzinfo=UTC)
+        except ValueError:
+            continue
+        if "%y" in form and found.year > modified_at.year + _YEARS_AHEAD_MAX:
+            found = found.replace(year=found.year - 100)
+        return found
+    return None
+
+
 def range_condition(header: str | None, tag: str) -> bool:
     """Whether If-Range allows a range: it is absent or this strong tag (RFC 9110 section 13.1.5); dates never match."""
     return header is None or header.strip() == tag
@@ -244,7 +286,7 @@ def may_show(media_type: str) -> bool:
 
 
 def content_headers(
-    name: str, media_type: str, digest: bytes, disposition: Literal["attachment", "inline"]
+    name: str, media_type: str, digest: bytes, modified_at: datetime, disposition: Literal["attachment", "inline"]
 ) -> dict[str, str]:
     """What goes with every answer that carries a content."""
     plain = re.sub(r"[^A-Za-z0-9 ._-]", "_", name)
@@ -254,5 +296,6 @@ def content_headers(
         "content-security-policy": CONTENT_POLICY,
         "referrer-policy": "no-referrer",
         "etag": entity_tag(digest),
+        "last-modified": last_modified(modified_at),
         "accept-ranges": "bytes",
     }

@@ -139,7 +139,7 @@ class ArtifactRows:
         open_thread(sealer, thread_id, row["created_at"], row["seal"])
         standing = await transaction.fetchrow(artifacts_sql.LOCK_THREAD, *place)
         if standing["tier"] != "hot":
-            raise ThreadArchived
+            raise ThreadArchived(thread_id)
 
     async def settle_upload(
         self,
@@ -196,20 +196,29 @@ class ArtifactRows:
         blob_id: UUID,
         size_bytes: int,
         digest: bytes,
+        *,
+        number: int | None = None,
+        created_at: datetime | None = None,
     ) -> Artifact:
-        """Write the row of an artifact, the next version of its name. Its thread is entered, its blob is live."""
+        """Write the row of an artifact, the next version of its name. Its thread is entered, its blob is live.
+
+        ``number`` and ``created_at`` are of one that was made in another deployment.
+
+        Raises:
+            LostRaceError: another one took the number, or its id.
+        """
         name_digest = artifact_name_digest(sealer, thread_id, new.name)
         row = ArtifactRow(
             artifact_id=artifact_id,
             thread_id=thread_id,
             name_digest=name_digest,
-            number=await self.ledger.next_number(transaction, scope, thread_id, name_digest),
+            number=number or await self.ledger.next_number(transaction, scope, thread_id, name_digest),
             blob_id=blob_id,
             url_epoch=0,
             size_bytes=size_bytes,
             client_share=sealer.shared,
             key_version=sealer.active_key_version,
-            created_at=self.now(),
+            created_at=created_at or self.now(),
             sealed=b"",
         )
         described = _Description(

@@ -26,6 +26,7 @@ from storage.blobs.store import BlobStore
 from storage.completeness import admit
 from storage.errors import ArtifactNotFound, ClientShareRequired, ClientShareWrong, IntegrityFailure
 from storage.format.pointer import BlobPointer, artifact_name_digest
+from storage.holds import refuse_held
 from storage.idempotency import claim, settle
 from storage.model import Idempotency, Page
 from storage.part_uploads import PartUploads
@@ -104,12 +105,14 @@ class Artifacts:
             BlobsNotConfigured: there is no object store.
             ArtifactNotFound: this scope has none of this id.
             ArtifactReferenced: a checkpoint or pending write names it.
+            LegalHold: its thread must be kept, and it with the thread.
         """
         self._rows.ends()
 
         async def attempt() -> None:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                await self._ledger.delete_artifact(transaction, scope, artifact_id)
+                thread_id = await self._ledger.delete_artifact(transaction, scope, artifact_id)
+                await refuse_held(transaction, scope, thread_id)
 
         await self._access.unit_of_work.retrying(attempt)
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from crypto.blob import (
     BLOB_BYTES_MAX,
@@ -31,7 +32,7 @@ from crypto.blob import (
 )
 from crypto.cobblestone import ChunkOpener
 from crypto.errors import OpenError
-from storage.blobs.keyspace import ObjectLocation
+from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import BlobBytes, BlobNotFound, BlobStore, BlobUnavailable
 from storage.errors import StorageError
 
@@ -43,6 +44,7 @@ SPANS_AHEAD: Final = 2  # of one download, fetched while another is given, if me
 WRITE_BYTES_MAX: Final = 5 * SEALED_PART_BYTES
 READ_BYTES_MAX: Final = 5 * SEALED_PART_BYTES
 PIECE_BYTES_MAX: Final = 2 * SEALED_PART_BYTES  # a budget of its own, so that no slow peer's file stops a save
+ARCHIVE_BYTES_MAX: Final = 2 * SEALED_PART_BYTES  # likewise: a thread that comes back waits for no file
 WAIT_SECONDS_MAX: Final = 20.0
 ABANDON_SECONDS_MAX: Final = 5.0
 
@@ -55,18 +57,31 @@ class BlobTooLarge(StorageError):
     """A blob has no room for so many bytes."""
 
 
-class Budget:
-    """A number of bytes that all streams of a process share, given out in the order they were asked for.
+class _Waiter(NamedTuple):
+    number: int  # in the order of asking
+    wanted: int
+    turn: asyncio.Future[None]
 
-    One that waits for longer than `wait_seconds_max` is refused, so that peers which send or read slowly delay the
-    others and do not stop them for ever.
+
+class Budget:
+    """A number of bytes that all streams of a process share, fairly between tenants.
+
+    A tenant that holds some gets more only as long as it then holds no more than what was free before: alone about
+    half of all, and always so that another tenant finds some. One that holds none gets what it asks for as soon as
+    that is free. Who waits is served by what its tenant holds, least first, then in the order of asking. So peers
+    that send or read slowly delay those of their own tenant, and as many tenants as there are parts in it must do so
+    to delay another's.
+
+    One that waits for longer than `wait_seconds_max` is refused.
     """
 
     def __init__(self, bytes_max: int, *, wait_seconds_max: float = WAIT_SECONDS_MAX) -> None:
         """Begin with all bytes free."""
         self._free = self._max = bytes_max
         self._wait_seconds_max = wait_seconds_max
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._held: dict[UUID, int] = {}
+        self._waiters: dict[UUID, deque[_Waiter]] = {}
+        self._asked = 0
 
     @property
     def bytes_max(self) -> int:
@@ -78,8 +93,12 @@ class Budget:
         """How many bytes are given out now."""
         return self._max - self._free
 
-    async def take(self, size_bytes: int) -> int:
+    async def take(self, size_bytes: int, tenant_id: UUID) -> int:
         """Wait for bytes; more than there are in all count as all.
+
+        Args:
+            size_bytes: How many.
+            tenant_id: Whose stream it is.
 
         Returns:
             How many to `give` back.
@@ -87,64 +106,93 @@ class Budget:
         Raises:
             BlobUnavailable: They did not come free in time.
         """
-        wanted = min(size_bytes, self._max)
-        if self.take_now(wanted) is not None:
-            return wanted
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (wanted, turn)
-        self._waiters.append(entry)
+        waiter = self._ask(size_bytes, tenant_id)
+        if waiter.turn.done():
+            return waiter.wanted
         try:
             async with asyncio.timeout(self._wait_seconds_max):
-                await turn
+                await waiter.turn
         except BaseException as error:
-            if turn.done() and not turn.cancelled():
-                self.give(wanted)  # it was granted in the moment we stopped waiting
+            if waiter.turn.done() and not waiter.turn.cancelled():
+                self.give(waiter.wanted, tenant_id)  # it was granted in the moment we stopped waiting
             else:
-                with suppress(ValueError):
-                    self._waiters.remove(entry)
-                self._grant()
+                self._withdraw(waiter, tenant_id)
             if isinstance(error, TimeoutError):
                 raise BlobUnavailable("too many blobs are under way") from None
             raise
-        return wanted
+        return waiter.wanted
 
-    def take_now(self, size_bytes: int) -> int | None:
-        """Take bytes if they are free and nobody waits for them; None: they are not."""
-        wanted = min(size_bytes, self._max)
-        if self._waiters or wanted > self._free:
-            return None
-        self._free -= wanted
-        return wanted
+    def take_now(self, size_bytes: int, tenant_id: UUID) -> int | None:
+        """Take bytes if nobody has to wait for them; None: they are not to be had."""
+        waiter = self._ask(size_bytes, tenant_id)
+        if waiter.turn.done():
+            return waiter.wanted
+        self._withdraw(waiter, tenant_id)
+        return None
 
-    def give(self, size_bytes: int) -> None:
+    def give(self, size_bytes: int, tenant_id: UUID) -> None:
         """Give bytes back."""
         self._free += size_bytes
+        left = self._held.get(tenant_id, 0) - size_bytes
+        if left > 0:
+            self._held[tenant_id] = left
+        else:
+            self._held.pop(tenant_id, None)
         self._grant()
 
     @asynccontextmanager
-    async def holding(self, size_bytes: int) -> AsyncIterator[None]:
+    async def holding(self, size_bytes: int, tenant_id: UUID) -> AsyncIterator[None]:
         """Hold bytes for a while.
 
         Raises:
             BlobUnavailable: As `take`.
         """
-        taken = await self.take(size_bytes)
+        taken = await self.take(size_bytes, tenant_id)
         try:
             yield
         finally:
-            self.give(taken)
+            self.give(taken, tenant_id)
+
+    def _ask(self, size_bytes: int, tenant_id: UUID) -> _Waiter:
+        self._asked += 1
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(self._asked, min(size_bytes, self._max), turn)
+        self._waiters.setdefault(tenant_id, deque()).append(waiter)
+        self._grant()
+        return waiter
+
+    def _withdraw(self, waiter: _Waiter, tenant_id: UUID) -> None:
+        self._remove(waiter, tenant_id)
+        self._grant()
+
+    def _remove(self, waiter: _Waiter, tenant_id: UUID) -> None:
+        waiting = self._waiters[tenant_id]
+        waiting.remove(waiter)
+        if not waiting:
+            del self._waiters[tenant_id]
 
     def _grant(self) -> None:
-        while self._waiters:
-            wanted, turn = self._waiters[0]
-            if turn.done():  # cancelled; whoever waited removes it too late for us
-                self._waiters.popleft()
+        while (chosen := self._choose()) is not None:
+            tenant_id, waiter = chosen
+            self._remove(waiter, tenant_id)
+            self._free -= waiter.wanted
+            self._held[tenant_id] = self._held.get(tenant_id, 0) + waiter.wanted
+            waiter.turn.set_result(None)
+
+    def _choose(self) -> tuple[UUID, _Waiter] | None:
+        """Whose turn it is, if there are bytes for it."""
+        first = [
+            (self._held.get(tenant_id, 0), waiting[0].number, tenant_id, waiting[0])
+            for tenant_id, waiting in self._waiters.items()
+        ]
+        for held, _, tenant_id, waiter in sorted(first, key=lambda each: each[:2]):
+            if waiter.wanted > self._free:
+                return None  # small ones behind it would keep it waiting for ever
+            # It was cancelled, and whoever waited withdraws it in a moment; or its tenant has its share.
+            if waiter.turn.done() or (held and held + waiter.wanted > self._free):
                 continue
-            if wanted > self._free:
-                return
-            self._waiters.popleft()
-            self._free -= wanted
-            turn.set_result(None)
+            return tenant_id, waiter
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +238,14 @@ class BlobWriter:
 
     async def write(
         self,
-        location: ObjectLocation,
+        location: BlobLocation,
         cipher: BlobCipher,
         body: AsyncIterator[BlobBytes],
         *,
         size_bytes: int | None = None,
         size_bytes_max: int = BLOB_BYTES_MAX,
         on_multipart: Callable[[str], Awaitable[None]] | None = None,
+        storage_class: str | None = None,
     ) -> Written:
         """Store a stream as one blob; durable when this returns.
 
@@ -212,6 +261,7 @@ class BlobWriter:
                 memory.
             size_bytes_max: Refuse longer streams.
             on_multipart: Awaited with the id of a multipart upload before its first part is stored.
+            storage_class: As for `BlobStore.put_if_absent`.
 
         Raises:
             BlobTooLarge: The stream is longer than `size_bytes` or `size_bytes_max`.
@@ -220,7 +270,7 @@ class BlobWriter:
         """
         if size_bytes is not None:
             size_bytes_max = min(size_bytes, size_bytes_max)
-        upload = _Upload(self._store, self.budget, location, cipher, size_bytes_max, on_multipart)
+        upload = _Upload(self._store, self.budget, location, cipher, size_bytes_max, on_multipart, storage_class)
         try:
             async for data in body:
                 await upload.write(data)
@@ -230,7 +280,9 @@ class BlobWriter:
             raise
         return Written(upload.size_bytes, object_bytes(upload.size_bytes))
 
-    async def write_bytes(self, location: ObjectLocation, cipher: BlobCipher, data: BlobBytes) -> Written:
+    async def write_bytes(
+        self, location: BlobLocation, cipher: BlobCipher, data: BlobBytes, *, storage_class: str | None = None
+    ) -> Written:
         """Store bytes as one blob; otherwise as `write`.
 
         Raises:
@@ -242,15 +294,15 @@ class BlobWriter:
             yield data
 
         if len(data) >= PART_BYTES:
-            return await self.write(location, cipher, body())
-        async with self.budget.holding(object_bytes(len(data))):
+            return await self.write(location, cipher, body(), storage_class=storage_class)
+        async with self.budget.holding(object_bytes(len(data)), location.tenant_id):
             sealed = await seal_part(cipher, 0, data, last=True)
-            await self._store.put_if_absent(location, sealed)
+            await self._store.put_if_absent(location, sealed, storage_class=storage_class)
         return Written(len(data), len(sealed))
 
     async def put_part(
         self,
-        location: ObjectLocation,
+        location: BlobLocation,
         cipher: BlobCipher,
         multipart_id: str,
         number: int,
@@ -271,7 +323,8 @@ class BlobWriter:
             BlobUnavailable: As `write`.
             ValueError: A last part is full, or another is not, or no part has this number.
         """
-        async with self.budget.holding(SEALED_PART_BYTES if not last else object_bytes(len(plaintext))):
+        taken = SEALED_PART_BYTES if not last else object_bytes(len(plaintext))
+        async with self.budget.holding(taken, location.tenant_id):
             sealed = await seal_part(cipher, number, plaintext, last=last)
             return await self._store.put_part(location, multipart_id, number, sealed)
 
@@ -288,7 +341,7 @@ class BlobReader:
         self._store = store
         self.budget = Budget(bytes_max)
 
-    async def read_bytes(self, location: ObjectLocation, cipher: BlobCipher, size_bytes: int) -> bytes:
+    async def read_bytes(self, location: BlobLocation, cipher: BlobCipher, size_bytes: int) -> bytes:
         """Return a whole blob; releases nothing unless all of it is authentic.
 
         Raises:
@@ -299,7 +352,7 @@ class BlobReader:
 
     async def read(
         self,
-        location: ObjectLocation,
+        location: BlobLocation,
         cipher: BlobCipher,
         size_bytes: int,
         start: int = 0,
@@ -323,6 +376,7 @@ class BlobReader:
         Raises:
             BlobDamaged: The object is not what the pointer says; possibly after some slices were given.
             BlobUnavailable: The object store does not answer, or too many blobs are under way; likewise.
+            BlobFrozen: The object must be thawed first.
             ValueError: The range is not inside the blob.
         """
         if length is None:
@@ -347,10 +401,11 @@ class _Upload:
         self,
         store: BlobStore,
         budget: Budget,
-        location: ObjectLocation,
+        location: BlobLocation,
         cipher: BlobCipher,
         size_bytes_max: int,
         on_multipart: Callable[[str], Awaitable[None]] | None,
+        storage_class: str | None,
     ) -> None:
         self.size_bytes = 0
         self._size_bytes_max = min(size_bytes_max, BLOB_BYTES_MAX)
@@ -359,6 +414,7 @@ class _Upload:
         self._location = location
         self._cipher = cipher
         self._on_multipart = on_multipart
+        self._storage_class = storage_class
         self._multipart_id: str | None = None
         self._number = 0
         self._part: PartSealer | None = None
@@ -384,7 +440,7 @@ class _Upload:
     async def finish(self) -> None:
         sealed = (self._part or await self._begin_part()).finish(last=True)
         if self._multipart_id is None:
-            await self._store.put_if_absent(self._location, sealed)
+            await self._store.put_if_absent(self._location, sealed, storage_class=self._storage_class)
             self._give_part()
             return
         await self._store_part(sealed)
@@ -405,22 +461,24 @@ class _Upload:
 
     async def _begin_part(self) -> PartSealer:
         left = self._size_bytes_max - self.size_bytes
-        self._part_taken = await self._budget.take(object_bytes(left) if left < PART_BYTES else SEALED_PART_BYTES)
+        needed = object_bytes(left) if left < PART_BYTES else SEALED_PART_BYTES
+        self._part_taken = await self._budget.take(needed, self._location.tenant_id)
         self._part = self._cipher.part_sealer(self._number)
         return self._part
 
     def _give_part(self) -> None:
-        self._budget.give(self._part_taken)
+        if self._part_taken:
+            self._budget.give(self._part_taken, self._location.tenant_id)
         self._part, self._part_taken = None, 0
 
     async def _store_part(self, sealed: bytearray) -> None:
         if self._multipart_id is None:
-            self._multipart_id = await self._store.begin_multipart(self._location)
+            self._multipart_id = await self._store.begin_multipart(self._location, storage_class=self._storage_class)
             if self._on_multipart is not None:
                 await self._on_multipart(self._multipart_id)
         taken, self._part, self._part_taken = self._part_taken, None, 0
         task = asyncio.create_task(self._put(self._multipart_id, self._number, sealed))
-        task.add_done_callback(_Giving(self._budget, taken))
+        task.add_done_callback(_Giving(self._budget, taken, self._location.tenant_id))
         self._storing.append(task)
         self._number += 1
         await self._settle(PARTS_AT_ONCE)
@@ -439,7 +497,7 @@ class _Download:
     """One range on its way: requests under way, in order, and the opener of the part that is read."""
 
     def __init__(
-        self, store: BlobStore, budget: Budget, location: ObjectLocation, cipher: BlobCipher, wanted: Iterator[Span]
+        self, store: BlobStore, budget: Budget, location: BlobLocation, cipher: BlobCipher, wanted: Iterator[Span]
     ) -> None:
         self._store = store
         self._budget = budget
@@ -455,7 +513,7 @@ class _Download:
         while self._next is not None or self._fetching:
             if not self._fetching and self._next is not None:
                 # Only who holds nothing waits for memory: two that hold some could wait for each other.
-                self._begin(self._next, await self._budget.take(_span_memory(self._next)))
+                self._begin(self._next, await self._take(self._next))
             self._look_ahead()
             fetch = self._fetching[0]
             prefix, sealed = await asyncio.shield(fetch.task)
@@ -468,12 +526,15 @@ class _Download:
                 await asyncio.sleep(0)
             del sealed
             self._fetching.popleft()
-            self._budget.give(fetch.taken)
+            self._budget.give(fetch.taken, self._location.tenant_id)
+
+    async def _take(self, span: Span) -> int:
+        return await self._budget.take(_span_memory(span), self._location.tenant_id)
 
     def stop(self) -> None:
         """Give memory back; that of requests under way when they end, because they cannot be called back."""
         for fetch in self._fetching:
-            giving = _Giving(self._budget, fetch.taken)
+            giving = _Giving(self._budget, fetch.taken, self._location.tenant_id)
             if fetch.task.done():
                 giving(fetch.task)
             else:
@@ -482,7 +543,7 @@ class _Download:
 
     def _look_ahead(self) -> None:
         while self._next is not None and len(self._fetching) <= SPANS_AHEAD:
-            taken = self._budget.take_now(_span_memory(self._next))
+            taken = self._budget.take_now(_span_memory(self._next), self._location.tenant_id)
             if taken is None:
                 return
             self._begin(self._next, taken)
@@ -518,12 +579,13 @@ class _Fetch(NamedTuple):
 class _Giving:
     """Gives memory back when a task ends, and hears its error, which nobody else waits for."""
 
-    def __init__(self, budget: Budget, taken: int) -> None:
+    def __init__(self, budget: Budget, taken: int, tenant_id: UUID) -> None:
         self._budget = budget
         self._taken = taken
+        self._tenant_id = tenant_id
 
     def __call__(self, task: "asyncio.Task[Any]") -> None:
-        self._budget.give(self._taken)
+        self._budget.give(self._taken, self._tenant_id)
         if not task.cancelled():
             task.exception()
 

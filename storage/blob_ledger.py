@@ -21,6 +21,7 @@ from uuid import UUID
 from uuid_utils import uuid7
 
 from crypto import Sealer
+from storage.blobs.keyspace import Place
 from storage.errors import (
     ArtifactNotFound,
     ArtifactReferenced,
@@ -52,7 +53,7 @@ INTENT_SECONDS = 24 * 3600
 INTENT_TOMBSTONE_SECONDS = 24 * 3600
 NAMED_ID_BYTES = 16
 
-Purpose = Literal["piece", "artifact"]
+Purpose = Literal["piece", "artifact", "archive"]
 
 
 def new_blob_id() -> UUID:
@@ -84,10 +85,11 @@ class NewBlob:
 
     Attributes:
         blob_id: From `new_blob_id`.
-        purpose: Of a value's piece, or of a file.
+        purpose: Of a value's piece, of a file, or of an archived thread.
         reserved_bytes: Of the object, as far as it is known; `BlobLedger.renew` reserves more.
         content_id: Of a piece: equal content is kept once for each subject. None: kept as it is.
         record: What resuming needs, or None for an upload that is done in one go.
+        place: Which bucket it goes to.
     """
 
     blob_id: UUID
@@ -95,6 +97,7 @@ class NewBlob:
     reserved_bytes: int
     content_id: bytes | None = None
     record: IntentRecord | None = None
+    place: Place = "blobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Intent:
     """An open intent. ``record`` is None for an upload that cannot be resumed."""
 
     blob_id: UUID
+    place: Place
     purpose: Purpose
     content_id: bytes | None
     multipart_id: str | None
@@ -158,6 +162,7 @@ class LiveBlob:
     blob_id: UUID
     object_bytes: int
     pointer: BlobPointer
+    place: Place = "blobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +196,7 @@ def _place(scope: Scope) -> tuple[UUID, str]:
 def _intent(row: Any) -> Intent:
     return Intent(
         blob_id=row["blob_id"],
+        place=row["place"],
         purpose=row["purpose"],
         content_id=row["content_id"],
         multipart_id=row["multipart_id"],
@@ -249,6 +255,7 @@ class BlobLedger:
                     record,
                     now,
                     self._intent_seconds,
+                    each.place,
                 )
             await self._reserve_bytes(transaction, scope, sum(each.reserved_bytes for each in uploads))
 
@@ -402,6 +409,7 @@ class BlobLedger:
             [each.object_bytes for each in settlements],
             pointers,
             created,
+            [intents[each.blob_id]["place"] for each in settlements],
         )
         new = {row["blob_id"] for row in added}
         named = {blob_id: blob_id for blob_id in new}
@@ -478,7 +486,7 @@ class BlobLedger:
             location = pointer_location(row["blob_id"], row["content_id"], row["size_bytes"], row["created_at"])
             opener = sealer if row["client_share"] else sealer.without_share
             pointer = open_pointer(opener, location, row["pointer"])
-            found[row["blob_id"]] = LiveBlob(row["blob_id"], row["size_bytes"], pointer)
+            found[row["blob_id"]] = LiveBlob(row["blob_id"], row["size_bytes"], pointer, row["place"])
         if len(found) != len(wanted):
             raise IntegrityFailure("a stored blob is missing")
         return found
@@ -617,8 +625,8 @@ class BlobLedger:
         await transaction.execute(artifacts_sql.ADD_REFS, *_place(scope), thread_id, found)
         return set(wanted) - set(found)
 
-    async def delete_artifact(self, transaction: Transaction, scope: Scope, artifact_id: UUID) -> None:
-        """Delete an artifact that no thread refers to.
+    async def delete_artifact(self, transaction: Transaction, scope: Scope, artifact_id: UUID) -> str:
+        """Delete an artifact that no thread refers to; returns whose it was.
 
         Raises:
             ArtifactNotFound: this scope has none of this id.
@@ -631,6 +639,8 @@ class BlobLedger:
             raise ArtifactReferenced
         rows = await transaction.fetch(artifacts_sql.DELETE, *place)
         await self._unreferenced(transaction, scope, {row["blob_id"] for row in rows})
+        thread_id: str = rows[0]["thread_id"]
+        return thread_id
 
     async def _delete_strays(self, transaction: Transaction, scope: Scope, artifact_ids: list[UUID]) -> set[UUID]:
         """Delete those of these artifacts whose thread is gone and that nobody refers to; returns their blobs."""

@@ -2,7 +2,8 @@
 
 Every live blob's object is there and has its size; every blob and artifact that a row names is live and referred to;
 nothing is referred to that no row names; every object under the tenant's prefix has a row; no upload in parts is open
-that no intent knows; the quota counts what there is.
+that no intent knows; the quota counts what there is. All of it for both places: archived threads are blobs, and what
+the rows in an archived thread's object name counts as named. An object that is frozen is there all the same.
 
 Beside a gateway at work it finds nothing that is only under way: an object is written after its intent was committed,
 and each finding is looked at again before it is reported. Objects younger than the grace period are left alone.
@@ -21,7 +22,8 @@ from typing import Any, Literal
 from uuid import UUID
 
 from storage.blob_ledger import BlobLedger
-from storage.blobs.keyspace import BlobLocation, tenant_prefix
+from storage.blobs.keyspace import PLACES, BlobLocation, Place, tenant_prefix
+from storage.blobs.places import Places
 from storage.blobs.store import BlobNotFound, BlobStore, ObjectInfo
 from storage.clock import Clock
 from storage.errors import BlobsNotConfigured, LostRaceError
@@ -121,14 +123,14 @@ class Fsck:
         self,
         unit_of_work: UnitOfWork,
         ledger: BlobLedger,
-        blobs: BlobStore | None,
+        places: Places,
         clock: Clock,
         *,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self._unit_of_work = unit_of_work
         self._ledger = ledger
-        self._blobs = blobs
+        self._places = places
         self._clock = clock
         self._grace = timedelta(seconds=grace_seconds)
 
@@ -160,9 +162,9 @@ class Fsck:
             BlobUnavailable: it does not answer; begin again, or from the last ``position``.
             Unavailable: as before, for the database.
         """
-        if self._blobs is None:
+        if not self._places.in_use:
             raise BlobsNotConfigured
-        check = _Check(self._unit_of_work, self._ledger, self._blobs, tenant_id, repair, progress)
+        check = _Check(self._unit_of_work, self._ledger, self._places, tenant_id, repair, progress)
         if not after:
             async for subject_id in check.subjects():
                 await check.blobs(Scope(tenant_id, subject_id))
@@ -170,7 +172,13 @@ class Fsck:
             async for subject_id in check.subjects():
                 await check.names(Scope(tenant_id, subject_id))
         check.report.stage = "objects"
-        await check.objects(self._clock.now() - self._grace, after)
+        before = self._clock.now() - self._grace
+        for place, store in self._places.in_use:
+            later = PLACES[PLACES.index(place) + 1 :]
+            if any(after.startswith(tenant_prefix(tenant_id, other)) for other in later):
+                continue  # this place was listed to its end before
+            await check.objects(place, store, before, after)
+            after = ""
         check.report.stage = "quota"
         await check.quota()
         await progress(check.report)
@@ -184,14 +192,14 @@ class _Check:
         self,
         unit_of_work: UnitOfWork,
         ledger: BlobLedger,
-        blobs: BlobStore,
+        places: Places,
         tenant_id: UUID,
         repair: bool,
         progress: Progress,
     ) -> None:
         self._unit_of_work = unit_of_work
         self._ledger = ledger
-        self._blobs = blobs
+        self._places = places
         self._tenant_id = tenant_id
         self._repair = repair
         self._progress = progress
@@ -232,30 +240,31 @@ class _Check:
                 rows = await transaction.fetch(sql.LIVE_AFTER, scope.tenant_id, scope.subject_id, after, _PAGE)
             async with asyncio.TaskGroup() as group:
                 for row in rows:
-                    group.create_task(self._blob(scope, row["blob_id"], row["size_bytes"]))
+                    location = BlobLocation(scope.tenant_id, row["blob_id"], row["place"])
+                    group.create_task(self._blob(scope, location, row["size_bytes"]))
             self.report.blobs += len(rows)
             await self._progress(self.report)
             if len(rows) < _PAGE:
                 return
             after = rows[-1]["blob_id"]
 
-    async def _blob(self, scope: Scope, blob_id: UUID, size_bytes: int) -> None:
+    async def _blob(self, scope: Scope, location: BlobLocation, size_bytes: int) -> None:
+        store = self._places.of(location.place)
+        if store is None:
+            what = "nobody can look for the object, because its bucket is not configured (STATEROOM_"
+            what += "ARCHIVE_URL)" if location.place == "archive" else "S3_URL)"
+            self._found("dangling", location.blob_id, what, subject_id=scope.subject_id)
+            return
         async with self._heads:
-            found = await self._size(BlobLocation(scope.tenant_id, blob_id))
+            found = await _size(store, location)
         if found == size_bytes:
             return
         async with self._unit_of_work.snapshot(scope) as transaction:
-            live = await transaction.fetchval(sql.IS_LIVE, scope.tenant_id, scope.subject_id, blob_id)
+            live = await transaction.fetchval(sql.IS_LIVE, scope.tenant_id, scope.subject_id, location.blob_id)
         if live is not None:  # else it was condemned and removed meanwhile
             what = "is missing" if found is None else f"has {found} bytes"
             detail = f"the object {what}, and should have {size_bytes} bytes"
-            self._found("dangling", blob_id, detail, subject_id=scope.subject_id)
-
-    async def _size(self, location: BlobLocation) -> int | None:
-        try:
-            return (await self._blobs.head(location)).size_bytes
-        except BlobNotFound:
-            return None
+            self._found("dangling", location.blob_id, detail, subject_id=scope.subject_id)
 
     # --- names and references --------------------------------------------------------------------------------------
 
@@ -324,13 +333,13 @@ class _Check:
 
     # --- objects ---------------------------------------------------------------------------------------------------
 
-    async def objects(self, before: datetime, after: str) -> None:
-        """Every object, and every upload in parts, that is older than ``before`` has a row."""
-        prefix = tenant_prefix(self._tenant_id)
+    async def objects(self, place: Place, store: BlobStore, before: datetime, after: str) -> None:
+        """Every object, and every upload in parts, that is in a place and older than ``before`` has a row there."""
+        prefix = tenant_prefix(self._tenant_id, place)
         self.report.position = after
         while True:
-            page = await self._blobs.list_objects(prefix, after=self.report.position, limit=_OBJECTS_PAGE)
-            await self._page(page, before)
+            page = await store.list_objects(prefix, after=self.report.position, limit=_OBJECTS_PAGE)
+            await self._page(place, store, page, before)
             self.report.objects += len(page)
             if page:
                 self.report.position = page[-1].object_key
@@ -338,7 +347,7 @@ class _Check:
             if len(page) < _OBJECTS_PAGE:
                 break
         uploads = {}
-        for upload in await self._blobs.list_multiparts(prefix):
+        for upload in await store.list_multiparts(prefix):
             try:
                 location = BlobLocation.parse(upload.object_key)
             except ValueError:
@@ -346,42 +355,44 @@ class _Check:
                 continue
             if upload.begun_at < before:
                 uploads[upload.multipart_id] = location
-        unknown = await self._without_row({each.blob_id for each in uploads.values()}, sql.INTENTS_OF_OBJECTS)
+        unknown = await self._without_row(place, {each.blob_id for each in uploads.values()}, sql.INTENTS_OF_OBJECTS)
         for multipart_id, location in uploads.items():
             if location.blob_id in unknown:
                 if self._repair:
-                    await self._blobs.abort_multipart(location, multipart_id)
+                    await store.abort_multipart(location, multipart_id)
                 self._found("stray-upload", location.blob_id, "no intent knows this upload", mended=self._repair)
 
-    async def _page(self, page: list[ObjectInfo], before: datetime) -> None:
+    async def _page(self, place: Place, store: BlobStore, page: list[ObjectInfo], before: datetime) -> None:
         found: dict[UUID, ObjectInfo] = {}
         for each in page:
             try:
                 found[BlobLocation.parse(each.object_key).blob_id] = each
             except ValueError:
                 self._found("orphan", each.object_key, f"its name is none of ours; it has {each.size_bytes} bytes")
-        for blob_id in await self._without_row(set(found)):
+        for blob_id in await self._without_row(place, set(found)):
             info = found[blob_id]
             if info.modified_at > before:
                 self.report.young += 1
                 continue
-            size_bytes = await self._size(BlobLocation(self._tenant_id, blob_id))
+            size_bytes = await _size(store, BlobLocation(self._tenant_id, blob_id, place))
             if size_bytes is None:  # removed by a sweeper between the listing and our look at the rows
                 continue
-            mended = self._repair and await self._register(blob_id, size_bytes)
+            mended = self._repair and await self._register(place, blob_id, size_bytes)
             self._found("orphan", blob_id, f"no row knows this object of {size_bytes} bytes", mended=mended)
 
-    async def _without_row(self, blob_ids: set[UUID], statement: str = sql.KNOWN_OBJECTS) -> set[UUID]:
+    async def _without_row(self, place: Place, blob_ids: set[UUID], statement: str = sql.KNOWN_OBJECTS) -> set[UUID]:
         if not blob_ids:
             return set()
         async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
-            rows = await transaction.fetch(statement, self._tenant_id, list(blob_ids))
+            rows = await transaction.fetch(statement, self._tenant_id, list(blob_ids), place)
         return blob_ids - {row["blob_id"] for row in rows}
 
-    async def _register(self, blob_id: UUID, size_bytes: int) -> bool:
+    async def _register(self, place: Place, blob_id: UUID, size_bytes: int) -> bool:
         scope = Scope(self._tenant_id, SHARED_SUBJECT)
         async with self._unit_of_work.begin(scope) as transaction:
-            added = await transaction.fetchval(sql.ADD_ORPHAN, scope.tenant_id, scope.subject_id, blob_id, size_bytes)
+            added = await transaction.fetchval(
+                sql.ADD_ORPHAN, scope.tenant_id, scope.subject_id, blob_id, size_bytes, place
+            )
             if added is not None:
                 await transaction.execute(sql.COUNT_BYTES, scope.tenant_id, size_bytes)
         return added is not None
@@ -404,6 +415,13 @@ class _Check:
                 await transaction.execute(sql.COUNT_BYTES, self._tenant_id, 0)
                 await transaction.execute(sql.RECOUNT, self._tenant_id)
         self._found("miscounted", self._tenant_id, f"{counts} bytes count, {counted} are kept", mended=self._repair)
+
+
+async def _size(store: BlobStore, location: BlobLocation) -> int | None:
+    try:
+        return (await store.head(location)).size_bytes
+    except BlobNotFound:
+        return None
 
 
 def _judged(row: Any) -> tuple[Fault, str]:

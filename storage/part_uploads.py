@@ -204,6 +204,7 @@ class PartUploads:
         number: int,
         body: AsyncIterator[bytes],
         *,
+        size_bytes: int | None = None,
         digest: bytes | None = None,
         share: ClientShare | None = None,
     ) -> Part:
@@ -214,11 +215,12 @@ class PartUploads:
             upload_id: Which one.
             number: The part's place, from 0.
             body: Its content: `part_bytes`, or fewer in the last part.
+            size_bytes: How long it is at most, if that is known; a short part then takes no more memory than it needs.
             digest: SHA-256 that the content must have.
             share: The client-held share of the thread.
 
         Raises:
-            PartInvalid: it is longer than a part, or lies outside the size that was announced.
+            PartInvalid: it is longer than a part or than ``size_bytes``, or lies outside the size that was announced.
             DigestMismatch: the content has another digest; nothing changed.
             UploadNotFound: there is no such upload, or it has ended.
             QuotaExceeded: the tenant has not so many bytes left.
@@ -237,13 +239,15 @@ class PartUploads:
         cipher, details = await self._access.reading(scope, look_up, UploadNotFound(), share)
         async with self._alone(scope, upload_id, number):
             running = self._running_of(scope, upload_id, afresh=number == 0)
-            async with self._turn(running, number) as in_order, writer.budget.holding(SEALED_PART_BYTES):
+            most = _size_max(number, size_bytes, details.size_bytes)
+            memory = SEALED_PART_BYTES if most == PART_BYTES else object_bytes(most)
+            async with self._turn(running, number) as in_order, writer.budget.holding(memory, scope.tenant_id):
                 part = cipher.part_sealer(number)
                 hashing = hashlib.sha256()
                 size = 0
                 try:
                     async for data in body:
-                        size += _take(part, data)
+                        size += _take(part, data, most - size)
                         hashing.update(data)
                         if in_order:
                             running.digest.update(data)
@@ -255,9 +259,6 @@ class PartUploads:
                 if digest is not None and not hmac.compare_digest(found, digest):
                     running.broken = True
                     raise DigestMismatch
-                if details.size_bytes is not None and number * PART_BYTES + size > details.size_bytes:
-                    running.broken = True
-                    raise PartInvalid("the part lies outside the size that the upload was begun with")
                 try:
                     etag = await self._store_part(scope, upload_id, number, part, size, found, share)
                 except BaseException:
@@ -511,10 +512,22 @@ class PartUploads:
                 running.moved.notify_all()
 
 
-def _take(part: PartSealer, data: bytes) -> int:
-    if len(data) > part.room_bytes:
+def _take(part: PartSealer, data: bytes, room_bytes: int) -> int:
+    if len(data) > room_bytes:
         raise PartInvalid
     return part.write(data)
+
+
+def _size_max(number: int, announced: int | None, whole: int | None) -> int:
+    """How long a part may be: as long as every part, as itself was announced, and as what is left of the file.
+
+    Raises:
+        PartInvalid: it begins behind the end of the file.
+    """
+    left = PART_BYTES if whole is None else whole - number * PART_BYTES
+    if left < 0:
+        raise PartInvalid("the part lies outside the size that the upload was begun with")
+    return min(PART_BYTES, left, PART_BYTES if announced is None else announced)
 
 
 async def _digest_of(slices: AsyncGenerator[bytes, None]) -> bytes:

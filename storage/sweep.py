@@ -25,9 +25,11 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from storage.blob_ledger import INTENT_TOMBSTONE_SECONDS
-from storage.blobs.keyspace import BlobLocation, tenant_prefix
+from storage.blobs.keyspace import BlobLocation, Place, tenant_prefix
+from storage.blobs.places import Places
 from storage.blobs.store import BlobStore, BlobUnavailable
 from storage.clock import Clock, SystemClock
+from storage.errors import StorageError
 from storage.postgres import blobs as sql
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
@@ -44,6 +46,8 @@ WALK_SECONDS = 1800.0
 POLL_SECONDS = 15.0
 # A dead process's tenant is swept by another one after so long; renewed with every batch.
 LEASE_SECONDS = 60.0
+# What a process that stops takes at most to let another one go on.
+GIVE_BACK_SECONDS_MAX = 5.0
 # Rows of one batch: locks on them are held for a few milliseconds.
 BATCH_ROWS = 100
 WALK_ROWS = 1000
@@ -123,7 +127,7 @@ class Sweep:
     def __init__(
         self,
         unit_of_work: UnitOfWork,
-        blobs: BlobStore | None,
+        places: Places,
         backup_retention_days: float,
         *,
         grace_seconds: float = GRACE_SECONDS,
@@ -132,7 +136,7 @@ class Sweep:
         clock: Clock | None = None,
     ) -> None:
         self._unit_of_work = unit_of_work
-        self._blobs = blobs
+        self._places = places
         self._retention_seconds = backup_retention_days * _SECONDS_PER_DAY
         self._grace_seconds = grace_seconds
         self._tombstone_seconds = tombstone_seconds
@@ -146,7 +150,7 @@ class Sweep:
             Unavailable: the database cannot be reached.
         """
         done = Swept()
-        if self._blobs is None:
+        if not self._places.in_use:
             return done
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
             rows = await transaction.fetch(sql.TENANTS_DUE, _TENANTS_MAX)
@@ -166,18 +170,23 @@ class Sweep:
         Raises:
             Unavailable: the database cannot be reached; what was done is committed.
         """
-        if self._blobs is None:
+        if not self._places.in_use:
             return None
         place = TenantScope(tenant_id)
         async with self._unit_of_work.begin(place) as transaction:
             claim = await transaction.fetchrow(sql.CLAIM_TENANT, tenant_id, LEASE_SECONDS)
         if claim is None and not now:
             return None
-        sweep = _TenantSweep(self._unit_of_work, self._blobs, tenant_id)
+        sweep = _TenantSweep(self._unit_of_work, self._places, tenant_id)
         walks = now or (claim is not None and claim["walk"])
-        if walks:
-            await sweep.walk(self._clock.now() - self._stray_age)
-        await sweep.perform(self._grace_seconds, self._tombstone_seconds, self._retention_seconds)
+        try:
+            if walks:
+                await sweep.walk(self._clock.now() - self._stray_age)
+            await sweep.perform(self._grace_seconds, self._tombstone_seconds, self._retention_seconds)
+        except asyncio.CancelledError:
+            if claim is not None:
+                await sweep.give_back()
+            raise
         async with self._unit_of_work.begin(place) as transaction:
             await transaction.execute(
                 sql.FINISH_SWEEP,
@@ -247,9 +256,9 @@ async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
 class _TenantSweep:
     """One sweep of one tenant."""
 
-    def __init__(self, unit_of_work: UnitOfWork, blobs: BlobStore, tenant_id: UUID) -> None:
+    def __init__(self, unit_of_work: UnitOfWork, places: Places, tenant_id: UUID) -> None:
         self._unit_of_work = unit_of_work
-        self._blobs = blobs
+        self._places = places
         self._tenant_id = tenant_id
         self._failures = 0
         self.swept = Swept()
@@ -257,6 +266,15 @@ class _TenantSweep:
     async def _renew(self) -> None:
         async with self._unit_of_work.begin(TenantScope(self._tenant_id)) as transaction:
             await transaction.execute(sql.RENEW_SWEEP, self._tenant_id, LEASE_SECONDS)
+
+    async def give_back(self) -> None:
+        """Let another process go on at once; if that fails, it goes on when the lease has ended."""
+        with suppress(StorageError, TimeoutError):
+            async with (
+                asyncio.timeout(GIVE_BACK_SECONDS_MAX),
+                self._unit_of_work.begin(TenantScope(self._tenant_id)) as transaction,
+            ):
+                await transaction.execute(sql.RENEW_SWEEP, self._tenant_id, 0.0)
 
     async def _subjects(self, statement: str, *args: object) -> list[str]:
         async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
@@ -267,7 +285,8 @@ class _TenantSweep:
 
     async def walk(self, before: datetime) -> None:
         """Mark live blobs that nobody refers to, and abort uploads begun ``before`` that no intent knows."""
-        await self._abort_strays(before)
+        for place, store in self._places.in_use:
+            await self._abort_strays(place, store, before)
         after = ""
         while subjects := await self._subjects(sql.SUBJECTS_TO_WALK, after):
             for after in subjects:
@@ -275,9 +294,9 @@ class _TenantSweep:
         async with self._unit_of_work.begin(TenantScope(self._tenant_id)) as transaction:
             await transaction.execute(sql.WALKED, self._tenant_id, WALK_SECONDS)
 
-    async def _abort_strays(self, before: datetime) -> None:
+    async def _abort_strays(self, place: Place, store: BlobStore, before: datetime) -> None:
         try:
-            uploads = await self._blobs.list_multiparts(tenant_prefix(self._tenant_id))
+            uploads = await store.list_multiparts(tenant_prefix(self._tenant_id, place))
             strays = []
             for each in uploads:
                 with suppress(ValueError):  # a name that is none of ours is left to whoever made it
@@ -288,11 +307,11 @@ class _TenantSweep:
             # After the listing: an intent was committed before its upload began, and goes after it was completed.
             async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
                 wanted = [location.blob_id for location, _ in strays]
-                rows = await transaction.fetch(sql.INTENTS_OF_OBJECTS, self._tenant_id, wanted)
+                rows = await transaction.fetch(sql.INTENTS_OF_OBJECTS, self._tenant_id, wanted, place)
             known = {row["blob_id"] for row in rows}
             for location, multipart_id in strays:
                 if location.blob_id not in known:
-                    await self._blobs.abort_multipart(location, multipart_id)
+                    await store.abort_multipart(location, multipart_id)
                     self.swept.strays += 1
         except BlobUnavailable:  # the next walk tries again
             self.swept.failed += 1
@@ -352,7 +371,7 @@ class _TenantSweep:
             after = rows[-1]["blob_id"]
 
     async def _remove(self, scope: Scope, row: Any) -> None:
-        location = BlobLocation(scope.tenant_id, row["blob_id"])
+        location = BlobLocation(scope.tenant_id, row["blob_id"], row["place"])
         if not await self._gone(location, row["multipart_id"]):
             return
         place = (scope.tenant_id, scope.subject_id, row["blob_id"])
@@ -371,10 +390,14 @@ class _TenantSweep:
 
     async def _gone(self, location: BlobLocation, multipart_id: str | None) -> bool:
         """Remove an object and its unfinished upload; whether that is certain."""
+        store = self._places.of(location.place)
+        if store is None:  # the setting is gone, the object is not
+            self.swept.failed += 1
+            return False
         try:
             if multipart_id is not None:
-                await self._blobs.abort_multipart(location, multipart_id)
-            await self._blobs.delete(location)
+                await store.abort_multipart(location, multipart_id)
+            await store.delete(location)
         except BlobUnavailable:
             self.swept.failed += 1
             self._failures += 1
@@ -407,14 +430,14 @@ class _TenantSweep:
                 rows = await transaction.fetch(sql.CONDEMNED, *place, after, retention_seconds, BATCH_ROWS)
             for at in range(0, len(rows), REMOVALS_AT_ONCE):
                 some = rows[at : at + REMOVALS_AT_ONCE]
-                await _together(self._delete_blob(scope, row["blob_id"]) for row in some)
+                await _together(self._delete_blob(scope, row["blob_id"], row["place"]) for row in some)
                 await self._renew()
             if len(rows) < BATCH_ROWS:
                 return
             after = rows[-1]["blob_id"]
 
-    async def _delete_blob(self, scope: Scope, blob_id: UUID) -> None:
-        if not await self._gone(BlobLocation(scope.tenant_id, blob_id), None):
+    async def _delete_blob(self, scope: Scope, blob_id: UUID, place: Place) -> None:
+        if not await self._gone(BlobLocation(scope.tenant_id, blob_id, place), None):
             return
         async with self._unit_of_work.begin(scope) as transaction:
             freed = await transaction.fetchval(sql.FORGET_BLOB, scope.tenant_id, scope.subject_id, blob_id)

@@ -1,9 +1,13 @@
-"""Checks of the object store, with the gateway's own settings: `fsck` and `sweep`. Gateways may go on serving.
+"""Checks of the object store: `fsck` and `sweep`. Gateways may go on serving.
 
-Both look at rows and objects of tenants, open nothing and need no key of theirs.
+They take the gateway's own settings from the environment, or, with ``--data-dir``, what an embedded gateway's folder
+holds; its engines are used while it runs, and started where it does not. Both look at rows and objects of tenants,
+open nothing and need no key of theirs.
 """
 
+import os
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -23,6 +27,11 @@ _FINDING_COLUMNS = ("Tenant", "Fault", "What", "Subject", "Thread", "Mended", "D
 
 tenant_option = click.option("--tenant", "tenant_id", type=click.UUID, metavar="ID", help="Only this tenant.")
 all_option = click.option("--all", "everything", is_flag=True, help="Every tenant of the deployment.")
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of an embedded gateway, running or not, instead of settings in the environment.",
+)
 
 
 def _chosen(tenant_id: UUID | None, *, everything: bool) -> None:
@@ -30,15 +39,31 @@ def _chosen(tenant_id: UUID | None, *, everything: bool) -> None:
         raise click.UsageError("Name one tenant with --tenant ID, or all of them with --all.")
 
 
-def _with_store(work: "Callable[[Store], Coroutine[Any, Any, Any]]") -> Any:
+def _with_store(work: "Callable[[Store], Coroutine[Any, Any, Any]]", data_dir: Path | None) -> Any:
+    if data_dir is not None:
+        return _with_folder(work, data_dir)
     settings = settings_from_environment()
-    if settings.s3_url is None:
+    if settings.s3_url is None and settings.archive_url is None:
         raise Failure(
             "there is no object store to look into",
             hint="STATEROOM_S3_URL names the bucket.",
             exit_code=ExitCode.USAGE,
         )
     return run_local(_opened(settings, work))
+
+
+def _with_folder(work: "Callable[[Store], Coroutine[Any, Any, Any]]", data_dir: Path) -> Any:
+    from gateway.cli.instance import Instance
+
+    with Instance(data_dir) as folder:
+        identity = folder.join()
+
+        async def run() -> Any:
+            app_url = await folder.prepare(identity)
+            # Nobody is served here: the public URL is only one that a setting must have.
+            return await _opened(folder.settings(identity, app_url, "http://localhost", os.environ), work)
+
+        return run_local(run())
 
 
 async def _opened(settings: "Settings", work: "Callable[[Store], Coroutine[Any, Any, Any]]") -> Any:
@@ -52,12 +77,14 @@ async def _opened(settings: "Settings", work: "Callable[[Store], Coroutine[Any, 
         root_key = create_root_key(settings.root_key)
         stack.push_async_callback(root_key.aclose)
         blobs = await stack.enter_async_context(open_blobs(settings.s3_url))
+        archive = await stack.enter_async_context(open_blobs(settings.archive_url, "archive"))
         store = await Store.open(
             settings.database_url,
             root_key=root_key,
             deployment_id=settings.deployment_id,
             connections_max=4,
             blobs=blobs,
+            archive=archive,
             backup_retention_days=settings.backup_retention_days,
         )
         stack.push_async_callback(store.close)
@@ -71,8 +98,11 @@ async def _opened(settings: "Settings", work: "Callable[[Store], Coroutine[Any, 
     "--repair", is_flag=True, help="Mend references and quotas, and hand objects without a row to the sweeper."
 )
 @click.option("--after", default="", metavar="KEY", help="With --tenant: list objects from here on, as a report said.")
+@data_dir_option
 @json_option
-def fsck(*, tenant_id: UUID | None, everything: bool, repair: bool, after: str, as_json: bool) -> None:
+def fsck(
+    *, tenant_id: UUID | None, everything: bool, repair: bool, after: str, data_dir: Path | None, as_json: bool
+) -> None:
     """Prove that no pointer dangles and no object is forgotten; exit with 1 when something is found and not mended."""
     _chosen(tenant_id, everything=everything)
     if after and tenant_id is None:
@@ -86,7 +116,7 @@ def fsck(*, tenant_id: UUID | None, everything: bool, repair: bool, after: str, 
             _say_report(reports[-1])
         return reports
 
-    reports: list[FsckReport] = _with_store(work)
+    reports: list[FsckReport] = _with_store(work, data_dir)
     _print_findings(reports, as_json=as_json)
     if not all(report.clean for report in reports):
         raise Failure(
@@ -136,8 +166,9 @@ def _print_findings(reports: "list[FsckReport]", *, as_json: bool) -> None:
 @click.command("sweep")
 @tenant_option
 @all_option
+@data_dir_option
 @json_option
-def sweep(*, tenant_id: UUID | None, everything: bool, as_json: bool) -> None:
+def sweep(*, tenant_id: UUID | None, everything: bool, data_dir: Path | None, as_json: bool) -> None:
     """Sweep now what gateways sweep by themselves: expired uploads, unreferenced blobs, what no backup needs."""
     _chosen(tenant_id, everything=everything)
 
@@ -155,7 +186,7 @@ def sweep(*, tenant_id: UUID | None, everything: bool, as_json: bool) -> None:
                 render.say(f"tenant {each}: {swept.deleted:,} deleted, {swept.freed_bytes:,} bytes freed")
         return asdict(total)
 
-    done: dict[str, int] = _with_store(work)
+    done: dict[str, int] = _with_store(work, data_dir)
     if as_json:
         render.emit_json(done)
     else:

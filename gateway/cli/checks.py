@@ -21,9 +21,10 @@ from gateway.cli.render import byte_count
 from gateway.settings import Settings, SettingsError
 from storage.blobs.opening import open_bucket
 from storage.blobs.s3 import S3Location
+from storage.blobs.store import FROZEN_CLASSES
 from storage.errors import StorageError
 from storage.format.leaves import OFFLOAD_BYTES_MIN
-from storage.postgres import blobs, setup
+from storage.postgres import bloat, blobs, setup
 from storage.postgres.tables import SCHEMA
 from storage.postgres.unit_of_work import bindings
 from storage.scope import OperatorScope
@@ -146,7 +147,12 @@ async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
     finally:
         await store.aclose()
     detail = f"bucket {location.bucket} answers"
+    if store.storage_class != "STANDARD":
+        detail += f", objects are stored in {store.storage_class}"
     if variable == "STATEROOM_S3_URL":
+        if store.storage_class in FROZEN_CLASSES:
+            fix = f"Take storage_class out of {variable}; it belongs to STATEROOM_ARCHIVE_URL."
+            return failed(check, f"what is stored in {store.storage_class} cannot be read again at once", fix)
         detail += f"; pieces of {location.offload_bytes_min or OFFLOAD_BYTES_MIN:,} bytes or more go there"
     return ok(check, detail)
 
@@ -311,6 +317,22 @@ async def _check_sweeper(connection: Any) -> Finding:
     return ok("sweeper", shown)
 
 
+async def _check_dead_rows(connection: Any) -> Finding:
+    rows = await connection.fetch(bloat.DEAD_ROWS, SCHEMA)
+    worst = sorted(rows, key=lambda row: row["dead"], reverse=True)[:3]
+    shown = ", ".join(
+        f"{row['name']} {row['dead']:,} of {row['dead'] + row['live']:,} (vacuumed {row['vacuumed_at']:%Y-%m-%d %H:%M})"
+        if row["vacuumed_at"]
+        else f"{row['name']} {row['dead']:,} of {row['dead'] + row['live']:,} (not vacuumed yet)"
+        for row in worst
+    )
+    late = [row["name"] for row in rows if bloat.is_late(row["live"], row["dead"])]
+    if late:
+        fix = "See that autovacuum is on and no transaction stays open; then raise autovacuum_vacuum_cost_limit."
+        return failed("dead rows", f"autovacuum does not keep up with {', '.join(late)}: {shown}", fix)
+    return ok("dead rows", shown)
+
+
 _DATABASE_CHECKS: dict[str, Callable[[Any], Awaitable[Finding]]] = {
     "PostgreSQL version": _check_server_version,
     "writable": _check_writable,
@@ -321,4 +343,5 @@ _DATABASE_CHECKS: dict[str, Callable[[Any], Awaitable[Finding]]] = {
     "row-level security": _check_row_level_security,
     "database schema": _check_revision,
     "sweeper": _check_sweeper,
+    "dead rows": _check_dead_rows,
 }

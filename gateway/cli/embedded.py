@@ -221,6 +221,17 @@ class _Engine(ABC):
             self._lock.close()
             self._lock = None
 
+    @abstractmethod
+    def attach(self) -> None:
+        """Use the engine of this folder that another process runs; `stop` then leaves it alone.
+
+        Raises:
+            EmbeddedEngineError: It does not run, or not yet.
+        """
+
+    def _absent(self) -> EmbeddedEngineError:
+        return EmbeddedEngineError(f"{self.name} of {self.data_dir} does not answer")
+
     def _launch_on_free_ports(self) -> None:
         for _ in range(PORT_ATTEMPTS_MAX):
             self._launch(self._command())
@@ -448,32 +459,50 @@ class EmbeddedPostgres(_Engine):
         command = [str(_postgres_bin() / "postgres"), "-D", str(self._folder)]
         return command + [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
 
+    def attach(self) -> None:
+        """See `_Engine`."""
+        found = self._lock_file()
+        if found is None or not self._is_ours(found[0]):
+            raise self._absent()
+        self._port = found[1]
+
     def _is_ready(self) -> bool:
+        found = self._lock_file()
+        return found is not None and found[0] == self._pid
+
+    def _lock_file(self) -> tuple[int, int] | None:
+        """The process and the port of a server that is ready, or None."""
         try:
             lines = (self._folder / "postmaster.pid").read_text().splitlines()
-        except FileNotFoundError:
-            return False
-        # Line 1 is the process, line 8 its state (PostgreSQL source, miscadmin.h, LOCK_FILE_LINE_*).
-        return len(lines) >= 8 and int(lines[0]) == self._pid and lines[7].strip() == "ready"
+        except OSError:
+            return None
+        # Line 1 is the process, 4 the port, 8 the state (PostgreSQL source, miscadmin.h, LOCK_FILE_LINE_*).
+        if len(lines) < 8 or lines[7].strip() != "ready":
+            return None
+        return int(lines[0]), int(lines[3])
 
     def _lost_port(self) -> bool:
         return not _is_free(self._port)
 
 
 class EmbeddedS3(_Engine):
-    """An S3 server in `data_dir/s3` with one bucket and one generated identity (path-style, plain HTTP).
+    """An S3 server in `data_dir/s3` with two buckets and one generated identity (path-style, plain HTTP).
+
+    It knows S3's storage classes by name and freezes nothing: what is in a cold one can be read all the same.
 
     Args:
         data_dir: The folder; created when missing. One owner at a time.
 
     Attributes:
-        bucket: Name of the bucket, created at start.
+        bucket: Name of the bucket of blobs, created at start.
+        archive_bucket: Name of the bucket of archived threads, likewise.
     """
 
     name = "s3"
     stop_signal = "TERM"
     stop_seconds_max = S3_STOP_SECONDS_MAX
     bucket = "stateroom"
+    archive_bucket = "stateroom-archive"
     region = "us-east-1"
 
     _PORTS = tuple(
@@ -501,8 +530,24 @@ class EmbeddedS3(_Engine):
 
     def url(self) -> str:
         """Return the `STATEROOM_S3_URL` of this server (`storage.blobs.s3`); it contains the secret key."""
-        where = f"{HOST}:{self._ports['s3']}/{self.bucket}"
+        return self._url(self.bucket)
+
+    def archive_url(self) -> str:
+        """Return the `STATEROOM_ARCHIVE_URL` of this server, likewise."""
+        return self._url(self.archive_bucket)
+
+    def _url(self, bucket: str) -> str:
+        where = f"{HOST}:{self._ports['s3']}/{bucket}"
         return f"s3://{self.access_key}:{self.secret_key}@{where}?endpoint=http&region={self.region}"
+
+    def attach(self) -> None:
+        """See `_Engine`."""
+        kept = self._kept_ports()
+        if kept is None:
+            raise self._absent()
+        self._ports = dict(zip(self._PORTS, kept, strict=True))
+        if not self._is_ready():
+            raise self._absent()
 
     def _prepare(self) -> None:
         _weed()
@@ -548,14 +593,22 @@ class EmbeddedS3(_Engine):
 
     def _choose_ports(self) -> list[int]:
         """Keep the folder's ports while they are free: the master's own address is part of its state."""
-        path = self.data_dir / "s3.ports.json"
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            kept = [int(port) for port in json.loads(path.read_text())]
-            if len(kept) == len(self._PORTS) and all(map(_is_free, kept)):
-                return kept
+        kept = self._kept_ports()
+        if kept is not None and all(map(_is_free, kept)):
+            return kept
         chosen = _free_ports(len(self._PORTS))
-        _write_private(path, json.dumps(chosen))
+        _write_private(self._ports_path(), json.dumps(chosen))
         return chosen
+
+    def _ports_path(self) -> Path:
+        return self.data_dir / "s3.ports.json"
+
+    def _kept_ports(self) -> list[int] | None:
+        with contextlib.suppress(OSError, ValueError):
+            kept = [int(port) for port in json.loads(self._ports_path().read_text())]
+            if len(kept) == len(self._PORTS):
+                return kept
+        return None
 
     def _is_ready(self) -> bool:
         import boto3
@@ -583,6 +636,8 @@ class EmbeddedS3(_Engine):
             # A write proves that a volume is assigned, which a listening port does not.
             client.put_object(Bucket=self.bucket, Key="ready", Body=b"ready")
             client.delete_object(Bucket=self.bucket, Key="ready")
+            with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
+                client.create_bucket(Bucket=self.archive_bucket)
         except (BotoCoreError, ClientError):
             return False
         finally:

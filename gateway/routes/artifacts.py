@@ -30,13 +30,15 @@ from storage.tenants import BlobUsage
 
 _SHARE = ("Stateroom-Client-Share",)
 _DESCRIPTION = (headers.NAME_HEADER, headers.METADATA_HEADER, headers.PREVIEW_HEADER, headers.DIGEST_HEADER)
-_READING = ("Range", "If-Range", "If-Match-Tag", "If-None-Match-Tag")
+_READING = (
+    "Range", "If-Range", "If-Match-Tag", "If-None-Match-Tag", "If-Unmodified-Since", "If-Modified-Since",
+)  # fmt: skip
 _STORING = ("quota-exceeded", "blob-store-unavailable", "blobs-not-configured", "commit-unknown", "key-destroyed")
 _CONTENT_PROBLEMS = (
     "artifact-not-found", "content-changed", "range-not-satisfiable", "blob-store-unavailable", "blobs-not-configured",
     "integrity-failure", "key-destroyed",
 )  # fmt: skip
-_CONTENT_HEADERS = ("ETag", "Content-Digest", "Content-Range", "Accept-Ranges", "Content-Disposition")
+_CONTENT_HEADERS = ("ETag", "Last-Modified", "Content-Digest", "Content-Range", "Accept-Ranges", "Content-Disposition")
 _NAME = Fault(detail="must be 1 to 255 bytes of UTF-8 without control characters", pointer="/name")
 
 
@@ -272,6 +274,7 @@ async def put_upload_part(
             wanted,
             int(number),
             exchange.content(artifacts.part_bytes, "PART_BYTES_MAX"),
+            size_bytes=announced,
             digest=headers.parse_digest(exchange.header(headers.DIGEST_HEADER)),
             share=exchange.client_share(),
         )
@@ -420,7 +423,7 @@ async def get_artifact(
         summary="Delete an artifact that no checkpoint names.",
         permission="state:delete",
         statuses=(204,),
-        problems=("artifact-not-found", "artifact-referenced", "blobs-not-configured", "commit-unknown"),
+        problems=("artifact-not-found", "artifact-referenced", "blobs-not-configured", "commit-unknown", "legal-hold"),
         subject=True,
     )
 )
@@ -485,6 +488,22 @@ async def copy_artifact(
 # --- content ---------------------------------------------------------------------------------------------------------
 
 
+def _allowed(exchange: Exchange, artifact: model.Artifact, tag: str) -> bool:
+    """Whether the first two conditions of RFC 9110 section 13.2.2 hold; the date counts where no tag is named."""
+    match = exchange.header("if-match")
+    if match is not None:
+        return headers.match(match, tag)
+    return headers.unmodified_since(exchange.header("if-unmodified-since"), artifact.created_at)
+
+
+def _known(exchange: Exchange, artifact: model.Artifact, tag: str) -> bool:
+    """Whether the client has the content, by the next two."""
+    none_match = exchange.header("if-none-match")
+    if none_match is not None:
+        return headers.none_match(none_match, tag)
+    return not headers.modified_since(exchange.header("if-modified-since"), artifact.created_at)
+
+
 async def _content(
     exchange: Exchange,
     content: model.ArtifactContent,
@@ -494,15 +513,19 @@ async def _content(
     """The content, or what the conditions ask for instead of it (RFC 9110, section 13.2.2)."""
     artifact = content.artifact
     said = headers.content_headers(
-        artifact.name, artifact.media_type, artifact.digest, "inline" if disposition == "inline" else "attachment"
+        artifact.name,
+        artifact.media_type,
+        artifact.digest,
+        artifact.created_at,
+        "inline" if disposition == "inline" else "attachment",
     )
     tag = said["etag"]
     held = held or contextlib.ExitStack()
     with contextlib.ExitStack() as letting_go:
         letting_go.push(held)
-        if not headers.match(exchange.header("if-match"), tag):
+        if not _allowed(exchange, artifact, tag):
             raise ContentChanged
-        if headers.none_match(exchange.header("if-none-match"), tag):
+        if _known(exchange, artifact, tag):
             return Response(b"", status_code=304, headers={"etag": tag})
         wanted = None
         if headers.range_condition(exchange.header("if-range"), tag):

@@ -1,7 +1,8 @@
 """The names of objects in the bucket.
 
-Blobs live at `v1/{tenant hex}/{aa}/{blob hex}`, anchors of audit chains at `anchors/v1/{tenant hex}/{number}`,
-tombstones of shreds at `tombstones/v1/{deployment hex}/{tenant hex}/{shred hex}`.
+Blobs live at `v1/{tenant hex}/{aa}/{blob hex}`, archived threads at the same names below `archive/`, anchors of audit
+chains at `anchors/v1/{tenant hex}/{number}`, tombstones of shreds at
+`tombstones/v1/{deployment hex}/{tenant hex}/{shred hex}`.
 
 The only builder and the only parser of object keys. A key is made of UUIDs and numbers, so no text of a client, no
 subject and no thread ever reaches a bucket listing or an access log. `aa` is the last byte of the blob's UUID: the
@@ -10,8 +11,13 @@ first bytes of a UUIDv7 are its time and would send all writes to one partition.
 
 import re
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Final, Literal, Protocol, Self
 from uuid import UUID
+
+Place = Literal["blobs", "archive"]
+"""Which bucket an object is in. The names differ, too, so that one bucket may be both."""
+
+PLACES: Final[tuple[Place, ...]] = ("blobs", "archive")
 
 # Of the anchors of all audit chains, of every deployment that shares the bucket.
 ANCHORS_PREFIX = "anchors/v1/"
@@ -20,7 +26,7 @@ _SEQUENCE_MAX = 2**63 - 1
 _ANCHOR_KEY = re.compile(r"anchors/v1/([0-9a-f]{32})/([0-9a-f]{16})", re.ASCII)
 _HEAD_ANCHOR_KEY = re.compile(r"head-anchors/v1/([0-9a-f]{32})/([0-9a-f]{32})", re.ASCII)
 _TOMBSTONE_KEY = re.compile(r"tombstones/v1/([0-9a-f]{32})/([0-9a-f]{32})/([0-9a-f]{32})", re.ASCII)
-_OBJECT_KEY = re.compile(r"v1/([0-9a-f]{32})/([0-9a-f]{2})/([0-9a-f]{30}\2)", re.ASCII)
+_OBJECT_KEY = re.compile(r"(archive/)?v1/([0-9a-f]{32})/([0-9a-f]{2})/([0-9a-f]{30}\3)", re.ASCII)
 
 
 class ObjectLocation(Protocol):
@@ -37,11 +43,12 @@ class BlobLocation:
 
     tenant_id: UUID
     blob_id: UUID
+    place: Place = "blobs"
 
     def object_key(self) -> str:
         """Return the S3 object key."""
         blob = self.blob_id.hex
-        return f"{tenant_prefix(self.tenant_id)}{blob[-2:]}/{blob}"
+        return f"{tenant_prefix(self.tenant_id, self.place)}{blob[-2:]}/{blob}"
 
     @classmethod
     def parse(cls, object_key: str) -> Self:
@@ -53,12 +60,12 @@ class BlobLocation:
         match = _OBJECT_KEY.fullmatch(object_key)
         if match is None:
             raise ValueError("not an object key of this keyspace")
-        return cls(UUID(match[1]), UUID(match[3]))
+        return cls(UUID(match[2]), UUID(match[4]), "blobs" if match[1] is None else "archive")
 
 
-def tenant_prefix(tenant_id: UUID) -> str:
-    """Return the prefix that holds all blobs of a tenant and no others."""
-    return f"v1/{tenant_id.hex}/"
+def tenant_prefix(tenant_id: UUID, place: Place = "blobs") -> str:
+    """Return the prefix that holds all blobs of a tenant in one place and no others."""
+    return f"{'archive/' if place == 'archive' else ''}v1/{tenant_id.hex}/"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,22 @@
-"""The in-memory twin of the object store; it forgets everything with the process."""
+"""The in-memory twin of the object store; it forgets everything with the process.
+
+Storage classes are S3's: what is stored in a frozen one cannot be read at once, thawing takes as long as the twin was
+told, by its clock, and what was thawed freezes again at the midnight (UTC) after its days.
+"""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, time, timedelta
 from uuid import uuid4
 
 from storage.blobs.keyspace import ObjectLocation
 from storage.blobs.store import (
+    FROZEN_CLASSES,
+    THAW_SECONDS,
     BlobBytes,
     BlobExists,
+    BlobFrozen,
     BlobInfo,
     BlobNotFound,
     BlobUnavailable,
@@ -17,44 +24,71 @@ from storage.blobs.store import (
     MultipartNotFound,
     ObjectInfo,
     PartMismatch,
+    check_class,
+    check_days,
     check_part_number,
     check_parts,
     check_range,
 )
+from storage.clock import Clock, SystemClock
 
 
 @dataclass(slots=True)
 class _Multipart:
     object_key: str
     begun_at: datetime
+    storage_class: str
     parts: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What is known of an object beside its bytes; a thaw has an end and, before, a moment when it can be read."""
+
+    modified_at: datetime
+    storage_class: str
+    thawed_at: datetime | None = None
+    thawed_until: datetime | None = None
 
 
 class MemoryBlobStore:
     """A `BlobStore` in a dictionary.
 
+    Args:
+        clock: Of the object store.
+        storage_class: What blobs are stored in when nothing else is asked for.
+        thaw_seconds: How long a thaw takes; None: as long as S3's at most.
+
     Attributes:
         available: Set to False to make every operation raise `BlobUnavailable`.
+        storage_class: See above.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, clock: Clock | None = None, storage_class: str = "STANDARD", thaw_seconds: float | None = None
+    ) -> None:
         self.available = True
+        self.storage_class = check_class(storage_class)
+        self._clock = clock or SystemClock()
+        self._thaw_seconds = thaw_seconds
         self._objects: dict[str, bytes] = {}
-        self._modified: dict[str, datetime] = {}
+        self._standings: dict[str, _Standing] = {}
         self._multiparts: dict[str, _Multipart] = {}
 
-    async def put_if_absent(self, location: ObjectLocation, data: BlobBytes) -> None:
+    async def put_if_absent(
+        self, location: ObjectLocation, data: BlobBytes, *, storage_class: str | None = None
+    ) -> None:
         """See `BlobStore`."""
+        chosen = check_class(storage_class or self.storage_class)
         await self.health()
-        self._put(location.object_key(), bytes(data))
+        self._put(location.object_key(), bytes(data), chosen)
 
     async def get(self, location: ObjectLocation) -> bytes:
         """See `BlobStore`."""
-        await self.health()
-        try:
-            return self._objects[location.object_key()]
-        except KeyError:
-            raise BlobNotFound from None
+        info = await self.head(location)
+        if info.state != "ready":
+            raise BlobFrozen
+        return self._objects[location.object_key()]
 
     async def get_range(self, location: ObjectLocation, start: int, length: int) -> bytes:
         """See `BlobStore`."""
@@ -63,13 +97,45 @@ class MemoryBlobStore:
 
     async def head(self, location: ObjectLocation) -> BlobInfo:
         """See `BlobStore`."""
-        return BlobInfo(len(await self.get(location)))
+        await self.health()
+        standing = self._standing(location)
+        info = BlobInfo(len(self._objects[location.object_key()]), standing.storage_class)
+        if standing.storage_class not in FROZEN_CLASSES:
+            return info
+        now = self._clock.now()
+        if standing.thawed_at is None or standing.thawed_until is None or now >= standing.thawed_until:
+            return replace(info, state="frozen")
+        if now < standing.thawed_at:
+            return replace(info, state="thawing")
+        return replace(info, thawed_until=standing.thawed_until)
+
+    async def thaw(self, location: ObjectLocation, days: int) -> None:
+        """See `BlobStore`."""
+        check_days(days)
+        info = await self.head(location)
+        if info.storage_class not in FROZEN_CLASSES or info.state == "thawing":
+            return
+        standing, now = self._standing(location), self._clock.now()
+        if info.state == "frozen":
+            seconds = THAW_SECONDS[info.storage_class] if self._thaw_seconds is None else self._thaw_seconds
+            standing.thawed_at = now + timedelta(seconds=seconds)
+        standing.thawed_until = datetime.combine((now + timedelta(days=days + 1)).date(), time(), UTC)
+
+    async def change_class(self, location: ObjectLocation, storage_class: str) -> None:
+        """See `BlobStore`."""
+        check_class(storage_class)
+        info = await self.head(location)
+        if info.storage_class == storage_class:
+            return
+        if info.state != "ready":
+            raise BlobFrozen
+        self._standings[location.object_key()] = _Standing(self._clock.now(), storage_class)
 
     async def delete(self, location: ObjectLocation) -> None:
         """See `BlobStore`."""
         await self.health()
         self._objects.pop(location.object_key(), None)
-        self._modified.pop(location.object_key(), None)
+        self._standings.pop(location.object_key(), None)
 
     async def list_keys(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[str]:
         """See `BlobStore`."""
@@ -79,13 +145,14 @@ class MemoryBlobStore:
         """See `BlobStore`."""
         await self.health()
         names = sorted(found for found in self._objects if found.startswith(prefix) and found > after)
-        return [ObjectInfo(name, len(self._objects[name]), self._modified[name]) for name in names[:limit]]
+        return [ObjectInfo(name, len(self._objects[name]), self._standings[name].modified_at) for name in names[:limit]]
 
-    async def begin_multipart(self, location: ObjectLocation) -> str:
+    async def begin_multipart(self, location: ObjectLocation, *, storage_class: str | None = None) -> str:
         """See `BlobStore`."""
+        chosen = check_class(storage_class or self.storage_class)
         await self.health()
         multipart_id = uuid4().hex
-        self._multiparts[multipart_id] = _Multipart(location.object_key(), datetime.now(UTC))
+        self._multiparts[multipart_id] = _Multipart(location.object_key(), self._clock.now(), chosen)
         return multipart_id
 
     async def put_part(self, location: ObjectLocation, multipart_id: str, number: int, data: BlobBytes) -> str:
@@ -106,10 +173,11 @@ class MemoryBlobStore:
             if len(stored) != size_bytes:
                 raise BlobExists
             return
-        received = self._multipart(location, multipart_id).parts
+        upload = self._multipart(location, multipart_id)
+        received = upload.parts
         if any(number not in received or _etag(received[number]) != etag for number, etag in parts):
             raise PartMismatch
-        self._put(location.object_key(), b"".join(received[number] for number, _ in parts))
+        self._put(location.object_key(), b"".join(received[number] for number, _ in parts), upload.storage_class)
         del self._multiparts[multipart_id]
 
     async def abort_multipart(self, location: ObjectLocation, multipart_id: str) -> None:
@@ -138,10 +206,16 @@ class MemoryBlobStore:
         """See `BlobStore`."""
         self.available = False
 
-    def _put(self, object_key: str, data: bytes) -> None:
+    def _put(self, object_key: str, data: bytes, storage_class: str) -> None:
         if self._objects.setdefault(object_key, data) != data:
             raise BlobExists
-        self._modified.setdefault(object_key, datetime.now(UTC))
+        self._standings.setdefault(object_key, _Standing(self._clock.now(), storage_class))
+
+    def _standing(self, location: ObjectLocation) -> _Standing:
+        try:
+            return self._standings[location.object_key()]
+        except KeyError:
+            raise BlobNotFound from None
 
     def _multipart(self, location: ObjectLocation, multipart_id: str) -> _Multipart:
         found = self._multiparts.get(multipart_id)

@@ -1,13 +1,14 @@
 """Blobs in any S3, through the package `obstore` where it is cheaper; `client=obstore` in the URL of `s3` asks for it.
 
-Owns the calls that are made for every blob: storing one, reading one or a range of it, and asking for its size. Those
+Owns the calls that are made for every blob: storing one, and reading one or a range of it. Those
 run without threads, for about a quarter of the processor time that boto3 takes for 100 KB. Everything else (uploads in
-parts, deletion, listings, health) is inherited from `S3BlobStore`: obstore keeps the parts of an upload to itself,
-deletes with the bulk request only, and lists by path segments instead of prefixes.
+parts, deletion, listings, storage classes of what is stored, health) is inherited from `S3BlobStore`: obstore keeps the
+parts of an upload to itself, deletes with the bulk request only, lists by path segments instead of prefixes, and does
+not tell an object's class.
 
 Promises what `S3BlobStore` does, with three differences. A redirect to another region is not followed: name the
-bucket's `region`. Uploads carry a SHA-256 instead of a CRC-32. And a call that is cancelled is broken off, while a
-thread would finish it.
+bucket's `region`. Uploads carry a SHA-256 instead of a CRC-32, except those in a class that is frozen, which go through
+boto3. And a call that is cancelled is broken off, while a thread would finish it.
 """
 
 import asyncio
@@ -35,7 +36,16 @@ from storage.blobs.s3 import (
     S3BlobStore,
     S3Location,
 )
-from storage.blobs.store import BlobBytes, BlobExists, BlobInfo, BlobNotFound, BlobUnavailable, check_range
+from storage.blobs.store import (
+    FROZEN_CLASSES,
+    BlobBytes,
+    BlobExists,
+    BlobFrozen,
+    BlobNotFound,
+    BlobUnavailable,
+    check_class,
+    check_range,
+)
 
 _T = TypeVar("_T")
 
@@ -63,12 +73,21 @@ class ObstoreBlobStore(S3BlobStore):
         self._turns = asyncio.Semaphore(calls)
         self._store = self._open(bucket)
 
-    async def put_if_absent(self, location: ObjectLocation, data: BlobBytes) -> None:
+    async def put_if_absent(
+        self, location: ObjectLocation, data: BlobBytes, *, storage_class: str | None = None
+    ) -> None:
         """See `BlobStore`."""
+        chosen = check_class(storage_class or self.storage_class)
+        if chosen in FROZEN_CLASSES:  # what cannot be read back is told apart by the checksum that boto3 sends
+            await super().put_if_absent(location, data, storage_class=chosen)
+            return
         object_key = location.object_key()
+        attributes: Any = None if chosen == "STANDARD" else {"Storage-Class": chosen}
 
         async def put() -> None:
-            await obstore.put_async(self._store, object_key, data, mode="create", use_multipart=False)
+            await obstore.put_async(
+                self._store, object_key, data, attributes=attributes, mode="create", use_multipart=False
+            )
 
         async with self._turn():
             try:
@@ -92,19 +111,6 @@ class ObstoreBlobStore(S3BlobStore):
         check_range(start, length)
         async with self._turn():
             return await self._repeat(lambda: self._read(location.object_key(), (start, start + length)))
-
-    async def head(self, location: ObjectLocation) -> BlobInfo:
-        """See `BlobStore`."""
-
-        async def head() -> BlobInfo:
-            try:
-                found = await obstore.head_async(self._store, location.object_key())
-            except FileNotFoundError:  # the answer to HEAD has no body that could say what is missing
-                raise BlobNotFound from None
-            return BlobInfo(found["size"])
-
-        async with self._turn():
-            return await self._repeat(head)
 
     async def _read(self, object_key: str, span: tuple[int, int] | None = None) -> bytes:
         try:
@@ -195,6 +201,8 @@ def _translated(error: Exception) -> Exception:
     if isinstance(error, FileNotFoundError):
         # A bucket that is not there must not look like blobs that are not there.
         return BlobNotFound() if "<Code>NoSuchKey</Code>" in str(error) else BlobUnavailable("there is no such bucket")
+    if isinstance(error, PermissionDeniedError) and "<Code>InvalidObjectState</Code>" in str(error):
+        return BlobFrozen()
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return BlobUnavailable("the object store refused the credentials")
     status = _status(error)

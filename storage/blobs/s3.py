@@ -6,12 +6,14 @@ the URL does not carry come from boto3's default chain. The URL, `STATEROOM_S3_U
     s3://BUCKET?region=eu-central-1                                    AWS itself
     s3://ACCESS:SECRET@HOST:PORT/BUCKET?endpoint=http&region=us-east-1  any other server
 
-A path makes the host the endpoint. `endpoint` is `https` (default) or `http`; `addressing` is `path` (default
-with an endpoint) or `virtual`; `region` defaults to boto3's own, or to us-east-1 with an endpoint. `sse` asks the
-server to encrypt what it stores, a second layer below our own: `AES256`, or `aws:kms` with an optional
-`kms_key_id`. `client` is `boto3` (default) or `obstore`, which `storage.blobs.obstore` describes. `offload_bytes_min`
-says how large a piece of a value must be to live in the bucket instead of the database: 16384 to 16777216 bytes, 65536
-if it is left out. Access, secret and parameters are percent-encoded. There are no other parameters.
+A path makes the host the endpoint. `endpoint` is `https` (default) or `http`; `addressing` is `path` (default with an
+endpoint) or `virtual`; `region` defaults to boto3's own, or to us-east-1 with an endpoint. `sse` asks the server to
+encrypt what it stores, a second layer below our own: `AES256`, or `aws:kms` with an optional `kms_key_id`.
+`storage_class` is what objects are stored in, one of S3's classes, STANDARD if it is left out; GLACIER and
+DEEP_ARCHIVE are for the bucket of archived threads only. `client` is `boto3` (default) or `obstore`, which
+`storage.blobs.obstore` describes. `offload_bytes_min` says how large a piece of a value must be to live in the bucket
+instead of the database: 16384 to 16777216 bytes, 65536 if it is left out. Access, secret and parameters are
+percent-encoded. There are no other parameters.
 
 Every upload carries a CRC-32 of its bytes, which the server compares before it answers; what is read back is
 authenticated above. A call that fails for a reason that may pass is made up to three times, and one that reads a
@@ -20,11 +22,15 @@ body gives up after `BODY_SECONDS_MAX` even if bytes keep dripping in.
 
 import asyncio
 import base64
+import hashlib
+import re
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from io import BytesIO
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -36,8 +42,11 @@ from urllib3.exceptions import HTTPError, IncompleteRead
 
 from storage.blobs.keyspace import ObjectLocation
 from storage.blobs.store import (
+    FROZEN_CLASSES,
+    STORAGE_CLASSES,
     BlobBytes,
     BlobExists,
+    BlobFrozen,
     BlobInfo,
     BlobNotFound,
     BlobUnavailable,
@@ -45,6 +54,9 @@ from storage.blobs.store import (
     MultipartNotFound,
     ObjectInfo,
     PartMismatch,
+    ThawState,
+    check_class,
+    check_days,
     check_part_number,
     check_parts,
     check_range,
@@ -58,6 +70,7 @@ READ_SECONDS_MAX = 20.0
 ATTEMPTS_MAX = 3
 BODY_SECONDS_MAX = 120.0  # a part of 8 MiB at 70 KB/s
 _BODY_SLICE_BYTES = 1 << 18
+_EXPIRY = re.compile(r'expiry-date="([^"]*)"', re.ASCII)
 # Below, an object costs more than the row it spares; above, rows become what PostgreSQL is slow at.
 OFFLOAD_BYTES_BOUNDS = (16 * 1024, 16 * 1024 * 1024)
 
@@ -76,6 +89,7 @@ class S3Location:
     kms_key_id: str | None = None
     client: str = "boto3"
     offload_bytes_min: int | None = None
+    storage_class: str | None = None
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -101,14 +115,17 @@ class S3Location:
         sse, kms_key_id = options.pop("sse", None), options.pop("kms_key_id", None)
         if sse not in {None, "AES256", "aws:kms"} or (kms_key_id is not None and (sse != "aws:kms" or not kms_key_id)):
             raise ValueError("the S3 URL takes sse=AES256, or sse=aws:kms with or without kms_key_id")
+        storage_class = options.pop("storage_class", None)
+        if storage_class is not None and storage_class not in STORAGE_CLASSES:
+            raise ValueError(f"the S3 URL takes storage_class={'|'.join(sorted(STORAGE_CLASSES))}")
         client = options.pop("client", "boto3")
         if client not in {"boto3", "obstore"}:
             raise ValueError("the S3 URL takes client=boto3 or client=obstore")
         offload_bytes_min = _offload_bytes_min(options.pop("offload_bytes_min", None))
         if options or scheme not in {"http", "https"} or addressing not in {None, "path", "virtual"}:
             raise ValueError(
-                "the S3 URL takes endpoint=http|https, addressing=path|virtual, region, sse, kms_key_id, client and"
-                " offload_bytes_min only"
+                "the S3 URL takes endpoint=http|https, addressing=path|virtual, region, sse, kms_key_id, storage_class,"
+                " client and offload_bytes_min only"
             )
         if not path and (port is not None or scheme != "https"):
             raise ValueError("the S3 URL names an endpoint but no bucket: add /bucket")
@@ -124,6 +141,7 @@ class S3Location:
             kms_key_id=kms_key_id,
             client=client,
             offload_bytes_min=offload_bytes_min,
+            storage_class=storage_class,
         )
 
 
@@ -137,11 +155,16 @@ def _offload_bytes_min(text: str | None) -> int | None:
 
 
 class S3BlobStore:
-    """A `BlobStore` in one bucket; one instance per process (a client costs 190 ms to build)."""
+    """A `BlobStore` in one bucket; one instance per process (a client costs 190 ms to build).
+
+    Attributes:
+        storage_class: What blobs are stored in when nothing else is asked for.
+    """
 
     def __init__(
         self, bucket: S3Location, *, threads: int = THREADS, body_seconds_max: float = BODY_SECONDS_MAX
     ) -> None:
+        self.storage_class = bucket.storage_class or "STANDARD"
         self._bucket = bucket.bucket
         self._body_seconds_max = body_seconds_max
         self._encryption: dict[str, str] = {}
@@ -167,9 +190,11 @@ class S3BlobStore:
             ),
         )
 
-    async def put_if_absent(self, location: ObjectLocation, data: BlobBytes) -> None:
+    async def put_if_absent(
+        self, location: ObjectLocation, data: BlobBytes, *, storage_class: str | None = None
+    ) -> None:
         """See `BlobStore`."""
-        await self._run(self._put_if_absent, location.object_key(), data)
+        await self._run(self._put_if_absent, location.object_key(), data, self._class(storage_class))
 
     async def get(self, location: ObjectLocation) -> bytes:
         """See `BlobStore`."""
@@ -183,7 +208,21 @@ class S3BlobStore:
     async def head(self, location: ObjectLocation) -> BlobInfo:
         """See `BlobStore`."""
         answer = await self._run(self._call, "head_object", Key=location.object_key())
-        return BlobInfo(int(answer["ContentLength"]))
+        storage_class = answer.get("StorageClass", "STANDARD")
+        # The classes that are frozen from the start, and what intelligent tiering has put aside.
+        freezes = storage_class in FROZEN_CLASSES or "ArchiveStatus" in answer
+        state, thawed_until = _thaw_state(answer.get("Restore")) if freezes else ("ready", None)
+        return BlobInfo(int(answer["ContentLength"]), storage_class, state, thawed_until)
+
+    async def thaw(self, location: ObjectLocation, days: int) -> None:
+        """See `BlobStore`."""
+        check_days(days)
+        await self._run(self._thaw, location.object_key(), days)
+
+    async def change_class(self, location: ObjectLocation, storage_class: str) -> None:
+        """See `BlobStore`."""
+        check_class(storage_class)
+        await self._run(self._change_class, location.object_key(), storage_class)
 
     async def delete(self, location: ObjectLocation) -> None:
         """See `BlobStore`."""
@@ -197,7 +236,7 @@ class S3BlobStore:
         """See `BlobStore`."""
         return await self._run(self._list_objects, prefix, after, limit)
 
-    async def begin_multipart(self, location: ObjectLocation) -> str:
+    async def begin_multipart(self, location: ObjectLocation, *, storage_class: str | None = None) -> str:
         """See `BlobStore`."""
         answer = await self._run(
             self._call,
@@ -205,6 +244,7 @@ class S3BlobStore:
             Key=location.object_key(),
             ChecksumAlgorithm="CRC32",
             **self._encryption,
+            **self._class(storage_class),
         )
         return str(answer["UploadId"])
 
@@ -254,6 +294,10 @@ class S3BlobStore:
             raise BlobNotFound
         if code == "NoSuchUpload":
             raise MultipartNotFound
+        if code in {"InvalidObjectState", "ObjectNotInActiveTierError"}:
+            raise BlobFrozen
+        if code in {"RestoreAlreadyInProgress", "MethodNotAllowed", "NotImplemented"} and operation == "restore_object":
+            return None  # what was asked for happens already; or the server freezes nothing
         if code in {"InvalidPart", "InvalidPartOrder"}:
             raise PartMismatch
         if http_status == 412:
@@ -262,7 +306,37 @@ class S3BlobStore:
             return None  # a range that begins past the end
         raise BlobUnavailable(f"the object store refused {operation}: HTTP {http_status}")
 
-    def _put_if_absent(self, object_key: str, data: BlobBytes) -> None:
+    def _class(self, storage_class: str | None) -> dict[str, str]:
+        """The argument of an upload; none for S3's own default, which servers without classes understand."""
+        chosen = check_class(storage_class or self.storage_class)
+        return {} if chosen == "STANDARD" else {"StorageClass": chosen}
+
+    def _thaw(self, object_key: str, days: int) -> None:
+        found = self._call("head_object", Key=object_key)
+        request: dict[str, Any] = {"GlacierJobParameters": {"Tier": "Standard"}}
+        if found.get("StorageClass") in FROZEN_CLASSES:
+            request["Days"] = days
+        elif "ArchiveStatus" not in found:
+            return
+        self._call("restore_object", Key=object_key, RestoreRequest=request)
+
+    def _change_class(self, object_key: str, storage_class: str) -> None:
+        found = self._call("head_object", Key=object_key)
+        if found.get("StorageClass", "STANDARD") == storage_class:
+            return
+        self._call(
+            "copy_object",
+            Key=object_key,
+            CopySource={"Bucket": self._bucket, "Key": object_key},
+            # If it was removed and is another one now, there is nothing to move.
+            CopySourceIfMatch=found["ETag"],
+            # Ours have no metadata to lose, and SeaweedFS refuses a copy onto itself that says COPY.
+            MetadataDirective="REPLACE",
+            StorageClass=storage_class,
+            **self._encryption,
+        )
+
+    def _put_if_absent(self, object_key: str, data: BlobBytes, storage_class: dict[str, str]) -> None:
         try:
             self._call(
                 "put_object",
@@ -271,15 +345,28 @@ class S3BlobStore:
                 IfNoneMatch="*",
                 ChecksumCRC32=_crc32(data),
                 **self._encryption,
+                **storage_class,
             )
         except BlobExists:
             # Also what a retry sees after the answer to a good PUT was lost: ours if the bytes are equal.
             try:
-                stored = self._get(object_key)
+                same = self._get(object_key) == data
             except BlobNotFound:
                 raise BlobUnavailable("the blob was removed while it was stored again") from None
-            if stored != data:
+            except BlobFrozen:
+                same = self._looks_like(object_key, data)
+            if not same:
                 raise
+
+    def _looks_like(self, object_key: str, data: BlobBytes) -> bool:
+        """Whether what cannot be read has the size and the checksum of these bytes."""
+        found = self._call("head_object", Key=object_key, ChecksumMode="ENABLED")
+        if int(found["ContentLength"]) != len(data):
+            return False
+        if "ChecksumCRC32" in found:
+            return bool(found["ChecksumCRC32"] == _crc32(data))
+        # A server that keeps no checksums; the ETag of one PUT is the MD5, unless a key service encrypted it.
+        return bool(found["ETag"].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest())
 
     def _put_part(self, object_key: str, multipart_id: str, number: int, data: BlobBytes) -> str:
         checksum = _crc32(data)
@@ -394,6 +481,19 @@ class S3BlobStore:
         if missing:
             raise IncompleteRead(size_bytes - missing, missing)
         return whole.getvalue()
+
+
+def _thaw_state(restore: str | None) -> tuple[ThawState, datetime | None]:
+    """What `x-amz-restore` says (Amazon S3 API reference, HeadObject): none before a thaw, then how far it is."""
+    if restore is None:
+        return "frozen", None
+    if 'ongoing-request="true"' in restore:
+        return "thawing", None
+    expiry = _EXPIRY.search(restore)
+    try:
+        return "ready", None if expiry is None else parsedate_to_datetime(expiry[1])
+    except ValueError:
+        return "ready", None
 
 
 def _crc32(data: BlobBytes) -> str:

@@ -5,10 +5,10 @@ suite. A blob is opaque (sealed before it gets here) and written once. Nothing h
 referenced: intents, settling and sweeping belong to the database.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from storage.blobs.keyspace import ObjectLocation
 from storage.errors import Conflict, NotFound, Unavailable
@@ -26,6 +26,10 @@ class BlobUnavailable(Unavailable):
     """The object store cannot serve this now; the operation may be repeated."""
 
 
+class BlobFrozen(Conflict):
+    """The blob is in a storage class that is not read before it was thawed (`BlobStore.thaw`)."""
+
+
 class MultipartNotFound(NotFound):
     """There is no such multipart upload: it was aborted or completed, or never begun."""
 
@@ -41,11 +45,48 @@ PARTS_MAX: Final = 10_000
 """Parts of one multipart upload; S3's own limit (Amazon S3 user guide, multipart upload limits)."""
 
 
+STORAGE_CLASSES: Final = frozenset(
+    {
+        "STANDARD",
+        "REDUCED_REDUNDANCY",
+        "STANDARD_IA",
+        "ONEZONE_IA",
+        "INTELLIGENT_TIERING",
+        "GLACIER",
+        "DEEP_ARCHIVE",
+        "OUTPOSTS",
+        "GLACIER_IR",
+        "SNOW",
+        "EXPRESS_ONEZONE",
+    }
+)
+"""What an upload may name (Amazon S3 API reference, PutObject, `x-amz-storage-class`)."""
+
+THAW_SECONDS: Final[Mapping[str, float]] = {"GLACIER": 5 * 3600.0, "DEEP_ARCHIVE": 12 * 3600.0}
+"""How long a standard retrieval takes at most (Amazon S3 user guide, archive retrieval options)."""
+
+FROZEN_CLASSES: Final = frozenset(THAW_SECONDS)
+"""Objects in these cannot be read from the moment they are stored, until they are thawed."""
+
+ThawState = Literal["ready", "thawing", "frozen"]
+
+
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
-    """What the object store knows about a blob."""
+    """What the object store knows about a blob.
+
+    Attributes:
+        size_bytes: Its size.
+        storage_class: One of `STORAGE_CLASSES`, or a server's own.
+        state: Whether it can be read, by what S3 promises for its class. A server that knows the names of classes and
+            freezes nothing, as SeaweedFS, gives what this calls frozen: ask it for the blob first.
+        thawed_until: A thawed blob is frozen again at this time.
+    """
 
     size_bytes: int
+    storage_class: str = "STANDARD"
+    state: ThawState = "ready"
+    thawed_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +126,24 @@ class BlobStore(Protocol):
     upload: the first is found by `list_multiparts`.
     """
 
-    async def put_if_absent(self, location: ObjectLocation, data: BlobBytes) -> None:
+    @property
+    def storage_class(self) -> str:
+        """What blobs are stored in when nothing else is asked for; one of `STORAGE_CLASSES`."""
+        ...
+
+    async def put_if_absent(
+        self, location: ObjectLocation, data: BlobBytes, *, storage_class: str | None = None
+    ) -> None:
         """Store a blob; durable when this returns. Repeating it with the same bytes changes nothing.
+
+        Args:
+            location: Where.
+            data: The whole blob.
+            storage_class: One of `STORAGE_CLASSES`; None: the store's own.
 
         Raises:
             BlobExists: Other bytes are stored there.
+            ValueError: There is no such class.
         """
         ...
 
@@ -98,6 +152,7 @@ class BlobStore(Protocol):
 
         Raises:
             BlobNotFound: Nothing is stored there.
+            BlobFrozen: It must be thawed first.
         """
         ...
 
@@ -106,15 +161,49 @@ class BlobStore(Protocol):
 
         Raises:
             BlobNotFound: Nothing is stored there.
+            BlobFrozen: It must be thawed first.
             ValueError: `start` is negative or `length` is below one.
         """
         ...
 
     async def head(self, location: ObjectLocation) -> BlobInfo:
-        """Return the blob's size without reading it.
+        """Return the blob's size, class and whether it can be read, without reading it.
 
         Raises:
             BlobNotFound: Nothing is stored there.
+        """
+        ...
+
+    async def thaw(self, location: ObjectLocation, days: int) -> None:
+        """Begin to thaw a blob, so that it can be read for a while (S3: RestoreObject, retrieval tier Standard).
+
+        Nothing happens to one that can be read because of its class, and to one that is being thawed; the time of one
+        that is thawed already begins anew.
+
+        Args:
+            location: Where.
+            days: How long it can be read, from now, rounded up to midnight UTC; at least one.
+
+        Raises:
+            BlobNotFound: Nothing is stored there.
+            ValueError: `days` is below one.
+        """
+        ...
+
+    async def change_class(self, location: ObjectLocation, storage_class: str) -> None:
+        """Move a blob to another storage class; the bytes stay, and repeating it changes nothing.
+
+        So a blob that is read back before it is relied on can still end in a class that is frozen from the start.
+
+        Args:
+            location: Where.
+            storage_class: One of `STORAGE_CLASSES`.
+
+        Raises:
+            BlobNotFound: Nothing is stored there.
+            BlobFrozen: It is in another class, and must be thawed first.
+            BlobUnavailable: As everywhere; also if it is larger than 5 GiB, which S3 does not copy in one go.
+            ValueError: There is no such class.
         """
         ...
 
@@ -136,11 +225,18 @@ class BlobStore(Protocol):
         """
         ...
 
-    async def begin_multipart(self, location: ObjectLocation) -> str:
+    async def begin_multipart(self, location: ObjectLocation, *, storage_class: str | None = None) -> str:
         """Begin an upload in parts.
+
+        Args:
+            location: Where.
+            storage_class: As for `put_if_absent`.
 
         Returns:
             The id of the upload: opaque text, at most 1,024 characters.
+
+        Raises:
+            ValueError: There is no such class.
         """
         ...
 
@@ -230,6 +326,27 @@ def check_part_number(number: int) -> None:
     """
     if not 0 <= number < PARTS_MAX:
         raise ValueError(f"a part's number is 0 to {PARTS_MAX - 1}")
+
+
+def check_class(storage_class: str) -> str:
+    """Refuse a storage class that S3 does not have; returns it.
+
+    Raises:
+        ValueError: It is none of `STORAGE_CLASSES`.
+    """
+    if storage_class not in STORAGE_CLASSES:
+        raise ValueError(f"a storage class is one of {', '.join(sorted(STORAGE_CLASSES))}")
+    return storage_class
+
+
+def check_days(days: int) -> None:
+    """Refuse a time that nothing is thawed for.
+
+    Raises:
+        ValueError: It is below one day.
+    """
+    if days < 1:
+        raise ValueError("a blob is thawed for at least one day")
 
 
 def check_range(start: int, length: int) -> None:

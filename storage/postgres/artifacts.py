@@ -48,12 +48,14 @@ SELECT $1, $2, x.artifact_id, $3 FROM unnest($4::uuid[]) AS x(artifact_id) ORDER
 ON CONFLICT DO NOTHING
 """
 REFERRED = f"SELECT artifact_id FROM stateroom.artifact_refs WHERE {_THREAD} ORDER BY artifact_id"
+# As in `storage.postgres.blobs`.
 _NAMED = f"""
     SELECT encode(substring(r.named_ids FROM 1 + 16 * n FOR 16), 'hex')::uuid AS named_id
     FROM (
         SELECT named_ids FROM stateroom.checkpoints WHERE {_THREAD} AND named_ids IS NOT NULL
         UNION SELECT named_ids FROM stateroom.pending_writes WHERE {_THREAD} AND named_ids IS NOT NULL
         UNION SELECT named_ids FROM stateroom.chunks WHERE {_THREAD} AND named_ids IS NOT NULL
+        UNION SELECT uuid_send(blob_id) || coalesce(named_ids, '') FROM stateroom.archives WHERE {_THREAD}
     ) r, LATERAL generate_series(0, length(r.named_ids) / 16 - 1) n
 """
 KEEP_REFS = f"""
@@ -70,7 +72,7 @@ DROP_REFS = f"DELETE FROM stateroom.artifact_refs WHERE {_THREAD} RETURNING arti
 # Waits for whoever is about to refer to it; whether somebody did shows in the next statement.
 LOCK = f"SELECT artifact_id, blob_id FROM stateroom.artifacts WHERE {_ONE} FOR UPDATE"
 IS_REFERENCED = f"SELECT EXISTS (SELECT FROM stateroom.artifact_refs WHERE {_ONE})"
-DELETE = f"DELETE FROM stateroom.artifacts WHERE {_ONE} RETURNING blob_id"
+DELETE = f"DELETE FROM stateroom.artifacts WHERE {_ONE} RETURNING blob_id, thread_id"
 
 # Of a thread that goes: its own artifacts, and those it was the last to refer to whose own thread is gone.
 LOCK_OF_THREAD = f"SELECT artifact_id FROM stateroom.artifacts WHERE {_THREAD} ORDER BY artifact_id FOR UPDATE"

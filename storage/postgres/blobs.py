@@ -40,15 +40,15 @@ WHERE tenant_id > $1 ORDER BY tenant_id LIMIT $2
 
 _INTENT = "tenant_id = $1 AND subject_id = $2 AND blob_id = $3"
 _INTENT_COLUMNS = """
-    blob_id, purpose, content_id, multipart_id, reserved_bytes, key_version, client_share, record, created_at,
+    blob_id, place, purpose, content_id, multipart_id, reserved_bytes, key_version, client_share, record, created_at,
     expires_at
 """
 
 ADD_INTENT = """
 INSERT INTO stateroom.blob_intents
     (tenant_id, subject_id, blob_id, purpose, content_id, state, reserved_bytes, key_version, client_share, record,
-     created_at, expires_at)
-VALUES ($1, $2, $3, $4, $5, 'open', $6, $7, $8, $9, $10, clock_timestamp() + make_interval(secs => $11))
+     created_at, expires_at, place)
+VALUES ($1, $2, $3, $4, $5, 'open', $6, $7, $8, $9, $10, clock_timestamp() + make_interval(secs => $11), $12)
 """
 OPEN_INTENT = f"""
 SELECT {_INTENT_COLUMNS} FROM stateroom.blob_intents
@@ -82,7 +82,7 @@ DELETE FROM stateroom.upload_parts WHERE tenant_id = $1 AND subject_id = $2 AND 
 
 # A sweeper that is at an intent makes this wait, and then find nothing; or it waits for us, and then finds nothing.
 LOCK_INTENTS = """
-SELECT blob_id, content_id, reserved_bytes, created_at FROM stateroom.blob_intents
+SELECT blob_id, place, content_id, reserved_bytes, created_at FROM stateroom.blob_intents
 WHERE tenant_id = $1 AND subject_id = $2 AND blob_id = ANY($3::uuid[]) AND state = 'open'
 ORDER BY blob_id FOR UPDATE
 """
@@ -104,11 +104,11 @@ RETURNING blob_id
 ADD_BLOBS = """
 INSERT INTO stateroom.blobs
     (tenant_id, subject_id, blob_id, content_id, state, size_bytes, client_share, key_version, pointer, created_at,
-     unreferenced_at)
+     unreferenced_at, place)
 SELECT $1, $2, x.blob_id, x.content_id, 'live', x.size_bytes, $3, $4, x.pointer, x.created_at,
-    CASE WHEN $5 AND x.content_id IS NOT NULL THEN clock_timestamp() END
-FROM unnest($6::uuid[], $7::bytea[], $8::bigint[], $9::bytea[], $10::timestamptz[])
-    AS x(blob_id, content_id, size_bytes, pointer, created_at)
+    CASE WHEN $5 AND x.content_id IS NOT NULL THEN clock_timestamp() END, x.place
+FROM unnest($6::uuid[], $7::bytea[], $8::bigint[], $9::bytea[], $10::timestamptz[], $11::text[])
+    AS x(blob_id, content_id, size_bytes, pointer, created_at, place)
 ORDER BY x.content_id, x.blob_id
 ON CONFLICT (tenant_id, subject_id, content_id) WHERE state = 'live' AND content_id IS NOT NULL DO NOTHING
 RETURNING blob_id
@@ -137,20 +137,22 @@ INSERT INTO stateroom.blob_refs (tenant_id, subject_id, blob_id, thread_id)
 SELECT $1, $2, x.blob_id, $3 FROM unnest($4::uuid[]) AS x(blob_id) ORDER BY x.blob_id ON CONFLICT DO NOTHING
 """
 POINTERS = """
-SELECT blob_id, content_id, size_bytes, client_share, pointer, created_at FROM stateroom.blobs
+SELECT blob_id, place, content_id, size_bytes, client_share, pointer, created_at FROM stateroom.blobs
 WHERE tenant_id = $1 AND subject_id = $2 AND blob_id = ANY($3::uuid[]) AND pointer IS NOT NULL
 """
 
 # --- what threads refer to -----------------------------------------------------------------------------------------
 
 _THREAD = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
-# The ids, 16 bytes each, that a thread's remaining rows name.
+# The ids, 16 bytes each, that a thread's remaining rows name; those of an archived thread are in its object, whose own
+# id counts, too.
 _NAMED = f"""
     SELECT encode(substring(r.named_ids FROM 1 + 16 * n FOR 16), 'hex')::uuid AS named_id
     FROM (
         SELECT named_ids FROM stateroom.checkpoints WHERE {_THREAD} AND named_ids IS NOT NULL
         UNION SELECT named_ids FROM stateroom.pending_writes WHERE {_THREAD} AND named_ids IS NOT NULL
         UNION SELECT named_ids FROM stateroom.chunks WHERE {_THREAD} AND named_ids IS NOT NULL
+        UNION SELECT uuid_send(blob_id) || coalesce(named_ids, '') FROM stateroom.archives WHERE {_THREAD}
     ) r, LATERAL generate_series(0, length(r.named_ids) / 16 - 1) n
 """
 KEEP_BLOB_REFS = f"""
@@ -167,6 +169,8 @@ _UNREFERENCED = """
         WHERE r.tenant_id = $1 AND r.subject_id = $2 AND r.blob_id = b.blob_id)
     AND NOT EXISTS (SELECT FROM stateroom.artifacts a
         WHERE a.tenant_id = $1 AND a.subject_id = $2 AND a.blob_id = b.blob_id)
+    AND (b.place <> 'archive' OR NOT EXISTS (SELECT FROM stateroom.archives v
+        WHERE v.tenant_id = $1 AND v.subject_id = $2 AND v.blob_id = b.blob_id))
 """
 # A hint that spares the sweeper its walk: it checks again before it believes it.
 MARK_UNREFERENCED = f"""
@@ -304,7 +308,7 @@ RETURNING i.blob_id
 """
 # Swept intents whose object was not removed yet, and tombstones at their end.
 SWEPT_INTENTS = """
-SELECT blob_id, multipart_id, removed_at IS NOT NULL AND expires_at < clock_timestamp() AS ends
+SELECT blob_id, place, multipart_id, removed_at IS NOT NULL AND expires_at < clock_timestamp() AS ends
 FROM stateroom.blob_intents
 WHERE tenant_id = $1 AND subject_id = $2 AND state = 'swept' AND blob_id > $3
   AND (removed_at IS NULL OR expires_at < clock_timestamp())
@@ -345,7 +349,7 @@ WHERE b.tenant_id = $1 AND b.subject_id = $2 AND b.blob_id = ANY($3::uuid[]) AND
 RETURNING b.blob_id
 """
 CONDEMNED = """
-SELECT blob_id FROM stateroom.blobs
+SELECT blob_id, place FROM stateroom.blobs
 WHERE tenant_id = $1 AND subject_id = $2 AND state = 'condemned' AND blob_id > $3
   AND condemned_at < clock_timestamp() - make_interval(secs => $4)
 ORDER BY blob_id LIMIT $5
@@ -359,17 +363,17 @@ RETURNING size_bytes
 # --- checking ------------------------------------------------------------------------------------------------------
 
 LIVE_AFTER = """
-SELECT blob_id, size_bytes FROM stateroom.blobs
+SELECT blob_id, place, size_bytes FROM stateroom.blobs
 WHERE tenant_id = $1 AND subject_id = $2 AND blob_id > $3 AND state = 'live' ORDER BY blob_id LIMIT $4
 """
 IS_LIVE = """
 SELECT size_bytes FROM stateroom.blobs
 WHERE tenant_id = $1 AND subject_id = $2 AND blob_id = $3 AND state = 'live'
 """
-# By the tenant's binding: which of these ids any row knows.
+# By the tenant's binding: which of these ids any row knows at this place.
 KNOWN_OBJECTS = """
-SELECT blob_id FROM stateroom.blobs WHERE tenant_id = $1 AND blob_id = ANY($2::uuid[])
-UNION SELECT blob_id FROM stateroom.blob_intents WHERE tenant_id = $1 AND blob_id = ANY($2::uuid[])
+SELECT blob_id FROM stateroom.blobs WHERE tenant_id = $1 AND blob_id = ANY($2::uuid[]) AND place = $3
+UNION SELECT blob_id FROM stateroom.blob_intents WHERE tenant_id = $1 AND blob_id = ANY($2::uuid[]) AND place = $3
 """
 THREADS_NAMING = """
 SELECT thread_id FROM (
@@ -407,12 +411,12 @@ ORDER BY e.id LIMIT $5
 """
 ADD_ORPHAN = """
 INSERT INTO stateroom.blobs
-    (tenant_id, subject_id, blob_id, state, size_bytes, client_share, key_version, created_at, condemned_at)
-VALUES ($1, $2, $3, 'condemned', $4, false, 0, clock_timestamp(), clock_timestamp())
+    (tenant_id, subject_id, blob_id, state, size_bytes, client_share, key_version, created_at, condemned_at, place)
+VALUES ($1, $2, $3, 'condemned', $4, false, 0, clock_timestamp(), clock_timestamp(), $5)
 ON CONFLICT DO NOTHING RETURNING blob_id
 """
 INTENTS_OF_OBJECTS = """
-SELECT blob_id FROM stateroom.blob_intents WHERE tenant_id = $1 AND blob_id = ANY($2::uuid[])
+SELECT blob_id FROM stateroom.blob_intents WHERE tenant_id = $1 AND blob_id = ANY($2::uuid[]) AND place = $3
 """
 
 # --- re-sealing ----------------------------------------------------------------------------------------------------

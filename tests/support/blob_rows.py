@@ -8,7 +8,8 @@ from uuid import UUID
 
 from crypto import Sealer
 from storage.blob_ledger import BlobLedger, NewBlob, Purpose, Settlement, new_blob_id, pack_named_ids
-from storage.blobs.keyspace import BlobLocation
+from storage.blobs.keyspace import BlobLocation, Place
+from storage.blobs.places import Places
 from storage.blobs.store import BlobStore
 from storage.clock import SystemClock
 from storage.format.pointer import BlobPointer
@@ -32,6 +33,7 @@ class Upload:
     content_id: bytes | None = None
     data: bytes = b"sealed bytes"
     purpose: Purpose = "piece"
+    place: Place = "blobs"
     blob_id: UUID = field(default_factory=new_blob_id)
 
     def settlement(self) -> Settlement:
@@ -42,20 +44,27 @@ class Blobs:
     """The ledger, a sweeper and a check of one store, on a unit of work that may be steered."""
 
     def __init__(
-        self, store: Store, blobs: BlobStore, unit_of_work: UnitOfWork | None = None, *, intent_seconds: float = 3600
+        self,
+        store: Store,
+        blobs: BlobStore,
+        unit_of_work: UnitOfWork | None = None,
+        *,
+        archive: BlobStore | None = None,
+        intent_seconds: float = 3600,
     ) -> None:
         self.store = store
         self.blobs = blobs
+        self.places = Places(blobs, archive)
         self.unit_of_work = unit_of_work or store.unit_of_work
         self.ledger = BlobLedger(self.unit_of_work, intent_seconds=intent_seconds)
 
     def sweeper(self, *, grace_seconds: float = 0, tombstone_seconds: float = 3600, days: float = 0) -> Sweep:
         return Sweep(
-            self.unit_of_work, self.blobs, days, grace_seconds=grace_seconds, tombstone_seconds=tombstone_seconds
+            self.unit_of_work, self.places, days, grace_seconds=grace_seconds, tombstone_seconds=tombstone_seconds
         )
 
     async def fsck(self, scope: Scope, *, repair: bool = False, grace_seconds: float = -60) -> FsckReport:
-        check = Fsck(self.store.unit_of_work, self.ledger, self.blobs, SystemClock(), grace_seconds=grace_seconds)
+        check = Fsck(self.store.unit_of_work, self.ledger, self.places, SystemClock(), grace_seconds=grace_seconds)
         return await check.run(scope.tenant_id, repair=repair)
 
     async def sealer(self, scope: Scope) -> Sealer:
@@ -63,17 +72,23 @@ class Blobs:
 
     async def put(self, scope: Scope, upload: Upload) -> Upload:
         """Reserve, and write the object."""
-        reserved = NewBlob(upload.blob_id, upload.purpose, len(upload.data), upload.content_id)
+        reserved = NewBlob(upload.blob_id, upload.purpose, len(upload.data), upload.content_id, place=upload.place)
         await self.ledger.reserve(scope, await self.sealer(scope), [reserved], SystemClock().now())
         await self.write(scope, upload)
         return upload
 
     async def write(self, scope: Scope, upload: Upload) -> None:
-        await self.blobs.put_if_absent(BlobLocation(scope.tenant_id, upload.blob_id), upload.data)
+        location = BlobLocation(scope.tenant_id, upload.blob_id, upload.place)
+        await self.bucket(upload.place).put_if_absent(location, upload.data)
 
-    async def there(self, scope: Scope, blob_id: UUID) -> bool:
-        location = BlobLocation(scope.tenant_id, blob_id)
-        return location.object_key() in await self.blobs.list_keys(location.object_key())
+    async def there(self, scope: Scope, blob_id: UUID, place: Place = "blobs") -> bool:
+        location = BlobLocation(scope.tenant_id, blob_id, place)
+        return location.object_key() in await self.bucket(place).list_keys(location.object_key())
+
+    def bucket(self, place: Place) -> BlobStore:
+        found = self.places.of(place)
+        assert found is not None
+        return found
 
     async def settle(self, scope: Scope, *uploads: Upload, thread_id: str = "t1") -> list[UUID]:
         """Settle, and let the thread's checkpoints name what came of it, in one transaction, as a save does."""

@@ -65,8 +65,20 @@ class FaultyBlobStore:
         """How many planned calls were not made yet."""
         return sum(map(len, self._plans.values()))
 
-    async def put_if_absent(self, location: ObjectLocation, data: BlobBytes) -> None:
-        await self._call("put_if_absent", location, data)
+    @property
+    def storage_class(self) -> str:
+        return self.inner.storage_class
+
+    async def put_if_absent(
+        self, location: ObjectLocation, data: BlobBytes, *, storage_class: str | None = None
+    ) -> None:
+        await self._call("put_if_absent", location, data, storage_class=storage_class)
+
+    async def thaw(self, location: ObjectLocation, days: int) -> None:
+        await self._call("thaw", location, days)
+
+    async def change_class(self, location: ObjectLocation, storage_class: str) -> None:
+        await self._call("change_class", location, storage_class)
 
     async def get(self, location: ObjectLocation) -> bytes:
         return await self._call("get", location)
@@ -86,8 +98,8 @@ class FaultyBlobStore:
     async def list_objects(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[ObjectInfo]:
         return await self._call("list_objects", prefix, after=after, limit=limit)
 
-    async def begin_multipart(self, location: ObjectLocation) -> str:
-        return await self._call("begin_multipart", location)
+    async def begin_multipart(self, location: ObjectLocation, *, storage_class: str | None = None) -> str:
+        return await self._call("begin_multipart", location, storage_class=storage_class)
 
     async def put_part(self, location: ObjectLocation, multipart_id: str, number: int, data: BlobBytes) -> str:
         return await self._call("put_part", location, multipart_id, number, data)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from uuid import UUID
 
 from storage.blobs.opening import open_bucket
+from storage.blobs.places import Places
 from storage.blobs.s3 import S3Location
 from storage.postgres.engine import create_engine
 from storage.postgres.unit_of_work import Silent, UnitOfWork
@@ -18,7 +19,7 @@ async def sweep(environ: Mapping[str, str]) -> None:
     engine = create_engine(environ["STATEROOM_DATABASE_URL"], connections_max=8)
     sweeper = Sweep(
         UnitOfWork(engine, Silent()),
-        open_bucket(S3Location.parse(environ["STATEROOM_S3_URL"])),
+        Places(open_bucket(S3Location.parse(environ["STATEROOM_S3_URL"]))),
         0,
         grace_seconds=0,
         tombstone_seconds=float(environ["TOMBSTONE_SECONDS"]),

@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from random import Random  # noqa: TID251  seeded: the same ranges every time
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -244,7 +244,7 @@ async def test_a_download_that_is_closed_early_gives_its_memory_back(faults: Fau
 async def test_nothing_is_fetched_ahead_when_no_memory_is_free(faults: FaultyBlobStore) -> None:
     where, cipher = fresh()
     await BlobWriter(faults).write(where, cipher, body(SOURCE))
-    for bytes_max, requests in ((5 << 20, 1), (40 << 20, 3)):
+    for bytes_max, requests in ((5 << 20, 1), (3 * SEALED_PART_BYTES, 2), (5 * SEALED_PART_BYTES, 3)):
         reader = BlobReader(faults, bytes_max=bytes_max)
         faults.calls.clear()
         async with aclosing(reader.read(where, cipher, len(SOURCE))) as pieces:
@@ -279,39 +279,81 @@ async def test_uploads_share_their_memory(faults: FaultyBlobStore) -> None:
         assert await BlobReader(faults).read_bytes(where, cipher, len(SOURCE)) == SOURCE
 
 
+ONE, TWO, THREE = uuid4(), uuid4(), uuid4()
+
+
 async def test_who_waits_too_long_for_memory_is_refused_and_the_next_one_is_not() -> None:
     budget = Budget(10, wait_seconds_max=0.01)
-    taken = await budget.take(8)
+    taken = await budget.take(8, ONE)
     with pytest.raises(BlobUnavailable):
-        await budget.take(5)
-    assert await budget.take(2) == 2
-    budget.give(taken + 2)
-    assert await budget.take(99) == 10  # more than there is counts as all
-    budget.give(10)
+        await budget.take(5, TWO)
+    assert await budget.take(2, TWO) == 2
+    budget.give(taken, ONE)
+    budget.give(2, TWO)
+    assert await budget.take(99, TWO) == 10  # more than there is counts as all
+    budget.give(10, TWO)
     assert budget.held_bytes == 0
 
 
 async def test_memory_is_given_out_in_the_order_it_was_asked_for() -> None:
     budget = Budget(10)
-    await budget.take(6)
+    await budget.take(6, ONE)
     order: list[str] = []
 
-    async def ask(name: str, size: int) -> None:
-        await budget.take(size)
+    async def ask(name: str, size: int, tenant_id: UUID) -> None:
+        await budget.take(size, tenant_id)
         order.append(name)
 
-    large, small = asyncio.create_task(ask("large", 10)), asyncio.create_task(ask("small", 1))
-    gone = asyncio.create_task(ask("gone", 3))
+    large, small = asyncio.create_task(ask("large", 10, TWO)), asyncio.create_task(ask("small", 1, THREE))
+    gone = asyncio.create_task(ask("gone", 3, THREE))
     await asyncio.sleep(0)
     gone.cancel()
-    budget.give(6)
+    budget.give(6, ONE)
     await large
     assert order == ["large"]
-    budget.give(10)
+    budget.give(10, TWO)
     await small
     assert order == ["large", "small"]
-    budget.give(1)
+    budget.give(1, THREE)
     assert budget.held_bytes == 0
+
+
+async def test_a_tenant_never_holds_so_much_that_another_finds_nothing() -> None:
+    budget = Budget(10)
+    assert [budget.take_now(2, ONE) for _ in range(5)] == [2, 2, 2, None, None]
+    assert [budget.take_now(2, TWO) for _ in range(2)] == [2, None]
+    assert budget.take_now(2, THREE) == 2
+
+
+async def test_a_tenant_that_waits_for_its_own_streams_stands_in_nobodys_way() -> None:
+    budget = Budget(10)
+    for _ in range(3):
+        await budget.take(2, ONE)
+    more = [asyncio.create_task(budget.take(2, ONE)) for _ in range(50)]
+    await asyncio.sleep(0)
+    assert not any(each.done() for each in more)
+    assert await budget.take(2, TWO) == 2
+    assert budget.take_now(2, THREE) == 2
+    for _ in range(3):
+        budget.give(2, ONE)
+    assert await more[0] == 2
+    for each in more[1:]:
+        each.cancel()
+
+
+async def test_of_those_who_wait_the_tenant_that_holds_least_is_served_first() -> None:
+    budget = Budget(10)
+    await budget.take(8, THREE)
+    await budget.take(2, ONE)
+    first = asyncio.create_task(budget.take(2, ONE))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(budget.take(4, TWO))
+    await asyncio.sleep(0)
+    budget.give(4, THREE)
+    await asyncio.sleep(0)
+    assert (first.done(), second.done()) == (False, True)
+    budget.give(4, THREE)
+    assert await first == 2
 
 
 def salts(sealed: bytes) -> Iterable[bytes]:

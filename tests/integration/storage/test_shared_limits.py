@@ -7,12 +7,13 @@ from uuid import uuid4
 
 import pytest
 
-from crypto.blob import SEALED_PART_BYTES, object_bytes
+from crypto.blob import PART_BYTES, SEALED_PART_BYTES, object_bytes
 from storage.artifact_model import NewArtifact
 from storage.blob_io import BlobTooLarge
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
-from storage.errors import QuotaExceeded
+from storage.errors import PartInvalid, QuotaExceeded
+from storage.scope import Scope
 from storage.service import Store
 from tests.support.states import contents, load, save, state
 from tests.support.stores import DEPLOYMENT_ID
@@ -104,12 +105,24 @@ class Held:
         yield b"y" * 1_000
 
 
-async def slow_files(store, scope, count, **known):
-    held = [Held() for _ in range(count)]
+async def slow_files(store, scopes, **known):
+    held = [Held() for _ in scopes]
     tasks = [
-        asyncio.create_task(store.artifacts.create(scope, f"t{uuid4()}", NEW, aiter(each), **known)) for each in held
+        asyncio.create_task(store.artifacts.create(scope, f"t{uuid4()}", NEW, aiter(each), **known))
+        for scope, each in zip(scopes, held, strict=True)
     ]
     return held, tasks
+
+
+async def full(budget):
+    """Wait until one tenant holds what it may."""
+    while budget.held_bytes < 3 * SEALED_PART_BYTES:  # noqa: ASYNC110  a budget tells nobody
+        await asyncio.sleep(0)
+
+
+def others(count):
+    """Subjects of so many tenants."""
+    return [Scope(uuid4(), "user-1") for _ in range(count)]
 
 
 async def end(held, tasks):
@@ -122,21 +135,23 @@ async def end(held, tasks):
 
 async def test_slow_files_do_not_stop_saves_and_loads_of_large_states(store, scope):
     places = store.blob_writer.budget.bytes_max // SEALED_PART_BYTES
-    held, tasks = await slow_files(store, scope, places)
+    held, tasks = await slow_files(store, others(places))
+    readers = uuid4()
     try:
         await asyncio.gather(*(each.begun.wait() for each in held))
-        assert store.blob_writer.budget.take_now(SEALED_PART_BYTES) is None
-        store.blob_reader.budget.take_now(store.blob_reader.budget.bytes_max)  # as readers that take nothing would
+        assert store.blob_writer.budget.take_now(SEALED_PART_BYTES, uuid4()) is None
+        # As readers that take nothing would.
+        assert store.blob_reader.budget.take_now(store.blob_reader.budget.bytes_max, readers) is not None
         async with asyncio.timeout(10):
             await save(store, scope, content=state(screen="A" * 200_000))
             assert contents(await load(store, scope)) == {"screen": "A" * 200_000}
     finally:
-        store.blob_reader.budget.give(store.blob_reader.budget.bytes_max)
+        store.blob_reader.budget.give(store.blob_reader.budget.bytes_max, readers)
         await end(held, tasks)
 
 
 async def test_a_short_file_takes_as_much_memory_as_it_is_long(store, scope):
-    held, tasks = await slow_files(store, scope, 50, size_bytes=2_000)
+    held, tasks = await slow_files(store, [scope] * 50, size_bytes=2_000)
     try:
         async with asyncio.timeout(10):
             await asyncio.gather(*(each.begun.wait() for each in held))
@@ -144,3 +159,82 @@ async def test_a_short_file_takes_as_much_memory_as_it_is_long(store, scope):
     finally:
         await end(held, tasks)
     assert store.blob_writer.budget.held_bytes == 0
+
+
+@pytest.mark.parametrize(("whole", "announced"), [(None, 2_000), (2_000, None), (2_500, 2_000)])
+async def test_a_short_part_takes_as_much_memory_as_it_is_long(store, scope, whole, announced):
+    held = [Held() for _ in range(50)]
+    tasks = []
+    for each in held:
+        upload = await store.artifacts.begin(scope, "t1", NEW, size_bytes=whole)
+        putting = store.artifacts.put_part(scope, upload.upload_id, 0, aiter(each), size_bytes=announced)
+        tasks.append(asyncio.create_task(putting))
+    try:
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(each.begun.wait() for each in held))
+        assert store.blob_writer.budget.held_bytes == 50 * object_bytes(2_000)
+    finally:
+        await end(held, tasks)
+    assert store.blob_writer.budget.held_bytes == 0
+
+
+async def test_a_part_that_is_longer_than_announced_is_refused(store, scope):
+    upload = await store.artifacts.begin(scope, "t1", NEW)
+
+    async def body():
+        yield b"x" * 2_000
+        yield b"y"
+
+    with pytest.raises(PartInvalid):
+        await store.artifacts.put_part(scope, upload.upload_id, 0, body(), size_bytes=2_000)
+    assert store.blob_writer.budget.held_bytes == 0
+    part = await store.artifacts.put_part(scope, upload.upload_id, 0, body(), size_bytes=2_001)
+    assert part.size_bytes == 2_001
+
+
+async def test_a_tenant_whose_readers_take_nothing_does_not_stop_anothers(store, scope):
+    content = os.urandom(3 * PART_BYTES)
+
+    async def stored(owner):
+        async def body():
+            for at in range(0, len(content), MIB):
+                yield content[at : at + MIB]
+
+        return (await store.artifacts.create(owner, "t1", NEW, body())).artifact_id
+
+    (other,) = others(1)
+    theirs, ours = await stored(other), await stored(scope)
+    slow = []
+    waiting = []
+    try:
+        for _ in range(8):  # more than there is room for
+            opened = await store.artifacts.open(other, theirs)
+            pieces = opened.read(0, len(content))
+            slow.append(pieces)
+            waiting.append(asyncio.ensure_future(anext(pieces)))
+        await full(store.blob_reader.budget)
+        async with asyncio.timeout(10):  # less than anybody waits for memory
+            opened = await store.artifacts.open(scope, ours)
+            assert b"".join([piece async for piece in opened.read(0, len(content))]) == content
+    finally:
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for pieces in slow:
+            await pieces.aclose()
+
+
+async def test_a_tenant_whose_writers_send_nothing_does_not_stop_anothers(store, scope):
+    (other,) = others(1)
+    held, tasks = await slow_files(store, [other] * 8)
+    try:
+        await full(store.blob_writer.budget)
+
+        async def body():
+            yield b"ours"
+
+        async with asyncio.timeout(10):
+            made = await store.artifacts.create(scope, "t1", NEW, body())
+        assert made.size_bytes == 4
+    finally:
+        await end(held, tasks)

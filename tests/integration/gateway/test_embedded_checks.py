@@ -1,0 +1,69 @@
+"""`stateroom fsck` and `sweep` on the folder of an embedded gateway, while it runs and while it does not."""
+
+import json
+import signal
+import urllib.request
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from gateway.cli.embedded import EmbeddedS3
+from storage.blobs.keyspace import BlobLocation
+from storage.blobs.s3 import S3BlobStore, S3Location
+from tests.integration.gateway.test_black_box_entry import folder, serving, stateroom
+
+__all__ = ["folder"]  # a fixture
+
+
+def check(data_dir, *more):
+    done = stateroom("fsck", "--all", "--json", "--data-dir", str(data_dir), *more)
+    return done, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+async def plant(url, location):
+    bucket = S3BlobStore(S3Location.parse(url), threads=1)
+    try:
+        await bucket.put_if_absent(location, b"of nobody")
+    finally:
+        await bucket.aclose()
+
+
+async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder):
+    data_dir = folder / "data"
+    with serving(data_dir) as running:
+        environ = running.ready()
+        with urllib.request.urlopen(f"{environ['STATEROOM_URL']}/readyz", timeout=10) as answer:  # noqa: S310, ASYNC210  its own
+            assert json.loads(answer.read())["archive"] is True
+        headers = {
+            "Authorization": f"Bearer {environ['STATEROOM_API_KEY']}",
+            "Stateroom-Subject": "user-42",
+            "Stateroom-Artifact-Name": "a",
+        }
+        async with httpx.AsyncClient(base_url=environ["STATEROOM_URL"], headers=headers, timeout=30) as client:
+            stored = await client.post("/v1/threads/t1/artifacts", content=b"kept")
+            assert stored.status_code == 201, stored.text
+            tenant_id = UUID((await client.get("/v1/whoami")).json()["tenant_id"])
+        done, reports = check(data_dir)
+        assert done.returncode == 0, done.stderr
+        assert [(each["blobs"], each["objects"], each["faults"]) for each in reports] == [(1, 1, {})]
+        assert running.process.poll() is None
+        swept = stateroom("sweep", "--all", "--json", "--data-dir", str(data_dir))
+        assert (swept.returncode, json.loads(swept.stdout)["failed"]) == (0, 0)
+        assert running.stop(signal.SIGTERM) == 0
+    with EmbeddedS3(data_dir) as server:
+        await plant(server.archive_url(), BlobLocation(tenant_id, uuid4(), "archive"))
+        await plant(server.url(), BlobLocation(tenant_id, uuid4()))
+    done, reports = check(data_dir)
+    assert done.returncode == 0, done.stderr
+    assert [(each["blobs"], each["objects"], each["young"]) for each in reports] == [(1, 3, 2)]
+    for engine in ("postgres", "s3"):
+        assert not (data_dir / f"{engine}.pid").exists()
+
+
+@pytest.mark.parametrize("command", ["fsck", "sweep"])
+def test_a_folder_that_is_none_is_refused_and_not_made_one(folder, command):
+    done = stateroom(command, "--all", "--data-dir", str(folder / "typo"))
+    assert done.returncode == 1
+    assert "not the folder of an embedded gateway" in done.stderr
+    assert not (folder / "typo").exists()
