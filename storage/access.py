@@ -9,20 +9,27 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from crypto import KeyDenied, KeyDestroyed, Sealer
+from storage.archive_views import ArchiveViews, Snapshot
+from storage.archived import ThreadElsewhere
 from storage.blob_ledger import BlobLedger
 from storage.clock import Clock
-from storage.errors import IntegrityFailure, NotFound
+from storage.errors import IntegrityFailure, NotFound, ThreadArchived
 from storage.head_anchors import HeadAnchors
 from storage.keys import Keys
 from storage.offload import Offload
 from storage.postgres.checkpoints import KEY_STATE
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
 from storage.scope import ClientShare, Scope
+from storage.standings import Standings
 
 T = TypeVar("T")
+Restorer = Callable[[Scope, str], Awaitable[None]]
+ThawProgress = Callable[[Scope, str], Awaitable[float | None]]
 
 # Rotations that may come one after another while a request is under way.
 _SEALERS_MAX = 4
+# Threads that one request may bring back, or how often one that is archived again at once.
+_RESTORES_MAX = 3
 
 
 class Access:
@@ -36,11 +43,18 @@ class Access:
         observer: Observer,
         head_anchors: HeadAnchors | None = None,
         offload: Offload | None = None,
+        views: ArchiveViews | None = None,
     ) -> None:
         self.unit_of_work = unit_of_work
         self.clock = clock
+        self._views = views
+        # Brings a thread back from the archive; set once, by whoever puts storage together.
+        self.restorer: Restorer | None = None
+        # Knows how far a thaw is; likewise.
+        self.thaw_progress: ThawProgress | None = None
         self.offload = offload or Offload(unit_of_work, BlobLedger(unit_of_work), None, None, clock)
         self.head_anchors = head_anchors or HeadAnchors(None)
+        self.standings = Standings()
         self._keys = keys
         self._observer = observer
 
@@ -52,11 +66,42 @@ class Access:
         A cached sealer may not know a key version that a rotation made; then it is read again. With a ``share``,
         ``work`` gets a sealer that is mixed with it, which nobody keeps.
 
+        This is the one place where writing to an archived thread restores it: ``work`` raises `ThreadArchived` with the
+        thread, which is brought back if its object can be read, and ``work`` runs again.
+
         Raises:
             KeyDestroyed: the subject or tenant was shredded.
+            ThreadArchived: its object has to be thawed first, or it was archived again each time; nothing changed.
             IntegrityFailure: something is sealed under a key version that was destroyed because nothing needed it:
                 it was put back from outside.
         """
+        for _ in range(_RESTORES_MAX):
+            try:
+                return await self._with_sealer(scope, work, share)
+            except ThreadArchived as archived:
+                if self.restorer is None or archived.thread_id is None or archived.state != "archived":
+                    await self._tell_progress(scope, archived)
+                    raise
+                try:
+                    await self.restorer(scope, archived.thread_id)
+                except ThreadArchived as frozen:
+                    await self._tell_progress(scope, frozen)
+                    raise
+        return await self._with_sealer(scope, work, share)
+
+    async def _tell_progress(self, scope: Scope, archived: ThreadArchived) -> None:
+        """Complete a refusal by how far the thaw is, which only the restore that waits for it knows."""
+        if self.thaw_progress is not None and archived.thread_id is not None and archived.state == "thawing":
+            archived.progress = await self.thaw_progress(scope, archived.thread_id)
+
+    async def moving(
+        self, scope: Scope, work: Callable[[Sealer], Awaitable[T]], otherwise: NotFound | IntegrityFailure
+    ) -> T:
+        """As `reading`, for what moves threads between the tiers itself: nothing is restored for it."""
+        await self._check_keyed(scope, otherwise)
+        return await self._with_sealer(scope, work, None)
+
+    async def _with_sealer(self, scope: Scope, work: Callable[[Sealer], Awaitable[T]], share: ClientShare | None) -> T:
         for _ in range(_SEALERS_MAX):
             sealer = await self._keys.sealer(scope)
             if share is not None:
@@ -65,6 +110,7 @@ class Access:
                 return await self._watched(self.unit_of_work.retrying(functools.partial(work, sealer)))
             except KeyDestroyed:
                 self._keys.evict(scope)
+                self.standings.forget(scope)
         self._observer.integrity_failure()
         raise IntegrityFailure("stored state is sealed under a key version that no longer exists")
 
@@ -76,11 +122,53 @@ class Access:
         share: ClientShare | None = None,
     ) -> T:
         """Run ``work`` with the scope's sealer; a scope without keys has no data, so ``otherwise`` is raised."""
+        await self._check_keyed(scope, otherwise)
+        return await self.writing(scope, work, share)
+
+    async def reading_thread(
+        self,
+        scope: Scope,
+        thread_id: str | None,
+        work: Callable[[Sealer, Snapshot], Awaitable[T]],
+        otherwise: NotFound | IntegrityFailure,
+        share: ClientShare | None = None,
+    ) -> T:
+        """As `reading`, for what only reads one thread: wherever its rows are, and nothing is restored or thawed.
+
+        Args:
+            scope: Whose thread.
+            thread_id: The thread; None: no single one, and archives are not looked into.
+            work: Opens its snapshots by what it is given, and checks the tier in them (`storage.archived.check_tier`)
+                before it relies on the thread's rows. It runs again, on the archive, if they are there.
+            otherwise: What to raise if the scope has no keys.
+            share: The client's share of the thread's keys.
+
+        Raises:
+            ThreadArchived: The thread is in the archive tier, and its object has to be thawed first.
+            RestoreNeeded: Its archive is larger than a read may hold.
+        """
+        await self._check_keyed(scope, otherwise)
+
+        async def attempt(sealer: Sealer) -> T:
+            try:
+                return await work(sealer, functools.partial(self.unit_of_work.snapshot, scope))
+            except ThreadElsewhere:
+                if self._views is None or thread_id is None:
+                    raise ThreadArchived(thread_id) from None
+            async with self._views.opened(scope, sealer, thread_id) as snapshot:
+                return await work(sealer, snapshot)
+
+        try:
+            return await self._with_sealer(scope, attempt, share)
+        except ThreadArchived as archived:
+            await self._tell_progress(scope, archived)
+            raise
+
+    async def _check_keyed(self, scope: Scope, otherwise: NotFound | IntegrityFailure) -> None:
         if await self._keys.existing_sealer(scope) is None:
             if isinstance(otherwise, IntegrityFailure):
                 self._observer.integrity_failure()
             raise otherwise
-        return await self.writing(scope, work, share)
 
     def found_damage(self) -> None:
         """Count damage that is reported instead of raised."""
@@ -105,6 +193,7 @@ class Access:
         """
         if state != "active":
             self._keys.evict(scope)
+            self.standings.forget(scope)
             raise KeyDestroyed
 
     async def check_key_in(self, transaction: Transaction, scope: Scope, sealer: Sealer) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 from crypto import Sealer
 from storage import reading
 from storage.access import Access
+from storage.archive_views import Snapshot
+from storage.archived import check_tier
 from storage.completeness import (
     Listing,
-    admit,
+    admit_reader,
     begin_listing,
     check_absent,
     check_count,
@@ -143,13 +145,15 @@ class Checkpoints:
             CheckpointNotFound: there is none.
             StateTooLarge: its large pieces do not fit one answer; ask for ``refs``.
             BlobUnavailable: the object store does not answer.
+            ThreadArchived: the thread is in the archive tier, and has to be thawed before it can be read.
+            RestoreNeeded: its archive is larger than what is read without restoring.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
             RollbackDetected: the thread is older than ``known_token``, or another one.
             IntegrityFailure: it does not authenticate, or something is missing that should be there.
         """
 
-        async def with_sealer(sealer: Sealer) -> Loaded:
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
+        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> Loaded:
+            async with snapshot() as transaction:
                 row = await transaction.fetchrow(
                     sql.LOAD,
                     scope.tenant_id,
@@ -171,6 +175,7 @@ class Checkpoints:
                     raise CheckpointNotFound
                 head_id = row["at_head_id"]
                 thread, head = _own_seals(sealer, thread_id, namespace, row)
+                check_tier(transaction, row["at_tier"])
                 if row["checkpoint_id"] is None:
                     if checkpoint_id is None or checkpoint_id == head_id:
                         raise IntegrityFailure("the head's checkpoint is missing")
@@ -196,31 +201,33 @@ class Checkpoints:
             writes = [each.value(reader) for each in written]
             return Loaded(checkpoint=opened.value(reader, writes), head_id=head_id, token=token)
 
-        return await self._access.reading(scope, with_sealer, _without_keys(known_token), share)
+        return await self._access.reading_thread(scope, thread_id, with_sealer, _without_keys(known_token), share)
 
     async def history(self, scope: Scope, query: HistoryQuery, share: ClientShare | None = None) -> Page[Checkpoint]:
         """Checkpoints, newest first: one page.
 
         Over all threads, ``share`` opens those that were made under it; of those under another one, or under one when
-        none was sent, only the clear columns come (``withheld``), and no metadata of theirs ever matches.
+        none was sent, only the clear columns come (``withheld``), and no metadata of theirs ever matches. Checkpoints
+        of archived threads are not among them: each is read by asking for its thread.
 
         A page may be shorter than the limit (opened bytes, rows looked at) and still have a successor. Whoever reads
         all pages of a thread, or of a namespace of it, without a filter, knows at the end that nothing was missing.
 
         Raises:
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`, where one thread is asked for.
+            ThreadArchived, RestoreNeeded: as `load`, likewise.
             RollbackDetected: the thread is older than ``query.known_token``, or another one.
             IntegrityFailure: a row does not authenticate, or a whole listing is not what the seals say.
         """
 
-        async def with_sealer(sealer: Sealer) -> Page[Checkpoint]:
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
+        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> Page[Checkpoint]:
+            async with snapshot() as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
                 if query.known_token is not None and query.thread_id is not None:
                     await check_token(transaction, scope, sealer, query.thread_id, query.known_token)
                 thread = None
                 if query.thread_id is not None:
-                    thread = await admit(transaction, scope, sealer, query.thread_id)
+                    thread = await admit_reader(transaction, scope, sealer, query.thread_id)
                 sealers = ThreadSealers(transaction, scope, sealer, query.thread_id, thread)
                 matches, after = await scan(transaction, scope, sealers, query)
                 page = Page([Unjoined(each, [], None) for each in matches], after)
@@ -237,12 +244,16 @@ class Checkpoints:
             return Page([item.value() for item in page.items], page.after)
 
         try:
-            return await self._access.reading(scope, with_sealer, _without_keys(query.known_token), share)
+            return await self._access.reading_thread(
+                scope, query.thread_id, with_sealer, _without_keys(query.known_token), share
+            )
         except CheckpointNotFound:
             return Page([], None)
 
     async def tenant_listing(self, scope: TenantListing, query: HistoryQuery) -> Page[ListedCheckpoint]:
         """Checkpoints of all subjects of a tenant, newest first, by clear columns only: one page. Opens nothing.
+
+        Checkpoints of archived threads are not in it; the threads are in the listing of threads.
 
         Raises:
             InvalidState: the query asks for state or metadata, or for one thread.
@@ -344,13 +355,14 @@ class Checkpoints:
 
         Raises:
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
+            ThreadArchived, RestoreNeeded: as `load`.
             IntegrityFailure: a write does not authenticate, or the thread's are not what its seal says.
         """
 
-        async def with_sealer(sealer: Sealer) -> list[PendingWrite]:
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
+        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> list[PendingWrite]:
+            async with snapshot() as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
-                thread = await admit(transaction, scope, sealer, thread_id)
+                thread = await admit_reader(transaction, scope, sealer, thread_id)
                 await check_writes(transaction, scope, sealer, thread_id, thread)
                 rows = await transaction.fetch(
                     sql.WRITES_OF,
@@ -370,7 +382,7 @@ class Checkpoints:
             return [each.value(reader) for each in opened]
 
         try:
-            return await self._access.reading(scope, with_sealer, CheckpointNotFound(), share)
+            return await self._access.reading_thread(scope, thread_id, with_sealer, CheckpointNotFound(), share)
         except CheckpointNotFound:
             return []
 
@@ -395,11 +407,12 @@ class Checkpoints:
 
         Raises:
             CheckpointNotFound: there is no such checkpoint.
+            ThreadArchived, RestoreNeeded: as `load`.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
         """
 
-        async def with_sealer(sealer: Sealer) -> dict[str, ChannelHistory]:
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
+        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> dict[str, ChannelHistory]:
+            async with snapshot() as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
                 together, fetching = await reading.channel_history(
                     transaction, scope, sealer, thread_id, namespace, checkpoint_id, channels, known_token,
@@ -408,7 +421,7 @@ class Checkpoints:
             await fetching.fill(self._access.offload, scope)
             return together()
 
-        return await self._access.reading(scope, with_sealer, _without_keys(known_token), share)
+        return await self._access.reading_thread(scope, thread_id, with_sealer, _without_keys(known_token), share)
 
 
 def _without_keys(known_token: str | None) -> CheckpointNotFound | RollbackDetected:

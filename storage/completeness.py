@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from crypto import Sealer
+from storage.archived import check_tier
 from storage.errors import IntegrityFailure, RollbackDetected
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.record import (
@@ -147,11 +148,27 @@ async def admit(transaction: Transaction, scope: Scope, sealer: Sealer, thread_i
     return None if row is None else open_thread(sealer, thread_id, row["created_at"], row["seal"])
 
 
+async def admit_reader(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> ThreadSeal | None:
+    """As `admit`, where the thread's checkpoints, pending writes or pieces are read next in this transaction.
+
+    Raises:
+        ThreadElsewhere: They are in its archive.
+        ClientShareRequired, ClientShareWrong, ClientShareUnexpected, IntegrityFailure: As `admit`.
+    """
+    row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
+    if row is None:
+        return None
+    thread = open_thread(sealer, thread_id, row["created_at"], row["seal"])
+    check_tier(transaction, row["tier"])
+    return thread
+
+
 async def check_absent(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str) -> None:
     """Return if a namespace may be without a head.
 
     Raises:
         IntegrityFailure: the thread counts the namespace, or something is left of it.
+        ThreadElsewhere: the thread's checkpoints are in its archive, where something may be left.
     """
     place = (scope.tenant_id, scope.subject_id, thread_id)
     if await transaction.fetchval(sql.HAS_CHECKPOINTS, *place, namespace):
@@ -159,6 +176,7 @@ async def check_absent(transaction: Transaction, scope: Scope, sealer: Sealer, t
     row = await transaction.fetchrow(threads_sql.READ, *place)
     if row is not None:
         thread = open_thread(sealer, thread_id, row["created_at"], row["seal"])
+        check_tier(transaction, row["tier"])
         heads = await transaction.fetch(threads_sql.HEADS, *place)
         compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from crypto import Sealer
 from storage.access import Access
-from storage.completeness import admit
+from storage.archive_views import Snapshot
+from storage.completeness import admit_reader
 from storage.errors import InvalidState, PieceNotFound, ThreadArchived
 from storage.format.leaves import names_artifacts
 from storage.format.pieces import LEAF, leaf_piece
@@ -82,7 +83,7 @@ class Pieces:
             )
             open_thread(sealer, thread_id, row["created_at"], row["seal"])
             if row["tier"] != "hot":
-                raise ThreadArchived
+                raise ThreadArchived(thread_id)
             if not row["present"]:
                 blobs = await self._access.offload.place(transaction, scope, sealer, thread_id, [piece], uploads)
                 blob_id = blobs.get(piece.piece_id)
@@ -103,16 +104,17 @@ class Pieces:
 
         Raises:
             PieceNotFound: the thread has no such leaf.
+            ThreadArchived, RestoreNeeded: as `Checkpoints.load`.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `Checkpoints.save`.
             IntegrityFailure: it is not what its id names.
             BlobUnavailable: the object store does not answer.
         """
 
-        async def with_sealer(sealer: Sealer) -> bytes:
+        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> bytes:
             reader = PieceReader(sealer)
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
+            async with snapshot() as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
-                await admit(transaction, scope, sealer, thread_id)
+                await admit_reader(transaction, scope, sealer, thread_id)
                 place = (scope.tenant_id, scope.subject_id, thread_id)
                 if not await transaction.fetchval(sql.EXISTS, *place, piece_id):
                     raise PieceNotFound
@@ -123,4 +125,4 @@ class Pieces:
             await self._access.offload.fill(scope, sealer, reader, blobs)
             return reader.look_up(piece_id).data or b""
 
-        return await self._access.reading(scope, with_sealer, PieceNotFound(), share)
+        return await self._access.reading_thread(scope, thread_id, with_sealer, PieceNotFound(), share)

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from crypto import Sealer
 from storage.blob_ledger import LiveBlob
-from storage.completeness import admit, check_absent, check_count, check_token, check_writes
+from storage.completeness import admit_reader, check_absent, check_count, check_token, check_writes
 from storage.errors import CheckpointNotFound, ClientShareRequired, ClientShareWrong, IntegrityFailure
 from storage.format.chain import NO_WRITES, LiveSet, ThreadSeal
 from storage.format.manifest import CheckpointColumns, WriteColumns
@@ -32,9 +32,10 @@ from storage.offload import Offload
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+from storage.tags import search_for
 from storage.versions import WantedNames
 
-# How many rows a request may open to match undeclared metadata, before it answers with a cursor instead.
+# How many rows a request may open to match metadata that tags do not find, before it answers with a cursor instead.
 HISTORY_SCAN_ROWS_MAX = 10_000
 # Opened state on one page of history; a page that reaches it ends early, with a cursor.
 HISTORY_BYTES_MAX = 16 * 1024 * 1024
@@ -121,6 +122,11 @@ class ThreadSealers:
         self._known: dict[str, Sealer | None] = {} if thread_id is None else {thread_id: sealer}
         self._seals: dict[str, ThreadSeal] = {} if thread_id is None or thread is None else {thread_id: thread}
 
+    @property
+    def own(self) -> Sealer:
+        """The caller's."""
+        return self._sealer
+
     async def learn(self, thread_ids: Iterable[str]) -> None:
         """Read the seals of threads that were not asked about before."""
         unknown = list({*thread_ids} - self._known.keys())
@@ -174,10 +180,11 @@ async def scan(
     matches: list[Match] = []
     after = query.after
     looked_at = 0
+    search = await search_for(transaction, scope, sealers.own, query)
     while True:
         size = min(_SCAN_ROWS, query.limit if not query.metadata else _SCAN_ROWS)
         rows = await transaction.fetch(
-            sql.HISTORY,
+            search.statement,
             scope.tenant_id,
             scope.subject_id,
             query.thread_id,
@@ -192,6 +199,7 @@ async def scan(
             query.until,
             *(after[:3] if after else (None, None, None)),
             size,
+            *search.arguments,
         )
         await sealers.learn(row["thread_id"] for row in rows)
         for row in rows:
@@ -334,7 +342,7 @@ async def channel_history(
     place = (scope.tenant_id, scope.subject_id, thread_id, namespace)
     if known_token is not None:
         await check_token(transaction, scope, sealer, thread_id, known_token)
-    thread = await admit(transaction, scope, sealer, thread_id)
+    thread = await admit_reader(transaction, scope, sealer, thread_id)
     row = await transaction.fetchrow(sql.HEAD, *place)
     if row is None:
         await check_absent(transaction, scope, sealer, thread_id, namespace)

@@ -28,11 +28,13 @@ from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
 from storage.access import Access
 from storage.audit import GATEWAY_ACTOR, Audit
 from storage.blob_reseal import BlobPosition, reseal_blobs
-from storage.errors import NotFound
+from storage.errors import IntegrityFailure, NotFound
+from storage.format.archive import Stub
 from storage.format.chain import head_location, thread_location
 from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
 from storage.jobs import MORE, Lease, Slice
 from storage.postgres import rotation as sql
+from storage.postgres.archives import STUBS_AFTER
 from storage.postgres.checkpoints import SEAL_THREAD
 from storage.postgres.unit_of_work import Transaction
 from storage.quiet import Quiet
@@ -172,7 +174,7 @@ class Reseal:
         async def with_sealer(sealer: Sealer) -> Slice:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
-                row = await transaction.fetchrow(sql.COUNT_STALE, *_place(scope), _version(sealer))
+                row = await self._count_stale(transaction, scope, sealer)
                 if row["stale"]:
                     if lease.done == done_before:
                         return Slice(
@@ -194,10 +196,23 @@ class Reseal:
 
         return await self._access.reading(scope, with_sealer, NotFound())
 
+    async def _count_stale(self, transaction: Transaction, scope: Scope, sealer: Sealer) -> dict[str, int]:
+        """What needs an older version, before one is given up.
+
+        Archiving holds the versions that its rows need until it commits; under this lock the next statement sees
+        whoever held them, and nobody comes to need one that is given up in this transaction.
+        """
+        await transaction.fetch(sql.LOCK_SUBJECT_KEYS, *_place(scope))
+        row = await transaction.fetchrow(sql.COUNT_STALE, *_place(scope), _version(sealer))
+        found = {"stale": row["stale"], "aside": row["aside"]}
+        if not found["aside"]:
+            found["stale"] += await _unproven(transaction, scope, sealer)
+        return found
+
     async def _end(self, lease: Lease, scope: Scope, sealer: Sealer) -> Slice:
         async with self._access.unit_of_work.begin(scope) as transaction:
             await self._access.check_key_in(transaction, scope, sealer)
-            row = await transaction.fetchrow(sql.COUNT_STALE, *_place(scope), _version(sealer))
+            row = await self._count_stale(transaction, scope, sealer)
             if row["stale"] or row["aside"]:
                 await lease.advance(transaction, _position("threads", lease.done, ""))
                 return MORE
@@ -260,6 +275,21 @@ def _resealed(
         return sealer.seal(kind, location, sealer.open(kind, location, envelope), compress=compress)
     except (OpenError, KeyDestroyed):
         return None
+
+
+async def _unproven(transaction: Transaction, scope: Scope, sealer: Sealer) -> int:
+    """How many stubs of archives do not authenticate: what they say of key versions is not believed."""
+    found, after = 0, ""
+    while True:
+        rows = await transaction.fetch(STUBS_AFTER, *_place(scope), after, _THREADS_PAGE)
+        for row in rows:
+            after = row["thread_id"]
+            try:
+                Stub.of(row).record(sealer)
+            except (IntegrityFailure, KeyDestroyed):
+                found += 1
+        if len(rows) < _THREADS_PAGE:
+            return found
 
 
 async def _reseal_thread(transaction: Transaction, scope: Scope, sealer: Sealer, thread: _Thread) -> int:

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from msgspec import json
 
-from crypto import CryptoError, KeyDestroyed, KeyUnavailable, RootKey, SecretKey, SigningKey, WrappedKey
+from crypto import CryptoError, KeyDestroyed, KeyUnavailable, RootKey, SecretKey, SigningKey, TransferKey, WrappedKey
 from storage.audit import GATEWAY_ACTOR, Audit
 from storage.clock import Clock
 from storage.errors import IntegrityFailure, LostRaceError, NotFound, SubjectNotFound
@@ -40,6 +40,11 @@ DEPLOYMENT = "deployment"
 REWRAP_ROWS = 200
 # Tenant keys are each a call or three to the root key's service.
 ROOT_ROWS = 20
+# The public half of each of the deployment's own keys, by purpose.
+_PUBLIC_OF: dict[str, Callable[[SecretKey], bytes]] = {
+    "audit": lambda secret: SigningKey(secret).public_key,
+    "transfer": lambda secret: TransferKey(secret).public_key.raw,
+}
 
 
 def _position(*parts: str | int) -> str:
@@ -201,10 +206,11 @@ class Rotation:
                 "version": str(row["key_version"]),
             }
             public: bytes = row["public"]
+            public_of = _PUBLIC_OF[row["purpose"]]
             wrapped = await self._rewrapped(
                 row,
                 context,
-                lambda key, public=public: SigningKey(key).public_key == public,  # type: ignore[misc]
+                lambda key, public=public, public_of=public_of: public_of(key) == public,  # type: ignore[misc]
             )
             failed += wrapped is None
             async with self._unit_of_work.begin(OperatorScope()) as transaction:

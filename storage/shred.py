@@ -2,7 +2,8 @@
 
 In this order:
 
-1. The intent: a job row. From here the shred is carried to its end, whoever crashes.
+1. The intent: a job row, unless a legal hold keeps anything of it. From here the shred is carried to its end, whoever
+   crashes, and whatever is held from now on.
 2. The **tombstone**, an object outside the database, where a restored backup does not reach. It names nobody: it holds
    a keyed digest of the subject's id, under a key that only the root key opens, and is authenticated with it.
 3. One transaction: keys destroyed, `shred_effective_at` set, the audit log written. Every gateway refuses from its
@@ -35,6 +36,7 @@ from storage.clock import Clock
 from storage.errors import IntegrityFailure, InvalidState, SubjectNotFound, TenantNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.head_anchors import subject_tag
+from storage.holds import refuse_held_subject, refuse_held_tenant
 from storage.jobs import MORE, Jobs, Lease, Slice
 from storage.keys import Keys
 from storage.postgres import shred as sql
@@ -198,6 +200,7 @@ class Shred:
 
         Raises:
             InvalidState: not confirmed; nothing happened.
+            LegalHold: one of its threads must be kept; nothing happened.
             SubjectNotFound: it never had a key.
             BlobUnavailable: the tombstone could not be kept yet; the keys are still there.
             KeyUnavailable: as before, for the root key, which seals the tombstone.
@@ -219,6 +222,7 @@ class Shred:
 
         Raises:
             InvalidState: not confirmed; nothing happened.
+            LegalHold: something of it must be kept; nothing happened.
             TenantNotFound: there is no such tenant.
             BlobUnavailable: the tombstone could not be kept yet; the keys are still there.
             KeyUnavailable: as before, for the root key.
@@ -237,6 +241,10 @@ class Shred:
         known: UUID | None = await transaction.fetchval(sql.LAST_JOB, tenant_id, kind, target)
         if known is not None:
             return known
+        if kind == SHRED_SUBJECT_KIND:
+            await refuse_held_subject(transaction, Scope(tenant_id, target))
+        else:
+            await refuse_held_tenant(transaction, tenant_id)
         job_id = await self._jobs.add(transaction, tenant_id, kind, target, INTENDED)
         detail = {"job_id": str(job_id)}
         named = f"subject:{target}" if kind == SHRED_SUBJECT_KIND else f"tenant:{tenant_id}"
@@ -319,6 +327,9 @@ class Shred:
                 after = row["subject_id"]
                 await self._move(lease, "purge", after)
             if len(rows) < _PAGE:
+                async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
+                    for statement in sql.PURGE_TENANT:
+                        await transaction.execute(statement, lease.tenant_id)
                 return Slice(ended=True)
 
     async def _purge_subject(self, lease: Lease, scope: Scope, after: str, until: float) -> bool:

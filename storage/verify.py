@@ -1,19 +1,22 @@
 """Verification: open every row of a thread, or of all of a subject's threads, and compare what must be there.
 
 A thread is read in one snapshot, so that writers and pruners at work never look like damage; a subject is verified a
-bounded stretch at a time, which is also its progress. Findings name places, never values. Nothing is written, and
-damage is reported instead of raised: one bad row must not hide the next.
+bounded stretch at a time, which is also its progress. An archived thread's rows are read from its object, a few at a
+time, and compared with the seals that stayed; the first damage there is one finding for the thread. Findings name
+places, never values. Nothing is written, and damage is reported instead of raised: one bad row must not hide the next.
 """
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
 from crypto import KeyDestroyed, Sealer
 from storage.access import Access
+from storage.archive_check import ArchiveCheck
+from storage.archive_objects import ArchiveObjects
 from storage.blob_ledger import BlobLedger
 from storage.completeness import (
     BEFORE_WRITES,
@@ -24,13 +27,15 @@ from storage.completeness import (
     open_own_head,
     walk,
 )
-from storage.errors import IntegrityFailure, ThreadNotFound
+from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound
+from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, Stub
 from storage.format.chain import LiveSet, ThreadSeal
 from storage.format.pieces import unpack_ids
 from storage.format.record import OpenedWrite, PieceReader, open_thread_seal, open_write
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
 from storage.head_anchors import AnchoredHead, AnchoredHeads, HeadAnchors, place_tag
 from storage.model import Page
+from storage.postgres import archives as archives_sql
 from storage.postgres import completeness as sql
 from storage.postgres import threads as threads_sql
 from storage.postgres.unit_of_work import Transaction
@@ -47,6 +52,7 @@ Code = Literal[
     "thread-missing", "thread-seal", "namespaces", "head-missing", "head-seal", "head-checkpoint", "checkpoint",
     "live-set", "pending-write", "pending-writes", "piece", "piece-missing", "older-than-anchor",
     "missing-since-anchor", "anchor", "keys", "subject-missing", "tombstone", "shred-undone",
+    "archive",
 ]  # fmt: skip
 
 
@@ -66,10 +72,12 @@ class Report:
     """What was verified, and what was found. ``after``: the thread to go on after; None: this was all.
 
     ``threads_skipped`` counts threads under a share that only the client holds: without it they cannot be opened.
+    ``threads_frozen`` counts archived threads whose object has to be thawed first: nothing of them was opened.
     """
 
     threads: int = 0
     threads_skipped: int = 0
+    threads_frozen: int = 0
     checkpoints: int = 0
     pending_writes: int = 0
     pieces: int = 0
@@ -80,9 +88,10 @@ class Report:
 class Verification:
     """Verifies a thread, or a subject."""
 
-    def __init__(self, access: Access, anchors: HeadAnchors) -> None:
+    def __init__(self, access: Access, anchors: HeadAnchors, archives: ArchiveObjects | None = None) -> None:
         self._access = access
         self._anchors = anchors
+        self._archives = archives or ArchiveObjects(None, None)
 
     async def thread(self, scope: Scope, thread_id: str) -> Report:
         """Verify one thread, and compare it with the anchored heads.
@@ -171,9 +180,96 @@ class Verification:
 
     async def _verify(self, scope: Scope, sealer: Sealer, thread_id: str, report: Report) -> bool:
         """Verify a thread in one snapshot; returns whether there was any trace of it."""
-        async with self._access.unit_of_work.snapshot(scope) as transaction:
-            await self._access.check_key_in(transaction, scope, sealer)
-            return await _Verifier(transaction, scope, sealer, thread_id, report, self._access.offload.ledger).run()
+        while True:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await self._access.check_key_in(transaction, scope, sealer)
+                archived = await _read_archived(transaction, scope, thread_id)
+                if archived is None:
+                    ledger = self._access.offload.ledger
+                    return await _Verifier(transaction, scope, sealer, thread_id, report, ledger).run()
+            if await self._verify_archived(scope, sealer, thread_id, archived, report):
+                return True
+
+    async def _verify_archived(
+        self, scope: Scope, sealer: Sealer, thread_id: str, archived: "_Archived", report: Report
+    ) -> bool:
+        """Verify an archived thread, its object and the seals that stayed; False: it is somewhere else by now."""
+        fault: str | None = None
+        own = Report()
+        try:
+            await self._compare_archived(scope, sealer, thread_id, archived, own)
+        except ThreadArchived:
+            own.threads_frozen += 1
+        except IntegrityFailure as error:
+            fault = str(error)
+        except KeyDestroyed:
+            fault = "sealed under a key that does not exist any more"
+        if fault is not None:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                if await _read_archived(transaction, scope, thread_id) != archived:
+                    return False  # restored, deleted or archived anew while its object was read
+            report.findings.append(Finding(code="archive", detail=fault, thread_id=thread_id))
+        report.threads += 1
+        for name in ("threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces"):
+            setattr(report, name, getattr(report, name) + getattr(own, name))
+        return True
+
+    async def _compare_archived(
+        self, scope: Scope, sealer: Sealer, thread_id: str, archived: "_Archived", own: Report
+    ) -> None:
+        """Compare an archive with its thread's seals; ``own`` counts what was opened.
+
+        Raises:
+            ThreadArchived: The object has to be thawed first.
+            IntegrityFailure: Something is not as it was written.
+            KeyDestroyed: Something is sealed under a key that is gone.
+        """
+        stub = archived.proven_stub()
+        check = ArchiveCheck(sealer, thread_id, archived.standing, archived.heads)
+        async with aclosing(self._archives.read(scope, sealer, stub)) as pages:
+            async for table, page in pages:
+                await check.take(table, page)
+        own.threads_skipped += check.client_share
+        own.checkpoints += check.counts[CHECKPOINTS]
+        own.pending_writes += check.counts[PENDING_WRITES]
+        own.pieces += check.counts[CHUNKS]
+        check.end()
+        if not check.client_share:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await self._access.offload.ledger.pointers(transaction, scope, sealer, check.blob_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Archived:
+    """What one snapshot shows of an archived thread."""
+
+    standing: Any
+    heads: list[Any]
+    stub: Stub | None
+
+    def proven_stub(self) -> Stub:
+        """The stub of a thread whose rows are in the archive and nowhere else.
+
+        Raises:
+            IntegrityFailure: There is none, or some are in the database.
+        """
+        if self.stub is None:
+            raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
+        if any(self.standing[table] for table in TABLES):
+            raise IntegrityFailure("rows of an archived thread are in the database, too")
+        return self.stub
+
+
+async def _read_archived(transaction: Transaction, scope: Scope, thread_id: str) -> _Archived | None:
+    """An archived thread, or None if it is hot, or there is none."""
+    place = (scope.tenant_id, scope.subject_id, thread_id)
+    tier = await transaction.fetchval(sql.TIER, *place)
+    if tier is None or tier == "hot":
+        return None
+    standing = await transaction.fetchrow(archives_sql.STANDING, *place)
+    row = await transaction.fetchrow(archives_sql.STUB, *place)
+    heads = await transaction.fetch(threads_sql.HEADS, *place)
+    return _Archived(standing, heads, None if row is None else Stub.of(row))
 
 
 class _Verifier:
@@ -245,7 +341,10 @@ class _Verifier:
             self._find("head-missing", "the namespace has checkpoints but no head", namespace)
             await self._checkpoints(namespace)
         pieces = await self._pieces()
-        found = row is not None or bool(heads or namespaces or seen or pieces)
+        stub = await self._transaction.fetchrow(archives_sql.STUB, *self._place)
+        if stub is not None:
+            self._find("archive", "a thread that is not archived has the stub of one")
+        found = row is not None or bool(heads or namespaces or seen or pieces or stub)
         if row is None and found:
             self._find("thread-missing", "the thread's row is gone, but not what belongs to it")
         self._report.threads += found

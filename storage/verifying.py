@@ -80,6 +80,7 @@ class Counts(Struct, kw_only=True):
 
     threads: int = 0
     threads_skipped: int = 0
+    threads_frozen: int = 0
     checkpoints: int = 0
     pending_writes: int = 0
     pieces: int = 0
@@ -114,7 +115,7 @@ class _DeploymentPosition(DeploymentReport, kw_only=True):
 
 _TENANT_START = json.encode(_TenantPosition()).decode()
 _DEPLOYMENT_START = json.encode(_DeploymentPosition()).decode()
-_COUNTED = ("threads", "threads_skipped", "checkpoints", "pending_writes", "pieces")
+_COUNTED = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces")
 
 
 class Verifying:

@@ -48,12 +48,18 @@ SELECT thread_id FROM (
      WHERE tenant_id = $1 AND subject_id = $2 AND thread_id > $3 ORDER BY thread_id LIMIT $4)
     UNION (SELECT DISTINCT thread_id FROM stateroom.chunks
      WHERE tenant_id = $1 AND subject_id = $2 AND thread_id > $3 ORDER BY thread_id LIMIT $4)
+    UNION (SELECT thread_id FROM stateroom.archives
+     WHERE tenant_id = $1 AND subject_id = $2 AND thread_id > $3 ORDER BY thread_id LIMIT $4)
 ) traces ORDER BY thread_id LIMIT $4
 """
 
 THREAD = """
 SELECT created_at, seal, client_share FROM stateroom.threads
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+"""
+
+TIER = """
+SELECT tier FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
 """
 
 # Namespaces that have checkpoints, whether or not they have a head.

@@ -194,7 +194,9 @@ EXISTS (SELECT FROM stateroom.threads t WHERE t.tenant_id = $1 AND t.subject_id 
     AND (t.client_share OR t.tier <> 'hot'))
 """
 
-# How many envelopes another version than $3 (4 bytes) sealed: those to re-seal, and those that are set aside.
+# How many envelopes another version than $3 (4 bytes) sealed: those to re-seal, and those that are set aside. What is
+# in an archive is counted once for the thread, by the versions its stub names, which `storage.reseal` authenticates
+# before it believes that they are none.
 COUNT_STALE = f"""
 SELECT coalesce(sum(rows) FILTER (WHERE NOT aside), 0)::bigint AS stale,
     coalesce(sum(rows) FILTER (WHERE aside), 0)::bigint AS aside
@@ -208,6 +210,9 @@ FROM (
 }
     UNION ALL SELECT false, 1 FROM stateroom.idempotency x
     WHERE x.tenant_id = $1 AND x.subject_id = $2 AND x.receipt IS NOT NULL AND {_other("x.receipt", "$3")}
+    UNION ALL SELECT true, 1 FROM stateroom.archives x
+    WHERE x.tenant_id = $1 AND x.subject_id = $2
+      AND ({_other("x.sealed", "$3")} OR x.key_versions <> ARRAY[('x' || encode($3, 'hex'))::bit(32)::integer])
     UNION ALL {STALE_BLOBS}
 ) sealed
 """

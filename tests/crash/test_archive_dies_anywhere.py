@@ -1,0 +1,336 @@
+"""A process that dies at any point of archiving or restoring leaves a thread that is whole, readable and in one place.
+
+Death is what SIGKILL is to everybody else: from one moment on nothing of the process reaches the database or a bucket
+any more, its handlers included. What lasts is a COMMIT and what an object store did, so the points are after each
+COMMIT and before and after each call of an object store; every one of them is tried. Besides, the object store fails in
+every way at every call, and the work is cancelled at every await.
+
+Meanwhile another process reads the thread again and again, which must never fail, and in half of the rounds saves to it
+and puts pending writes: every one that was acknowledged is there in the end.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+from sqlalchemy import event
+
+from storage.blobs.keyspace import tenant_prefix
+from storage.blobs.memory import MemoryBlobStore
+from storage.errors import StorageError, ThreadActive, ThreadArchived
+from storage.model import HistoryQuery
+from storage.postgres.unit_of_work import Silent
+from storage.scope import Scope
+from storage.service import Store
+from storage.sweep import Sweep
+from tests.support.archive_rows import MOVED, fsck, opened, rows
+from tests.support.faulty_blobs import Fault, FaultyBlobStore
+from tests.support.interleaving import CancelAtAwait
+from tests.support.states import document, put, save, state, write
+
+SECONDS_MAX = 30
+CALLS = ("put_if_absent", "get_range", "change_class")
+# Between two writes of the other process: about as long as archiving takes, so that each of them wins now and then.
+PAUSES = (0.0, 0.03, 0.06, 0.1)
+
+
+BUSY_POINTS_MIN = 12
+
+
+class Died(BaseException):
+    """The process is no more."""
+
+
+class Death(Silent):
+    """Ends a process at its ``point``-th point, counted from 1; also its store's observer."""
+
+    def __init__(self) -> None:
+        self.at(0)
+
+    def at(self, point: int) -> None:
+        """Begin a new life that ends there; 0: that does not end."""
+        self.point, self.seen, self.dead = point, 0, False
+
+    def pass_by(self) -> None:
+        self.seen += 1
+        self.dead = self.dead or self.seen == self.point
+        if self.dead:
+            raise Died
+
+    def commit(self, seconds: float) -> None:
+        self.pass_by()
+
+    async def call(self, moment: str, operation: str) -> None:
+        self.pass_by()
+
+    def connect(self, *_: object) -> None:
+        if self.dead:
+            raise Died
+
+
+class Stores:
+    """A process that may die, and another one that lives, on one database and two buckets."""
+
+    def __init__(self, mortal: Store, living: Store, death: Death, faulty: FaultyBlobStore) -> None:
+        self.mortal, self.living, self.death, self.faulty = mortal, living, death, faulty
+
+
+@pytest.fixture(scope="module")
+async def stores(database, root_key) -> AsyncIterator[Stores]:
+    death, blobs, archive = Death(), MemoryBlobStore(), MemoryBlobStore(storage_class="STANDARD_IA", thaw_seconds=0)
+    faulty = FaultyBlobStore(archive, death.call)
+    mortal = opened(database, root_key, blobs=FaultyBlobStore(blobs, death.call), archive=faulty, observer=death)
+    async with mortal as one, opened(database, root_key, blobs=blobs, archive=archive) as other:
+        event.listen(one._engine.sync_engine, "checkout", death.connect)
+        yield Stores(one, other, death, faulty)
+        death.at(0)
+
+
+class World:
+    """A thread of a tenant of its own, and what was acknowledged of it."""
+
+    def __init__(self, stores: Stores, admin: asyncpg.Connection) -> None:
+        self.mortal, self.living, self.death = stores.mortal, stores.living, stores.death
+        self.scope = Scope(uuid4(), "user-1")
+        self.acknowledged: dict[str, int] = {}
+        self.reads = self.written = 0
+        self._numbers = count()
+        self._admin = admin
+
+    async def begin(self) -> None:
+        for _ in range(2):
+            await self.save()
+        await self.put()
+
+    async def save(self) -> None:
+        number = next(self._numbers)
+        saved = await save(self.living, self.scope, content=state(n=number, text=document(f"n{number}", 5000)))
+        self.acknowledged[saved.checkpoint_id] = 0
+        self.written += 1
+
+    async def put(self) -> None:
+        last = [*self.acknowledged][-1]
+        task_id = f"task-{self.acknowledged[last]}"
+        await put(self.living, self.scope, last, write(0, "c", document("written", 3000)), task_id=task_id)
+        self.acknowledged[last] += 1
+        self.written += 1
+
+    async def look(self) -> None:
+        """Read the thread: all that was acknowledged before is there."""
+        known = dict(self.acknowledged)
+        query = HistoryQuery(thread_id="t1", with_state=True, limit=1000)
+        try:
+            page = await self.living.checkpoints.history(self.scope, query)
+        except ThreadArchived:
+            await self._thaw()
+            page = await self.living.checkpoints.history(self.scope, query)
+        found = {each.checkpoint_id: len(each.writes or ()) for each in page.items}
+        assert {each: found[each] >= writes for each, writes in known.items()} == dict.fromkeys(known, True)
+        self.reads += 1
+
+    async def _thaw(self) -> None:
+        objects = self.living.archives.objects
+        async with self.living.unit_of_work.snapshot(self.scope) as transaction:
+            stub = await objects.stub(transaction, self.scope, "t1")
+        if stub is not None:
+            await objects.thaw(self.scope, stub)
+
+    async def _read_on(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(0)
+
+    async def _write_on(self) -> None:
+        for number in count():
+            await asyncio.sleep(PAUSES[number % len(PAUSES)])
+            try:
+                await (self.save() if number % 3 else self.put())
+            except ThreadArchived:  # frozen, and refused: nothing was acknowledged
+                await self._thaw()
+
+    async def _sweep_on(self) -> None:
+        sweep = Sweep(self.living.unit_of_work, self.living.places, 1, grace_seconds=0)
+        while True:
+            await sweep.tenant(self.scope.tenant_id, now=True)
+            await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def crowd(self, *, busy: bool) -> AsyncIterator[None]:
+        works = [self._read_on, self._sweep_on, *([self._write_on] if busy else [])]
+        tasks = [asyncio.create_task(each()) for each in works]
+        try:
+            yield
+            reads = self.reads
+            while self.reads < reads + 2 and not any(each.done() for each in tasks):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        finally:
+            for each in tasks:
+                each.cancel()
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                if not isinstance(outcome, asyncio.CancelledError):
+                    raise outcome
+
+    async def check(self) -> None:
+        """The thread is whole, in one place, and nothing is left over once it was swept."""
+        await self.look()
+        tier = (await self.living.threads.get(self.scope, "t1")).tier
+        hot = [table for table in MOVED if await rows(self._admin, self.scope, "t1", table)]
+        stubs = await rows(self._admin, self.scope, "t1", "archives")
+        assert (bool(hot), len(stubs)) == ((True, 0) if tier == "hot" else (False, 1))
+        assert (await self.living.verification.subject(self.scope)).findings == []
+        for _ in range(3):
+            await self._admin.execute(
+                "UPDATE stateroom.blob_intents SET expires_at = now() - interval '1 second' WHERE tenant_id = $1",
+                self.scope.tenant_id,
+            )
+            sweep = Sweep(self.living.unit_of_work, self.living.places, 0, grace_seconds=0)
+            await sweep.tenant(self.scope.tenant_id, now=True)
+        report = await fsck(self.living, self.scope)
+        assert (report.faults, report.young) == ({}, 0), report.findings
+        assert self.living.archive is not None
+        objects = await self.living.archive.list_keys(tenant_prefix(self.scope.tenant_id, "archive"))
+        assert len(objects) == len(stubs)
+        await self.look()
+
+    async def check_that_work_goes_on(self) -> None:
+        """Whoever comes next can do all of it."""
+        await self._thaw()
+        await self.living.archives.restore(self.scope, "t1")
+        assert (await self.living.archives.archive(self.scope, "t1")).created
+        await self.save()
+        await self.put()
+        await self.check()
+
+
+Verb = Callable[[World], Awaitable[Any]]
+
+
+async def archiving(world: World) -> None:
+    await world.mortal.archives.archive(world.scope, "t1")
+
+
+async def archiving_to_a_frozen_class(world: World) -> None:
+    await world.mortal.archives.archive(world.scope, "t1", storage_class="GLACIER")
+
+
+async def restoring(world: World) -> None:
+    await world.mortal.archives.restore(world.scope, "t1")
+
+
+async def saving_to_the_archive(world: World) -> None:
+    """A save that restores first; what it saves is acknowledged only if it returns."""
+    saved = await save(world.mortal, world.scope, content=state(text="back"))
+    world.acknowledged[saved.checkpoint_id] = 0
+
+
+async def prepared(stores: Stores, admin: asyncpg.Connection, verb: Verb) -> World:
+    world = World(stores, admin)
+    await world.begin()
+    if verb in {restoring, saving_to_the_archive}:
+        await world.living.archives.archive(world.scope, "t1")
+    return world
+
+
+@pytest.mark.parametrize(
+    ("verb", "busy"),
+    [
+        (archiving_to_a_frozen_class, False),
+        (archiving, True),
+        (restoring, True),
+        pytest.param(archiving, False, marks=pytest.mark.soak),
+        pytest.param(archiving_to_a_frozen_class, True, marks=pytest.mark.soak),
+        pytest.param(restoring, False, marks=pytest.mark.soak),
+        pytest.param(saving_to_the_archive, False, marks=pytest.mark.soak),
+        pytest.param(saving_to_the_archive, True, marks=pytest.mark.soak),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "busy" if value else "quiet",
+)
+async def test_a_death_at_any_point_leaves_the_thread_whole_and_in_one_place(stores, admin, verb: Verb, busy):
+    finished = 0
+    for point in count(1):
+        world = await prepared(stores, admin, verb)
+        async with asyncio.timeout(SECONDS_MAX), world.crowd(busy=busy):
+            stores.death.at(point)
+            try:
+                await verb(world)
+            except ThreadActive:
+                assert busy
+            except BaseException:
+                if not stores.death.dead:
+                    raise
+            else:
+                finished += not stores.death.dead
+        died = stores.death.dead
+        stores.death.at(0)
+        await world.check()
+        # Where somebody else was faster, there was less to die in.
+        if not died and (not busy or point >= BUSY_POINTS_MIN):
+            break
+    await world.check_that_work_goes_on()
+    assert point > 5
+    assert finished == 1 or busy
+
+
+FAULTS = [each for each in Fault if each not in {Fault.SLOW, Fault.TRUNCATED}]
+VERBS = (archiving, archiving_to_a_frozen_class, restoring, saving_to_the_archive)
+
+
+async def test_a_lost_response_of_the_object_store_leaves_the_thread_whole(stores, admin):
+    await _faulty(stores, admin, archiving_to_a_frozen_class, Fault.LOST_RESPONSE, busy=False)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("busy", [False, True], ids=["quiet", "busy"])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+async def test_a_fault_at_any_call_of_the_object_store_leaves_the_thread_whole(stores, admin, verb: Verb, fault, busy):
+    await _faulty(stores, admin, verb, fault, busy=busy)
+
+
+async def _faulty(stores: Stores, admin: asyncpg.Connection, verb: Verb, fault: Fault, *, busy: bool) -> None:
+    stores.death.at(0)
+    met = 0
+    for operation in CALLS:
+        for before in range(2):
+            world = await prepared(stores, admin, verb)
+            stores.faulty.plan(operation, *[None] * before, fault)
+            async with asyncio.timeout(SECONDS_MAX), world.crowd(busy=busy):
+                with suppress(StorageError):
+                    await verb(world)
+            met += not stores.faulty.planned
+            stores.faulty._plans.clear()
+            await world.check()
+    await world.check_that_work_goes_on()
+    assert met
+
+
+@pytest.mark.parametrize("verb", [archiving, restoring], ids=lambda verb: verb.__name__)
+async def test_a_cancellation_at_some_awaits_leaves_the_thread_whole(stores, admin, verb: Verb):
+    await _cancelled(stores, admin, verb, step=9)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("busy", [False, True], ids=["quiet", "busy"])
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+async def test_a_cancellation_at_any_await_leaves_the_thread_whole(stores, admin, verb: Verb, busy):
+    await _cancelled(stores, admin, verb, step=1, busy=busy)
+
+
+async def _cancelled(stores: Stores, admin: asyncpg.Connection, verb: Verb, *, step: int, busy: bool = False) -> None:
+    stores.death.at(0)
+    for number in count(1, step):
+        world = await prepared(stores, admin, verb)
+        async with asyncio.timeout(SECONDS_MAX), world.crowd(busy=busy):
+            work = CancelAtAwait(verb(world), number)
+            with suppress(ThreadActive):
+                await work.run()
+        await world.check()
+        if not work.cancelled:
+            break
+    assert number > 10
+    await world.check_that_work_goes_on()

@@ -1,0 +1,209 @@
+"""Whatever a thread holds and whatever is asked of it: hot, from its archive and restored, it answers the same."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.blobs.memory import MemoryBlobStore
+from storage.clock import ManualClock
+from storage.errors import StorageError
+from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Precondition, Save
+from storage.scope import ClientShare, Scope
+from storage.service import Store
+from tests.support.states import document, packed, patch, write
+from tests.support.stores import DEPLOYMENT_ID
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+UNKNOWN_ID = "1f0c0000-0000-6000-8000-000000000001"  # is never saved
+SHARES = [None, ClientShare(b"s" * 32), ClientShare(b"w" * 32)]
+NAMESPACES = st.sampled_from(["", "sub", "\uffff", "\U0001f600"])
+CHANNELS = ["a", "log", "é"]
+STATUSES = st.sampled_from(["active", "waiting", "failed", "done"])
+WORDS = st.sampled_from(["x", "y"])
+VALUES = st.one_of(
+    st.integers(0, 2),
+    st.sampled_from("pq").map(lambda name: document(name, 9000)),
+    st.lists(st.one_of(st.just(1), st.sampled_from("rs").map(lambda name: name * 1500)), max_size=8),
+    st.just(bytes(range(256)) * 40),
+)
+NUMBERS = st.integers(0, 7)
+
+
+def optional(strategy):
+    return st.one_of(st.none(), strategy)
+
+
+SAVE = st.fixed_dictionaries(
+    {
+        "verb": st.just("save"), "namespace": NAMESPACES, "on": optional(NUMBERS),
+        "state": st.dictionaries(st.sampled_from(CHANNELS), VALUES, max_size=3), "patch": st.booleans(),
+        "status": STATUSES, "step": optional(st.integers(0, 2)), "source": optional(WORDS), "agent": optional(WORDS),
+        "run_id": optional(WORDS), "delta_channels": st.sampled_from([(), ("log",), ("log", "é")]),
+        "metadata": st.dictionaries(st.just("k"), st.integers(0, 1)),
+    }
+)  # fmt: skip
+WRITE = st.fixed_dictionaries(
+    {
+        "verb": st.just("write"), "namespace": NAMESPACES, "on": NUMBERS, "task": st.sampled_from(["k1", "é"]),
+        "path": st.sampled_from(["", "~1", "~2"]), "idx": st.integers(-2, 2), "channel": st.sampled_from(CHANNELS),
+        "value": VALUES, "status": optional(STATUSES),
+    }
+)  # fmt: skip
+HISTORY = st.fixed_dictionaries(
+    {
+        "verb": st.just("history"), "namespace": optional(NAMESPACES), "before": optional(NUMBERS),
+        "status": optional(STATUSES), "step": optional(st.integers(0, 2)), "run_id": optional(WORDS),
+        "source": optional(WORDS), "agent": optional(WORDS), "since": optional(NUMBERS), "until": optional(NUMBERS),
+        "metadata": st.dictionaries(st.just("k"), st.integers(0, 1)), "limit": st.integers(1, 4),
+        "with_state": st.booleans(), "refs": st.booleans(),
+    }
+)  # fmt: skip
+WHOLE = st.builds(
+    lambda limit, namespace, with_state: {
+        "verb": "history", "limit": limit, "namespace": namespace, "with_state": with_state,
+    },
+    st.integers(1, 4), optional(NAMESPACES), st.booleans(),
+)  # fmt: skip
+POINT = st.fixed_dictionaries(
+    {
+        "verb": st.sampled_from(["load", "channels", "writes"]), "namespace": NAMESPACES, "on": optional(NUMBERS),
+        "with_state": st.booleans(), "refs": st.booleans(), "task": st.sampled_from(["k1", "é"]),
+        "token": st.booleans(),
+    }
+)  # fmt: skip
+
+
+class World:
+    """A loop, and a store with buckets in memory."""
+
+    def __init__(self, database, root_key):
+        self.clock = ManualClock(START)
+        self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self.store = self.runner.run(
+            Store.open(
+                database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=2, durable=False,
+                clock=self.clock, blobs=MemoryBlobStore(), archive=MemoryBlobStore(), offload_bytes_min=4096,
+            )
+        )  # fmt: skip
+
+    def close(self):
+        self.runner.run(self.store.close())
+        self.runner.close()
+
+
+@pytest.fixture(scope="module")
+def world(database, root_key):
+    made = World(database, root_key)
+    yield made
+    made.close()
+
+
+class Thread:
+    """One thread: what was done to it, and what it answers."""
+
+    def __init__(self, world, share):
+        self.world = world
+        self.scope = Scope(uuid4(), "user-1")
+        self.share = share
+        self.ids: list[str] = [UNKNOWN_ID]
+        self.token: str | None = None
+
+    def at(self, number):
+        return self.ids[number % len(self.ids)]
+
+    async def change(self, verb, namespace, **parts):
+        checkpoints = self.world.store.checkpoints
+        self.world.clock.set(self.world.clock.now() + timedelta(seconds=1))
+        try:
+            if verb == "write":
+                new = [write(parts["idx"], parts["channel"], parts["value"])]
+                await checkpoints.put_writes(
+                    self.scope, "t1", namespace, self.at(parts["on"]), parts["task"], parts["path"], new,
+                    parts["status"], self.share,
+                )  # fmt: skip
+                return
+            on, state, patched = parts.pop("on"), parts.pop("state"), parts.pop("patch")
+            if patched:
+                head = await checkpoints.load(self.scope, "t1", namespace, None, with_state=False, share=self.share)
+                parts |= {"content": patch(put=state), "precondition": Precondition(head_id=head.head_id)}
+            else:
+                content = {name: ChannelValue(None, packed(value)) for name, value in state.items()}
+                parts["content"] = FullState(content)
+                if on is not None:
+                    parts["parent"] = Parent(self.at(on))
+            saved = await checkpoints.save(self.scope, Save(thread_id="t1", namespace=namespace, **parts), self.share)
+            self.ids.append(saved.checkpoint_id)
+            self.token = saved.token
+        except StorageError:
+            pass  # what cannot be done to a thread is not the question here
+
+    async def ask(self, share, verb, **parts):
+        """What it answers, page by page, or how it refuses."""
+        checkpoints = self.world.store.checkpoints
+        read = []
+        try:
+            if verb == "history":
+                for name in ("since", "until"):
+                    if parts.get(name) is not None:
+                        parts[name] = START + timedelta(seconds=parts[name])
+                if parts.get("before") is not None:
+                    parts["before"] = self.at(parts["before"])
+                query = HistoryQuery(thread_id="t1", **parts)
+                while True:
+                    page = await checkpoints.history(self.scope, query, share)
+                    read.append(page)
+                    if page.after is None:
+                        return read
+                    query = replace(query, after=page.after)
+            place = (self.scope, "t1", parts["namespace"], None if parts["on"] is None else self.at(parts["on"]))
+            token = self.token if parts["token"] else None
+            options = {"share": share, "refs": parts["refs"]}
+            if verb == "writes":
+                read.append(await checkpoints.task_writes(*place[:3], place[3] or "", parts["task"], **options))
+            elif verb == "channels":
+                wanted = [*CHANNELS, "never"]
+                read.append(await checkpoints.channel_history(*place, wanted, known_token=token, **options))
+            else:
+                options["with_state"] = parts["with_state"]
+                read.append(await checkpoints.load(*place, known_token=token, **options))
+        except StorageError as error:
+            read.append((type(error), str(error)))
+        return read
+
+
+@settings(max_examples=12)
+@given(
+    share=st.sampled_from(SHARES[:2]),
+    changes=st.lists(st.one_of(SAVE, SAVE, WRITE), min_size=1, max_size=14),
+    questions=st.lists(
+        st.tuples(st.sampled_from(["own", "own", "own", 0, 1, 2]), st.one_of(WHOLE, HISTORY, POINT, POINT)),
+        min_size=4, max_size=14,
+    ),
+)  # fmt: skip
+def test_a_thread_answers_the_same_wherever_its_rows_are(world, share, changes, questions):
+    thread = Thread(world, share)
+    store, scope = world.store, thread.scope
+
+    async def answers():
+        return [
+            await thread.ask(share if which == "own" else SHARES[which], **dict(question))
+            for which, question in questions
+        ]
+
+    async def compare():
+        await thread.change("save", "", state={"a": 0}, on=None, patch=False)
+        for each in changes:
+            await thread.change(**dict(each))
+        hot = await answers()
+        assert (await store.archives.archive(scope, "t1")).created
+        assert await answers() == hot
+        assert (await store.threads.get(scope, "t1")).tier == "archive"
+        assert (await store.archives.restore(scope, "t1")).restored
+        assert await answers() == hot
+
+    world.runner.run(compare())
