@@ -1,8 +1,10 @@
 """Statements on whole threads.
 
 Every verb that removes rows locks the thread first and computes in a later statement, whose snapshot then sees all
-that was committed before the lock was granted.
+that was committed before the lock was granted; what removes a part of a thread is in `storage.postgres.pruning`.
 """
+
+from storage.postgres import holds
 
 _COLUMNS = """
     t.thread_id, t.agent, t.status, t.tier, t.strict, t.client_share, t.created_at, t.updated_at,
@@ -25,14 +27,16 @@ ORDER BY t.created_at DESC, t.thread_id DESC
 LIMIT $8
 """
 
-PUT = """
+PUT = f"""
 INSERT INTO stateroom.threads AS t
     (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
-     client_share)
-VALUES ($1, $2, $3, $4, 'active', 'hot', coalesce($5, false), 1, $6, $6, $7, $9)
+     client_share, searchable)
+VALUES ($1, $2, $3, $4, 'active', 'hot', coalesce($5, false), 1, $6, $6, $7, $9, '{{}}')
 ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
     activity = t.activity + 1, updated_at = excluded.updated_at,
-    strict = coalesce($5, t.strict), agent = CASE WHEN $8 THEN excluded.agent ELSE t.agent END
+    strict = coalesce($5, t.strict),
+    agent = CASE WHEN $8 AND NOT {holds.AGENT_HELD}
+        THEN excluded.agent ELSE t.agent END
 RETURNING created_at, seal
 """
 
@@ -51,11 +55,6 @@ WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 FOR UPDATE
 
 READ = LOCK.replace("FOR UPDATE", "")
 
-TOUCH = """
-UPDATE stateroom.threads SET activity = activity + 1, updated_at = $4, seal = $5
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
-"""
-
 HEADS = """
 SELECT namespace, head_id, sequence, seal FROM stateroom.heads
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 ORDER BY namespace
@@ -71,62 +70,15 @@ WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 A
 ORDER BY checkpoint_id LIMIT $6
 """
 
-MOVE_HEAD = """
-UPDATE stateroom.heads SET head_id = $5, sequence = $6, seal = $7
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4
-"""
-
 ADD_HEAD = """
 INSERT INTO stateroom.heads (tenant_id, subject_id, thread_id, namespace, head_id, sequence, seal)
 VALUES ($1, $2, $3, $4, $5, $6, $7)
 """
 
-DELETE_HEAD = """
-DELETE FROM stateroom.heads WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4
-"""
-
-DELETE_CHECKPOINTS = """
-DELETE FROM stateroom.checkpoints
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
-"""
-
-DELETE_WRITES = """
-DELETE FROM stateroom.pending_writes
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
-"""
-
-# Chunks that no remaining checkpoint or pending write names, directly or through index pieces.
-COLLECT_CHUNKS = """
-WITH RECURSIVE roots AS (
-    SELECT piece_ids AS packed FROM stateroom.checkpoints
-    WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
-    UNION
-    SELECT piece_ids FROM stateroom.pending_writes
-    WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
-), live AS (
-    SELECT substring(r.packed FROM 1 + 17 * n FOR 17) AS piece_id
-    FROM roots r, LATERAL generate_series(0, length(r.packed) / 17 - 1) n
-    UNION
-    SELECT substring(c.children FROM 1 + 17 * n FOR 17)
-    FROM live JOIN stateroom.chunks c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
-        AND c.piece_id = live.piece_id,
-        LATERAL generate_series(0, length(c.children) / 17 - 1) n
-    WHERE c.children IS NOT NULL
-)
-DELETE FROM stateroom.chunks c
-WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
-  AND NOT EXISTS (SELECT FROM live WHERE live.piece_id = c.piece_id)
-"""
-
 DELETE_ALL = tuple(
     f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
-    for table in ("pending_writes", "checkpoints", "heads", "chunks", "threads")
+    for table in ("pending_writes", "checkpoints", "heads", "chunks", "archives", "thread_retention", "threads")
 )
-
-THREADS_OF_RUNS = """
-SELECT DISTINCT thread_id FROM stateroom.checkpoints
-WHERE tenant_id = $1 AND subject_id = $2 AND run_id = ANY($3::text[]) ORDER BY thread_id
-"""
 
 COPY_CHUNKS = """
 INSERT INTO stateroom.chunks (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)

@@ -1,0 +1,160 @@
+"""Statements that thin a thread: what is read without its lock, and what is removed under it.
+
+Candidates come from a snapshot that locks nothing. Each removal is a short transaction whose first statement locks the
+thread (`storage.postgres.threads.LOCK`); later statements then see all that was committed before the lock was granted,
+and nobody saves to the thread, nor refers to a chunk of it, until they commit.
+
+Look-ups are by equality: row-level security keeps a comparison of text by order from the index.
+"""
+
+from storage.postgres.checkpoints import ROW_COLUMNS
+
+_THREAD = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
+_ROW = ", ".join(ROW_COLUMNS)
+
+# --- read without the lock ----------------------------------------------------------------------------------------
+
+CHECKPOINT_IDS = f"""
+SELECT checkpoint_id FROM stateroom.checkpoints WHERE {_THREAD} AND namespace = $4 ORDER BY checkpoint_id
+"""
+
+CHECKPOINTS = f"""
+SELECT {_ROW} FROM stateroom.checkpoints WHERE {_THREAD} AND namespace = $4 AND checkpoint_id = ANY($5::text[])
+"""
+
+# All pending writes of a thread, as its seal sums them up.
+WRITES = f"""
+SELECT namespace, checkpoint_id, task_id, idx, member, created_at FROM stateroom.pending_writes WHERE {_THREAD}
+"""
+
+
+def _unpacked(packed: str) -> str:
+    return f"LATERAL (SELECT substring({packed} FROM 1 + 17 * n FOR 17) AS piece_id\
+ FROM generate_series(0, length({packed}) / 17 - 1) n) u"
+
+
+# Chunks that nothing names, directly or through index pieces, once these checkpoints ($4, $5) and their writes are
+# gone. Only candidates: what came to name one of them meanwhile is asked again before `COLLECT`.
+GARBAGE = f"""
+WITH RECURSIVE doomed AS (
+    SELECT namespace, checkpoint_id FROM unnest($4::text[], $5::text[]) AS d(namespace, checkpoint_id)
+), roots AS (
+    SELECT piece_ids AS packed FROM stateroom.checkpoints
+    WHERE {_THREAD} AND (namespace, checkpoint_id) NOT IN (SELECT namespace, checkpoint_id FROM doomed)
+    UNION
+    SELECT piece_ids FROM stateroom.pending_writes
+    WHERE {_THREAD} AND (namespace, checkpoint_id) NOT IN (SELECT namespace, checkpoint_id FROM doomed)
+), live AS (
+    SELECT u.piece_id FROM roots r, {_unpacked("r.packed")}
+    UNION
+    SELECT u.piece_id FROM live JOIN stateroom.chunks c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
+        AND c.piece_id = live.piece_id, {_unpacked("c.children")}
+    WHERE c.children IS NOT NULL
+)
+SELECT c.piece_id, length(c.envelope) AS size_bytes FROM stateroom.chunks c
+WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
+  AND NOT EXISTS (SELECT FROM live WHERE live.piece_id = c.piece_id)
+"""
+
+_NAMED = f"""
+    SELECT encode(substring(r.named_ids FROM 1 + 16 * n FOR 16), 'hex')::uuid AS named_id
+    FROM (
+        SELECT named_ids FROM stateroom.checkpoints WHERE {_THREAD} AND named_ids IS NOT NULL
+        UNION SELECT named_ids FROM stateroom.pending_writes WHERE {_THREAD} AND named_ids IS NOT NULL
+        UNION SELECT named_ids FROM stateroom.chunks WHERE {_THREAD} AND named_ids IS NOT NULL
+    ) r, LATERAL generate_series(0, length(r.named_ids) / 16 - 1) n
+"""
+
+# Whether the thread refers to a blob or an artifact that none of its rows names any more: only then is it worth to
+# lock the thread and drop what `storage.blob_ledger` finds then.
+REFERS_TO_UNNAMED = f"""
+WITH referred AS (
+    SELECT blob_id AS referred_id FROM stateroom.blob_refs WHERE {_THREAD}
+    UNION ALL SELECT artifact_id FROM stateroom.artifact_refs WHERE {_THREAD}
+)
+SELECT EXISTS (SELECT FROM referred) AND EXISTS (
+    SELECT FROM referred WHERE referred_id NOT IN (SELECT named_id FROM ({_NAMED}) named))
+"""
+
+# Archived ones, too: their stubs know of the runs.
+THREADS_OF_RUNS = """
+SELECT thread_id FROM stateroom.checkpoints
+WHERE tenant_id = $1 AND subject_id = $2 AND run_id = ANY($3::text[])
+UNION
+SELECT thread_id FROM stateroom.archives WHERE tenant_id = $1 AND subject_id = $2 AND run_ids && $3::text[]
+ORDER BY thread_id
+"""
+
+# --- read under the lock ------------------------------------------------------------------------------------------
+
+# The newest checkpoints of a namespace: most of the time, what was saved since a plan was made.
+NEWEST = f"""
+SELECT {_ROW} FROM stateroom.checkpoints WHERE {_THREAD} AND namespace = $4 ORDER BY checkpoint_id DESC LIMIT $5
+"""
+
+# What pending writes name that the plan ($4: their members) does not know.
+NEW_WRITES = f"""
+SELECT member, piece_ids FROM stateroom.pending_writes WHERE {_THREAD} AND member <> ALL($4::bytea[])
+"""
+
+# What index pieces among these name.
+CHILDREN = f"""
+SELECT children FROM stateroom.chunks WHERE {_THREAD} AND piece_id = ANY($4::bytea[]) AND children IS NOT NULL
+"""
+
+WRITES_AT = """
+SELECT w.namespace, w.checkpoint_id, w.task_id, w.idx, w.member FROM stateroom.pending_writes w
+JOIN unnest($4::text[], $5::text[]) AS d(namespace, checkpoint_id)
+    ON w.namespace = d.namespace AND w.checkpoint_id = d.checkpoint_id
+WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3
+"""
+
+PRESENT = """
+SELECT count(*) FROM stateroom.checkpoints c
+JOIN unnest($4::text[], $5::text[]) AS d(namespace, checkpoint_id)
+    ON c.namespace = d.namespace AND c.checkpoint_id = d.checkpoint_id
+WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
+"""
+
+# --- removed under the lock ---------------------------------------------------------------------------------------
+
+DELETE_WRITES_OF = """
+DELETE FROM stateroom.pending_writes w USING unnest($4::text[], $5::text[]) AS d(namespace, checkpoint_id)
+WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = d.namespace
+  AND w.checkpoint_id = d.checkpoint_id
+RETURNING w.namespace, w.checkpoint_id, w.task_id, w.idx, w.member
+"""
+
+# These writes, if they are still what the plan knows: one that was replaced meanwhile has another member.
+DELETE_WRITES = """
+DELETE FROM stateroom.pending_writes w
+USING unnest($4::text[], $5::text[], $6::text[], $7::int[], $8::bytea[])
+    AS d(namespace, checkpoint_id, task_id, idx, member)
+WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = d.namespace
+  AND w.checkpoint_id = d.checkpoint_id AND w.task_id = d.task_id AND w.idx = d.idx AND w.member = d.member
+RETURNING w.namespace, w.checkpoint_id, w.task_id, w.idx, w.member
+"""
+
+# These checkpoints, if they came to nothing else meanwhile. Tags of a checkpoint go with it, by their foreign key.
+DELETE_CHECKPOINTS = """
+DELETE FROM stateroom.checkpoints c
+USING unnest($4::text[], $5::text[], $6::text[]) AS d(namespace, checkpoint_id, outcome)
+WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = d.namespace
+  AND c.checkpoint_id = d.checkpoint_id AND c.outcome IS NOT DISTINCT FROM d.outcome
+RETURNING c.namespace, c.checkpoint_id
+"""
+
+MOVE_HEADS = """
+UPDATE stateroom.heads h SET head_id = m.head_id, sequence = m.sequence, seal = m.seal
+FROM unnest($4::text[], $5::text[], $6::bigint[], $7::bytea[]) AS m(namespace, head_id, sequence, seal)
+WHERE h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = m.namespace
+"""
+
+DELETE_HEADS = f"DELETE FROM stateroom.heads WHERE {_THREAD} AND namespace = ANY($4::text[])"
+
+# $4: when the thread was used last, if it was now.
+TOUCH = f"""
+UPDATE stateroom.threads SET activity = activity + 1, updated_at = coalesce($4, updated_at), seal = $5 WHERE {_THREAD}
+"""
+
+COLLECT = f"DELETE FROM stateroom.chunks WHERE {_THREAD} AND piece_id = ANY($4::bytea[])"
