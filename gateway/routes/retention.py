@@ -1,0 +1,374 @@
+"""Retention policies of a tenant, its agents and its threads; what they would do; the operator's ceilings."""
+
+from datetime import datetime
+from typing import Annotated, TypeVar
+from uuid import UUID
+
+import msgspec
+from litestar import Response
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.params import FromPath
+from msgspec import Meta, Struct
+
+from gateway import limits, wire
+from gateway.auth import Principal
+from gateway.exchange import Exchange, path_id
+from gateway.operations import Operation, route
+from gateway.problems import InvalidRequest, PermissionDenied
+from gateway.services import Services
+from gateway.wire import Fault
+from storage import retention
+from storage.errors import InvalidState, TenantNotFound
+from storage.retention_policies import Capped, PreviewPage, Stored, TenantPolicies, ThreadRetention
+from storage.scope import OperatorScope, Scope, TenantScope
+
+# Threads of one page of a preview: it is cut shorter when thinning has to open much.
+PREVIEW_THREADS_DEFAULT = 500
+
+T = TypeVar("T")
+
+
+class RetentionQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whose policy: an agent's, or without one the tenant's."""
+
+    agent: wire.Name | None = None
+
+
+class PreviewQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What to preview: what is said now, or ``draft`` (a policy as JSON) for the tenant or for ``agent`` instead."""
+
+    draft: Annotated[str, Meta(max_length=4096)] | None = None
+    agent: wire.Name | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = PREVIEW_THREADS_DEFAULT
+    cursor: str | None = None
+
+
+def _as(shape: type[T], value: object) -> T:
+    """The same, as another package's shape: the fields have the same names."""
+    return msgspec.convert(msgspec.to_builtins(value), shape)
+
+
+def _effective(policy: retention.Effective) -> wire.EffectiveRetention:
+    return _as(wire.EffectiveRetention, policy)
+
+
+def _retention(policies: TenantPolicies, agent: str | None) -> wire.Retention:
+    stored = policies.tenant if agent is None else policies.agents.get(agent, Stored())
+    return wire.Retention(
+        agent=agent,
+        policy=_as(wire.RetentionPolicy, stored.policy),
+        effective=_effective(policies.effective(agent)),
+        ceilings=_as(wire.RetentionCeilings, policies.capped.ceilings),
+        agents=[name for name, each in policies.agents.items() if each.policy != retention.NOTHING_SAID],
+        updated_at=stored.updated_at,
+    )
+
+
+def _thread_retention(thread_id: str, found: ThreadRetention) -> wire.ThreadRetention:
+    step = found.next
+    return wire.ThreadRetention(
+        thread_id=thread_id,
+        policy=_as(wire.RetentionPolicy, found.own.policy),
+        effective=_effective(found.effective),
+        next=None if step is None else wire.RetentionStep(action=step.action, reason=step.reason, at=step.at),
+        updated_at=found.own.updated_at,
+    )
+
+
+@route(
+    Operation(
+        name="get_retention",
+        method=HttpMethod.GET,
+        path="/retention",
+        summary="What is said of how long threads are kept: for the tenant, or for an agent.",
+        permission="tenant:admin",
+        query=RetentionQuery,
+        returns=wire.Retention,
+    )
+)
+async def get_retention(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+) -> Response[bytes]:
+    """Show a policy."""
+    query = exchange.query(RetentionQuery)
+    return exchange.reply(_retention(await services.store.retention_policies.get(tenant_scope), query.agent))
+
+
+@route(
+    Operation(
+        name="put_retention",
+        method=HttpMethod.PUT,
+        path="/retention",
+        summary="Say how long threads are kept, for the tenant or for an agent. It replaces what was said there; a "
+        "legal hold stays unless it is mentioned.",
+        permission="tenant:admin",
+        body=wire.RetentionPolicy,
+        query=RetentionQuery,
+        returns=wire.Retention,
+        problems=("conflict", "commit-unknown"),
+    )
+)
+async def put_retention(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+) -> Response[bytes]:
+    """Set a policy."""
+    query = exchange.query(RetentionQuery)
+    request, _, _ = await exchange.body(wire.RetentionPolicy)
+    policy = _as(retention.Policy, request)
+    work = services.store.retention_policies.put(tenant_scope, query.agent, policy, principal.actor)
+    return exchange.reply(_retention(await services.commits.run(work), query.agent))
+
+
+@route(
+    Operation(
+        name="get_thread_retention",
+        method=HttpMethod.GET,
+        path="/threads/{thread_id:str}/retention",
+        summary="What holds for a thread, and what becomes of it next.",
+        permission="state:read",
+        returns=wire.ThreadRetention,
+        problems=("thread-not-found",),
+        subject=True,
+    )
+)
+async def get_thread_retention(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """Show what holds for a thread."""
+    exchange.no_query()
+    name = path_id(thread_id, "thread_id")
+    return exchange.reply(
+        _thread_retention(name, await services.store.retention_policies.get_thread(subject_scope, name))
+    )
+
+
+@route(
+    Operation(
+        name="put_thread_retention",
+        method=HttpMethod.PUT,
+        path="/threads/{thread_id:str}/retention",
+        summary="Say how long one thread is kept. What can remove state also takes state:delete, and a legal hold "
+        "tenant:admin.",
+        permission="state:write",
+        body=wire.RetentionPolicy,
+        returns=wire.ThreadRetention,
+        problems=("thread-not-found", "thread-busy", "commit-unknown"),
+        subject=True,
+    )
+)
+async def put_thread_retention(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """Set a thread's policy."""
+    exchange.no_query()
+    name = path_id(thread_id, "thread_id")
+    request, _, _ = await exchange.body(wire.RetentionPolicy)
+    policy = _as(retention.Policy, request)
+    if policy.legal_hold is not None and "tenant:admin" not in principal.permissions:
+        raise PermissionDenied("a legal hold takes the permission tenant:admin")
+    may_delete = "state:delete" in principal.permissions
+
+    def check(before: retention.Effective, after: retention.Effective) -> None:
+        # Taking a thread's own policy back can remove state, too, by what is said above it.
+        if not may_delete and retention.removes_sooner(before, after):
+            raise PermissionDenied("a policy that can remove state takes the permission state:delete")
+
+    if retention.removes(policy) and not may_delete:
+        raise PermissionDenied("a policy that can remove state takes the permission state:delete")
+    work = services.store.retention_policies.put_thread(subject_scope, name, policy, principal.actor, check=check)
+    return exchange.reply(_thread_retention(name, await services.write(subject_scope, name, work)))
+
+
+def _draft(query: PreviewQuery) -> tuple[str | None, retention.Policy] | None:
+    if query.draft is None:
+        return None
+    try:
+        return query.agent, _as(retention.Policy, msgspec.json.decode(query.draft, type=wire.RetentionPolicy))
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(Fault(detail=f"is no policy: {error}", parameter="draft")) from None
+
+
+def _preview(page: PreviewPage, cursor: str | None) -> wire.RetentionPreview:
+    return wire.RetentionPreview(
+        at=page.now,
+        threads=page.threads,
+        held=page.held,
+        actions=[
+            wire.RetentionForeseen(
+                action=action,
+                threads=found.threads,
+                bytes=found.bytes,
+                checkpoints=found.checkpoints,
+                pending_writes=found.pending_writes,
+            )
+            for action, found in sorted(page.actions.items())
+        ],
+        next_cursor=cursor,
+    )
+
+
+@route(
+    Operation(
+        name="preview_retention",
+        method=HttpMethod.GET,
+        path="/retention/preview",
+        summary="What would happen now, to how many threads and bytes, by what is said or by a draft. Changes nothing.",
+        permission="tenant:admin",
+        query=PreviewQuery,
+        returns=wire.RetentionPreview,
+    )
+)
+async def preview_retention(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+) -> Response[bytes]:
+    """Preview a round."""
+    query = exchange.query(PreviewQuery)
+    if query.agent is not None and query.draft is None:
+        raise InvalidRequest(
+            Fault(detail="says whose draft it is; without a draft it means nothing", parameter="agent")
+        )
+    draft = _draft(query)
+    binding = msgspec.msgpack.encode((exchange.route, tenant_scope.tenant_id, query.agent, query.draft))
+    after = services.cursors.read(binding, query.cursor)
+    try:
+        page = await services.store.retention_policies.preview(
+            tenant_scope,
+            now=None if after is None else datetime.fromisoformat(after[0]),
+            after=None if after is None else (after[1], after[2]),
+            draft=draft,
+            rows=query.limit,
+        )
+    except InvalidState as error:  # it was not in the body
+        raise InvalidRequest(Fault(detail=f"{error.pointer}: {error}", parameter="draft")) from None
+    following = None if page.next is None else (page.now.isoformat(), *page.next)
+    return exchange.reply(_preview(page, services.cursors.write(binding, following)))
+
+
+@route(
+    Operation(
+        name="get_retention_round",
+        method=HttpMethod.GET,
+        path="/retention/round",
+        summary="How far the round is that acts on what is said, and what the last one left.",
+        permission="tenant:admin",
+        returns=wire.RetentionRound,
+    )
+)
+async def get_retention_round(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+) -> Response[bytes]:
+    """Show the round."""
+    exchange.no_query()
+    found = await services.store.retaining.standing(tenant_scope)
+    if found is None:
+        return exchange.reply(wire.RetentionRound(state="none"))
+    counts = found.counts
+    by_action: dict[str, dict[str, int]] = {
+        what: {action: counts[name] for action in retention.ACTIONS if (name := f"{what}_{action}") in counts}
+        for what in ("done", "due")
+    }
+    return exchange.reply(
+        wire.RetentionRound(
+            state=found.state,
+            lease_until=found.lease_until,
+            due_at=found.due_at,
+            started_at=found.started_at,
+            finished_at=found.finished_at,
+            looked_at=found.looked_at,
+            hot=counts.get("hot", 0),
+            archive=counts.get("archive", 0),
+            held=counts.get("held", 0),
+            done=by_action["done"],
+            due=by_action["due"],
+            late_since=found.late_since,
+        )
+    )
+
+
+def _tenant(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise TenantNotFound from None
+
+
+def _ceilings(tenant_id: UUID, capped: Capped) -> wire.TenantRetentionCeilings:
+    return wire.TenantRetentionCeilings(
+        tenant_id=str(tenant_id),
+        ceilings=_as(wire.RetentionCeilings, capped.ceilings),
+        updated_at=capped.updated_at,
+    )
+
+
+@route(
+    Operation(
+        name="get_retention_ceilings",
+        method=HttpMethod.GET,
+        path="/admin/tenants/{tenant_id:str}/retention-ceilings",
+        summary="How long a tenant may keep threads at most.",
+        permission="operator",
+        returns=wire.TenantRetentionCeilings,
+        problems=("not-found",),
+    )
+)
+async def get_retention_ceilings(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  so that it is checked and noted who asks
+    tenant_id: FromPath[str],
+) -> Response[bytes]:
+    """Show ceilings."""
+    exchange.no_query()
+    wanted = _tenant(tenant_id)
+    return exchange.reply(_ceilings(wanted, await services.store.retention_policies.ceilings(wanted)))
+
+
+@route(
+    Operation(
+        name="put_retention_ceilings",
+        method=HttpMethod.PUT,
+        path="/admin/tenants/{tenant_id:str}/retention-ceilings",
+        summary="Say how long a tenant may keep threads at most. What is beyond it is due at once.",
+        permission="operator",
+        body=wire.RetentionCeilings,
+        returns=wire.TenantRetentionCeilings,
+        problems=("not-found", "commit-unknown"),
+    )
+)
+async def put_retention_ceilings(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  so that it is checked and noted who asks
+    tenant_id: FromPath[str],
+) -> Response[bytes]:
+    """Set ceilings."""
+    exchange.no_query()
+    request, _, _ = await exchange.body(wire.RetentionCeilings)
+    wanted = _tenant(tenant_id)
+    ceilings = _as(retention.Ceilings, request)
+    work = services.store.retention_policies.set_ceilings(wanted, ceilings, principal.actor)
+    return exchange.reply(_ceilings(wanted, await services.commits.run(work)))
+
+
+ROUTES = [
+    get_retention,
+    put_retention,
+    preview_retention,
+    get_retention_round,
+    get_thread_retention,
+    put_thread_retention,
+    get_retention_ceilings,
+    put_retention_ceilings,
+]

@@ -1,0 +1,208 @@
+"""Statements on retention: policies, legal holds, and the rounds that act on them.
+
+Leases and the timetable of rounds go by the database's clock; what is due goes by the clock that rows are written by,
+which the caller brings.
+"""
+
+from uuid import UUID
+
+# --- holds -----------------------------------------------------------------------------------------------------------
+
+SHARE_HOLDS = "SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0))"
+# Whoever sets or lifts waits for removals that are under way, and has them wait.
+TAKE_HOLDS = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+
+
+def holds_lock(tenant_id: UUID) -> str:
+    """The name of the lock that removals in a tenant share and that setting what holds takes alone."""
+    return f"{tenant_id}/retention"
+
+
+_TENANT_HELD = "EXISTS (SELECT FROM stateroom.retention WHERE tenant_id = $1 AND level = 'tenant' AND legal_hold)"
+
+# A thread is an agent's that is named in its row, or that saved one of its checkpoints, archived ones included.
+THREAD_HELD = f"""
+SELECT {_TENANT_HELD}
+    OR EXISTS (SELECT FROM stateroom.thread_retention
+        WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND legal_hold)
+    OR EXISTS (
+        SELECT FROM stateroom.retention r WHERE r.tenant_id = $1 AND r.level = 'agent' AND r.legal_hold AND (
+            EXISTS (SELECT FROM stateroom.threads t
+                WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3 AND t.agent = r.target)
+            OR EXISTS (SELECT FROM stateroom.checkpoints c
+                WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.agent = r.target)
+            OR EXISTS (SELECT FROM stateroom.archives a
+                WHERE a.tenant_id = $1 AND a.subject_id = $2 AND a.thread_id = $3 AND r.target = ANY(a.agents))
+        )
+    )
+"""
+
+SUBJECT_HELD = f"""
+SELECT {_TENANT_HELD}
+    OR EXISTS (SELECT FROM stateroom.thread_retention WHERE tenant_id = $1 AND subject_id = $2 AND legal_hold)
+    OR EXISTS (
+        SELECT FROM stateroom.retention r WHERE r.tenant_id = $1 AND r.level = 'agent' AND r.legal_hold AND (
+            EXISTS (SELECT FROM stateroom.threads t
+                WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.agent = r.target)
+            OR EXISTS (SELECT FROM stateroom.checkpoints c
+                WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.agent = r.target)
+            OR EXISTS (SELECT FROM stateroom.archives a
+                WHERE a.tenant_id = $1 AND a.subject_id = $2 AND r.target = ANY(a.agents))
+        )
+    )
+"""
+
+TENANT_HELD = """
+SELECT EXISTS (SELECT FROM stateroom.retention WHERE tenant_id = $1 AND legal_hold)
+    OR EXISTS (SELECT FROM stateroom.thread_retention WHERE tenant_id = $1 AND legal_hold)
+"""
+
+# --- policies --------------------------------------------------------------------------------------------------------
+
+POLICIES = """
+SELECT level, target, policy, legal_hold, updated_at FROM stateroom.retention WHERE tenant_id = $1
+ORDER BY level, target
+"""
+
+ONE = """
+SELECT policy, legal_hold, updated_at FROM stateroom.retention WHERE tenant_id = $1 AND level = $2 AND target = $3
+"""
+
+# Of those that say something: a row stays when that is taken back.
+COUNT_AGENTS = """
+SELECT count(*) FROM stateroom.retention WHERE tenant_id = $1 AND level = 'agent' AND policy <> '\\x7b7d'
+"""
+
+PUT = """
+INSERT INTO stateroom.retention (tenant_id, level, target, policy, legal_hold, updated_at)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (tenant_id, level, target) DO UPDATE SET
+    policy = excluded.policy, legal_hold = excluded.legal_hold, updated_at = excluded.updated_at
+"""
+
+# Against a deletion, which locks the same row and then asks again what holds.
+LOCK_THREAD = """
+SELECT agent FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 FOR NO KEY UPDATE
+"""
+
+THREAD_ONE = """
+SELECT policy, legal_hold, updated_at FROM stateroom.thread_retention
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+"""
+
+PUT_THREAD = """
+INSERT INTO stateroom.thread_retention (tenant_id, subject_id, thread_id, policy, legal_hold, updated_at)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
+    policy = excluded.policy, legal_hold = excluded.legal_hold, updated_at = excluded.updated_at
+"""
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+_FACTS = """
+SELECT t.subject_id, t.thread_id, t.agent, t.status, t.tier, t.client_share, t.activity, t.created_at, t.updated_at,
+    a.created_at AS archived_at, a.blob_id, a.size_bytes, a.hot_bytes,
+    r.policy, r.legal_hold, r.updated_at AS policy_updated_at
+FROM stateroom.threads t
+LEFT JOIN stateroom.archives a
+    ON a.tenant_id = t.tenant_id AND a.subject_id = t.subject_id AND a.thread_id = t.thread_id
+LEFT JOIN stateroom.thread_retention r
+    ON r.tenant_id = t.tenant_id AND r.subject_id = t.subject_id AND r.thread_id = t.thread_id
+"""
+
+# A tenant's threads in the order of the primary key: nothing that changes has an index for this. The planner takes row
+# security to leave few rows, and would read and sort all that are left for every page: it is told not to sort.
+IN_ORDER = "SET LOCAL enable_sort = off"
+PAGE = f"""
+{_FACTS}
+WHERE t.tenant_id = $1 AND (t.subject_id, t.thread_id) > ($2, $3)
+ORDER BY t.subject_id, t.thread_id LIMIT $4
+"""
+
+FACTS_OF = f"{_FACTS} WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3"
+
+# What takes more than the thread's own row; heads keep their pending writes.
+COUNTS_OF = """
+SELECT
+    (SELECT count(*) FROM stateroom.checkpoints WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3)
+        AS checkpoints,
+    EXISTS (
+        SELECT FROM stateroom.pending_writes w
+        WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.created_at < $4
+          AND w.created_at >= $5
+          AND NOT EXISTS (SELECT FROM stateroom.heads h WHERE h.tenant_id = $1 AND h.subject_id = $2
+              AND h.thread_id = $3 AND h.namespace = w.namespace AND h.head_id = w.checkpoint_id)
+    ) AS writes_due
+"""
+
+# The lengths of the envelopes of threads' rows. Those are stored outside of their rows and not compressed, so that the
+# lengths are known without reading them.
+HOT_BYTES = """
+SELECT given.thread_id,
+    coalesce((SELECT sum(octet_length(c.manifest)) FROM stateroom.checkpoints c
+        WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = given.thread_id), 0)::bigint
+    + coalesce((SELECT sum(octet_length(k.envelope)) FROM stateroom.chunks k
+        WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.thread_id = given.thread_id), 0)::bigint
+    + coalesce((SELECT sum(octet_length(w.value)) FROM stateroom.pending_writes w
+        WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = given.thread_id), 0)::bigint AS bytes
+FROM unnest($3::text[]) AS given(thread_id)
+"""
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+# Where anybody says something, there are rounds.
+BEGIN_ROUNDS = "INSERT INTO stateroom.retention_rounds (tenant_id) VALUES ($1) ON CONFLICT DO NOTHING"
+
+# Across tenants, by an operator's binding.
+TENANTS_DUE = """
+SELECT tenant_id FROM stateroom.retention_rounds
+WHERE due_at < clock_timestamp() AND (lease_until IS NULL OR lease_until < clock_timestamp())
+ORDER BY due_at LIMIT $1
+"""
+
+CLAIM = """
+UPDATE stateroom.retention_rounds SET lease_until = clock_timestamp() + make_interval(secs => $2)
+WHERE tenant_id = $1 AND (lease_until IS NULL OR lease_until < clock_timestamp())
+  AND ($3 OR due_at < clock_timestamp())
+RETURNING lease_until, started_at, progress, thinned_until
+"""
+
+# Whoever holds the lease knows its exact end, so that a late owner changes nothing.
+ADVANCE = """
+UPDATE stateroom.retention_rounds SET lease_until = clock_timestamp() + make_interval(secs => $3),
+    started_at = $4, progress = $5
+WHERE tenant_id = $1 AND lease_until = $2
+RETURNING lease_until
+"""
+
+PAUSE = """
+UPDATE stateroom.retention_rounds SET lease_until = NULL, due_at = clock_timestamp() + make_interval(secs => $3)
+WHERE tenant_id = $1 AND lease_until = $2
+"""
+
+FINISH = """
+UPDATE stateroom.retention_rounds SET lease_until = NULL, due_at = clock_timestamp() + make_interval(secs => $3),
+    started_at = NULL, progress = NULL, finished_at = clock_timestamp(), census = $4::text::jsonb,
+    thinned_until = coalesce($5, thinned_until)
+WHERE tenant_id = $1 AND lease_until = $2
+"""
+
+STANDING = """
+SELECT coalesce(lease_until > clock_timestamp(), false) AS running, lease_until, started_at, progress,
+    nullif(due_at, '-infinity') AS due_at, finished_at, census::text AS census
+FROM stateroom.retention_rounds WHERE tenant_id = $1
+"""
+
+# Across tenants, by an operator's binding: numbers only.
+CENSUS = """
+SELECT count(*) AS tenants,
+    coalesce(extract(epoch FROM clock_timestamp() - min(finished_at)), 0)::float8 AS age_seconds,
+    count(*) FILTER (WHERE due_at < clock_timestamp() - make_interval(secs => $1)) AS overdue,
+    coalesce(extract(epoch FROM clock_timestamp() - min((census ->> 'late_since')::timestamptz)), 0)::float8
+        AS late_seconds
+FROM stateroom.retention_rounds
+"""
+CENSUS_COUNTS = """
+SELECT c.key AS what, sum((c.value)::text::bigint)::bigint AS count
+FROM stateroom.retention_rounds r, jsonb_each(r.census -> 'counts') c GROUP BY 1
+"""

@@ -1,0 +1,557 @@
+"""Retention policies as rows: who says what, what holds for a thread, and what a round would do.
+
+A tenant says what holds for all of its threads and for those of an agent, whoever may write a thread what holds for it,
+and the operator what a tenant may say at most. Every change is recorded in the audit log in its own transaction, a
+legal hold that is set or lifted once more under its own name. A policy that does not mention the hold leaves it as it
+is.
+
+Owns the rows, the resolution (by `storage.retention`) and the preview, which asks the same planner about the same facts
+as a round does, and changes nothing. It removes nothing and starts nothing; `storage.retaining` does.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import json, structs
+
+from crypto import KeyDestroyed
+from storage.audit import LOCAL_ACTOR, Audit
+from storage.blobs.store import STORAGE_CLASSES
+from storage.clock import Clock
+from storage.errors import RetentionPoliciesExceeded, StorageError, TenantNotFound, ThreadNotFound
+from storage.format.audit import OPERATOR_CHAIN
+from storage.model import Removal
+from storage.postgres import retention as sql
+from storage.postgres.tenants import ONE_TENANT
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.pruning import Pruning
+from storage.retention import (
+    NO_CEILINGS,
+    NOTHING_SAID,
+    Action,
+    Ceilings,
+    Effective,
+    Facts,
+    Plan,
+    Policy,
+    check_ceilings,
+    check_policy,
+    may_thin,
+    outlook,
+    plan,
+    resolve,
+)
+from storage.scope import OperatorScope, Scope, TenantListing, TenantScope, check_id
+from storage.thinning import ThinningRule
+
+# More agents than anybody runs; a round reads all of them.
+AGENT_POLICIES_MAX = 1_000
+# Threads of one page of a preview, and how long it may take: thinning opens what it would thin.
+PREVIEW_ROWS = 500
+PREVIEW_SECONDS = 5.0
+TENANT_LEVEL, AGENT_LEVEL, CEILINGS_LEVEL = "tenant", "agent", "ceilings"
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+_encoder = json.Encoder(order="deterministic")
+_policy = json.Decoder(Policy)
+_ceilings = json.Decoder(Ceilings)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What one level says, and since when; None: it never said anything, or took it back."""
+
+    policy: Policy = NOTHING_SAID
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """The operator's ceilings for a tenant, and since when."""
+
+    ceilings: Ceilings = NO_CEILINGS
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicies:
+    """Everything that is said above threads."""
+
+    tenant: Stored = Stored()
+    agents: Mapping[str, Stored] = field(default_factory=dict)
+    capped: Capped = Capped()
+
+    def effective(self, agent: str | None, own: Policy = NOTHING_SAID) -> Effective:
+        """What holds for a thread of an agent that says this itself."""
+        of_agent = self.agents.get(agent, Stored()) if agent is not None else Stored()
+        return resolve((self.tenant.policy, of_agent.policy, own), self.capped.ceilings)
+
+    def changed_at(self, agent: str | None, own: datetime | None) -> datetime:
+        """When what holds for a thread of an agent was last changed."""
+        of_agent = self.agents.get(agent, Stored()) if agent is not None else Stored()
+        said = (self.tenant.updated_at, of_agent.updated_at, self.capped.updated_at, own)
+        return max((each for each in said if each is not None), default=_BEGINNING)
+
+    def with_draft(self, agent: str | None, draft: Policy, now: datetime) -> "TenantPolicies":
+        """The same, with what somebody thinks of saying for all threads, or for those of an agent."""
+        before = self.tenant.policy if agent is None else self.agents.get(agent, Stored()).policy
+        said = Stored(_keeping_hold(draft, before), now)
+        if agent is None:
+            return TenantPolicies(said, self.agents, self.capped)
+        return TenantPolicies(self.tenant, {**self.agents, agent: said}, self.capped)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A thread as retention sees it.
+
+    Attributes:
+        row: Its clear columns.
+        policy: What holds for it.
+        facts: What the planner was told.
+        plan: What is due now; None: nothing.
+    """
+
+    row: Any
+    policy: Effective
+    facts: Facts
+    plan: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRetention:
+    """What holds for one thread.
+
+    Attributes:
+        own: What it says itself.
+        effective: All levels merged and capped.
+        next: What time will do to it next, or would have done already; None: nothing.
+    """
+
+    own: Stored
+    effective: Effective
+    next: Plan | None
+
+
+@dataclass(slots=True)
+class Foreseen:
+    """What a round would do of one sort.
+
+    Attributes:
+        threads: To how many threads.
+        bytes: Of an archived thread, its object's; of a hot one, its envelopes'. Of thinning an estimate: the part of a
+            thread's envelopes that the checkpoints which go are of all.
+        checkpoints: How many would go, without those of threads that go wholly.
+        pending_writes: As before.
+    """
+
+    threads: int = 0
+    bytes: int = 0
+    checkpoints: int = 0
+    pending_writes: int = 0
+
+
+@dataclass(slots=True)
+class PreviewPage:
+    """A stretch of a tenant's threads.
+
+    Attributes:
+        now: The moment that is asked about; the same for all pages.
+        threads: How many were looked at.
+        held: How many of them only a legal hold keeps from what is due.
+        actions: What would be done, by action.
+        next: Where to go on; None: this was the last page.
+    """
+
+    now: datetime
+    threads: int = 0
+    held: int = 0
+    actions: dict[Action, Foreseen] = field(default_factory=dict)
+    next: tuple[str, str] | None = None
+
+
+def _keeping_hold(policy: Policy, before: Policy) -> Policy:
+    """What is said now, with the hold of before where it does not mention one. No hold and none said are the same."""
+    held = policy.legal_hold if policy.legal_hold is not None else before.legal_hold
+    return structs.replace(policy, legal_hold=True if held else None)
+
+
+def rule_of(policy: Effective, now: datetime) -> ThinningRule:
+    """What thinning is told of a policy."""
+    thinning = policy.thinning
+    window = policy.pending_writes_seconds
+    return ThinningRule(
+        every=None if thinning is None else thinning.every,
+        keep_first=0 if thinning is None else thinning.keep_first,
+        keep_last=0 if thinning is None else thinning.keep_last,
+        keep_statuses=frozenset() if thinning is None else frozenset(thinning.keep_statuses),
+        checkpoints_max=policy.checkpoints_max,
+        writes_since=None if window is None else now - timedelta(seconds=window),
+    )
+
+
+async def read_policies(transaction: Transaction, tenant_id: UUID) -> TenantPolicies:
+    """Everything that a tenant and its operator say, above threads."""
+    tenant, capped, agents = Stored(), Capped(), {}
+    for row in await transaction.fetch(sql.POLICIES, tenant_id):
+        if row["level"] == CEILINGS_LEVEL:
+            capped = Capped(_ceilings.decode(row["policy"]), row["updated_at"])
+        elif row["level"] == TENANT_LEVEL:
+            tenant = _stored(row)
+        else:
+            agents[row["target"]] = _stored(row)
+    return TenantPolicies(tenant, agents, capped)
+
+
+def _stored(row: Any) -> Stored:
+    return Stored(_policy.decode(row["policy"]), row["updated_at"])
+
+
+def _own(row: Any) -> Stored:
+    if row["policy"] is None:
+        return Stored()
+    return Stored(_policy.decode(row["policy"]), row["policy_updated_at"])
+
+
+def glance(policies: TenantPolicies, row: Any, now: datetime, thinned_until: datetime | None) -> tuple[Examined, bool]:
+    """A thread as far as its own row says; and whether more must be counted to know whether it is to be thinned."""
+    own = _own(row)
+    policy = policies.effective(row["agent"], own.policy)
+    touched = max(row["updated_at"], policies.changed_at(row["agent"], own.updated_at))
+    facts = Facts(
+        tier=row["tier"],
+        status=row["status"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        client_share=row["client_share"],
+        archived_at=row["archived_at"],
+        changed=thinned_until is None or touched >= thinned_until,
+    )
+    due = plan(policy, facts, now)
+    ended = due is not None and due.action != "thin"
+    window = policy.pending_writes_seconds
+    # A write that became due since the last time was written when the thread was touched, at the latest.
+    aged = window is not None and (
+        thinned_until is None or touched + timedelta(seconds=window) >= thinned_until or facts.changed
+    )
+    counts = not ended and may_thin(policy, facts) and (facts.changed or aged)
+    return Examined(row, policy, facts, due), counts
+
+
+async def count(
+    transaction: Transaction, scope: Scope, seen: Examined, now: datetime, thinned_until: datetime | None
+) -> Examined:
+    """A thread as its other rows say as well."""
+    window = timedelta(seconds=seen.policy.pending_writes_seconds or 0)
+    since = _BEGINNING if thinned_until is None or seen.facts.changed else thinned_until - window
+    row = await transaction.fetchrow(
+        sql.COUNTS_OF, scope.tenant_id, scope.subject_id, seen.row["thread_id"], now - window, since
+    )
+    due = seen.policy.pending_writes_seconds is not None and row["writes_due"]
+    facts = replace(seen.facts, checkpoints=row["checkpoints"], writes_due=due)
+    return Examined(seen.row, seen.policy, facts, plan(seen.policy, facts, now))
+
+
+async def examine(
+    transaction: Transaction, scope: Scope, thread_id: str, now: datetime, thinned_until: datetime | None = None
+) -> Examined | None:
+    """A thread and what is due of it at this moment; None: there is none.
+
+    Args:
+        transaction: Bound to the scope.
+        scope: Whose.
+        thread_id: Which.
+        now: By the clock that its times are from.
+        thinned_until: What did not change since then was thinned already; None: nothing was.
+    """
+    policies = await read_policies(transaction, scope.tenant_id)
+    row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
+    if row is None:
+        return None
+    seen, counts = glance(policies, row, now, thinned_until)
+    return await count(transaction, scope, seen, now, thinned_until) if counts else seen
+
+
+async def said_of(transaction: Transaction, scope: Scope, thread_id: str) -> Effective | None:
+    """What holds for a thread at this moment; None: there is none."""
+    policies = await read_policies(transaction, scope.tenant_id)
+    row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
+    return None if row is None else policies.effective(row["agent"], _own(row).policy)
+
+
+class RetentionPolicies:
+    """The verbs on policies."""
+
+    def __init__(self, unit_of_work: UnitOfWork, audit: Audit, clock: Clock, pruning: Pruning) -> None:
+        """Bind to the database.
+
+        Args:
+            unit_of_work: The way to the rows.
+            audit: Every change is recorded.
+            clock: The one that threads' times are from.
+            pruning: Says what thinning would remove, for previews.
+        """
+        self._unit_of_work = unit_of_work
+        self._audit = audit
+        self._clock = clock
+        self._pruning = pruning
+
+    # --- tenant and agents -----------------------------------------------------------------------------------------
+
+    async def get(self, scope: TenantScope) -> TenantPolicies:
+        """Everything that is said above threads."""
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            return await read_policies(transaction, scope.tenant_id)
+
+    async def put(
+        self, scope: TenantScope, agent: str | None, policy: Policy, actor: str = LOCAL_ACTOR
+    ) -> TenantPolicies:
+        """Say what holds for all threads, or for those of an agent; it replaces what was said, except for the hold.
+
+        Args:
+            scope: Whose.
+            agent: Of which agent; None: of all.
+            policy: What to say. ``legal_hold`` None leaves the hold as it is.
+            actor: Who says so.
+
+        Returns:
+            Everything that is said now.
+
+        Raises:
+            InvalidState: it makes no sense.
+            RetentionPoliciesExceeded: the tenant has as many as it may.
+        """
+        check_policy(policy, STORAGE_CLASSES)
+        level, target = (TENANT_LEVEL, "") if agent is None else (AGENT_LEVEL, check_id(agent, "agent"))
+        tenant_id = scope.tenant_id
+        async with self._unit_of_work.begin(scope) as transaction:
+            await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
+            row = await transaction.fetchrow(sql.ONE, tenant_id, level, target)
+            before = NOTHING_SAID if row is None else _policy.decode(row["policy"])
+            after = _keeping_hold(policy, before)
+            if after != before:
+                many = await transaction.fetchval(sql.COUNT_AGENTS, tenant_id)
+                if before == NOTHING_SAID and agent is not None and many >= AGENT_POLICIES_MAX:
+                    raise RetentionPoliciesExceeded
+                # Also where nothing is said any more: that it changed says that threads are to be looked at again.
+                held = bool(after.legal_hold)
+                now = self._clock.now()
+                await transaction.execute(sql.PUT, tenant_id, level, target, _encoder.encode(after), held, now)
+                await transaction.execute(sql.BEGIN_ROUNDS, tenant_id)
+                named = f"tenant:{tenant_id}" if agent is None else f"agent:{agent}"
+                await self._record(transaction, tenant_id, actor, named, before, after)
+            return await read_policies(transaction, tenant_id)
+
+    async def _record(
+        self, transaction: Transaction, tenant_id: UUID, actor: str, target: str, before: Policy, after: Policy
+    ) -> None:
+        detail = {"before": msgspec.to_builtins(before), "after": msgspec.to_builtins(after)}
+        await self._audit.append(transaction, tenant_id, actor, "retention.set", target, detail)
+        if bool(before.legal_hold) != bool(after.legal_hold):
+            action = "legal-hold.set" if after.legal_hold else "legal-hold.lift"
+            await self._audit.append(transaction, tenant_id, actor, action, target)
+
+    # --- one thread ------------------------------------------------------------------------------------------------
+
+    async def get_thread(self, scope: Scope, thread_id: str) -> ThreadRetention:
+        """What holds for a thread, and what will become of it.
+
+        Raises:
+            ThreadNotFound: there is none.
+        """
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            return await self._of_thread(transaction, scope, thread_id)
+
+    async def put_thread(
+        self,
+        scope: Scope,
+        thread_id: str,
+        policy: Policy,
+        actor: str = LOCAL_ACTOR,
+        *,
+        check: Callable[[Effective, Effective], None] | None = None,
+    ) -> ThreadRetention:
+        """Say what holds for one thread; as `put`.
+
+        Args:
+            scope: Whose thread.
+            thread_id: Which.
+            policy: What to say.
+            actor: Who says so.
+            check: Told what holds and what would hold, under the thread's lock; what it raises changes nothing. Whether
+                the caller may is the gateway's to know.
+
+        Raises:
+            InvalidState: it makes no sense.
+            ThreadNotFound: there is no such thread.
+        """
+        check_policy(policy, STORAGE_CLASSES)
+        place = (scope.tenant_id, scope.subject_id, thread_id)
+
+        async def attempt() -> ThreadRetention:
+            async with self._unit_of_work.begin(scope) as transaction:
+                # The order of every removal: the thread, then the holds.
+                locked = await transaction.fetchrow(sql.LOCK_THREAD, *place)
+                if locked is None:
+                    raise ThreadNotFound
+                row = await transaction.fetchrow(sql.THREAD_ONE, *place)
+                before = NOTHING_SAID if row is None else _policy.decode(row["policy"])
+                after = _keeping_hold(policy, before)
+                if after != before:
+                    if check is not None:
+                        said = await read_policies(transaction, scope.tenant_id)
+                        check(said.effective(locked["agent"], before), said.effective(locked["agent"], after))
+                    if before.legal_hold != after.legal_hold:
+                        await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(scope.tenant_id))
+                    held, now = bool(after.legal_hold), self._clock.now()
+                    await transaction.execute(sql.PUT_THREAD, *place, _encoder.encode(after), held, now)
+                    await transaction.execute(sql.BEGIN_ROUNDS, scope.tenant_id)
+                    target = f"thread:{scope.subject_id}/{thread_id}"
+                    await self._record(transaction, scope.tenant_id, actor, target, before, after)
+                return await self._of_thread(transaction, scope, thread_id)
+
+        return await self._unit_of_work.retrying(attempt)
+
+    async def _of_thread(self, transaction: Transaction, scope: Scope, thread_id: str) -> ThreadRetention:
+        seen = await examine(transaction, scope, thread_id, self._clock.now())
+        if seen is None:
+            raise ThreadNotFound
+        following = seen.plan if seen.plan is not None else outlook(seen.policy, seen.facts)
+        return ThreadRetention(_own(seen.row), seen.policy, following)
+
+    # --- ceilings --------------------------------------------------------------------------------------------------
+
+    async def ceilings(self, tenant_id: UUID) -> Capped:
+        """What the operator allows a tenant at most.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+        """
+        async with self._unit_of_work.snapshot(OperatorScope(founding=tenant_id)) as transaction:
+            if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            return (await read_policies(transaction, tenant_id)).capped
+
+    async def set_ceilings(self, tenant_id: UUID, ceilings: Ceilings, actor: str = LOCAL_ACTOR) -> Capped:
+        """Say what a tenant may say at most. Threads that are beyond it are due at once.
+
+        Raises:
+            InvalidState: they make no sense.
+            TenantNotFound: there is no such tenant.
+        """
+        check_ceilings(ceilings)
+        body = _encoder.encode(ceilings)
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
+            before = (await read_policies(transaction, tenant_id)).capped
+            if ceilings != before.ceilings:
+                now = self._clock.now()
+                await transaction.execute(sql.PUT, tenant_id, CEILINGS_LEVEL, "", body, False, now)
+                await transaction.execute(sql.BEGIN_ROUNDS, tenant_id)
+                target = f"tenant:{tenant_id}"
+                detail = {"before": msgspec.to_builtins(before.ceilings), "after": msgspec.to_builtins(ceilings)}
+                await self._audit.append(transaction, tenant_id, actor, "retention.ceilings", target, detail)
+                await self._audit.append(transaction, OPERATOR_CHAIN, actor, "retention.ceilings", target, detail)
+            return (await read_policies(transaction, tenant_id)).capped
+
+    # --- what would happen -----------------------------------------------------------------------------------------
+
+    async def preview(
+        self,
+        scope: TenantScope,
+        *,
+        now: datetime | None = None,
+        after: tuple[str, str] | None = None,
+        draft: tuple[str | None, Policy] | None = None,
+        rows: int = PREVIEW_ROWS,
+    ) -> PreviewPage:
+        """What a round would do to some of a tenant's threads. Reads only, and what it reads it reads of one moment.
+
+        Args:
+            scope: Whose.
+            now: The moment to ask about; None: this one. Give what the page before said.
+            after: The ``next`` of the page before.
+            draft: What somebody thinks of saying for an agent, or (None) for all, instead of what is said.
+            rows: How many threads to look at, at most.
+
+        Raises:
+            InvalidState: the draft makes no sense.
+        """
+        if draft is not None:
+            check_policy(draft[1], STORAGE_CLASSES)
+        now = self._clock.now() if now is None else now
+        until = time.monotonic() + PREVIEW_SECONDS
+        async with self._unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
+            policies = await read_policies(transaction, scope.tenant_id)
+            await transaction.execute(sql.IN_ORDER)
+            found = await transaction.fetch(sql.PAGE, scope.tenant_id, *(after or ("", "")), rows)
+        if draft is not None:
+            policies = policies.with_draft(*draft, now)
+        page = PreviewPage(now)
+        hot: dict[str, list[Examined]] = {}
+        for row in found:
+            subject = Scope(scope.tenant_id, row["subject_id"])
+            seen, counts = glance(policies, row, now, None)
+            if counts:
+                async with self._unit_of_work.snapshot(subject) as transaction:
+                    seen = await count(transaction, subject, seen, now, None)
+            page.threads += 1
+            page.held += seen.policy.legal_hold and _without_hold(seen, now) is not None and seen.plan is None
+            if seen.plan is not None:
+                if seen.facts.tier == "hot":
+                    hot.setdefault(row["subject_id"], []).append(seen)
+                else:
+                    _foresee(page, seen, seen.row["size_bytes"])
+            if seen.plan is not None and seen.plan.action == "thin" and time.monotonic() > until:
+                break
+        await self._weigh(page, scope, hot)
+        if found and (page.threads < len(found) or len(found) == rows):
+            last = found[page.threads - 1]
+            page.next = (last["subject_id"], last["thread_id"])
+        return page
+
+    async def _weigh(self, page: PreviewPage, scope: TenantScope, hot: Mapping[str, list[Examined]]) -> None:
+        """Add what is due of hot threads, by subject, with what their envelopes take."""
+        for subject_id, seen in hot.items():
+            subject = Scope(scope.tenant_id, subject_id)
+            ids = [each.row["thread_id"] for each in seen]
+            async with self._unit_of_work.snapshot(subject) as transaction:
+                rows = await transaction.fetch(sql.HOT_BYTES, scope.tenant_id, subject_id, ids)
+            size = {row["thread_id"]: row["bytes"] for row in rows}
+            for each in seen:
+                thread_id = each.row["thread_id"]
+                if each.plan is None or each.plan.action != "thin":
+                    _foresee(page, each, size[thread_id])
+                    continue
+                removal = await self._thinned(subject, each, page.now)
+                if removal.checkpoints or each.facts.writes_due:
+                    part = removal.checkpoints / max(each.facts.checkpoints or 0, 1)
+                    _foresee(page, each, int(size[thread_id] * min(part, 1.0)), removal)
+
+    async def _thinned(self, scope: Scope, seen: Examined, now: datetime) -> Removal:
+        try:
+            return await self._pruning.preview(scope, seen.row["thread_id"], rule_of(seen.policy, now))
+        except (StorageError, KeyDestroyed):  # it is damaged, or was removed meanwhile: a round would leave it, too
+            return Removal(threads=0, checkpoints=0, pending_writes=0)
+
+
+def _without_hold(seen: Examined, now: datetime) -> Plan | None:
+    return plan(replace(seen.policy, legal_hold=False), seen.facts, now)
+
+
+def _foresee(page: PreviewPage, seen: Examined, size: int, removal: Removal | None = None) -> None:
+    if seen.plan is None:
+        return
+    total = page.actions.setdefault(seen.plan.action, Foreseen())
+    total.threads += 1
+    total.bytes += size
+    if removal is not None:
+        total.checkpoints += removal.checkpoints
+        total.pending_writes += removal.pending_writes

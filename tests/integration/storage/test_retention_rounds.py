@@ -1,0 +1,742 @@
+"""Retention: policies, legal holds and rounds on real rows, under a clock that only tests move."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from storage.artifact_model import NewArtifact
+from storage.blobs.memory import MemoryBlobStore
+from storage.clock import ManualClock
+from storage.errors import (
+    InvalidState,
+    LegalHold,
+    RetentionPoliciesExceeded,
+    TenantNotFound,
+    ThreadNotFound,
+)
+from storage.holds import refuse_held
+from storage.model import Tenant
+from storage.postgres import retention as retention_sql
+from storage.retaining import Retaining
+from storage.retention import Ceilings, Effective, Plan, Policy, Thinning
+from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
+from storage.threads import Threads
+from tests.support.archive_rows import fill, fsck, moved, opened
+from tests.support.states import load, save, state, write
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR, DAY = 3600, 86_400
+WAIT_SECONDS = 10
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(START)
+
+
+@pytest.fixture
+async def store(database, root_key, clock):
+    async with opened(database, root_key, archive=MemoryBlobStore(), clock=clock) as made:
+        yield made
+
+
+@pytest.fixture
+def tenant(scope):
+    return TenantScope(scope.tenant_id)
+
+
+def go_on(clock, seconds):
+    clock.set(clock.now() + timedelta(seconds=seconds))
+
+
+def rounds(store, clock, **how):
+    parts = {"threads": store.threads, "archives": store.archives, "pruning": store.pruning}
+    parts |= {name: how.pop(name) for name in list(how) if name in parts}
+    how.setdefault("acts_per_second", 10_000)
+    return Retaining(store.unit_of_work, store.audit, clock, **parts, **how)
+
+
+async def perform(store, clock, tenant):
+    """A whole round; returns what it did, without zeros."""
+    done = await rounds(store, clock).tenant(tenant.tenant_id, now=True)
+    return {name: number for name in done.__slots__ if (number := getattr(done, name)) and name != "tenants"}
+
+
+async def tiers(store, scope):
+    return {each.thread_id: each.tier for each in (await store.threads.list(scope)).items}
+
+
+async def said(store, tenant):
+    """The audit log without accesses: (action, target)."""
+    page = await store.audit.page(tenant, "tester", limit=1000)
+    return [(each.event.action, each.event.target) for each in page.items if each.event.action != "audit.read"]
+
+
+# --- policies --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_most_specific_level_wins_and_ceilings_cap_it(store, scope, tenant):
+    await save(store, scope, "t1", agent="travel")
+    await save(store, scope, "t2", agent="other")
+    policies = store.retention_policies
+    await policies.put(tenant, None, Policy(idle_ttl_seconds=100, done_ttl_seconds=50))
+    await policies.put(tenant, "travel", Policy(idle_ttl_seconds=200, on_expiry="delete"))
+    found = await policies.put_thread(scope, "t1", Policy(idle_ttl_seconds=300))
+    assert found.effective == Effective(idle_ttl_seconds=300, done_ttl_seconds=50, on_expiry="delete")
+    assert found.own.policy == Policy(idle_ttl_seconds=300)
+    assert (await policies.get_thread(scope, "t2")).effective == Effective(idle_ttl_seconds=100, done_ttl_seconds=50)
+    assert found.next == Plan("delete", "idle_ttl", START + timedelta(seconds=300))
+
+    await policies.put(tenant, "travel", Policy())
+    await policies.put_thread(scope, "t1", Policy())
+    assert (await policies.get_thread(scope, "t1")).effective == Effective(idle_ttl_seconds=100, done_ttl_seconds=50)
+    with pytest.raises(ThreadNotFound):
+        await policies.get_thread(scope, "t3")
+    with pytest.raises(ThreadNotFound):
+        await policies.put_thread(scope, "t3", Policy(idle_ttl_seconds=1))
+    with pytest.raises(InvalidState):
+        await policies.put(tenant, None, Policy(idle_ttl_seconds=0))
+
+
+async def test_an_operator_caps_a_tenant(store, scope, tenant, clock):
+    made = Tenant(tenant_id=tenant.tenant_id, name="capped", created_at=clock.now())
+    async with store.unit_of_work.begin(OperatorScope(founding=tenant.tenant_id)) as transaction:
+        await transaction.execute(
+            "INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES ($1, $2, $3)",
+            made.tenant_id, made.name, made.created_at,
+        )  # fmt: skip
+    await save(store, scope, "t1")
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=1000 * DAY))
+    capped = await store.retention_policies.set_ceilings(tenant.tenant_id, Ceilings(idle_ttl_seconds=DAY), "operator")
+    assert capped.ceilings == (await store.retention_policies.ceilings(tenant.tenant_id)).ceilings
+    assert (await store.retention_policies.get_thread(scope, "t1")).effective.idle_ttl_seconds == DAY
+    go_on(clock, DAY)
+    assert (await perform(store, clock, tenant))["archived"] == 1
+    assert ("retention.ceilings", f"tenant:{tenant.tenant_id}") in await said(store, tenant)
+    with pytest.raises(TenantNotFound):
+        await store.retention_policies.set_ceilings(uuid4(), Ceilings(idle_ttl_seconds=DAY), "operator")
+
+
+async def test_every_change_is_in_the_audit_log_and_no_change_is_not(store, scope, tenant):
+    await save(store, scope, "t1")
+    for _ in range(2):
+        await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=100), "somebody")
+        await store.retention_policies.put(tenant, "travel", Policy(legal_hold=True), "somebody")
+        await store.retention_policies.put_thread(scope, "t1", Policy(checkpoints_max=3), "somebody")
+    # What does not mention the hold leaves it.
+    await store.retention_policies.put(tenant, "travel", Policy(done_ttl_seconds=5), "somebody")
+    await store.retention_policies.put(tenant, "travel", Policy(legal_hold=False), "somebody")
+    assert [each for each in await said(store, tenant) if each[0].startswith(("retention", "legal"))] == [
+        ("retention.set", f"tenant:{tenant.tenant_id}"),
+        ("retention.set", "agent:travel"),
+        ("legal-hold.set", "agent:travel"),
+        ("retention.set", f"thread:{scope.subject_id}/t1"),
+        ("retention.set", "agent:travel"),
+        ("retention.set", "agent:travel"),
+        ("legal-hold.lift", "agent:travel"),
+    ]
+    page = await store.audit.page(tenant, "tester", limit=1000)
+    last = [each.event for each in page.items if each.event.action == "retention.set"][-1]
+    assert last.actor == "somebody"
+    assert last.detail == {"before": {"done_ttl_seconds": 5, "legal_hold": True}, "after": {}}
+
+
+async def test_a_policy_goes_with_its_thread(store, scope, admin):
+    await save(store, scope, "t1")
+    await store.retention_policies.put_thread(scope, "t1", Policy(idle_ttl_seconds=100))
+    await store.threads.delete(scope, "t1")
+    count = "SELECT count(*) FROM stateroom.thread_retention WHERE tenant_id = $1"
+    assert await admin.fetchval(count, scope.tenant_id) == 0
+    await save(store, scope, "t1")
+    assert (await store.retention_policies.get_thread(scope, "t1")).own.policy == Policy()
+
+
+async def test_a_tenant_has_so_many_policies_for_agents(store, tenant, room_for):
+    for number in range(room_for):
+        await store.retention_policies.put(tenant, f"agent-{number}", Policy(idle_ttl_seconds=1))
+    with pytest.raises(RetentionPoliciesExceeded):
+        await store.retention_policies.put(tenant, "one-more", Policy(idle_ttl_seconds=1))
+    await store.retention_policies.put(tenant, "agent-0", Policy())
+    await store.retention_policies.put(tenant, "one-more", Policy(idle_ttl_seconds=1))
+
+
+@pytest.fixture
+async def room_for(admin, tenant):
+    """All but three of the policies a tenant may have, put there by somebody else."""
+    await admin.execute(
+        "INSERT INTO stateroom.retention (tenant_id, level, target, policy, legal_hold, updated_at)"
+        " SELECT $1, 'agent', 'filler-' || n, '{\"idle_ttl_seconds\":1}', false, now() FROM generate_series(1, 997) n",
+        tenant.tenant_id,
+    )
+    return 3
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+
+async def test_threads_are_archived_deleted_and_expired_when_their_time_is_over(store, scope, tenant, clock, admin):
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=10 * DAY, archive_ttl_seconds=30 * DAY))
+    await store.retention_policies.put(tenant, "scratch", Policy(idle_ttl_seconds=5 * DAY, on_expiry="delete"))
+    await fill(store, scope, "t1")
+    await save(store, scope, "t2", agent="scratch")
+    await save(store, scope, "t3", status="done")
+    await store.retention_policies.put_thread(scope, "t3", Policy(done_ttl_seconds=DAY))
+    assert await perform(store, clock, tenant) == {"threads": 3}
+
+    go_on(clock, DAY)
+    assert (await perform(store, clock, tenant))["archived"] == 1
+    assert await tiers(store, scope) == {"t1": "hot", "t2": "hot", "t3": "archive"}
+    go_on(clock, 4 * DAY)
+    assert await perform(store, clock, tenant) == {"threads": 3, "deleted": 1}
+    assert await tiers(store, scope) == {"t1": "hot", "t3": "archive"}
+    await save(store, scope, "t1", content=state(note="later"))
+    go_on(clock, 9 * DAY)
+    assert await perform(store, clock, tenant) == {"threads": 2}, "it is not idle since then"
+    go_on(clock, DAY)
+    assert (await perform(store, clock, tenant))["archived"] == 1
+    assert await tiers(store, scope) == {"t1": "archive", "t3": "archive"}
+    assert (await load(store, scope, "t1")).status == "active"
+    go_on(clock, 30 * DAY)
+    assert (await perform(store, clock, tenant))["expired"] == 2
+    assert await tiers(store, scope) == {}
+    assert all(not rows for rows in (await moved(admin, scope)).values())
+    assert (await fsck(store, scope)).faults == {}
+
+    expired = [each for each in await said(store, tenant) if each[0] == "thread.expire"]
+    assert sorted(expired) == [("thread.expire", target) for target in sorted(each[1] for each in expired)]
+    assert len(expired) == 3
+    assert ("retention.round", f"tenant:{tenant.tenant_id}") in await said(store, tenant)
+
+
+async def test_a_thread_is_thinned_down_and_then_left_alone(store, scope, tenant, clock):
+    await store.retention_policies.put(tenant, None, Policy(checkpoints_max=8))
+    for number in range(10):
+        await save(store, scope, "t1", content=state(note=number), step=number)
+    assert await perform(store, clock, tenant) == {"threads": 1}
+    await save(store, scope, "t1", content=state(note=10), step=10)
+    assert await perform(store, clock, tenant) == {"threads": 1, "thinned": 1, "checkpoints": 3}
+    assert await perform(store, clock, tenant) == {"threads": 1}
+    for number in range(11, 13):
+        await save(store, scope, "t1", content=state(note=number), step=number)
+    assert await perform(store, clock, tenant) == {"threads": 1}, "8 and a quarter"
+    assert (await store.verification.thread(scope, "t1")).findings == []
+
+
+async def test_thinning_does_not_keep_a_thread_from_being_idle(store, scope, tenant, clock):
+    await store.retention_policies.put(tenant, None, Policy(thinning=Thinning(every=5), idle_ttl_seconds=2 * DAY))
+    for number in range(12):
+        await save(store, scope, "t1", content=state(note=number), step=number)
+    go_on(clock, DAY)
+    assert (await perform(store, clock, tenant))["checkpoints"] == 8
+    assert (await store.threads.get(scope, "t1")).updated_at == START
+    assert await perform(store, clock, tenant) == {"threads": 1}, "again there is nothing to do"
+    go_on(clock, DAY)
+    assert (await perform(store, clock, tenant))["archived"] == 1
+
+
+async def test_what_did_not_change_is_not_opened_again_until_its_policy_changes(store, scope, tenant, clock):
+    await store.retention_policies.put(tenant, None, Policy(thinning=Thinning(keep_last=3)))
+    for number in range(6):
+        await save(store, scope, "t1", content=state(note=number), step=number)
+    assert (await perform(store, clock, tenant))["checkpoints"] == 3
+    go_on(clock, DAY)
+    assert await perform(store, clock, tenant) == {"threads": 1}
+    go_on(clock, HOUR)
+    await store.retention_policies.put(tenant, None, Policy(thinning=Thinning(keep_last=1)))
+    assert (await perform(store, clock, tenant))["checkpoints"] == 2
+
+
+async def test_pending_writes_that_nobody_resumes_from_go(store, scope, tenant, clock):
+    await store.retention_policies.put(tenant, None, Policy(pending_writes_seconds=DAY))
+    first = await save(store, scope, "t1", content=state(note=1))
+    await store.checkpoints.put_writes(scope, "t1", "", first.checkpoint_id, "task", "", [write(0, "note", "w")], None)
+    assert await perform(store, clock, tenant) == {"threads": 1}
+    await save(store, scope, "t1", content=state(note=2))
+    go_on(clock, DAY + 1)
+    assert await perform(store, clock, tenant) == {"threads": 1, "thinned": 1, "pending_writes": 1}
+    assert await perform(store, clock, tenant) == {"threads": 1}
+    head = await load(store, scope, "t1")
+    await store.checkpoints.put_writes(scope, "t1", "", head.checkpoint_id, "task", "", [write(0, "note", "w")], None)
+    go_on(clock, DAY + 1)
+    assert await perform(store, clock, tenant) == {"threads": 1}, "the head's are resumed from"
+
+
+async def test_a_save_that_arrives_before_the_deletion_wins(store, scope, tenant, clock):
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY, on_expiry="delete"))
+    await save(store, scope, "t1")
+    go_on(clock, DAY)
+
+    class Interrupted(Threads):
+        async def delete(self, scope, thread_id, **how):
+            await save(store, scope, thread_id, content=state(note="just in time"))
+            return await super().delete(scope, thread_id, **how)
+
+    late = rounds(store, clock, threads=Interrupted(store.threads._access))
+    done = await late.tenant(tenant.tenant_id, now=True)
+    assert (done.deleted, done.left, done.failed) == (0, 0, 0)
+    assert (await load(store, scope, "t1")).checkpoint_id
+    assert "thread.expire" not in {action for action, _ in await said(store, tenant)}
+
+
+async def test_a_policy_that_was_changed_before_the_deletion_wins(store, scope, tenant, clock):
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY, on_expiry="delete"))
+    await save(store, scope, "t1")
+    go_on(clock, DAY)
+
+    class Interrupted(Threads):
+        async def delete(self, scope, thread_id, **how):
+            await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=2 * DAY, on_expiry="delete"))
+            return await super().delete(scope, thread_id, **how)
+
+    late = rounds(store, clock, threads=Interrupted(store.threads._access))
+    assert (await late.tenant(tenant.tenant_id, now=True)).deleted == 0
+    assert await tiers(store, scope) == {"t1": "hot"}
+
+
+class Late:
+    """Something that is done before each act."""
+
+    def __init__(self, inner, first):
+        self._inner, self._first = inner, first
+
+    def __getattr__(self, name):
+        verb = getattr(self._inner, name)
+
+        async def late(*place, **how):
+            await self._first()
+            return await verb(*place, **how)
+
+        return late
+
+
+async def test_a_save_that_arrives_before_the_archiving_wins(store, scope, tenant, clock):
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+    await save(store, scope, "t1")
+    go_on(clock, DAY)
+    archives = Late(store.archives, lambda: save(store, scope, "t1", content=state(note="just in time")))
+    done = await rounds(store, clock, archives=archives).tenant(tenant.tenant_id, now=True)
+    assert (done.archived, done.left, done.failed) == (0, 1, 0)
+    assert await tiers(store, scope) == {"t1": "hot"}
+
+
+async def test_a_policy_that_was_changed_before_the_expiry_wins(store, scope, tenant, clock):
+    await store.retention_policies.put(tenant, None, Policy(archive_ttl_seconds=DAY))
+    await save(store, scope, "t1")
+    await store.archives.archive(scope, "t1")
+    go_on(clock, DAY)
+    policies = store.retention_policies
+    archives = Late(store.archives, lambda: policies.put(tenant, None, Policy(archive_ttl_seconds=2 * DAY)))
+    done = await rounds(store, clock, archives=archives).tenant(tenant.tenant_id, now=True)
+    assert (done.expired, done.left, done.failed) == (0, 0, 0)
+    assert await tiers(store, scope) == {"t1": "archive"}
+    go_on(clock, DAY)
+    assert (await perform(store, clock, tenant))["expired"] == 1
+
+
+@pytest.mark.parametrize("policy", [Policy(thinning=Thinning(keep_last=1)), Policy(checkpoints_max=1)])
+async def test_a_policy_that_was_changed_before_the_thinning_wins(store, scope, tenant, clock, admin, policy):
+    await store.retention_policies.put(tenant, None, policy)
+    for number in range(5):
+        await save(store, scope, "t1", content=state(note=number), step=number)
+    before = await moved(admin, scope)
+    pruning = Late(store.pruning, lambda: store.retention_policies.put(tenant, None, Policy()))
+    done = await rounds(store, clock, pruning=pruning).tenant(tenant.tenant_id, now=True)
+    assert (done.thinned, done.left, done.failed) == (0, 0, 0)
+    assert await moved(admin, scope) == before
+
+
+class Gated:
+    """Archives that wait at a gate."""
+
+    def __init__(self, archives):
+        self._archives = archives
+        self.reached, self.opened = asyncio.Event(), asyncio.Event()
+        self.expire = archives.expire
+
+    async def archive(self, *place, **how):
+        self.reached.set()
+        await self.opened.wait()
+        return await self._archives.archive(*place, **how)
+
+
+async def test_one_process_at_a_time_is_at_a_tenant(store, scope, tenant, clock):
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+    await save(store, scope, "t1")
+    go_on(clock, DAY)
+    gate = Gated(store.archives)
+    async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as group:
+        first = group.create_task(rounds(store, clock, archives=gate).tenant(tenant.tenant_id, now=True))
+        await gate.reached.wait()
+        assert await rounds(store, clock).tenant(tenant.tenant_id, now=True) is None
+        gate.opened.set()
+    assert first.result().archived == 1
+
+
+async def test_who_lost_the_lease_changes_the_position_no_more(store, scope, tenant, clock, admin):
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+    await save(store, scope, "t1")
+    go_on(clock, DAY)
+    gate = Gated(store.archives)
+    async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as group:
+        first = group.create_task(rounds(store, clock, archives=gate).tenant(tenant.tenant_id, now=True))
+        await gate.reached.wait()
+        await admin.execute(
+            "UPDATE stateroom.retention_rounds SET lease_until = '-infinity' WHERE tenant_id = $1", tenant.tenant_id
+        )
+        second = await rounds(store, clock).tenant(tenant.tenant_id, now=True)
+        gate.opened.set()
+    assert (second.tenants, second.archived) == (1, 1)
+    assert (first.result().tenants, first.result().archived) == (0, 0)
+
+
+async def test_a_round_goes_on_where_another_process_left_it(store, scope, tenant, clock, admin):
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+    for number in range(7):
+        await save(store, Scope(scope.tenant_id, f"user-{number % 2}"), f"t{number}")
+    go_on(clock, DAY)
+    seen = []
+    while True:
+        await admin.execute(
+            "UPDATE stateroom.retention_rounds SET due_at = '-infinity' WHERE tenant_id = $1", tenant.tenant_id
+        )
+        one = await rounds(store, clock, page_rows=2, slice_seconds=-1).tenant(tenant.tenant_id)
+        seen.append((one.threads, one.archived))
+        if one.tenants:
+            break
+    assert seen == [(2, 2), (2, 2), (2, 2), (1, 1)]
+    census = await admin.fetchval(
+        "SELECT census::text FROM stateroom.retention_rounds WHERE tenant_id = $1", tenant.tenant_id
+    )
+    assert '"hot": 7' in census
+    assert '"done_archive": 7' in census
+
+
+async def test_a_tenant_whose_time_has_not_come_is_left_alone(store, scope, tenant, clock, admin):
+    await save(store, scope, "t1")
+    assert await rounds(store, clock).tenant(tenant.tenant_id) is None, "nobody said anything"
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+    assert (await rounds(store, clock).tenant(tenant.tenant_id)).tenants == 1
+    assert await rounds(store, clock).tenant(tenant.tenant_id) is None
+    await admin.execute(
+        "UPDATE stateroom.retention_rounds SET due_at = '-infinity' WHERE tenant_id = $1", tenant.tenant_id
+    )
+    assert (await rounds(store, clock).run_due()).tenants >= 1
+
+
+async def test_an_object_store_that_is_away_puts_archiving_off(store, scope, tenant, clock, admin):
+    await admin.execute("DELETE FROM stateroom.retention_rounds")
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+    for number in range(3):
+        await save(store, scope, f"t{number}")
+    go_on(clock, DAY)
+    store.archive.available = False
+    assert await perform(store, clock, tenant) == {"threads": 3, "left": 3}
+    census = await store.retaining.census()
+    assert (census.due["archive"], census.done["archive"], census.hot) == (3, 0, 3)
+    assert census.late_seconds > 0, "by the wall's clock, which is ahead of the test's"
+    store.archive.available = True
+    assert (await perform(store, clock, tenant))["archived"] == 3
+    census = await store.retaining.census()
+    assert (census.tenants, census.due["archive"], census.done["archive"], census.late_seconds) == (1, 0, 3, 0)
+    assert 0 <= census.age_seconds < 60
+
+
+async def test_a_deployment_without_an_archive_only_deletes(database, root_key, scope, tenant, clock):
+    async with opened(database, root_key, clock=clock) as store:
+        await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+        await store.retention_policies.put(tenant, "scratch", Policy(on_expiry="delete"))
+        await save(store, scope, "t1")
+        await save(store, scope, "t2", agent="scratch")
+        go_on(clock, DAY)
+        assert await perform(store, clock, tenant) == {"threads": 2, "deleted": 1, "left": 1}
+        assert await tiers(store, scope) == {"t1": "hot"}
+
+
+# --- legal holds -----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def held(store, tenant, scope, level):
+    """A hold at a level, lifted again."""
+    policies = store.retention_policies
+
+    async def put(hold):
+        if level == "thread":
+            await policies.put_thread(scope, "t1", Policy(legal_hold=hold))
+        else:
+            await policies.put(tenant, "travel" if level == "agent" else None, Policy(legal_hold=hold))
+
+    await put(True)
+    yield
+    await put(False)
+
+
+LEVELS = pytest.mark.parametrize("level", ["thread", "agent", "tenant"])
+
+
+async def requests(store, scope):
+    """What anybody can ask for that takes state away, by name."""
+    return {
+        "delete": lambda: store.threads.delete(scope, "t1"),
+        "prune delete": lambda: store.threads.prune(scope, ["t1"], "delete"),
+        "prune keep_latest": lambda: store.threads.prune(scope, ["t1"], "keep_latest"),
+        "delete runs": lambda: store.threads.delete_runs(scope, ["run-1"]),
+        "shred subject": lambda: store.shred.subject(scope, scope.subject_id, "somebody"),
+    }
+
+
+@LEVELS
+async def test_nobody_removes_anything_of_what_is_held(store, scope, tenant, admin, level):
+    await save(store, scope, "t1", agent="travel", run_id="run-1")
+    await save(store, scope, "t1", agent="travel", run_id="run-2", content=state(note=2))
+    before = await moved(admin, scope)
+    async with held(store, tenant, scope, level):
+        for name, request in (await requests(store, scope)).items():
+            with pytest.raises(LegalHold):
+                await request()
+            assert await moved(admin, scope) == before, name
+        # Archiving loses nothing, and what is archived stays.
+        await store.archives.archive(scope, "t1")
+        with pytest.raises(LegalHold):
+            await store.threads.delete(scope, "t1")
+        with pytest.raises(LegalHold):
+            await store.archives.expire(scope, "t1")
+        assert (await load(store, scope, "t1")).run_id == "run-2"
+        await store.archives.restore(scope, "t1")
+        assert await moved(admin, scope) == before
+    await store.threads.delete(scope, "t1")
+    assert await tiers(store, scope) == {}
+
+
+@LEVELS
+async def test_no_round_removes_anything_of_what_is_held(store, scope, tenant, clock, admin, level):
+    await save(store, scope, "t1", agent="travel")
+    for number in range(5):
+        await save(store, scope, "t1", agent="travel", content=state(note=number), step=number)
+    strict = Policy(on_expiry="delete", idle_ttl_seconds=DAY, checkpoints_max=1, thinning=Thinning(keep_last=1))
+    await store.retention_policies.put_thread(scope, "t1", strict)
+    before = await moved(admin, scope)
+    go_on(clock, 2 * DAY)
+    async with held(store, tenant, scope, level):
+        # The policy of the thread goes when it is held by a policy that says nothing else.
+        await store.retention_policies.put_thread(scope, "t1", strict)
+        assert await perform(store, clock, tenant) == {"threads": 1, "held": 1}
+        assert await moved(admin, scope) == before
+    await store.retention_policies.put_thread(scope, "t1", strict)
+    assert (await perform(store, clock, tenant))["deleted"] == 1
+
+
+@LEVELS
+async def test_a_tenant_is_not_shredded_while_anything_of_it_is_held(store, scope, tenant, clock, level):
+    await admin_tenant(store, tenant, clock)
+    await save(store, scope, "t1", agent="travel")
+    async with held(store, tenant, scope, level):
+        with pytest.raises(LegalHold):
+            await store.shred.tenant(tenant.tenant_id, str(tenant.tenant_id), "operator")
+        assert (await load(store, scope, "t1")).checkpoint_id
+    assert (await store.shred.tenant(tenant.tenant_id, str(tenant.tenant_id), "operator")).job_id
+
+
+async def admin_tenant(store, tenant, clock):
+    async with store.unit_of_work.begin(OperatorScope(founding=tenant.tenant_id)) as transaction:
+        await transaction.execute(
+            "INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES ($1, 'held', $2)",
+            tenant.tenant_id, clock.now(),
+        )  # fmt: skip
+
+
+async def test_others_are_not_held(store, scope, tenant):
+    await save(store, scope, "t1", agent="travel")
+    await save(store, scope, "t2", agent="other")
+    await save(store, Scope(scope.tenant_id, "user-2"), "t1", agent="other")
+    await store.retention_policies.put_thread(scope, "t1", Policy(legal_hold=True))
+    await store.retention_policies.put(tenant, "travel", Policy(legal_hold=True))
+    await store.threads.delete(scope, "t2")
+    await store.shred.subject(Scope(scope.tenant_id, "user-2"), "user-2", "somebody")
+
+
+@pytest.mark.parametrize("archived", [False, True])
+async def test_naming_another_agent_is_no_way_out_of_a_hold(store, scope, tenant, archived):
+    await save(store, scope, "t1", agent="travel")
+    await store.retention_policies.put(tenant, "travel", Policy(legal_hold=True))
+    await save(store, scope, "t1", agent="other", content=state(note=2))
+    if archived:
+        await store.archives.archive(scope, "t1")
+    for request in (store.threads.delete(scope, "t1"), store.shred.subject(scope, scope.subject_id, "somebody")):
+        with pytest.raises(LegalHold):
+            await request
+
+
+@pytest.mark.parametrize("way", ["put", "save", "save on"])
+async def test_a_thread_whose_agent_only_its_row_names_is_held_all_the_same(store, scope, tenant, way):
+    await store.threads.put(scope, "t1", agent="travel", agent_given=True)
+    await save(store, scope, "t1")
+    await store.retention_policies.put(tenant, "travel", Policy(legal_hold=True))
+    if way == "put":
+        await store.threads.put(scope, "t1", agent="other", agent_given=True)
+    else:
+        if way == "save":
+            store.checkpoints._access.standings.forget(scope)
+        await save(store, scope, "t1", agent="other", content=state(note=2))
+    assert (await store.threads.get(scope, "t1")).agent == "travel"
+    with pytest.raises(LegalHold):
+        await store.threads.delete(scope, "t1")
+    await store.retention_policies.put(tenant, "travel", Policy(legal_hold=False))
+    await store.threads.put(scope, "t1", agent="other", agent_given=True)
+    assert (await store.threads.get(scope, "t1")).agent == "other"
+
+
+async def test_a_shredded_tenant_has_no_rounds_any_more(store, scope, tenant, clock, admin):
+    await admin_tenant(store, tenant, clock)
+    await save(store, scope, "t1")
+    await store.retention_policies.put(tenant, "travel", Policy(idle_ttl_seconds=DAY))
+    shredded = await store.shred.tenant(tenant.tenant_id, str(tenant.tenant_id), "operator")
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (await store.jobs.get(tenant, shredded.job_id)).state != "done":
+            await store.runner.run_due()
+    left = "SELECT (SELECT count(*) FROM stateroom.retention WHERE tenant_id = $1)"
+    left += " + (SELECT count(*) FROM stateroom.retention_rounds WHERE tenant_id = $1)"
+    left += " + (SELECT count(*) FROM stateroom.thread_retention WHERE tenant_id = $1)"
+    assert await admin.fetchval(left, scope.tenant_id) == 0
+
+
+async def test_a_hold_waits_for_a_removal_under_way_and_is_overtaken_by_none(store, scope, tenant):
+    await save(store, scope, "t1")
+    async with asyncio.timeout(WAIT_SECONDS):
+        async with store.unit_of_work.begin(scope) as transaction:
+            await refuse_held(transaction, scope, "elsewhere")
+            setting = asyncio.create_task(store.retention_policies.put(tenant, None, Policy(legal_hold=True)))
+            await waiting(store, 1)
+            assert not setting.done()
+        await setting
+        with pytest.raises(LegalHold):
+            await store.threads.delete(scope, "t1")
+        await store.retention_policies.put(tenant, None, Policy(legal_hold=False))
+
+        lock = retention_sql.holds_lock(tenant.tenant_id)
+        async with store.unit_of_work.begin(tenant) as transaction:
+            await transaction.execute(retention_sql.TAKE_HOLDS, lock)
+            deleting = asyncio.create_task(store.threads.delete(scope, "t1"))
+            await waiting(store, 1)
+            await transaction.execute(retention_sql.PUT, tenant.tenant_id, "tenant", "", b"{}", True, START)
+        with pytest.raises(LegalHold):
+            await deleting
+
+
+async def waiting(store, count):
+    """Until so many wait for an advisory lock."""
+    while True:
+        async with store.unit_of_work.connection() as connection:
+            found = await connection.fetchval(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            )
+        if found >= count:
+            return
+
+
+# --- previews --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_preview_says_what_a_round_does_then(store, scope, tenant, clock, admin):
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=10 * DAY))
+    await store.retention_policies.put(tenant, "scratch", Policy(idle_ttl_seconds=5 * DAY, on_expiry="delete"))
+    await store.retention_policies.put(tenant, "busy", Policy(checkpoints_max=4))
+    other = Scope(scope.tenant_id, "user-2")
+    for place in (scope, other):
+        await fill(store, place, "old")
+        await save(store, place, "gone", agent="scratch")
+        await save(store, place, "kept", agent="scratch")
+        await store.retention_policies.put_thread(place, "kept", Policy(legal_hold=True))
+    await fill(store, scope, "archived")
+    await store.archives.archive(scope, "archived")
+    await store.retention_policies.put_thread(scope, "archived", Policy(archive_ttl_seconds=DAY))
+    go_on(clock, 10 * DAY)
+    for number in range(8):
+        await save(store, scope, "long", content=state(note=number), agent="busy", step=number)
+    before = await counts(admin, scope)
+    page = await store.retention_policies.preview(tenant)
+    assert (page.threads, page.held, page.next) == (8, 2, None)
+    assert await counts(admin, scope) == before, "it changes nothing"
+
+    small = [await store.retention_policies.preview(tenant, rows=3)]
+    while small[-1].next is not None:
+        small.append(await store.retention_policies.preview(tenant, rows=3, now=small[0].now, after=small[-1].next))
+    assert sum(each.threads for each in small) == 8
+    for action, all_of in page.actions.items():
+        found = [each.actions[action] for each in small if action in each.actions]
+        assert sum(each.threads for each in found) == all_of.threads
+        assert sum(each.bytes for each in found) == all_of.bytes
+
+    done = await rounds(store, clock).tenant(tenant.tenant_id, now=True)
+    told = page.actions
+    assert (done.archived, done.deleted, done.expired, done.thinned) == tuple(
+        told[action].threads for action in ("archive", "delete", "expire", "thin")
+    )
+    assert (done.archived, done.deleted, done.expired, done.thinned) == (2, 2, 1, 1)
+    assert done.checkpoints == told["thin"].checkpoints == 4
+    assert done.bytes == told["archive"].bytes + told["expire"].bytes
+    assert told["delete"].bytes > 0
+    assert (await store.retention_policies.preview(tenant)).actions == {}
+
+
+async def counts(admin, scope):
+    tables = ("threads", "checkpoints", "chunks", "pending_writes", "archives", "audit_log", "retention")
+    return [
+        await admin.fetchval(f"SELECT count(*) FROM stateroom.{table} WHERE tenant_id = $1", scope.tenant_id)  # noqa: S608
+        for table in tables
+    ]
+
+
+async def test_a_draft_is_previewed_without_being_said(store, scope, tenant, clock):
+    await save(store, scope, "t1", agent="travel")
+    await save(store, scope, "t2")
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=10 * DAY))
+    go_on(clock, 2 * DAY)
+    assert (await store.retention_policies.preview(tenant)).actions == {}
+    draft = Policy(idle_ttl_seconds=DAY)
+    everything = await store.retention_policies.preview(tenant, draft=(None, draft))
+    assert everything.actions["archive"].threads == 2
+    of_agent = await store.retention_policies.preview(tenant, draft=("travel", draft))
+    assert of_agent.actions["archive"].threads == 1
+    assert (await store.retention_policies.preview(tenant)).actions == {}
+    with pytest.raises(InvalidState):
+        await store.retention_policies.preview(tenant, draft=(None, Policy(idle_ttl_seconds=0)))
+
+
+async def test_an_artifact_of_a_held_thread_stays(store, scope):
+    async def body():
+        yield b"content"
+
+    await save(store, scope, "t1")
+    artifact = await store.artifacts.create(scope, "t1", NewArtifact(name="file"), body())
+    await store.retention_policies.put_thread(scope, "t1", Policy(legal_hold=True))
+    with pytest.raises(LegalHold):
+        await store.artifacts.delete(scope, artifact.artifact_id)
+    assert (await store.artifacts.get(scope, artifact.artifact_id)).name == "file"
+    await store.retention_policies.put_thread(scope, "t1", Policy(legal_hold=False))
+    await store.artifacts.delete(scope, artifact.artifact_id)
+
+
+async def test_a_page_of_a_round_reads_its_own_rows_and_no_others(store, scope, admin):
+    """However far the round is: else a large tenant's round takes the square of its time."""
+    await admin.execute(
+        "INSERT INTO stateroom.threads"
+        " (tenant_id, subject_id, thread_id, status, tier, strict, activity, created_at, updated_at, seal)"
+        " SELECT $1, 'user-' || n % 100, 't' || n, 'active', 'hot', false, 1, now(), now(), ''"
+        " FROM generate_series(1, 20000) n",
+        scope.tenant_id,
+    )
+    await admin.execute("ANALYZE stateroom.threads")
+    async with store.unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
+        await transaction.execute(retention_sql.IN_ORDER)
+        explained = "EXPLAIN (ANALYZE, FORMAT JSON) " + retention_sql.PAGE
+        [plan] = await transaction.fetchval(explained, scope.tenant_id, "user-50", "t5", 100)
+    nodes = [plan["Plan"]]
+    for node in nodes:
+        nodes += node.get("Plans", [])
+    [threads] = [node for node in nodes if node.get("Relation Name") == "threads"]
+    assert (threads["Node Type"], threads["Actual Rows"]) == ("Index Scan", 100)
+    assert "ROW(subject_id, thread_id) >" in threads["Index Cond"]

@@ -1,0 +1,224 @@
+"""The planner of retention: which thread is due of what, from clear facts alone."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from storage.errors import InvalidState
+from storage.retention import (
+    NOTHING_SAID,
+    QUIET_SECONDS,
+    Ceilings,
+    Effective,
+    Facts,
+    Plan,
+    Policy,
+    Thinning,
+    check_ceilings,
+    check_policy,
+    outlook,
+    plan,
+    removes,
+    resolve,
+)
+
+DAY = 86_400
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+CLASSES = frozenset({"STANDARD", "GLACIER"})
+
+
+def ago(seconds):
+    return NOW - timedelta(seconds=seconds)
+
+
+def hot(**facts):
+    given = {"status": "active", "created_at": ago(100 * DAY), "updated_at": ago(10 * DAY), **facts}
+    return Facts(tier="hot", **given)
+
+
+def archived(**facts):
+    given = {
+        "status": "active",
+        "created_at": ago(100 * DAY),
+        "updated_at": ago(50 * DAY),
+        "archived_at": ago(20 * DAY),
+    }
+    return Facts(tier="archive", **{**given, **facts})
+
+
+def test_where_nobody_says_anything_nothing_is_ever_due():
+    assert plan(resolve([]), hot(status="done", checkpoints=10**6, writes_due=True), NOW) is None
+    assert outlook(resolve([NOTHING_SAID]), archived()) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "facts", "reason", "since"),
+    [
+        (Policy(idle_ttl_seconds=10 * DAY), hot(), "idle_ttl", ago(0)),
+        (Policy(idle_ttl_seconds=9 * DAY), hot(), "idle_ttl", ago(DAY)),
+        (Policy(absolute_ttl_seconds=90 * DAY), hot(updated_at=ago(50 * DAY)), "absolute_ttl", ago(10 * DAY)),
+        (Policy(done_ttl_seconds=DAY), hot(status="done"), "done_ttl", ago(9 * DAY)),
+        (Policy(done_ttl_seconds=9 * DAY, idle_ttl_seconds=8 * DAY), hot(status="done"), "idle_ttl", ago(2 * DAY)),
+    ],
+)
+@pytest.mark.parametrize(("on_expiry", "action"), [(None, "archive"), ("archive", "archive"), ("delete", "delete")])
+def test_a_hot_thread_ends_when_the_first_of_its_times_is_over(policy, facts, reason, since, on_expiry, action):
+    policies = [policy, Policy(on_expiry=on_expiry)]
+    assert plan(resolve(policies), facts, NOW) == Plan(action, reason, since)
+    assert plan(resolve(policies), facts, since) == Plan(action, reason, since), "at that very moment"
+    assert plan(resolve(policies), facts, since - timedelta(microseconds=1)) is None
+
+
+def test_only_a_thread_that_is_done_ends_for_being_done():
+    for status in ("active", "waiting", "failed"):
+        assert plan(resolve([Policy(done_ttl_seconds=1)]), hot(status=status), NOW) is None
+
+
+def test_an_archived_thread_is_left_until_its_archive_is_too_old():
+    idle = Policy(idle_ttl_seconds=1, absolute_ttl_seconds=1)
+    assert plan(resolve([idle]), archived(), NOW) is None
+    policy = resolve([idle, Policy(archive_ttl_seconds=20 * DAY)])
+    assert plan(policy, archived(), NOW) == Plan("expire", "archive_ttl", NOW)
+    assert plan(policy, archived(archived_at=ago(19 * DAY)), NOW) is None
+
+
+def test_who_wants_expired_threads_deleted_wants_it_of_archived_ones_too():
+    policy = resolve([Policy(idle_ttl_seconds=40 * DAY, on_expiry="delete")])
+    assert plan(policy, archived(), NOW) == Plan("expire", "idle_ttl", ago(10 * DAY))
+
+
+def test_an_old_thread_that_somebody_came_back_to_is_not_archived_under_their_hands():
+    policy = resolve([Policy(absolute_ttl_seconds=DAY)])
+    assert plan(policy, hot(updated_at=ago(QUIET_SECONDS - 1)), NOW) is None
+    assert plan(policy, hot(updated_at=ago(QUIET_SECONDS)), NOW).action == "archive"
+    delete = resolve([Policy(absolute_ttl_seconds=DAY, on_expiry="delete")])
+    assert plan(delete, hot(updated_at=ago(1)), NOW).action == "delete", "an age is an age"
+
+
+def test_more_checkpoints_than_allowed_are_thinned_when_they_are_a_quarter_more():
+    policy = resolve([Policy(checkpoints_max=100)])
+    assert plan(policy, hot(checkpoints=125), NOW) is None
+    assert plan(policy, hot(checkpoints=126), NOW).action == "thin"
+    assert plan(policy, hot(checkpoints=126, changed=False), NOW) is None, "it was tried: what is left must stay"
+    assert plan(policy, hot(checkpoints=None), NOW) is None
+    assert plan(policy, archived(checkpoints=126), NOW) is None
+    assert plan(policy, hot(checkpoints=126, client_share=True), NOW) is None, "nobody here can open it"
+
+
+def test_a_thread_that_did_not_change_is_not_thinned_again():
+    policy = resolve([Policy(thinning=Thinning(every=10))])
+    assert plan(policy, hot(), NOW).reason == "thinning"
+    assert plan(policy, hot(changed=False), NOW) is None
+
+
+def test_pending_writes_that_nobody_resumes_from_go_when_they_are_old():
+    policy = resolve([Policy(pending_writes_seconds=DAY)])
+    assert plan(policy, hot(writes_due=True, changed=False), NOW).reason == "pending_writes"
+    assert plan(policy, hot(), NOW) is None
+
+
+def test_a_thread_that_ends_is_not_thinned_first():
+    policy = resolve([Policy(checkpoints_max=1, idle_ttl_seconds=DAY)])
+    assert plan(policy, hot(checkpoints=1000), NOW).action == "archive"
+
+
+def test_the_most_specific_level_wins_field_by_field():
+    tenant = Policy(idle_ttl_seconds=1, absolute_ttl_seconds=2, on_expiry="delete", thinning=Thinning(every=2))
+    agent = Policy(idle_ttl_seconds=10, done_ttl_seconds=20, archive_storage_class="GLACIER")
+    thread = Policy(idle_ttl_seconds=100, on_expiry="archive", thinning=Thinning(keep_last=3))
+    assert resolve([tenant, agent, thread]) == Effective(
+        idle_ttl_seconds=100,
+        absolute_ttl_seconds=2,
+        done_ttl_seconds=20,
+        on_expiry="archive",
+        thinning=Thinning(keep_last=3),
+        archive_storage_class="GLACIER",
+    )
+
+
+def test_no_level_lifts_the_hold_of_another():
+    for levels in ([True, False, False], [None, True, False], [False, None, True]):
+        assert resolve([Policy(legal_hold=each) for each in levels]).legal_hold
+    assert not resolve([Policy(legal_hold=False), NOTHING_SAID]).legal_hold
+
+
+def test_a_hold_leaves_only_archiving():
+    held = Policy(legal_hold=True)
+    for policy in (
+        Policy(idle_ttl_seconds=1, on_expiry="delete"),
+        Policy(checkpoints_max=1),
+        Policy(thinning=Thinning(every=2)),
+        Policy(pending_writes_seconds=1),
+    ):
+        assert plan(resolve([policy]), hot(checkpoints=1000, writes_due=True), NOW) is not None
+        assert plan(resolve([policy, held]), hot(checkpoints=1000, writes_due=True), NOW) is None
+    expiring = Policy(archive_ttl_seconds=1)
+    assert plan(resolve([expiring]), archived(), NOW) is not None
+    assert plan(resolve([expiring, held]), archived(), NOW) is None
+    assert plan(resolve([Policy(idle_ttl_seconds=1), held]), hot(), NOW).action == "archive"
+
+
+def test_ceilings_cap_what_is_said_and_what_nobody_said():
+    ceilings = Ceilings(idle_ttl_seconds=10, archive_ttl_seconds=20, checkpoints_max=30)
+    assert resolve([Policy(idle_ttl_seconds=100, checkpoints_max=3)], ceilings) == Effective(
+        idle_ttl_seconds=10, archive_ttl_seconds=20, checkpoints_max=3
+    )
+    assert resolve([Policy(legal_hold=True)], ceilings).legal_hold, "no ceiling ends a hold"
+
+
+@pytest.mark.parametrize(
+    ("policy", "pointer"),
+    [
+        (Policy(idle_ttl_seconds=0), "/idle_ttl_seconds"),
+        (Policy(archive_ttl_seconds=10**11), "/archive_ttl_seconds"),
+        (Policy(checkpoints_max=0), "/checkpoints_max"),
+        (Policy(thinning=Thinning()), "/thinning"),
+        (Policy(thinning=Thinning(every=0)), "/thinning/every"),
+        (Policy(thinning=Thinning(keep_last=-1)), "/thinning/keep_last"),
+        (Policy(archive_storage_class="FREEZER"), "/archive_storage_class"),
+    ],
+)
+def test_a_policy_that_means_nothing_is_refused_where_it_does(policy, pointer):
+    with pytest.raises(InvalidState) as refused:
+        check_policy(policy, CLASSES)
+    assert refused.value.pointer == pointer
+
+
+def test_what_can_be_said_is_accepted():
+    everything = Policy(
+        idle_ttl_seconds=1,
+        absolute_ttl_seconds=100 * 365 * DAY,
+        done_ttl_seconds=1,
+        on_expiry="delete",
+        checkpoints_max=1,
+        thinning=Thinning(every=1, keep_first=1, keep_last=1, keep_statuses=("failed",)),
+        pending_writes_seconds=1,
+        archive_storage_class="GLACIER",
+        archive_ttl_seconds=1,
+        legal_hold=True,
+    )
+    assert check_policy(everything, CLASSES) is everything
+    with pytest.raises(InvalidState):
+        check_ceilings(Ceilings(done_ttl_seconds=0))
+
+
+@pytest.mark.parametrize(
+    ("policy", "deletes"),
+    [
+        (Policy(), False),
+        (Policy(legal_hold=True), False),
+        (Policy(archive_storage_class="GLACIER"), False),
+        (Policy(idle_ttl_seconds=1, on_expiry="archive"), False),
+        # Another level may say `delete`.
+        (Policy(idle_ttl_seconds=1), True),
+        (Policy(absolute_ttl_seconds=1), True),
+        (Policy(done_ttl_seconds=1), True),
+        (Policy(on_expiry="delete"), True),
+        (Policy(archive_ttl_seconds=1, on_expiry="archive"), True),
+        (Policy(checkpoints_max=1), True),
+        (Policy(thinning=Thinning(every=2)), True),
+        (Policy(pending_writes_seconds=1), True),
+    ],
+)
+def test_a_policy_that_can_remove_state_takes_the_permission_to(policy, deletes):
+    assert removes(policy) is deletes
