@@ -1,0 +1,49 @@
+"""Statements on transfer keys, and on whole threads that are exported and imported."""
+
+TRANSFER_KEYS = """
+SELECT key_version, provider, root_key_id, root_key_version, wrapped, public
+FROM stateroom.deployment_keys WHERE purpose = 'transfer' ORDER BY key_version
+"""
+# Another gateway may have stored its key first; what is stored is then read again, and only that is ever used.
+ADD_TRANSFER_KEY = """
+INSERT INTO stateroom.deployment_keys
+    (purpose, key_version, provider, root_key_id, root_key_version, wrapped, public, created_at)
+VALUES ('transfer', $1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT DO NOTHING
+"""
+
+STANDING = """
+SELECT agent, status, tier, strict, client_share, activity, created_at, updated_at, seal FROM stateroom.threads
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+"""
+
+THREADS_AFTER = """
+SELECT thread_id, client_share FROM stateroom.threads
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id > $3 ORDER BY thread_id LIMIT $4
+"""
+
+# What the thread owns, and what its state names of others.
+ARTIFACT_IDS = """
+SELECT artifact_id FROM stateroom.artifacts WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+UNION
+SELECT artifact_id FROM stateroom.artifact_refs WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+ORDER BY artifact_id
+"""
+
+ORIGIN = """
+SELECT client_share, origin FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+"""
+
+# Nothing returned: there is one of this name.
+ADD_THREAD = """
+INSERT INTO stateroom.threads
+    (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
+     client_share, origin)
+VALUES ($1, $2, $3, $4, $5, 'hot', $6, 1, $7, $8, $9, $10, $11)
+ON CONFLICT DO NOTHING RETURNING 1
+"""
+
+ADD_CHUNK = """
+INSERT INTO stateroom.chunks (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+"""
