@@ -1,12 +1,12 @@
 """One save: lock and verify what it stands on, compose the new checkpoint, seal what is new, write it.
 
 `save_once` is one transaction. It relies on `storage.postgres.checkpoints` for what each statement may believe of the
-other's; every condition that fails there starts the whole save over on a fresh snapshot. It holds no state between
-saves and caches nothing.
+other's; every condition that fails there starts the whole save over on a fresh snapshot. What this process remembers of
+the thread (`storage.standings`) spares it the reading; it holds no other state between saves.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -25,13 +25,26 @@ from storage.errors import (
     LostRaceError,
     PieceUnknown,
     PreconditionRequired,
+    StorageError,
     ThreadArchived,
 )
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.ids import mint_checkpoint_id
 from storage.format.leaves import Pointer, escaped, find_pointer
 from storage.format.manifest import FORMAT, ChannelRecord, CheckpointColumns, Manifest
-from storage.format.pieces import Body, Cutter, join_holed, list_bounds, list_count, list_header, piece_ids_of
+from storage.format.pieces import (
+    LEAF,
+    Body,
+    Cutter,
+    Opened,
+    join_holed,
+    list_bounds,
+    list_count,
+    list_header,
+    look_up_own,
+    piece_ids_of,
+    tail_ids,
+)
 from storage.format.record import (
     OpenedCheckpoint,
     PieceReader,
@@ -46,12 +59,14 @@ from storage.format.record import (
 )
 from storage.format.token import ThreadToken
 from storage.idempotency import claim, settle
-from storage.model import FullState, Patch, Save, Saved, Value
+from storage.model import ChannelValue, FullState, Patch, Save, Saved, Value
 from storage.offload import Uploads, artifacts_in, pack_artifacts
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.reading import one, read_chunks
 from storage.scope import Scope
+from storage.standings import Standing, reachable
+from storage.tags import Tagging, tagging_of
 from storage.versions import OtherVersionError
 
 
@@ -59,7 +74,7 @@ def _at_version(save: Save, base: OpenedCheckpoint | None) -> Save:
     """The save, if its version is its parent's where it has to be.
 
     Raises:
-        ChannelUnchangedUnknown: an unchanged channel is at another version.
+        ChannelUnchangedUnknown: an unchanged or appended channel is at another version.
         OtherVersionError: a patch is, or it names none, and so has not been checked by its parent's.
     """
     if base is None or base.columns.state_schema is None or base.columns.state_version is None:
@@ -70,7 +85,7 @@ def _at_version(save: Save, base: OpenedCheckpoint | None) -> Save:
             raise OtherVersionError(base.columns.checkpoint_id, *at)
     elif save.state_schema is not None and (save.state_schema, save.state_version) != at:
         for name, each in save.content.channels.items():
-            if each.value is None:
+            if each.value is None or each.append_to is not None:
                 raise ChannelUnchangedUnknown(name)
     return save
 
@@ -83,13 +98,51 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save, up
         LostRaceError: run it again.
         StorageError: as `Checkpoints.save`.
     """
-    now = access.clock.now()
-    cutter = Cutter(sealer, offload_bytes_min=access.offload.bytes_min)
+    draft = _Draft.of(access, sealer, save)
+    known = access.standings.take(scope, sealer, save.thread_id, save.namespace)
+    if known is not None and _goes_on(access, save, known, draft):
+        return await _save_on(access, scope, sealer, save, known, draft)
+    return await _save_reading(access, scope, sealer, save, draft, uploads)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Draft:
+    """What a save makes of its values before it knows what it stands on.
+
+    Attributes:
+        now: When.
+        cutter: Has the pieces.
+        cut: The channels that came with a whole value.
+        named: The artifacts that values name, by channel.
+        tagging: What the checkpoint is found by, if its schema declares anything.
+    """
+
+    now: datetime
+    cutter: Cutter
+    cut: dict[str, Body]
+    named: dict[str, list[Pointer]]
+    tagging: Tagging | None
+
+    @classmethod
+    def of(cls, access: Access, sealer: Sealer, save: Save) -> "_Draft":
+        now = access.clock.now()
+        cutter = Cutter(sealer, offload_bytes_min=access.offload.bytes_min)
+        given = save.content.channels if isinstance(save.content, FullState) else {}
+        named = _named(save.content)
+        cut = {
+            name: cutter.cut(each.value)
+            for name, each in given.items()
+            if each.value is not None and each.append_to is None
+        }
+        return cls(now, cutter, cut, named, tagging_of(sealer, save))
+
+
+async def _save_reading(
+    access: Access, scope: Scope, sealer: Sealer, save: Save, draft: _Draft, uploads: Uploads
+) -> Saved:
+    """A save that reads what it stands on, under the thread's lock."""
+    now, cutter, cut, named = draft.now, draft.cutter, draft.cut, draft.named
     full = save.content if isinstance(save.content, FullState) else None
-    named = _named(save.content)
-    cut = {
-        name: cutter.cut(each.value) for name, each in (full.channels.items() if full else ()) if each.value is not None
-    }
     needs_parent = full is None or len(cut) < len(full.channels) or save.step is None
     async with access.unit_of_work.begin(scope) as transaction:
         if save.idempotency is not None:
@@ -114,10 +167,11 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save, up
             save.parent is None,
             save.parent.checkpoint_id if save.parent else None,
             sealer.shared,
+            None if draft.tagging is None else draft.tagging.keys,
         )
         access.check_key(scope, row["key_state"])
         if row["tier"] != "hot":
-            raise ThreadArchived
+            raise ThreadArchived(save.thread_id)
         if save.known_token is not None:
             await check_token(transaction, scope, sealer, save.thread_id, save.known_token)
         standing = _Standing.open(sealer, save, row)
@@ -136,7 +190,7 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save, up
             if base is None and save.parent is None:
                 raise IntegrityFailure("the head's checkpoint is missing")
         save = _at_version(save, base)
-        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base, named)
+        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base, named, base)
         await access.offload.name_artifacts(
             transaction, scope, save.thread_id, [each for some in named.values() for each in some]
         )
@@ -149,11 +203,133 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save, up
             created_at=now,
             piece_ids=cutter.listed.pack(),
         )
-        saved = await _write(
-            access, transaction, scope, sealer, save, standing, columns, channels, cutter, row, uploads
+        saved, left = await _write(
+            access, transaction, scope, sealer, save, standing, columns, channels, cutter, row, uploads, draft.tagging
         )
         await _settle(transaction, scope, sealer, save, saved)
-        return saved
+    if left is not None:
+        access.standings.remember(scope, sealer, left)
+    return saved
+
+
+def _appended_to(content: FullState, base: OpenedCheckpoint | None) -> list[bytes] | None:
+    """The pieces that appending re-cuts: the open tails of the parent's lists. None: it has not all of these lists."""
+    ids = base.ids if base else []
+    tails: list[bytes] = []
+    for name, each in content.channels.items():
+        if each.append_to is not None:
+            held = _held(base, name)
+            if held is None or held.version != each.append_to:
+                return None
+            tails += tail_ids(held.body, ids)
+    return tails
+
+
+def _goes_on(access: Access, save: Save, known: Standing, draft: _Draft) -> bool:
+    """Whether a save adds to a head that is remembered, and needs nothing else from the database."""
+    cutter = draft.cutter
+    return (
+        isinstance(save.content, FullState)
+        and save.idempotency is None
+        and (save.known_token is None or save.known_token == known.token)
+        and (save.parent is None or save.parent.checkpoint_id == known.head_id)
+        and (save.checkpoint_id is None or save.checkpoint_id.encode() > known.head_id.encode())
+        and not draft.named
+        and draft.tagging is None
+        and (tails := _appended_to(save.content, known.base)) is not None
+        and known.tails.keys() >= {*tails}
+        and cutter.referenced.keys() <= known.pieces.keys()
+        and not any(
+            access.offload.is_large(each) for each in cutter.pieces.values() if each.piece_id not in known.pieces
+        )
+    )
+
+
+async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, known: Standing, draft: _Draft) -> Saved:
+    """A save on top of a head that is remembered: nothing is read.
+
+    Raises:
+        LostRaceError: begin by reading; what is remembered is another state, or the save would be refused on it.
+    """
+    standing = _Standing(known.thread, known.head_id, known.head)
+    cutter = draft.cutter
+    assert isinstance(save.content, FullState)  # noqa: S101  for the type checker: the caller looked
+    try:
+        standing.check(save, known.strict)
+        _at_version(save, known.base)
+        channels = _composed(save.content, draft.cut, cutter, known.base, known.base, {}, look_up_own(known.tails))
+    except StorageError:
+        raise LostRaceError from None
+    if cutter.referenced.keys() - known.pieces.keys():
+        raise LostRaceError
+    base = known.base.columns
+    columns = _columns(
+        save,
+        channels,
+        checkpoint_id=save.checkpoint_id or mint_checkpoint_id(draft.now, known.head_id),
+        parent_id=known.head_id,
+        step=base.step + 1 if save.step is None else save.step,
+        created_at=draft.now,
+        piece_ids=cutter.listed.pack(),
+    )
+    manifest = _manifest(save, channels)
+    sealed = seal_checkpoint(sealer, columns, manifest)
+    head = standing.with_member(sealed.member, NO_WRITES)
+    head_seal = seal_head(sealer, save.thread_id, save.namespace, columns.checkpoint_id, head)
+    fresh = [each for each in cutter.pieces.values() if each.piece_id not in known.pieces]
+    if any(map(access.offload.is_large, fresh)):  # among what was appended
+        raise LostRaceError
+    envelopes = [seal_piece(sealer, each) for each in fresh]
+    await access.unit_of_work.call(
+        sql.SAVE_ON,
+        scope,
+        save.thread_id,
+        sealer.active_key_version,
+        [each.piece_id for each in fresh],
+        [each.children for each in fresh],
+        envelopes,
+        *columns.location()[1:-1],
+        sealed.envelope,
+        columns.checkpoint_id,
+        head.sequence,
+        head_seal,
+        save.status if save.namespace == "" else None,
+        known.thread_seal,
+        known.strict,
+        columns.named_ids,
+        known.head_seal,
+    )
+    saved = _saved(sealer, columns, head, head_id=columns.checkpoint_id, created=True)
+    left = dataclasses.replace(
+        known,
+        head_id=columns.checkpoint_id,
+        head_seal=head_seal,
+        head=head,
+        base=OpenedCheckpoint(columns, manifest, sealed.member, None),
+        pieces=_left_pieces(cutter, known.pieces),
+        tails=_left_tails(channels, cutter, known.tails),
+        token=saved.token or "",
+    )
+    access.standings.remember(scope, sealer, left)
+    return saved
+
+
+def _left_pieces(cutter: Cutter, before: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
+    """The pieces that a record just cut consists of, as far as they are known."""
+    own = {each.piece_id: each.children for each in cutter.pieces.values()}
+    return reachable(cutter.listed.ids, own, before)
+
+
+def _left_tails(channels: Iterable[ChannelRecord], cutter: Cutter, before: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The pieces of open tails, as far as they are known; a large leaf among them is read when it is needed."""
+    left: dict[bytes, bytes] = {}
+    for each in channels:
+        for piece_id in tail_ids(each.body, cutter.listed.ids):
+            piece = cutter.pieces.get(piece_id)
+            plaintext = before.get(piece_id) if piece is None else piece.plaintext
+            if plaintext is not None and plaintext[0] != LEAF:
+                left[piece_id] = plaintext
+    return left
 
 
 async def _write(
@@ -168,18 +344,22 @@ async def _write(
     cutter: Cutter,
     row: Any,
     uploads: Uploads,
-) -> Saved:
-    sealed = seal_checkpoint(sealer, columns, _manifest(save, channels))
+    tagging: Tagging | None,
+) -> tuple[Saved, Standing | None]:
+    """Write what was composed; returns the answer, and what is left to stand on, if it is the head."""
+    manifest = _manifest(save, channels)
+    sealed = seal_checkpoint(sealer, columns, manifest)
     head_id = max(standing.head_id or "", columns.checkpoint_id, key=str.encode)
     head = standing.with_member(
         sealed.member, _early(sealer, columns, row) if head_id == columns.checkpoint_id else None
     )
+    head_seal = seal_head(sealer, save.thread_id, save.namespace, head_id, head)
     present = set(row["present_ids"] or ())
     fresh = [piece for piece in cutter.pieces.values() if piece.piece_id not in present]
     blobs = await access.offload.place(transaction, scope, sealer, save.thread_id, fresh, uploads)
     blob_ids = [blobs.get(piece.piece_id) for piece in fresh]
     written = await transaction.fetchrow(
-        sql.WRITE,
+        sql.WRITE if tagging is None else sql.WRITE_TAGGED,
         scope.tenant_id,
         scope.subject_id,
         save.thread_id,
@@ -206,25 +386,38 @@ async def _write(
         sealed.envelope,
         head_id,
         head.sequence,
-        seal_head(sealer, save.thread_id, save.namespace, head_id, head),
+        head_seal,
         standing.head is not None,
         [None if blob_id is None else blob_id.bytes for blob_id in blob_ids],
         columns.named_ids,
+        *(() if tagging is None else (tagging.keys, tagging.tags)),
     )
     access.check_key(scope, written["key_state"])
     # Written are the checkpoint, and the head on top of the one that was read.
     if written["written"] != 2 or written["early_members"] != row["early_members"]:
         raise LostRaceError
+    thread, thread_seal = standing.thread, row["thread_seal"]
     if standing.head is None:
         thread = standing.thread.with_namespace(sealer, save.namespace)
-        await transaction.execute(
-            sql.SEAL_THREAD,
-            scope.tenant_id,
-            scope.subject_id,
-            save.thread_id,
-            seal_thread(sealer, save.thread_id, row["thread_created_at"], thread),
-        )
-    return _saved(sealer, columns, head, head_id=head_id, created=True)
+        thread_seal = seal_thread(sealer, save.thread_id, row["thread_created_at"], thread)
+        await transaction.execute(sql.SEAL_THREAD, scope.tenant_id, scope.subject_id, save.thread_id, thread_seal)
+    saved = _saved(sealer, columns, head, head_id=head_id, created=True)
+    if head_id != columns.checkpoint_id:
+        return saved, None
+    left = Standing(
+        thread_created_at=row["thread_created_at"],
+        thread_seal=thread_seal,
+        thread=thread,
+        strict=row["strict"],
+        head_id=head_id,
+        head_seal=head_seal,
+        head=head,
+        base=OpenedCheckpoint(columns, manifest, sealed.member, None),
+        pieces=_left_pieces(cutter, {}),
+        tails=_left_tails(channels, cutter, {}),
+        token=saved.token or "",
+    )
+    return saved, left
 
 
 async def _saved_before(
@@ -241,16 +434,24 @@ async def _saved_before(
     stored = await one(transaction, scope, sealer, save.thread_id, save.namespace, save.checkpoint_id)
     if stored is None or standing.head is None or standing.head_id is None:
         raise LostRaceError
-    # An unchanged channel is compared with what was stored; a patch is applied to the same parent again.
+    # An unchanged channel is compared with what was stored; a patch or elements are applied to the same parent again.
     base: OpenedCheckpoint | None = stored
+    parent: OpenedCheckpoint | None = stored
+    appends = isinstance(save.content, FullState) and any(
+        each.append_to is not None for each in save.content.channels.values()
+    )
+    if appends or isinstance(save.content, Patch):
+        parent = await one(transaction, scope, sealer, save.thread_id, save.namespace, stored.columns.parent_id)
     if isinstance(save.content, Patch):
-        base = await one(transaction, scope, sealer, save.thread_id, save.namespace, stored.columns.parent_id)
+        base = parent
         if base is None and stored.columns.parent_id is not None:
             raise CheckpointExists
     try:
         save = _at_version(save, base)
-        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base, named)
+        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base, named, parent)
     except (ChannelUnchangedUnknown, InvalidState):
+        if appends:  # the parent may be gone: whole values show whether it is the same save
+            raise
         raise CheckpointExists from None
     again = _columns(
         save,
@@ -416,21 +617,75 @@ async def _compose(
     cutter: Cutter,
     base: OpenedCheckpoint | None,
     named: Mapping[str, Sequence[Pointer]],
+    parent: OpenedCheckpoint | None,
 ) -> list[ChannelRecord]:
-    """The channels of the new checkpoint; ``base`` is the parent that unchanged channels and patches refer to."""
+    """The channels of the new checkpoint; ``base`` is what unchanged channels and patches refer to, mostly ``parent``.
+
+    Elements are appended to what ``parent`` holds.
+    """
     if isinstance(save.content, FullState):
-        channels = []
-        for name, each in save.content.channels.items():
-            if each.value is not None:
-                artifacts = pack_artifacts(named.get(name, ()))
-                channels.append(ChannelRecord(name, each.version, each.value.encoding, cut[name], artifacts))
-                continue
-            held = _held(base, name)
-            if base is None or held is None or held.version != each.version:
-                raise ChannelUnchangedUnknown(name)
-            channels.append(msgspec.structs.replace(held, body=_adopt(held.body, base.ids, cutter)))
-        return channels
+        reader = PieceReader(sealer, refs=True)
+        await read_chunks(transaction, scope, reader, save.thread_id, _appended_to(save.content, parent) or ())
+        if reader.in_blobs():  # nothing is fetched under a lock
+            raise ChannelUnchangedUnknown(
+                next(name for name, each in save.content.channels.items() if each.append_to is not None)
+            )
+        return _composed(save.content, cut, cutter, base, parent, named, reader.look_up)
     return await _apply(transaction, scope, sealer, save.content, cutter, base, save.thread_id, named)
+
+
+def _composed(
+    content: FullState,
+    cut: Mapping[str, Body],
+    cutter: Cutter,
+    base: OpenedCheckpoint | None,
+    parent: OpenedCheckpoint | None,
+    named: Mapping[str, Sequence[Pointer]],
+    look_up: Callable[[bytes], Opened],
+) -> list[ChannelRecord]:
+    """The channels of a complete state; ``look_up`` gives the open tails of the parent's lists that are appended to."""
+    channels = []
+    for name, each in content.channels.items():
+        if each.append_to is not None:
+            channels.append(_with_elements(name, each, parent, cutter, named.get(name, ()), look_up))
+            continue
+        if each.value is not None:
+            artifacts = pack_artifacts(named.get(name, ()))
+            channels.append(ChannelRecord(name, each.version, each.value.encoding, cut[name], artifacts))
+            continue
+        held = _held(base, name)
+        if base is None or held is None or held.version != each.version:
+            raise ChannelUnchangedUnknown(name)
+        channels.append(msgspec.structs.replace(held, body=_adopt(held.body, base.ids, cutter)))
+    return channels
+
+
+def _with_elements(
+    name: str,
+    sent: ChannelValue,
+    parent: OpenedCheckpoint | None,
+    cutter: Cutter,
+    named: Sequence[Pointer],
+    look_up: Callable[[bytes], Opened],
+) -> ChannelRecord:
+    """A list of the parent with the elements that were sent after its own.
+
+    Raises:
+        ChannelUnchangedUnknown: there is no such list, or these are no elements: the whole value says what is meant.
+    """
+    held = _held(parent, name)
+    bounds = None
+    if sent.value is not None and sent.value.encoding == "msgpack" and not sent.value.holes:
+        bounds = list_bounds(sent.value.data)
+    if parent is None or held is None or held.version != sent.append_to or sent.value is None or bounds is None:
+        raise ChannelUnchangedUnknown(name)
+    elements = sent.value.data[bounds[0] :]
+    try:
+        body = _appended(name, held, parent.ids, (len(bounds) - 1, elements), cutter, look_up)
+    except InvalidState:
+        raise ChannelUnchangedUnknown(name) from None
+    artifacts = _union((held.artifacts, pack_artifacts(named)))
+    return ChannelRecord(name, sent.version, "msgpack", body, artifacts)
 
 
 def _held(base: OpenedCheckpoint | None, name: str) -> ChannelRecord | None:
@@ -467,10 +722,8 @@ async def _apply(
             raise InvalidState(f"there is no channel {name!r} to remove", f"/changes/remove/{position}")
     tails: list[bytes] = []
     for name in patch.append:
-        body = held[name].body if name in held else b""
-        if not isinstance(body, bytes):
-            prefix, leaves, closed = body
-            tails.extend(piece_ids_of((prefix, leaves[closed:], 0), ids))
+        if name in held:
+            tails += tail_ids(held[name].body, ids)
     reader = PieceReader(sealer, refs=True)
     await read_chunks(transaction, scope, reader, thread_id, tails)
     channels: dict[str, ChannelRecord] = {}
@@ -483,7 +736,7 @@ async def _apply(
         artifacts = pack_artifacts(named.get(name, ()))
         channels[name] = ChannelRecord(name, None, value.encoding, cutter.cut(value), artifacts)
     for name, elements in patch.append.items():
-        body = _appended(name, held.get(name), ids, elements, cutter, reader)
+        body = _appended(name, held.get(name), ids, (len(elements), b"".join(elements)), cutter, reader.look_up)
         before = held[name].artifacts if name in held else None
         artifacts = _union((before, pack_artifacts(named.get(name, ()))))
         channels[name] = ChannelRecord(name, None, "msgpack", body, artifacts)
@@ -495,23 +748,24 @@ def _appended(
     name: str,
     held: ChannelRecord | None,
     ids: Sequence[bytes],
-    elements: Sequence[bytes],
+    elements: tuple[int, bytes],
     cutter: Cutter,
-    reader: PieceReader,
+    look_up: Callable[[bytes], Opened],
 ) -> Body:
-    added = b"".join(elements)
+    """A list with elements, which are so many and these bytes, after its own."""
+    more, added = elements
     if held is None:
-        return cutter.cut(Value("msgpack", list_header(len(elements)) + added))
+        return cutter.cut(Value("msgpack", list_header(more) + added))
     if held.encoding == "msgpack" and isinstance(held.body, bytes):
         bounds = list_bounds(held.body)
         if bounds is not None:
-            count = len(bounds) - 1 + len(elements)
+            count = len(bounds) - 1 + more
             return cutter.cut(Value("msgpack", list_header(count) + held.body[bounds[0] :] + added))
     if held.encoding == "msgpack" and not isinstance(held.body, bytes) and held.body[0]:
         prefix, leaves, closed = held.body
-        tail, holes = join_holed((b"", leaves[closed:], 0), ids, reader.look_up)
+        tail, holes = join_holed((b"", leaves[closed:], 0), ids, look_up)
         return cutter.append(
-            list_header(list_count(prefix) + len(elements)),
+            list_header(list_count(prefix) + more),
             piece_ids_of((b"", leaves[:closed], 0), ids),
             tail + added,
             holes,

@@ -2,7 +2,8 @@
 
 `put_once` is one transaction of two statements, as a save is; `storage.postgres.checkpoints` says what each may believe
 of the other's. A write changes the thread's seal, and the head's if it is of the head, so that a read misses it when it
-is taken away. It holds no state and caches nothing.
+is taken away. What this process remembers of the thread (`storage.standings`) spares it the reading; it holds no other
+state.
 """
 
 import dataclasses
@@ -35,6 +36,7 @@ from storage.offload import Uploads, artifacts_in, pack_artifacts
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+from storage.standings import Standing
 from storage.versions import OtherVersionError
 
 
@@ -78,6 +80,9 @@ async def put_once(access: Access, scope: Scope, sealer: Sealer, new: TaskWrites
         write.idx: artifacts_in(write.value, f"/writes/{position}/value") for position, write in enumerate(new.writes)
     }
     sealed = [_seal(sealer, new, write, cutter, named[write.idx], now) for write in new.writes]
+    known = access.standings.take(scope, sealer, new.thread_id, new.namespace)
+    if known is not None and _goes_on(access, new, known, cutter) and not any(named.values()):
+        return await _put_on(access, scope, sealer, new, known, sealed, cutter, now)
     async with access.unit_of_work.begin(scope) as transaction:
         row = await transaction.fetchrow(
             sql.OPEN_WRITES,
@@ -96,7 +101,7 @@ async def put_once(access: Access, scope: Scope, sealer: Sealer, new: TaskWrites
         )
         access.check_key(scope, row["key_state"])
         if row["tier"] != "hot":
-            raise ThreadArchived
+            raise ThreadArchived(new.thread_id)
         if new.known_token is not None:
             await check_token(transaction, scope, sealer, new.thread_id, new.known_token)
         if new.state_schema is None and row["at_schema"] is not None:
@@ -118,6 +123,86 @@ async def put_once(access: Access, scope: Scope, sealer: Sealer, new: TaskWrites
         macs = sealer.without_share
         token = ThreadToken.of(macs, new.namespace, new.checkpoint_id, head).encode(macs, new.thread_id)
     return WritesReceipt(stored=len(fresh), unchanged=len(new.writes) - len(fresh), token=token)
+
+
+def _goes_on(access: Access, new: TaskWrites, known: Standing, cutter: Cutter) -> bool:
+    """Whether the writes are of a head that is remembered, and need nothing else from the database."""
+    return (
+        new.checkpoint_id == known.head_id
+        and bool(new.writes)
+        and (new.known_token is None or new.known_token == known.token)
+        and (new.state_schema is not None or known.base.columns.state_schema is None)
+        and cutter.referenced.keys() <= known.pieces.keys()
+        and not any(
+            access.offload.is_large(each) for each in cutter.pieces.values() if each.piece_id not in known.pieces
+        )
+    )
+
+
+async def _put_on(
+    access: Access,
+    scope: Scope,
+    sealer: Sealer,
+    new: TaskWrites,
+    known: Standing,
+    sealed: Sequence[tuple[WriteColumns, SealedWrite]],
+    cutter: Cutter,
+    now: datetime,
+) -> WritesReceipt:
+    """Writes of a head that is remembered: nothing is read.
+
+    Raises:
+        LostRaceError: begin by reading; what is remembered is another state, or some of them are stored.
+    """
+    fresh = [_Fresh(columns, each, None) for columns, each in sealed]
+    thread = dataclasses.replace(known.thread, writes=_moved(sealer, new, known.thread.writes, fresh))
+    thread_seal = seal_thread(sealer, new.thread_id, known.thread_created_at, thread)
+    writes = _moved(sealer, new, known.head.writes, fresh)
+    head = dataclasses.replace(known.head, sequence=known.head.sequence + 1, writes=writes)
+    head_seal = seal_head(sealer, new.thread_id, new.namespace, new.checkpoint_id, head)
+    stored = [each for each in cutter.pieces.values() if each.piece_id not in known.pieces]
+    await access.unit_of_work.call(
+        sql.PUT_WRITES_ON,
+        scope,
+        new.thread_id,
+        sealer.active_key_version,
+        [each.piece_id for each in stored],
+        [each.children for each in stored],
+        [seal_piece(sealer, each) for each in stored],
+        new.namespace,
+        new.checkpoint_id,
+        new.task_id,
+        new.task_path,
+        new.status,
+        now,
+        [each.columns.idx for each in fresh],
+        [each.columns.channel for each in fresh],
+        [each.columns.piece_ids for each in fresh],
+        [each.sealed.envelope for each in fresh],
+        [each.sealed.member for each in fresh],
+        new.state_schema,
+        new.state_version,
+        new.status if new.namespace == "" else None,
+        known.thread_seal,
+        thread_seal,
+        head.sequence,
+        known.head_seal,
+        head_seal,
+    )
+    macs = sealer.without_share
+    token = ThreadToken.of(macs, new.namespace, new.checkpoint_id, head).encode(macs, new.thread_id)
+    own = {each.piece_id: each.children for each in stored}
+    left = dataclasses.replace(
+        known,
+        thread_seal=thread_seal,
+        thread=thread,
+        head_seal=head_seal,
+        head=head,
+        pieces={**known.pieces, **own},
+        token=token,
+    )
+    access.standings.remember(scope, sealer, left)
+    return WritesReceipt(stored=len(fresh), unchanged=0, token=token)
 
 
 def _seal(

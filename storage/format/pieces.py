@@ -310,7 +310,7 @@ class Cutter:
         if not inside:
             return self._piece(ELEMENTS, view[start:end])
         children = b"".join(_placeholder_at(view, hole)[0] for hole in inside)
-        content = _composite_encoder.encode((view[start:end], [hole - start for hole in inside]))
+        content = write_composite(view[start:end], [hole - start for hole in inside])
         return self._piece(COMPOSITE, content, children)
 
     def _segments(self, data: bytes, sizes: tuple[int, int, int]) -> list[bytes]:
@@ -353,6 +353,17 @@ def leaf_piece(digests: Digests, data: bytes) -> Piece:
     if not data or large_leaves(data, 0, len(data), len(data)) != [(0, len(data))]:
         raise InvalidState("a piece must be exactly one MessagePack string, binary or extension object")
     return Piece(digests.content_id(_KIND_NAMES[LEAF], "", data), bytes((LEAF,)) + data, None)
+
+
+def piece_of(digests: Digests, kind: int, content: bytes, children: bytes | None) -> Piece:
+    """The piece that content of a kind is; ``children``: an index or composite piece's, packed.
+
+    Raises:
+        IntegrityFailure: the content has other children.
+    """
+    if children != _children_of(kind, content):
+        raise IntegrityFailure
+    return Piece(digests.content_id(_KIND_NAMES[kind], "", content), bytes((kind,)) + content, children)
 
 
 def _within(holes: Sequence[int], start: int, end: int) -> Sequence[int]:
@@ -466,11 +477,16 @@ def _children_of(kind: int, data: bytes) -> bytes | None:
         return data
     if kind != COMPOSITE:
         return None
-    content, holes = _read_composite(data)
+    content, holes = read_composite(data)
     return b"".join(_placeholder_at(content, at)[0] for at in holes)
 
 
-def _read_composite(data: bytes) -> tuple[bytes, list[int]]:
+def read_composite(data: bytes) -> tuple[bytes, list[int]]:
+    """The content of a composite piece, and where placeholders stand in it.
+
+    Raises:
+        IntegrityFailure: it is none.
+    """
     try:
         content, holes = _composite_decoder.decode(data)
     except msgspec.DecodeError:
@@ -478,6 +494,11 @@ def _read_composite(data: bytes) -> tuple[bytes, list[int]]:
     if any(after - at < PLACEHOLDER_BYTES for at, after in pairwise(holes)):
         raise IntegrityFailure
     return content, holes
+
+
+def write_composite(content: bytes | memoryview, holes: Sequence[int]) -> bytes:
+    """The content of a composite piece whose placeholders stand at these offsets, as `read_composite` reads it."""
+    return _composite_encoder.encode((content, holes))
 
 
 def join(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened]) -> bytes:
@@ -540,7 +561,7 @@ class _Joiner:
             self._add(_content(opened))
 
     def _composite(self, opened: Opened) -> None:
-        content, holes = _read_composite(_content(opened))
+        content, holes = read_composite(_content(opened))
         if not self._resolves:
             self._holes.extend(self._length + at for at in holes)
             self._add(content)
@@ -574,6 +595,26 @@ def look_up_in(digests: Digests, pieces: Mapping[bytes, Piece]) -> Callable[[byt
         return open_piece(digests, piece_id, piece.plaintext, piece.children)
 
     return look_up
+
+
+def look_up_own(plaintexts: Mapping[bytes, bytes]) -> Callable[[bytes], Opened]:
+    """Pieces of list tails that this process cut itself and kept, as `join_holed` wants them: not computed again."""
+
+    def look_up(piece_id: bytes) -> Opened:
+        plaintext = plaintexts.get(piece_id)
+        if plaintext is None:
+            raise IntegrityFailure("a piece is missing")
+        return Opened(plaintext[1:], None, plaintext[0], len(plaintext) - 1)
+
+    return look_up
+
+
+def tail_ids(body: Body, ids: Sequence[bytes]) -> list[bytes]:
+    """The ids of the pieces in the open tail of a list; none of any other value."""
+    if isinstance(body, bytes) or not body[0]:
+        return []
+    prefix, leaves, closed = body
+    return piece_ids_of((prefix, leaves[closed:], 0), ids)
 
 
 def _nth(ids: Sequence[bytes], number: int) -> bytes:

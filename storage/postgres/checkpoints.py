@@ -9,27 +9,55 @@ missing is written by `WRITE` under a condition (``ON CONFLICT``, the expected s
 means: lost a race, run the whole transaction again. The subject key's state comes back from both: the one that `WRITE`
 sees was committed before anything is stored. `OPEN_WRITES` and `PUT_WRITES` divide the work in the same way.
 
+A thread's ``searchable`` says by which keys all its checkpoints are tagged (`storage.tags`): `OPEN` narrows it, under
+the lock, to what its save is tagged by. An empty array says that there is no checkpoint yet.
+
 Chunks that a save merely refers to are locked ``FOR KEY SHARE`` after the thread (the join forces the order), so that
 a prune that ran meanwhile makes them missing here, not in a checkpoint that was answered with 2xx.
 """
 
-_ROW = """
-    thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent, run_id, model,
-    state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, named_ids,
-    manifest
-"""
+from storage.postgres import holds
+
+ROW_COLUMNS = (
+    "thread_id",
+    "namespace",
+    "checkpoint_id",
+    "parent_id",
+    "step",
+    "status",
+    "outcome",
+    "source",
+    "agent",
+    "run_id",
+    "model",
+    "state_schema",
+    "state_version",
+    "input_tokens",
+    "output_tokens",
+    "cost_micros",
+    "created_at",
+    "piece_ids",
+    "named_ids",
+    "manifest",
+)
+_ROW = ", ".join(ROW_COLUMNS)
 
 OPEN = f"""
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
         (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
-         client_share)
-    VALUES ($1, $2, $3, $4, coalesce($5, 'active'), 'hot', false, 1, $6, $6, $7, $15)
+         client_share, searchable)
+    VALUES ($1, $2, $3, $4, coalesce($5, 'active'), 'hot', false, 1, $6, $6, $7, $15, $16)
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1,
         updated_at = excluded.updated_at,
-        agent = coalesce(excluded.agent, t.agent),
-        status = coalesce($5, t.status)
+        agent = CASE WHEN excluded.agent <> t.agent AND {holds.AGENT_HELD} THEN t.agent
+            ELSE coalesce(excluded.agent, t.agent) END,
+        status = coalesce($5, t.status),
+        searchable = CASE
+            WHEN t.searchable = '{{}}' OR excluded.searchable <@ t.searchable THEN excluded.searchable
+            WHEN t.searchable <@ excluded.searchable THEN t.searchable
+        END
     RETURNING tenant_id, subject_id, thread_id, tier, strict, created_at, seal
 )
 SELECT t.tier, t.strict, t.created_at AS thread_created_at, t.seal AS thread_seal,
@@ -68,9 +96,11 @@ SELECT {_ROW} FROM stateroom.checkpoints
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = $5
 """
 
+
 # A task's writes, and its outcome, may have arrived before their checkpoint; they are read here, under the lock, where
 # none is missed: if they are others than OPEN saw, the head's seal is wrong, and the save starts over.
-WRITE = """
+def _write(column: str = "", value: str = "", tags: str = "") -> str:
+    return f"""
 WITH chunk AS (
     INSERT INTO stateroom.chunks AS c
         (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
@@ -88,9 +118,9 @@ WITH chunk AS (
     INSERT INTO stateroom.checkpoints
         (tenant_id, subject_id, thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent,
          run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at,
-         key_version, piece_ids, named_ids, manifest)
+         key_version, piece_ids, named_ids, manifest{column})
     VALUES ($1, $2, $3, $8, $9, $10, $11, $12, (SELECT status FROM told), $13, $14, $15, $16, $17, $18, $19, $20,
-        $21, $22, $4, $23, $30, $24)
+        $21, $22, $4, $23, $30, $24{value})
     ON CONFLICT DO NOTHING
     RETURNING 1
 ), head AS (
@@ -103,12 +133,39 @@ WITH chunk AS (
 ), thread AS (
     UPDATE stateroom.threads t SET status = told.status FROM told
     WHERE $8 = '' AND t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
-)
+){tags}
 SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head) AS written,
     (SELECT array_agg(member ORDER BY member) FROM early) AS early_members,
     (SELECT k.state FROM stateroom.subject_keys k
      WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $4) AS key_state
 """
+
+
+WRITE = _write()
+
+# The same save with its tags: what it is tagged by, and the tags.
+WRITE_TAGGED = _write(
+    column=", searchable",
+    value=", $31",
+    tags=""", tag AS (
+    INSERT INTO stateroom.checkpoint_tags (tenant_id, subject_id, thread_id, namespace, checkpoint_id, tag)
+    SELECT $1, $2, $3, $8, $9, t.tag FROM unnest($32::bytea[]) AS t(tag) ON CONFLICT DO NOTHING
+)""",
+)
+
+
+def _call(function: str, parameters: int) -> str:
+    return f"SELECT stateroom.{function}({', '.join(f'${n}' for n in range(1, parameters + 1))})"
+
+
+# Whole transactions of whoever knows what they stand on, as functions of the database (revision a16) that bind their
+# scope and commit with their statement: one round trip. They depend on the stored seals being the remembered ones: a
+# thread whose seal is another one, as after any pending write or new namespace, or a head that moved, make them fail
+# as a whole; so do writes that came before their checkpoint, and rows that are there already. Nothing that the head
+# and its writes need can have been pruned while both seals are what they were, so its pieces are there. Whoever fails
+# begins with OPEN or OPEN_WRITES.
+SAVE_ON = _call("save_on", 32)
+PUT_WRITES_ON = _call("put_writes_on", 26)
 
 SEAL_THREAD = """
 UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
@@ -120,8 +177,8 @@ OPEN_WRITES = """
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
         (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
-         client_share)
-    VALUES ($1, $2, $3, NULL, coalesce($4, 'active'), 'hot', false, 1, $5, $5, $6, $12)
+         client_share, searchable)
+    VALUES ($1, $2, $3, NULL, coalesce($4, 'active'), 'hot', false, 1, $5, $5, $6, $12, '{}')
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce($4, t.status)
     RETURNING tenant_id, subject_id, thread_id, tier, created_at, seal
@@ -197,7 +254,7 @@ FROM (VALUES (1)) one
 LEFT JOIN stateroom.heads h ON h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $8
 """
 
-_WRITE_COLUMNS = (
+WRITE_COLUMNS = (
     "thread_id",
     "namespace",
     "checkpoint_id",
@@ -229,7 +286,7 @@ def _unpacked(column: str) -> str:
 LOAD = f"""
 WITH target AS MATERIALIZED (
     SELECT h.head_id AS at_head_id, h.sequence AS at_sequence, h.seal AS at_head_seal,
-        t.seal AS at_thread_seal, t.created_at AS at_thread_created_at, c.*
+        t.seal AS at_thread_seal, t.created_at AS at_thread_created_at, t.tier AS at_tier, c.*
     FROM stateroom.heads h
     LEFT JOIN stateroom.threads t
         ON t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
@@ -246,13 +303,13 @@ WITH target AS MATERIALIZED (
     UNION
     SELECT u.piece_id FROM written, LATERAL ({_unpacked("written.piece_ids")}) u
 )
-SELECT {_ROW}, at_head_id, at_sequence, at_head_seal, at_thread_seal, at_thread_created_at,
+SELECT {_ROW}, at_head_id, at_sequence, at_head_seal, at_thread_seal, at_thread_created_at, at_tier,
     (SELECT k.state FROM stateroom.subject_keys k
      WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state,
     writes.*, pieces.*
 FROM target
 LEFT JOIN LATERAL (
-    SELECT {", ".join(f"array_agg(w.{c} ORDER BY w.task_path, w.task_id, w.idx) AS w_{c}" for c in _WRITE_COLUMNS)}
+    SELECT {", ".join(f"array_agg(w.{c} ORDER BY w.task_path, w.task_id, w.idx) AS w_{c}" for c in WRITE_COLUMNS)}
     FROM written w) writes ON true
 LEFT JOIN LATERAL (
     SELECT array_agg(c.piece_id) AS p_piece_id, array_agg(c.children) AS p_children,
@@ -286,7 +343,7 @@ WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4
 """
 
 WRITES_OF = f"""
-SELECT {", ".join(_WRITE_COLUMNS)} FROM stateroom.pending_writes
+SELECT {", ".join(WRITE_COLUMNS)} FROM stateroom.pending_writes
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
   AND ($6::text[] IS NULL OR channel = ANY($6)) AND ($7::text IS NULL OR task_id = $7)
 ORDER BY checkpoint_id, task_path, task_id, idx
@@ -294,27 +351,33 @@ ORDER BY checkpoint_id, task_path, task_id, idx
 
 # As WRITES_OF, by names that a reader of another version has: also all writes ($7), or those at others than $8.
 WRITES_BY_VERSION = f"""
-SELECT {", ".join(_WRITE_COLUMNS)} FROM stateroom.pending_writes
+SELECT {", ".join(WRITE_COLUMNS)} FROM stateroom.pending_writes
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
   AND ($7::boolean OR channel = ANY($6::text[]) OR state_version <> $8::int)
 ORDER BY checkpoint_id, task_path, task_id, idx
 """
 
+
+def history_wanted() -> str:
+    """What a listing asks of a row ``c``; the last three are where it goes on."""
+    return """c.tenant_id = $1 AND c.subject_id = $2
+  AND ($3::text IS NULL OR c.thread_id = $3)
+  AND ($4::text IS NULL OR c.namespace = $4)
+  AND ($5::text IS NULL OR c.checkpoint_id < $5)
+  AND ($6::text IS NULL OR coalesce(c.outcome, c.status) = $6)
+  AND ($7::int IS NULL OR c.step = $7)
+  AND ($8::text IS NULL OR c.run_id = $8)
+  AND ($9::text IS NULL OR c.source = $9)
+  AND ($10::text IS NULL OR c.agent = $10)
+  AND ($11::timestamptz IS NULL OR c.created_at >= $11)
+  AND ($12::timestamptz IS NULL OR c.created_at < $12)
+  AND ($13::text IS NULL OR (c.checkpoint_id, c.thread_id, c.namespace) < ($13, $14::text, $15::text))"""
+
+
 # A page of history, newest first. Writes are fetched apart, in the same snapshot.
 HISTORY = f"""
-SELECT {_ROW} FROM stateroom.checkpoints
-WHERE tenant_id = $1 AND subject_id = $2
-  AND ($3::text IS NULL OR thread_id = $3)
-  AND ($4::text IS NULL OR namespace = $4)
-  AND ($5::text IS NULL OR checkpoint_id < $5)
-  AND ($6::text IS NULL OR coalesce(outcome, status) = $6)
-  AND ($7::int IS NULL OR step = $7)
-  AND ($8::text IS NULL OR run_id = $8)
-  AND ($9::text IS NULL OR source = $9)
-  AND ($10::text IS NULL OR agent = $10)
-  AND ($11::timestamptz IS NULL OR created_at >= $11)
-  AND ($12::timestamptz IS NULL OR created_at < $12)
-  AND ($13::text IS NULL OR (checkpoint_id, thread_id, namespace) < ($13, $14::text, $15::text))
+SELECT {_ROW} FROM stateroom.checkpoints c
+WHERE {history_wanted()}
 ORDER BY checkpoint_id DESC, thread_id DESC, namespace DESC
 LIMIT $16
 """

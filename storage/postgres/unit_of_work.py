@@ -224,6 +224,21 @@ class UnitOfWork:
                 raise CommitUnknown from None
             self._observer.commit(time.perf_counter() - started)
 
+    async def call(self, statement: str, scope: Scope, *args: object) -> None:
+        """Run one function that binds ``scope``, its first two arguments, by itself: one round trip, which commits.
+
+        Raises:
+            LostRaceError: it found something else than it was told to, and did nothing.
+            CommitUnknown: the connection was lost before the answer.
+        """
+        async with self.connection() as connection:
+            started = time.perf_counter()
+            try:
+                await connection.execute(statement, scope.tenant_id, scope.subject_id, *args)
+            except _CONNECTION_LOST:
+                raise CommitUnknown from None
+            self._observer.commit(time.perf_counter() - started)
+
     async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Run ``attempt``, which opens its own transaction, again when it lost a race.
 

@@ -1,0 +1,122 @@
+"""What this process remembers of threads it saved to, so that the next save can begin with its write.
+
+A save stands on the thread's seal, the namespace's head and the head's checkpoint. Whoever just saved knows all three:
+`Standings` keeps them for the next one, which then writes under the condition that the stored seals are, byte for byte,
+the remembered ones (`storage.postgres.checkpoints`). Nothing is ever answered from here: when the condition fails, or a
+save would be refused, it starts over by reading. So a stale entry costs a round trip and never a wrong head.
+
+Entries hold opened manifests, as the keys beside them do open keys: few, small, and not for long. What is under a
+client-held share is not kept at all.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from crypto import Sealer
+from storage.format.chain import HeadSeal, ThreadSeal
+from storage.format.pieces import unpack_ids
+from storage.format.record import OpenedCheckpoint
+from storage.scope import Scope
+
+ENTRIES_MAX: Final = 2048
+INLINE_BYTES_MAX: Final = 64 * 1024
+# Inline values and tails of one entry; an entry above it is kept without its tails. And of all entries together.
+ENTRY_BYTES_MAX: Final = 128 * 1024
+BYTES_MAX: Final = 128 * 1024 * 1024
+PIECES_MAX: Final = 1024
+KEPT_SECONDS: Final = 300.0
+
+_Place = tuple[Scope, int, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A thread and one of its namespaces as they were after a save: authenticated, and as they are stored.
+
+    Attributes:
+        thread_created_at: Bound into the thread's seal.
+        thread_seal: The stored bytes of `thread`.
+        thread: What they say.
+        strict: Whether a save must say what it stands on.
+        head_id: The namespace's head.
+        head_seal: The stored bytes of `head`.
+        head: What they say.
+        base: The head's checkpoint.
+        pieces: Pieces that the head consists of, so that they are there as long as it is the head, and their children.
+        tails: Plaintexts of pieces in the open tails of the head's list channels: what appending to one re-cuts.
+        token: The thread token that was given for it.
+    """
+
+    thread_created_at: datetime
+    thread_seal: bytes
+    thread: ThreadSeal
+    strict: bool
+    head_id: str
+    head_seal: bytes
+    head: HeadSeal
+    base: OpenedCheckpoint
+    pieces: Mapping[bytes, bytes | None]
+    tails: Mapping[bytes, bytes]
+    token: str
+
+
+class Standings:
+    """The standings that one process remembers, the least recently used of which go first."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._kept: OrderedDict[_Place, tuple[float, int, Standing]] = OrderedDict()
+        self._bytes = 0
+
+    def take(self, scope: Scope, sealer: Sealer, thread_id: str, namespace: str) -> Standing | None:
+        """What is remembered, and is so no more: whoever comes meanwhile reads, and who succeeds remembers again."""
+        found = self._drop((scope, sealer.active_key_version, thread_id, namespace))
+        if found is None or sealer.shared or self._monotonic() - found[0] > KEPT_SECONDS:
+            return None
+        return found[1]
+
+    def _drop(self, place: _Place) -> tuple[float, Standing] | None:
+        found = self._kept.pop(place, None)
+        if found is None:
+            return None
+        since, size, standing = found
+        self._bytes -= size
+        return since, standing
+
+    def remember(self, scope: Scope, sealer: Sealer, standing: Standing) -> None:
+        """Keep what a committed write left, unless it is large; without its tails, if only they are."""
+        inline = sum(len(each.body) for each in standing.base.manifest.channels if isinstance(each.body, bytes))
+        if sealer.shared or inline > INLINE_BYTES_MAX or len(standing.pieces) > PIECES_MAX:
+            return
+        size = inline + sum(map(len, standing.tails.values()))
+        if size > ENTRY_BYTES_MAX:
+            standing, size = replace(standing, tails={}), inline
+        columns = standing.base.columns
+        place = (scope, sealer.active_key_version, columns.thread_id, columns.namespace)
+        self._drop(place)
+        self._kept[place] = (self._monotonic(), size, standing)
+        self._bytes += size
+        while len(self._kept) > ENTRIES_MAX or self._bytes > BYTES_MAX:
+            self._drop(next(iter(self._kept)))
+
+    def forget(self, scope: Scope) -> None:
+        """Drop what belongs to a scope whose keys are gone."""
+        for place in [each for each in self._kept if each[0] == scope]:
+            self._drop(place)
+
+
+def reachable(ids: Iterable[bytes], *known: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
+    """These pieces and their children, as far as their children are known."""
+    found: dict[bytes, bytes | None] = {}
+    open_ids = list(ids)
+    while open_ids:
+        piece_id = open_ids.pop()
+        for pieces in known:
+            if piece_id not in found and piece_id in pieces:
+                children = found[piece_id] = pieces[piece_id]
+                open_ids.extend(unpack_ids(children) if children is not None else ())
+    return found
