@@ -1,85 +1,77 @@
-"""What both clients need to know about httpx2.
+"""What both clients ask of an HTTP library, and what is the same with each.
 
-This module owns connection limits, how large bodies are handed over, and the reading of transport failures. It sends
-nothing.
+This module owns the seam: how a request is handed over, what comes back, and how "no answer" is told without quoting
+what was sent or received. ``_aiohttp`` and ``_httpx`` are behind it. It sends nothing.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol
 
-import httpx2
-
-LIMITS = httpx2.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=30.0)
+CONNECTIONS_MAX = 100
+KEEPALIVE_SECONDS = 30.0
 
 SLICE_BYTES = 128 * 1024
-_SLICED_BYTES_MIN = 1024 * 1024
-
-_NEVER_RECEIVED = (
-    httpx2.ConnectError,
-    httpx2.ConnectTimeout,
-    httpx2.PoolTimeout,
-    httpx2.ProxyError,
-    httpx2.UnsupportedProtocol,
-)
+SLICED_BYTES_MIN = 1024 * 1024
 
 
-def timeout_of(seconds: tuple[float, float]) -> httpx2.Timeout:
-    """The time limits of an attempt: seconds for connecting, and for every other wait."""
-    connect, other = seconds
-    return httpx2.Timeout(other, connect=connect)
+class Reply(NamedTuple):
+    """A whole answer: its status, its headers with lower-case names, its body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
-def was_received(error: httpx2.RequestError) -> bool:
-    """Whether the gateway may have received a request that failed so."""
-    return not isinstance(error, _NEVER_RECEIVED)
-
-
-def failure_reason(error: httpx2.RequestError) -> str:
-    """What happened, by the failure's kind; its text could quote what was sent or received."""
-    return f"no answer from the gateway: {type(error).__name__}"
-
-
-def lower_headers(headers: httpx2.Headers) -> Mapping[str, str]:
-    """Headers with lower-case names."""
-    return {name.lower(): text for name, text in headers.items()}
-
-
-class SlicedBody:
-    """A large body in slices, so that a time limit is one of a slice: a slow connection that moves is no dead one.
+class NoAnswer(Exception):
+    """An attempt got no answer.
 
     Args:
-        body: The body.
+        kind: What sort of failure; its own text could quote what was sent or received.
+        received: Whether the gateway may have received the request.
     """
 
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    def __iter__(self) -> Iterator[bytes]:
-        for start in range(0, len(self._body), SLICE_BYTES):
-            yield self._body[start : start + SLICE_BYTES]
+    def __init__(self, kind: type[BaseException], *, received: bool) -> None:
+        super().__init__(f"no answer from the gateway: {kind.__name__}")
+        self.received = received
 
 
-class AsyncSlicedBody:
-    """The same for callers on an event loop; httpx2 wants them apart.
+class AsyncStream(Protocol):
+    """An answer whose body is still to be read."""
 
-    Args:
-        body: The body.
-    """
+    @property
+    def status(self) -> int:
+        """Its status."""
 
-    def __init__(self, body: bytes) -> None:
-        self._slices = SlicedBody(body)
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers, with lower-case names."""
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self._slices:
-            yield piece
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises ``NoAnswer`` where it breaks off."""
+
+    async def read(self) -> bytes:
+        """The whole body. Raises ``NoAnswer`` where it breaks off."""
 
 
-S = TypeVar("S")
+class AsyncTransport(Protocol):
+    """Sends requests from an event loop. ``waits`` are seconds for connecting, and for every other wait."""
+
+    async def send(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
+    ) -> Reply:
+        """Send a request and read its answer. Raises ``NoAnswer``."""
+
+    def stream(
+        self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]
+    ) -> AbstractAsyncContextManager[AsyncStream]:
+        """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
 
 
-def content_of(body: bytes | None, headers: dict[str, str], sliced: Callable[[bytes], S]) -> bytes | S | None:
-    """A body as httpx2 is to send it; says its length in ``headers`` where httpx2 cannot tell."""
-    if body is None or len(body) < _SLICED_BYTES_MIN:
-        return body
-    headers["Content-Length"] = str(len(body))
-    return sliced(body)
+def slices(body: bytes) -> Iterator[bytes]:
+    """A large body in slices, so that a time limit is one of a slice: a slow connection that moves is no dead one."""
+    for start in range(0, len(body), SLICE_BYTES):
+        yield body[start : start + SLICE_BYTES]

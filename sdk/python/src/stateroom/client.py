@@ -16,17 +16,10 @@ import httpx2
 from stateroom import _calls
 from stateroom._artifacts import Reception
 from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
+from stateroom._httpx import HttpxTransport
 from stateroom._pieces import PieceCache
 from stateroom._thread import ThreadSteps
-from stateroom._transport import (
-    LIMITS,
-    SlicedBody,
-    content_of,
-    failure_reason,
-    lower_headers,
-    timeout_of,
-    was_received,
-)
+from stateroom._transport import NoAnswer
 from stateroom.artifacts import Artifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -43,6 +36,7 @@ from stateroom.types import (
     StateT,
     Status,
     ThreadInfo,
+    ThreadMove,
     Usage,
     WhoAmI,
 )
@@ -116,7 +110,7 @@ class Client:
         self._token_store = token_store
         self._me: WhoAmI | None = None
         self.pieces = PieceCache()
-        self._http = httpx2.Client(transport=transport, limits=LIMITS, follow_redirects=False)
+        self._http = HttpxTransport(transport)
 
     @classmethod
     def from_env(
@@ -214,6 +208,8 @@ class Client:
             with ThreadPoolExecutor(len(call.together)) as workers:
                 answers = tuple(workers.map(lambda each: self._send(each, everyone), call.together))
             return Answer(status=200, headers={}, body=b"", answers=answers)
+        if call.after_seconds:
+            self._clock.sleep(call.after_seconds)
         store = self._token_store
         if store is None or not (call.seen or call.forgets):
             return self._exchange(call, pinned)
@@ -239,20 +235,12 @@ class Client:
         target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
         attempts = Attempts(call, self._timeouts, monotonic=self._clock.monotonic)
         while True:
-            timeout = timeout_of(attempts.begin())
             try:
-                response = self._http.request(
-                    call.method,
-                    target,
-                    headers=headers,
-                    content=content_of(call.body, headers, SlicedBody),
-                    timeout=timeout,
-                )
-            except httpx2.RequestError as error:
-                # The cause holds the request with its credential, so it is not chained.
-                reason, received = failure_reason(error), was_received(error)
+                reply = self._http.send(call.method, target, headers, call.body, attempts.begin())
+            except NoAnswer as error:
+                reason, received = str(error), error.received
             else:
-                answer = attempts.answered(response.status_code, lower_headers(response.headers), response.content)
+                answer = attempts.answered(*reply)
                 if isinstance(answer, Answer):
                     return answer
                 self._clock.sleep(answer)
@@ -274,21 +262,20 @@ class Client:
         while not reception.is_complete:
             call, before = reception.call(), reception.position
             target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
-            timeout = timeout_of(attempts.begin())
             reason, received = "the content ended early", True
             try:
-                with self._http.stream(call.method, target, headers=headers, timeout=timeout) as response:
-                    status, lowered = response.status_code, lower_headers(response.headers)
+                with self._http.stream(call.method, target, headers, attempts.begin()) as response:
+                    status, lowered = response.status, response.headers
                     if reception.begins(status, lowered):
-                        for piece in response.iter_bytes():
+                        for piece in response.pieces():
                             write(reception.accept(piece))
                             if reception.is_complete:
                                 return
                         refused = None
                     else:
                         refused = response.read()
-            except httpx2.RequestError as error:
-                reason, received, refused = failure_reason(error), was_received(error), None
+            except NoAnswer as error:
+                reason, received, refused = str(error), error.received, None
             if refused is None:
                 if reception.position > before:
                     attempts.renew()
@@ -685,6 +672,52 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         )
         return self._client.drive(steps, pinned)
 
+    def compact(
+        self,
+        channel: str,
+        *,
+        keep_last: int,
+        summary: Sequence[Any] = (),
+        status: Status | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        checkpoint_id: str | None = None,
+    ) -> SaveReceipt:
+        """Save a checkpoint whose list is a summary and the newest elements of the head's; the list does not travel.
+
+        Nothing is removed: older checkpoints hold the whole list, until retention archives or thins them. What is left
+        out is as the head has it.
+
+        Args:
+            channel: The top-level key of the list.
+            keep_last: How many of its newest elements stay.
+            summary: Elements to put in front of them, in the place of the older ones.
+            status: As for ``save``.
+            metadata: As for ``save``.
+            run_id: As for ``save``.
+            checkpoint_id: As for ``save``.
+
+        Returns:
+            The receipt; later saves follow it. A state that was loaded before still has the whole list: load again.
+
+        Raises:
+            CheckpointNotFound: There is no head.
+            HeadMoved: Somebody saved since this object last loaded or saved. Without either, the newest head is taken.
+            WritesPending: Tasks have written to the head, and no checkpoint has taken up what they wrote.
+            InvalidRequest: The key is not there, or is no list.
+        """
+        pinned = self._client.pin()
+        steps = self._compact(
+            channel,
+            keep_last,
+            summary,
+            status=status,
+            metadata=metadata,
+            run_id=run_id,
+            checkpoint_id=checkpoint_id,
+        )
+        return self._client.drive(steps, pinned)
+
     def once(self, once_key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call ``fn`` unless a call of this name finished before in this thread and namespace.
 
@@ -796,6 +829,38 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             ThreadNotFound: This thread does not exist.
         """
         return self._client.drive(_calls.copy_thread(self.thread_id, target_thread_id))
+
+    def archive(self, *, storage_class: str | None = None) -> ThreadMove:
+        """Ask for the thread to be moved to the archive: one sealed object instead of rows. A job does it.
+
+        It stays listed and, unless its storage class is a frozen one, readable; a save brings it back.
+
+        Args:
+            storage_class: S3's name, such as ``GLACIER``; the archive's own when left out.
+
+        Returns:
+            Where the thread is now, and the job that moves it.
+
+        Raises:
+            ThreadNotFound: There is none.
+            ArchiveUnavailable: The deployment has no archive.
+        """
+        return self._client.drive(_calls.archive_thread(self.thread_id, storage_class))
+
+    def restore(self, wait_seconds: float | None = None) -> ThreadMove:
+        """Ask for the thread to be brought back from the archive, thawing it first if need be. A job does it.
+
+        Args:
+            wait_seconds: Wait for it for so long at most; ``None``: do not wait. A thaw takes hours.
+
+        Returns:
+            Where the thread is now, and the job that moves it.
+
+        Raises:
+            ThreadNotFound: There is none.
+            ThreadArchived: It is not back after so long (the restore goes on), or cannot be brought back.
+        """
+        return self._client.drive(_calls.restore_thread(self.thread_id, wait_seconds))
 
     def delete(self) -> bool:
         """Delete the whole thread, all namespaces included.
