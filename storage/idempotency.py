@@ -34,9 +34,24 @@ async def claim(
     place = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
     if await transaction.fetchval(sql.CLAIM_IDEMPOTENCY, *place, idempotency.request_digest, now):
         return None
+    before = await replayed(transaction, scope, sealer, idempotency, kind)
+    if before is None:
+        raise LostRaceError
+    return before
+
+
+async def replayed(
+    transaction: Transaction, scope: Scope, sealer: Sealer, idempotency: Idempotency, kind: type[T]
+) -> T | None:
+    """The receipt of the request that took a key before, if there was one; nothing is taken.
+
+    Raises:
+        IdempotencyKeyReused: that was another request.
+    """
+    place = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
     row = await transaction.fetchrow(sql.READ_IDEMPOTENCY, *place)
     if row is None or row["receipt"] is None:
-        raise LostRaceError
+        return None
     if row["request_digest"] != idempotency.request_digest:
         raise IdempotencyKeyReused
     try:
