@@ -1,17 +1,20 @@
 """The ways to keep state that are compared.
 
-Two savers do the same work through the same LangGraph interface. The others are floors that show where time
+The savers do the same work through the same LangGraph interface. The others are floors that show where time
 goes: HTTP without the SDK, and PostgreSQL without anything. The client runs on asyncio's own event loop for
-all of them, as most programs do.
+all of them, as most programs do; the blocking methods run in a thread for each writer.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import aiosqlite
 import asyncpg
 import httpx2
 import msgspec
@@ -19,24 +22,32 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from benchmarks.audit import Desk, audited
-from benchmarks.engines import FLOOR_DATABASE, PEER_DATABASE, Engines
+from benchmarks.engines import FLOOR_DATABASE, PEER_DATABASE, SEALED_PEER_DATABASE, Engines
 from benchmarks.workload import Save
 from stateroom import current_subject
 from stateroom.langgraph import StateroomSaver
 
 STATEROOM = "Stateroom"
+STATEROOM_SYNC = "Stateroom, blocking"
 LANGGRAPH = "LangGraph"
+SEALED = "LangGraph, encrypted"
+SQLITE = "LangGraph, SQLite"
 MEMORY = "in memory"
 HTTPX = "raw HTTP, httpx2"
 SOCKET = "raw HTTP, socket"
 INSERT = "raw insert"
 SERIALISE = "serialising only"
 
-WRITERS_MAX = 16
+DELTA = ", DeltaChannel"
+BLOCKING = frozenset({STATEROOM_SYNC})
+WRITERS = 16
+POOL_MAX = 20
 
 
 def new_thread() -> str:
@@ -70,8 +81,8 @@ class HttpxSaves:
 class SocketSaves:
     """Saves over HTTP on bare sockets, because a full HTTP client costs more than the gateway it talks to."""
 
-    def __init__(self, engines: Engines) -> None:
-        address = urlsplit(engines.url)
+    def __init__(self, engines: Engines, url: str | None = None) -> None:
+        address = urlsplit(url or engines.url)
         self._host, self._port = address.hostname, address.port
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._headers = (
@@ -111,17 +122,38 @@ class Contenders:
         httpx_saves: HttpxSaves,
         socket_saves: SocketSaves,
         inserts: asyncpg.Pool,
-        desks: dict[str, Desk],
+        sqlite: aiosqlite.Connection,
     ) -> None:
         self.savers = savers
         self.raw: dict[str, HttpxSaves | SocketSaves] = {HTTPX: httpx_saves, SOCKET: socket_saves}
         self.httpx = httpx_saves
         self.inserts = inserts
-        self.desks = desks
+        self.sqlite = sqlite
 
     async def insert(self, body: bytes) -> None:
         """Commit one row; the least that durable storage in PostgreSQL can cost from Python."""
         await self.inserts.execute("INSERT INTO kept (body) VALUES ($1)", body)
+
+
+def sqlite_path(engines: Engines) -> Path:
+    """The file of the saver for SQLite, on the disk that PostgreSQL uses."""
+    return engines.folder.parent / "langgraph.sqlite"
+
+
+@asynccontextmanager
+async def postgres_saver(dsn: str, serde: SerializerProtocol | None = None) -> AsyncIterator[AsyncPostgresSaver]:
+    """LangGraph's saver on a pool in autocommit, as its documentation says."""
+    pool = AsyncConnectionPool(
+        dsn,
+        min_size=4,  # it holds a lock around each statement
+        max_size=POOL_MAX,
+        open=False,
+        kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
+    )
+    async with pool:
+        saver = AsyncPostgresSaver(pool, serde=serde)
+        await saver.setup()
+        yield saver
 
 
 @asynccontextmanager
@@ -129,17 +161,11 @@ async def connected(engines: Engines) -> AsyncIterator[Contenders]:
     """Connect every contender as its own documentation says, and close them at the end."""
     async with AsyncExitStack() as stack:
         ours = await stack.enter_async_context(StateroomSaver(engines.url, engines.api_key))
-        pool = await stack.enter_async_context(
-            AsyncConnectionPool(
-                engines.dsn(PEER_DATABASE),
-                min_size=WRITERS_MAX,
-                max_size=20,
-                open=False,
-                kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
-            )
-        )
-        theirs = AsyncPostgresSaver(pool)
-        await theirs.setup()
+        theirs = await stack.enter_async_context(postgres_saver(engines.dsn(PEER_DATABASE)))
+        cipher = EncryptedSerializer.from_pycryptodome_aes(key=os.urandom(32))
+        sealed = await stack.enter_async_context(postgres_saver(engines.dsn(SEALED_PEER_DATABASE), cipher))
+        sqlite = await stack.enter_async_context(AsyncSqliteSaver.from_conn_string(str(sqlite_path(engines))))
+        await sqlite.setup()
         client = await stack.enter_async_context(
             httpx2.AsyncClient(
                 base_url=engines.url,
@@ -152,14 +178,21 @@ async def connected(engines: Engines) -> AsyncIterator[Contenders]:
             )
         )
         inserts = await stack.enter_async_context(
-            asyncpg.create_pool(engines.dsn(FLOOR_DATABASE), min_size=WRITERS_MAX, max_size=WRITERS_MAX)
+            asyncpg.create_pool(engines.dsn(FLOOR_DATABASE), min_size=WRITERS, max_size=WRITERS)
         )
         await inserts.execute("CREATE TABLE kept (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body bytea)")
         sockets = SocketSaves(engines)
         stack.callback(sockets.close)
-        savers = {STATEROOM: ours, LANGGRAPH: theirs, MEMORY: InMemorySaver()}
-        desks = await stack.enter_async_context(audited(engines))
-        yield Contenders(savers, HttpxSaves(client), sockets, inserts, desks)
+        blocking = stack.enter_context(StateroomSaver(engines.url, engines.api_key))
+        savers = {
+            STATEROOM: ours,
+            STATEROOM_SYNC: blocking,
+            LANGGRAPH: theirs,
+            SEALED: sealed,
+            SQLITE: sqlite,
+            MEMORY: InMemorySaver(),
+        }
+        yield Contenders(savers, HttpxSaves(client), sockets, inserts, sqlite.conn)
 
 
 def saves_path(thread_id: str) -> str:

@@ -21,6 +21,7 @@ START_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 60.0
 GATEWAY_DATABASE = "stateroom"
 PEER_DATABASE = "langgraph"
+SEALED_PEER_DATABASE = "langgraph_sealed"
 FLOOR_DATABASE = "floor"
 
 _TABLES_SIZE = """
@@ -31,7 +32,7 @@ WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
 
 
 class Cpu(NamedTuple):
-    """Processor seconds used so far by the client (this process), the gateway, and all of PostgreSQL."""
+    """Processor seconds used so far by the client (this process), the gateways, and all of PostgreSQL."""
 
     client: float
     gateway: float
@@ -42,6 +43,13 @@ class Cpu(NamedTuple):
         return Cpu(*(now - before for now, before in zip(self, earlier, strict=True)))
 
 
+class Memory(NamedTuple):
+    """Resident bytes of the client (this process) and of the gateway."""
+
+    client: int
+    gateway: int
+
+
 class Engines:
     """A running gateway and its PostgreSQL.
 
@@ -49,6 +57,7 @@ class Engines:
         url: Where the gateway answers.
         api_key: A service key of its tenant.
         folder: Where the data is.
+        gateways: All gateway processes, the first one with the embedded engines.
     """
 
     def __init__(self, data_dir: Path, environ: dict[str, str], gateway: psutil.Process) -> None:
@@ -59,7 +68,7 @@ class Engines:
         lines = (data_dir / "postgres" / "postmaster.pid").read_text().splitlines()
         self._port = int(lines[3])
         self._password = (data_dir / "postgres.password").read_text()
-        self._gateway = gateway
+        self.gateways = [gateway]
         self._postmaster = psutil.Process(int(lines[0]))
 
     def dsn(self, database: str) -> str:
@@ -70,9 +79,29 @@ class Engines:
         """Processor time so far; the client's is exact, the others' in ticks of 10 ms."""
         return Cpu(
             time.process_time(),
-            _seconds(self._gateway),
+            sum(map(_seconds, self.gateways)),
             _seconds(self._postmaster) + sum(_seconds(child) for child in self._postmaster.children(recursive=True)),
         )
+
+    def memory(self) -> Memory:
+        """Resident memory now."""
+        return Memory(psutil.Process().memory_info().rss, self.gateways[0].memory_info().rss)
+
+    async def wal_bytes(self) -> int:
+        """Bytes of write-ahead log since the cluster was made, whoever wrote them."""
+        connection = await asyncpg.connect(self.dsn("postgres"))
+        try:
+            return int(await connection.fetchval("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')"))
+        finally:
+            await connection.close()
+
+    async def create_database(self, name: str) -> None:
+        """Create an empty database for a contender."""
+        connection = await asyncpg.connect(self.dsn("postgres"))
+        try:
+            await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        finally:
+            await connection.close()
 
     async def tables_size(self, database: str) -> int:
         """Bytes of all tables with their indexes and TOAST, as they are: nothing is vacuumed for this."""
@@ -100,10 +129,10 @@ class Engines:
         connection = await asyncpg.connect(self.dsn("postgres"))
         try:
             found = {name: str(await connection.fetchval(f"SHOW {name}")) for name in names}
-            for database in (PEER_DATABASE, FLOOR_DATABASE):
-                await connection.execute(f"CREATE DATABASE {database} TEMPLATE template0")
         finally:
             await connection.close()
+        for database in (PEER_DATABASE, SEALED_PEER_DATABASE, FLOOR_DATABASE):
+            await self.create_database(database)
         if (found["fsync"], found["synchronous_commit"]) != ("on", "on"):
             raise RuntimeError("PostgreSQL does not commit durably")
         return found

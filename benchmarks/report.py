@@ -8,10 +8,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.artifacts import BOTO3, DOWN, FILE_CPU, FILES, SEALED, SEALED_OBSTORE, UP
+from benchmarks import archiving, pruning
+from benchmarks.artifacts import BOTO3, DOWN, FILE_CPU, FILES, SEALED_OBSTORE, UP
+from benchmarks.artifacts import SEALED as FILE
 from benchmarks.audit import BATCHED, ROW_EACH, UNRECORDED
-from benchmarks.contenders import INSERT, LANGGRAPH, SOCKET, STATEROOM
-from benchmarks.measures import CLIENT_CPU, DELTA, GATEWAY_CPU, P50, RATE, SECONDS, SIZE, SPEED, Group
+from benchmarks.bench import CLIENT_CPU, GATEWAY_CPU, P50, RATE, SECONDS, SIZE, SPEED, WAL, Group
+from benchmarks.contenders import DELTA, INSERT, LANGGRAPH, SEALED, SOCKET, STATEROOM
+from benchmarks.scale import LOAD_P50, MILLION, SAVE_P50, named
 from benchmarks.sealing import COMPRESSED, PLAIN, RAW
 
 Rounds = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
@@ -46,8 +49,16 @@ HYPOTHESES = (
         2.0,
         True,
     ),
+    Hypothesis(
+        "save 10 KB, one writer, against LangGraph's with encryption: time",
+        ("save", STATEROOM, P50),
+        ("save", SEALED, P50),
+        1.0,
+    ),
+    Hypothesis("save 10 KB, 64 writers: rate", ("save-64", STATEROOM, RATE), ("save-64", LANGGRAPH, RATE), 2.0, True),
     Hypothesis("chat, one save a turn: time", ("chat", STATEROOM, SECONDS), ("chat", LANGGRAPH, SECONDS), 0.5),
     Hypothesis("chat, one save a turn: size", ("chat", STATEROOM, SIZE), ("chat", LANGGRAPH, SIZE), 0.02),
+    Hypothesis("chat, one save a turn: WAL", ("chat", STATEROOM, WAL), ("chat", LANGGRAPH, WAL), 0.1),
     Hypothesis("chat in a graph: time", ("graph", STATEROOM, SECONDS), ("graph", LANGGRAPH, SECONDS), 1.0),
     Hypothesis("chat in a graph: size", ("graph", STATEROOM, SIZE), ("graph", LANGGRAPH, SIZE), 0.02),
     Hypothesis(
@@ -62,13 +73,39 @@ HYPOTHESES = (
         ("graph", LANGGRAPH + DELTA, SECONDS),
         1.0,
     ),
+    Hypothesis(
+        "long chat, one save a turn: time", ("chat-long", STATEROOM, SECONDS), ("chat-long", LANGGRAPH, SECONDS), 0.2
+    ),
+    Hypothesis(
+        "long chat, one save a turn: size", ("chat-long", STATEROOM, SIZE), ("chat-long", LANGGRAPH, SIZE), 0.01
+    ),
+    Hypothesis(
+        "long chat in a graph, plain, against their DeltaChannel: size",
+        ("graph-long", STATEROOM, SIZE),
+        ("graph-long", LANGGRAPH + DELTA, SIZE),
+        1.0,
+    ),
+    Hypothesis("an agent with tools: time", ("agent", STATEROOM, SECONDS), ("agent", LANGGRAPH, SECONDS), 1.0),
+    Hypothesis("load 10 KB: time", ("load-10kb", STATEROOM, P50), ("load-10kb", LANGGRAPH, P50), 1.0),
     Hypothesis("load the whole chat: time", ("load", STATEROOM, P50), ("load", LANGGRAPH, P50), 1.0),
+    Hypothesis("load 4 MB: time", ("load-4mb", STATEROOM, P50), ("load-4mb", LANGGRAPH, P50), 1.0),
+    Hypothesis("read a whole history: time", ("history", STATEROOM, P50), ("history", LANGGRAPH, P50), 1.0),
     Hypothesis("pending writes: time", ("writes", STATEROOM, P50), ("writes", LANGGRAPH, P50), 1.0),
     Hypothesis(
         "save 4 KB, 16 writers: gateway CPU against a raw insert's client CPU",
         ("small-16", SOCKET, GATEWAY_CPU),
         ("small-16", INSERT, CLIENT_CPU),
         2.0,
+    ),
+    *(
+        Hypothesis(
+            f"{what} 10 KB, tables of {rows:,} checkpoints against 10,000: time",
+            ("large-tables", named(STATEROOM, rows), metric),
+            ("large-tables", named(STATEROOM, 10_000), metric),
+            1.2,
+        )
+        for rows in (100_000, MILLION)
+        for what, metric in (("save", SAVE_P50), ("load", LOAD_P50))
     ),
     Hypothesis(
         "audit: loads with batched notes against no record: rate",
@@ -110,11 +147,43 @@ HYPOTHESES = (
         0.5,
         True,
     ),
-    Hypothesis("one large artifact up: rate", ("artifact", SEALED, UP), ("artifact", BOTO3, UP), 0.8, True),
-    Hypothesis("one large artifact down: rate", ("artifact", SEALED, DOWN), ("artifact", BOTO3, DOWN), 0.8, True),
+    Hypothesis(
+        "prune of a long thread: longest wait of its writer, against the same in one transaction",
+        ("prune", pruning.BATCHES, pruning.WORST),
+        ("prune", pruning.AT_ONCE, pruning.WORST),
+        0.1,
+    ),
+    Hypothesis(
+        "prune of a long thread: p99 of its writer's saves meanwhile against alone",
+        ("prune", pruning.BATCHES, pruning.MEANWHILE),
+        ("prune", pruning.BATCHES, pruning.ALONE),
+        3.0,
+    ),
+    Hypothesis(
+        "archive threads, against moving their rows in SQL: rate",
+        ("archive", archiving.ARCHIVE, archiving.OUT),
+        ("archive", archiving.SQL, archiving.OUT),
+        0.1,
+        True,
+    ),
+    Hypothesis(
+        "restore threads, against moving their rows in SQL: rate",
+        ("archive", archiving.ARCHIVE, archiving.BACK),
+        ("archive", archiving.SQL, archiving.BACK),
+        0.1,
+        True,
+    ),
+    Hypothesis(
+        "saves beside an archiver at half a rate, in the same process, against alone: p99",
+        ("archive-beside", archiving.BESIDE_HALF, archiving.P99),
+        ("archive-beside", archiving.ALONE, archiving.P99),
+        2.0,
+    ),
+    Hypothesis("one large artifact up: rate", ("artifact", FILE, UP), ("artifact", BOTO3, UP), 0.8, True),
+    Hypothesis("one large artifact down: rate", ("artifact", FILE, DOWN), ("artifact", BOTO3, DOWN), 0.8, True),
     Hypothesis(
         "artifacts of 100 KB, 16 writers: rate",
-        ("artifact-16", SEALED, FILES),
+        ("artifact-16", FILE, FILES),
         ("artifact-16", BOTO3, FILES),
         0.8,
         True,
@@ -122,7 +191,7 @@ HYPOTHESES = (
     Hypothesis(
         "artifacts of 100 KB, obstore against boto3, both sealed: client CPU",
         ("artifact-16", SEALED_OBSTORE, FILE_CPU),
-        ("artifact-16", SEALED, FILE_CPU),
+        ("artifact-16", FILE, FILE_CPU),
         0.5,
     ),
 )

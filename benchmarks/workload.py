@@ -11,6 +11,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, TypedDict
 
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointMetadata
@@ -18,10 +19,12 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import _messages_delta_reducer, add_messages
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
 
 VOCABULARY_WORDS = 8000
 _SYLLABLES = "ba ce di fo gu ha je ki lo mu na pe qui ra se ti vo wa xe yo zu an er in on ur st ght ing tion".split()  # noqa: SIM905
 _ROLES_PER_TURN = 2  # a question and an answer
+TOOLS_PER_QUESTION = 2
 
 
 @cache
@@ -148,4 +151,42 @@ def chat_graph(saver: BaseCheckpointSaver, messages: Sequence[AnyMessage], *, de
     builder.add_node("model", model)
     builder.add_edge(START, "model")
     builder.add_edge("model", END)
+    return builder.compile(checkpointer=saver)
+
+
+def agent_graph(saver: BaseCheckpointSaver, prose: Prose, questions: int) -> CompiledStateGraph:
+    """An agent as LangGraph's own pieces make it: a model, which is scripted, tools that run at once, and a loop.
+
+    To each question the model answers with calls of two tools, and to their results of 1 KB each with 500 bytes.
+
+    Args:
+        saver: Where it keeps its state.
+        prose: What tools and model say.
+        questions: How many it can answer.
+    """
+
+    def search(query: str) -> str:
+        """Look something up."""
+        return f"{query}: {prose.take(1000)}"
+
+    def script() -> Iterator[AIMessage]:
+        for number in range(questions):
+            calls = [
+                {"name": "search", "args": {"query": prose.take(40)}, "id": f"call-{number}-{tool}"}
+                for tool in range(TOOLS_PER_QUESTION)
+            ]
+            yield AIMessage("", tool_calls=calls, id=f"calls-{number}")
+            yield AIMessage(prose.take(500), id=f"answer-{number}")
+
+    model = GenericFakeChatModel(messages=script())
+
+    async def think(state: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    builder = StateGraph(_Plain)
+    builder.add_node("model", think)
+    builder.add_node("tools", ToolNode([search]))
+    builder.add_edge(START, "model")
+    builder.add_conditional_edges("model", tools_condition)
+    builder.add_edge("tools", "model")
     return builder.compile(checkpointer=saver)
