@@ -19,6 +19,7 @@ from crypto.envelope import (
 )
 from crypto.errors import (
     CryptoError,
+    ExportForOther,
     KeyDenied,
     KeyDestroyed,
     KeyUnavailable,
@@ -26,12 +27,14 @@ from crypto.errors import (
     OpenError,
     RootKeyInvalid,
     SelfTestFailed,
+    TransferKeyInvalid,
 )
 from crypto.keyring import KCV_BYTES, KeyCache, SecretKey, unwrap_subject_key, wrap_subject_key
 from crypto.roots import FileRootKey, MemoryRootKey, RootKey, RootKeys, WrappedKey, create_root_key
 from crypto.sealer import Sealer
 from crypto.signing import NoteKey, SigningKey, open_note, sign_note
 from crypto.suites import Suite
+from crypto.transfer import ExportHeader, ExportOpener, ExportSealer, TransferKey, TransferPublicKey
 
 __all__ = [
     "CONTENT_ID_BYTES",
@@ -40,6 +43,10 @@ __all__ = [
     "WRITE_ENVELOPE_VERSION",
     "BlobCipher",
     "CryptoError",
+    "ExportForOther",
+    "ExportHeader",
+    "ExportOpener",
+    "ExportSealer",
     "Field",
     "FileRootKey",
     "Flag",
@@ -62,6 +69,9 @@ __all__ = [
     "SelfTestFailed",
     "SigningKey",
     "Suite",
+    "TransferKey",
+    "TransferKeyInvalid",
+    "TransferPublicKey",
     "WrappedKey",
     "boundary_digest",
     "content_id",

@@ -59,3 +59,19 @@ class SelfTestFailed(CryptoError):
 
 class NoteInvalid(CryptoError):
     """A signed note or a public key is malformed, or the signature is wrong or missing."""
+
+
+class TransferKeyInvalid(CryptoError):
+    """A transfer key's public half is malformed or was damaged, or nothing can be sealed for it."""
+
+
+class ExportForOther(CryptoError):
+    """An export is sealed for another deployment's transfer key.
+
+    Attributes:
+        recipient: That key's fingerprint, as the export says in the clear.
+    """
+
+    def __init__(self, recipient: str) -> None:
+        super().__init__("the export is sealed for another transfer key")
+        self.recipient = recipient

@@ -5,13 +5,12 @@ paths no route matches count too); authentication and the tenant's cap around ro
 exception; startup and shutdown. The server's own life (sockets, signals) belongs to whoever runs it.
 """
 
-import asyncio
 import contextlib
-import functools
 import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,12 +30,13 @@ from litestar.types import (
 )
 from uuid_utils import uuid7
 
-from crypto import CryptoError, selftest
+from crypto import selftest
 from crypto.roots import RootKey, create_root_key
 from gateway import auth, routes
 from gateway.allocation import give_large_buffers_back
 from gateway.artifact_urls import ArtifactUrls
 from gateway.auth import AuthenticationMiddleware, Authenticator, ListingScope, Principal
+from gateway.background import in_the_background
 from gateway.cursors import Cursors
 from gateway.documentation import Documentation
 from gateway.exchange import Exchange, Facts, encode_id
@@ -48,13 +48,12 @@ from gateway.readiness import Probe, Readiness
 from gateway.services import Services
 from gateway.settings import Settings, SettingsError
 from gateway.telemetry import UNMATCHED, Metrics
+from migrations.state.chain import Chain
+from migrations.state.errors import ChainInvalid
 from migrations.state.loading import shipped_chains
-from storage import head_anchors
-from storage.anchors import ANCHOR_SECONDS
-from storage.audit import FLUSH_SECONDS
-from storage.blobs.store import BlobStore
+from storage.blobs.keyspace import Place
+from storage.blobs.store import FROZEN_CLASSES, BlobStore
 from storage.clock import Clock, SystemClock
-from storage.errors import StorageError
 from storage.format.audit import OPERATOR_CHAIN
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.scope import OperatorScope, TenantListing, TenantScope
@@ -81,9 +80,11 @@ class Gateway(Litestar):
 
     Attributes:
         services: Its parts, for whoever runs it (`services.drain`, `services.metrics`).
+        background: Whether it also does what any process may do for all of them (`gateway.background`).
     """
 
     services: Services
+    background: bool = True
 
     async def __call__(
         self,
@@ -271,9 +272,11 @@ def create_app(
     *,
     store: Store,
     blob_health: Probe | None = None,
+    archive_health: Probe | None = None,
     root_key_health: Probe | None = None,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
+    background: bool = True,
 ) -> Gateway:
     """Wire an application around an open store. The store's life is the caller's (see `open_app`).
 
@@ -281,9 +284,11 @@ def create_app(
         settings: What the process was told.
         store: The open store.
         blob_health: Probe of S3, shown by ``/readyz``.
+        archive_health: Probe of the bucket of archived threads, likewise.
         root_key_health: Probe of the root key, shown by ``/readyz``.
         metrics: The registry that storage observes into already, or None for a new one.
         clock: What the expiry of keys is compared with.
+        background: Whether it does what any process may do for all of them.
     """
     metrics = metrics or Metrics()
     clock = clock or SystemClock()
@@ -300,7 +305,14 @@ def create_app(
         artifact_urls=ArtifactUrls(settings.api_key_pepper),
         drain=drain,
         metrics=metrics,
-        readiness=Readiness(store, drain, metrics, blob_health=blob_health, root_key_health=root_key_health),
+        readiness=Readiness(
+            store,
+            drain,
+            metrics,
+            blob_health=blob_health,
+            archive_health=archive_health,
+            root_key_health=root_key_health,
+        ),
         clock=clock,
     )
     documentation = Documentation.render(api_document(settings.public_url))
@@ -325,6 +337,7 @@ def create_app(
         debug=False,
     )
     app.services = services
+    app.background = background
     return app
 
 
@@ -334,72 +347,16 @@ async def _lifespan(app: Litestar) -> AsyncIterator[None]:
     services = app.services
     selftest.run()
     services.readiness.self_test_passed = True
-    store = services.store
-    flushing = asyncio.create_task(services.authenticator.keep_flushing(store.tenants.touch_keys))
-    ended = asyncio.Event()
-    noting = asyncio.create_task(_repeat("flush", FLUSH_SECONDS, store.audit.flush, ended, services.metrics))
-    heads = asyncio.create_task(
-        _repeat("heads", head_anchors.ANCHOR_SECONDS, store.head_anchors.flush, ended, services.metrics)
-    )
-    anchoring = asyncio.create_task(_anchor(store, ended, services.metrics))
-    working = asyncio.create_task(store.runner.keep_running(_job_round_failed))
-    sweeping = asyncio.create_task(
-        store.sweep.keep_running(
-            services.metrics.swept, functools.partial(_sweep_failed, services.metrics), services.metrics.counted
-        )
-    )
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    try:
-        yield
-    finally:
-        services.drain.begin()
-        services.drain.stopped = True
-        await services.commits.finish()
-        ended.set()
-        for task in (noting, heads):  # not cancelled: they may hold notes; their last round writes what is left
-            await task
-        # An anchor that was not written is by the next process; a job, or a sweep, goes on when its lease has ended.
-        for task in (flushing, anchoring, working, sweeping):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-
-def _job_round_failed(reason: Exception) -> None:
-    _log.warning("job round failed", error=type(reason).__name__)
-
-
-def _sweep_failed(metrics: Metrics, reason: Exception) -> None:
-    metrics.sweep_failed()
-    _log.warning("sweep failed", error=type(reason).__name__)
-
-
-async def _anchor(store: Store, ended: asyncio.Event, metrics: Metrics) -> None:
-    """Anchor audit logs every minute; the key for it is made before anything that a backup could miss is anchored."""
-    try:
-        await store.anchors.ensure_signing_key()
-    except (StorageError, CryptoError) as reason:
-        _log.warning("audit round failed", round="anchor", error=type(reason).__name__)
-    await _repeat("anchor", ANCHOR_SECONDS, store.anchors.anchor_due, ended, metrics)
-
-
-async def _repeat(
-    what: str, seconds: float, work: Callable[[], Awaitable[object]], ended: asyncio.Event, metrics: Metrics
-) -> None:
-    """Do ``work`` every ``seconds`` until ``ended``, and once more then; what fails is tried again."""
-    while True:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), seconds)
-        last = ended.is_set()
+    async with in_the_background(services, for_all=app.background):
         try:
-            await work()
-        except Exception as reason:  # noqa: BLE001  whatever it is, the next round must come
-            metrics.audit_failed(what)
-            _log.warning("audit round failed", round=what, error=type(reason).__name__)
-        if last:
-            return
+            yield
+        finally:
+            services.drain.begin()
+            services.drain.stopped = True
+            await services.commits.finish()
 
 
 @asynccontextmanager
@@ -408,6 +365,8 @@ async def open_app(
     *,
     metrics: Metrics | None = None,
     embedded: bool = False,
+    state_schemas: Path | None = None,
+    background: bool = True,
 ) -> AsyncIterator[Gateway]:
     """Open the root key, the object store and the store, wire an application around them, and close them in the end.
 
@@ -415,44 +374,67 @@ async def open_app(
         settings: What the process was told.
         metrics: The registry to observe into, or None for a new one.
         embedded: Whether a database that does not fsync is accepted.
+        state_schemas: A folder of the deployment's own steps in Python, beside those that are installed.
+        background: As for `create_app`.
 
     Raises:
         SetupError: the database is not set up as it must be.
         RootKeyInvalid: the root key cannot be used.
-        SettingsError: the object store's URL is wrong.
-        ChainInvalid: what the deployment ships for a state schema is no chain of steps.
+        SettingsError: the object store's URL is wrong, or what the deployment ships for a state schema is no chain of
+            steps, or can be changed by somebody else.
     """
+    shipped = _shipped(state_schemas)
     give_large_buffers_back()
     metrics = metrics or Metrics()
     async with contextlib.AsyncExitStack() as stack:
         root_key = create_root_key(settings.root_key)
         stack.push_async_callback(root_key.aclose)
         blobs = await stack.enter_async_context(open_blobs(settings.s3_url))
+        archive = await stack.enter_async_context(open_blobs(settings.archive_url, "archive"))
         store = await Store.open(
             settings.database_url,
             root_key=root_key,
             deployment_id=settings.deployment_id,
             connections_max=settings.database_connections_max,
             blobs=blobs,
+            archive=archive,
             durable=not embedded,
             observer=metrics,
             backup_retention_days=settings.backup_retention_days,
             offload_bytes_min=offload_bytes_min(settings.s3_url),
-            shipped=shipped_chains(),
+            shipped=shipped,
         )
         stack.push_async_callback(store.close)
         yield create_app(
             settings,
             store=store,
             blob_health=None if blobs is None else _blobs_healthy(blobs),
+            archive_health=None if archive is None else _blobs_healthy(archive),
             root_key_health=_healthy(root_key),
             metrics=metrics,
+            background=background,
         )
 
 
+def _shipped(folder: Path | None) -> dict[str, Chain]:
+    try:
+        return shipped_chains(folder)
+    except ChainInvalid as fault:
+        raise SettingsError(f"the steps of a state schema cannot be used: {fault.step}: {fault}") from None
+
+
 @asynccontextmanager
-async def open_blobs(url: str | None) -> AsyncIterator[BlobStore | None]:
-    """The object store that a URL names, while it is in use. Nothing is asked of it yet."""
+async def open_blobs(url: str | None, place: Place = "blobs") -> AsyncIterator[BlobStore | None]:
+    """The object store that a URL names, while it is in use. Nothing is asked of it yet.
+
+    Args:
+        url: ``STATEROOM_S3_URL``, or ``STATEROOM_ARCHIVE_URL``.
+        place: What it is for.
+
+    Raises:
+        SettingsError: it is not of the form, or blobs would be frozen as soon as they are stored.
+    """
+    variable = "STATEROOM_ARCHIVE_URL" if place == "archive" else "STATEROOM_S3_URL"
     if url is None:
         yield None
         return
@@ -461,9 +443,12 @@ async def open_blobs(url: str | None) -> AsyncIterator[BlobStore | None]:
     from storage.blobs.s3 import S3Location  # noqa: PLC0415
 
     try:
-        blobs = open_bucket(S3Location.parse(url))
+        location = S3Location.parse(url)
+        if place == "blobs" and location.storage_class in FROZEN_CLASSES:
+            raise ValueError(f"what is stored in {location.storage_class} cannot be read again at once")  # noqa: TRY301
+        blobs = open_bucket(location)
     except ValueError as error:
-        raise SettingsError(f"STATEROOM_S3_URL is wrong: {error}") from None
+        raise SettingsError(f"{variable} is wrong: {error}") from None
     try:
         yield blobs
     finally:

@@ -2,10 +2,12 @@
 
 ``uvicorn gateway.asgi:app`` or ``granian --interface asgi gateway.asgi:app``. The environment is read and the
 database opened when the server starts the lifespan, so importing this module does nothing. ``stateroom
-serve`` does the same and also drains on SIGTERM; other servers stop when they are told to.
+serve`` does the same and also drains on SIGTERM; other servers stop when they are told to. A deployment with a folder
+of state schemas has a module of its own that says ``app = FromEnvironment(state_schemas=Path(...))``.
 """
 
 import os
+from pathlib import Path
 from typing import Any
 
 from gateway.app import Gateway, open_app
@@ -16,7 +18,9 @@ from gateway.telemetry import Metrics, MetricsServer, configure_logging
 class FromEnvironment:
     """Opens the application with the lifespan, and serves it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, state_schemas: Path | None = None) -> None:
+        """``state_schemas``: as ``stateroom serve --state-schemas``."""
+        self._state_schemas = state_schemas
         self._app: Gateway | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -36,7 +40,7 @@ class FromEnvironment:
         metrics = Metrics()
         listener = MetricsServer(metrics, settings.metrics_listen) if settings.metrics_listen else None
         try:
-            async with open_app(settings, metrics=metrics) as app:
+            async with open_app(settings, metrics=metrics, state_schemas=self._state_schemas) as app:
                 self._app = app
                 await app(scope, receive, send)
         finally:

@@ -81,7 +81,7 @@ async def stream(
     *,
     status: int,
     headers: dict[str, str],
-    size_bytes: int,
+    size_bytes: int | None,
     held: contextlib.ExitStack | None = None,
 ) -> Response[bytes]:
     """An answer of ``size_bytes``, whose first slice is opened before anything is said.
@@ -90,7 +90,8 @@ async def stream(
         slices: The content.
         status: 200 or 206.
         headers: Its headers but Content-Length.
-        size_bytes: How many bytes the slices have together.
+        size_bytes: How many bytes the slices have together; None: nobody knows, and only an answer that ends as HTTP
+            says (not by a closed connection) is whole.
         held: What to let go of when the answer has ended.
 
     Raises:
@@ -103,9 +104,8 @@ async def stream(
         held.close()
         await _close(slices)
         raise
-    return ContentResponse(
-        _with_first(first, slices), held, status_code=status, headers={**headers, "content-length": str(size_bytes)}
-    )
+    length = {} if size_bytes is None else {"content-length": str(size_bytes)}
+    return ContentResponse(_with_first(first, slices), held, status_code=status, headers={**headers, **length})
 
 
 async def _with_first(first: bytes | None, slices: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -7,6 +7,7 @@ who the client is nor what the request means.
 import asyncio
 import base64
 import binascii
+import contextlib
 import functools
 import hashlib
 import re
@@ -280,10 +281,11 @@ class Exchange:
         NotAcceptable: the answer could not be written in an accepted format.
     """
 
-    __slots__ = ("_receive", "facts", "format", "query_string", "route")
+    __slots__ = ("_body_ended", "_receive", "facts", "format", "query_string", "route")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
+        self._body_ended = False
         self.facts = Facts.of(scope)
         if self.facts.duplicate is not None:
             raise InvalidRequest(Fault(detail="the header is given twice", header=self.facts.duplicate))
@@ -322,7 +324,19 @@ class Exchange:
         """
         if self.facts.headers.get(b"content-encoding", b"identity").strip().lower() not in {b"", b"identity"}:
             raise UnsupportedMediaType("send the content uncompressed")
-        return stream_body(self.facts.headers, self._receive, bytes_max, limit)
+        return stream_body(self.facts.headers, self._more, bytes_max, limit)
+
+    async def _more(self) -> Any:
+        message = await self._receive()
+        self._body_ended = message["type"] != "http.request" or not message["more_body"]
+        return message
+
+    async def drain(self, seconds_max: float) -> None:
+        """Let go of the rest of a body that was refused, for a while: a client that still sends reads no answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds_max):
+                while not self._body_ended:
+                    await self._more()
 
     def no_query(self) -> None:
         """Refuse any query parameter."""

@@ -36,6 +36,11 @@ TENANT_REQUESTS_IN_FLIGHT_MAX = 128  # one tenant may fill half the default of 2
 THREAD_WRITES_ACTIVE_MAX = 2  # one commits (the thread's row lock allows no more), one prepares meanwhile
 THREAD_WRITES_WAITING_MAX = 64  # a wide fan-out of tasks; beyond it the client should back off
 THREAD_WAIT_SECONDS_MAX = 5.0  # well within a client's attempt timeout of 10 s
+EXPORT_BYTES_MAX = 1024**4  # a tenant; whoever has more moves it subject by subject
+TRANSFERS_AT_ONCE = 4  # exports and imports of a process: each keeps a core busy as long as its peer is fast
+TENANT_TRANSFERS_AT_ONCE = 1  # of one tenant: two of the same only wait for each other
+REFUSED_SECONDS_MAX = 5.0  # how long the rest of an import that was refused is read, so that its client hears why
+TRANSFER_RETRY_SECONDS = 30.0  # a transfer takes minutes
 RETRY_AFTER_SECONDS = 1.0  # what a refused request is told; load of this kind passes within a second
 
 T = TypeVar("T")
@@ -89,6 +94,17 @@ class ThreadBusy(Refused):
         super().__init__("thread-busy", "too many writes to this thread are waiting; send fewer at once")
 
 
+class TransferBusy(Refused):
+    """The tenant, or the process, exports and imports as much at once as it may."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "transfer-busy",
+            f"a tenant exports and imports {TENANT_TRANSFERS_AT_ONCE} at once, a process {TRANSFERS_AT_ONCE}",
+            TRANSFER_RETRY_SECONDS,
+        )
+
+
 class InFlight(Protocol):
     """What counts in-flight work for the metrics."""
 
@@ -118,6 +134,7 @@ class Admission:
     def __init__(self, requests_max: int, *, tenant_requests_max: int = TENANT_REQUESTS_IN_FLIGHT_MAX) -> None:
         self.requests_max = requests_max
         self.tenant_requests_max = tenant_requests_max
+        self._transfers: dict[UUID, int] = {}
         self.requests = 0
         self._tenants: dict[UUID, int] = {}
         self._threads: dict[ThreadAddress, _Gate] = {}
@@ -159,6 +176,24 @@ class Admission:
                 self._tenants[tenant_id] = left
             else:
                 del self._tenants[tenant_id]
+
+    @contextmanager
+    def transfer(self, tenant_id: UUID) -> Iterator[None]:
+        """Count an export or an import in.
+
+        Raises:
+            TransferBusy: there are as many as allowed.
+        """
+        own = self._transfers.get(tenant_id, 0)
+        if own >= TENANT_TRANSFERS_AT_ONCE or sum(self._transfers.values()) >= TRANSFERS_AT_ONCE:
+            raise TransferBusy
+        self._transfers[tenant_id] = own + 1
+        try:
+            yield
+        finally:
+            self._transfers[tenant_id] -= 1
+            if not self._transfers[tenant_id]:
+                del self._transfers[tenant_id]
 
     @asynccontextmanager
     async def thread(self, address: ThreadAddress) -> AsyncIterator[None]:

@@ -48,6 +48,16 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "name": "If-None-Match", "in": "header", "schema": {"type": "string"},
         "description": "304 when the content has one of these ETags: a content never changes.",
     },
+    "If-Unmodified-Since": {
+        "name": "If-Unmodified-Since", "in": "header", "schema": {"type": "string"},
+        "description": "412 content-changed when the artifact is younger; ignored beside If-Match.",
+        "example": "Sun, 06 Nov 1994 08:49:37 GMT",
+    },
+    "If-Modified-Since": {
+        "name": "If-Modified-Since", "in": "header", "schema": {"type": "string"},
+        "description": "304 when the artifact is not younger; ignored beside If-None-Match.",
+        "example": "Sun, 06 Nov 1994 08:49:37 GMT",
+    },
     "Range": {
         "name": "Range", "in": "header", "schema": {"type": "string"},
         "description": "One range of bytes: 206, or 416. Several ranges, or another unit: all of it.",
@@ -169,6 +179,7 @@ def document(operations: list[tuple[str, Operation]], *, public_url: str) -> dic
                 "X-Request-Id": {"description": "As sent, or minted.", "schema": {"type": "string"}},
                 "Content-Digest": {"description": "SHA-256 of all of it (RFC 9530).", "schema": {"type": "string"}},
                 "Content-Range": {"description": "Which bytes, with 206 and 416.", "schema": {"type": "string"}},
+                "Last-Modified": {"description": "When the artifact was made.", "schema": {"type": "string"}},
                 "Accept-Ranges": {"description": "bytes", "schema": {"type": "string"}},
                 "Content-Disposition": {
                     "description": "attachment or inline, with the file's name.",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
+from msgspec import UNSET
 
 from crypto import errors as crypto_errors
 from gateway import limits
@@ -19,7 +20,7 @@ from gateway.wire import Fault, Problem
 from migrations.state import errors as state_errors
 from storage import errors as storage_errors
 from storage.blob_io import BlobDamaged, BlobTooLarge
-from storage.blobs.store import BlobExists, BlobNotFound, BlobUnavailable, MultipartNotFound, PartMismatch
+from storage.blobs.store import BlobExists, BlobFrozen, BlobNotFound, BlobUnavailable, MultipartNotFound, PartMismatch
 
 
 class GatewayError(Exception):
@@ -170,6 +171,9 @@ TABLE: dict[type[Exception], Kind] = {
     limits.ThreadBusy: Kind(
         429, "thread-busy", "Thread busy", True, "Too many writes wait for this thread; retry later.", 1.0
     ),
+    limits.TransferBusy: Kind(
+        429, "transfer-busy", "Transfers busy", True, "Wait until the transfer that is under way has ended.", 30.0
+    ),
     Unauthenticated: Kind(
         401, "unauthenticated", "Not authenticated", False,
         "Send a valid API key; unknown, expired and revoked look alike.",
@@ -244,7 +248,26 @@ TABLE: dict[type[Exception], Kind] = {
         409, "thread-exists", "Thread exists", False, "Copy to a free id, or delete that thread."
     ),
     storage_errors.ThreadArchived: Kind(
-        409, "thread-archived", "Thread archived", False, "Restore the thread before writing to it."
+        409, "thread-archived", "Thread archived", True,
+        "Its object must be thawed before the thread can be read or written to. Begin to restore it, unless `state` "
+        "says that it is thawing, and ask again after Retry-After. Reading begins nothing.",
+        60.0,
+    ),
+    storage_errors.ArchiveUnavailable: Kind(
+        409, "archive-unavailable", "No archive", False,
+        "This deployment has no bucket of archives; the operator sets STATEROOM_ARCHIVE_URL.",
+    ),
+    storage_errors.ArchiveTooLarge: Kind(
+        409, "archive-too-large", "Archive too large", False,
+        "The thread is larger than one archive, or than this process restores. Prune or thin it first.",
+    ),
+    storage_errors.ThreadActive: Kind(
+        409, "thread-active", "Thread active", True,
+        "The thread was written to while it was archived; it stays hot. Archive it when it rests.", 5.0,
+    ),
+    storage_errors.RestoreNeeded: Kind(
+        409, "restore-needed", "Restore needed", False,
+        "The thread's archive is too large to be read where it is: restore the thread, then read it.",
     ),
     storage_errors.ChannelUnchangedUnknown: Kind(
         409, "channel-unchanged-unknown", "Unchanged channel unknown", False,
@@ -254,6 +277,15 @@ TABLE: dict[type[Exception], Kind] = {
         409, "delta-chain-needed", "Delta chain needed", False,
         "A checkpoint that stays is rebuilt from this run's writes; delete the later runs too.",
     ),
+    storage_errors.WritesPending: Kind(
+        409, "writes-pending", "Writes pending", False,
+        "Tasks have written to the head: compact after the save that takes up what they wrote.",
+    ),
+    storage_errors.LegalHold: Kind(
+        409, "legal-hold", "Legal hold", False,
+        "A hold keeps the thread, its agent or the tenant: nothing can be removed before a tenant:admin lifts it.",
+    ),
+    storage_errors.RetentionPoliciesExceeded: _CONFLICT,
     storage_errors.ArtifactReferenced: Kind(
         409, "artifact-referenced", "Artifact referenced", False,
         "A checkpoint names it. Prune or delete what does, then delete the artifact.",
@@ -319,6 +351,19 @@ TABLE: dict[type[Exception], Kind] = {
         "The step that the detail names cannot be applied to this state; what is stored is untouched. Read it at the "
         "version it was saved at, or register a step that can.",
     ),
+    storage_errors.ImportRefused: Kind(
+        422, "import-refused", "Import refused", False,
+        "The file is no whole, unaltered export that this release reads. Threads that came before the fault are "
+        "imported; none is in part. Fetch the export again and run the import again: it passes over what is there.",
+    ),
+    storage_errors.ImportForOther: Kind(
+        422, "import-for-other", "Import for another deployment", False,
+        "Export again, for the key that 'stateroom transfer-key show' prints at this deployment.",
+    ),
+    storage_errors.ImportConflict: Kind(
+        409, "import-conflict", "Import conflict", False,
+        "Something with the same id exists here with another content: delete it, or import into another tenant.",
+    ),
     storage_errors.IdempotencyKeyReused: Kind(
         422, "idempotency-key-reused", "Idempotency-Key reused", False,
         "Use a new Idempotency-Key for a request that differs.",
@@ -356,6 +401,7 @@ TABLE: dict[type[Exception], Kind] = {
     MultipartNotFound: INTERNAL,  # a verb says which upload it was
     PartMismatch: INTERNAL,  # likewise
     BlobExists: INTERNAL,  # uploads name fresh uuids
+    BlobFrozen: INTERNAL,  # whoever reads an archive says which thread it is: ThreadArchived
     BlobDamaged: _INTEGRITY,
     BlobTooLarge: Kind(
         413, "body-too-large", "Body too large", False,
@@ -381,6 +427,8 @@ TABLE: dict[type[Exception], Kind] = {
     crypto_errors.RootKeyInvalid: INTERNAL,
     crypto_errors.SelfTestFailed: INTERNAL,
     crypto_errors.NoteInvalid: INTERNAL,
+    crypto_errors.TransferKeyInvalid: _INVALID,
+    crypto_errors.ExportForOther: INTERNAL,  # storage names both keys: ImportForOther
 }  # fmt: skip
 
 KINDS: dict[str, Kind] = {kind.code: kind for kind in TABLE.values()}
@@ -396,6 +444,12 @@ def kind_of(error: Exception) -> Kind:
 def type_uri(public_url: str, code: str) -> str:
     """Where a code is explained: the offline documentation page of the deployment."""
     return f"{public_url}/docs#{code}"
+
+
+def _fault(error: storage_errors.InvalidState) -> Fault:
+    if isinstance(error, storage_errors.StateSchemaInvalid) and error.parameter is not None:
+        return Fault(detail=str(error), parameter=error.parameter)
+    return Fault(detail=str(error), pointer=error.pointer)
 
 
 def describe(error: Exception, *, public_url: str, instance: str, request_id: str) -> tuple[Problem, dict[str, str]]:
@@ -418,19 +472,20 @@ def describe(error: Exception, *, public_url: str, instance: str, request_id: st
         case InvalidRequest():
             problem.errors = error.faults
         case storage_errors.InvalidState():
-            problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
+            problem.errors = [_fault(error)]
         case storage_errors.LimitExceeded():
             problem.limit = error.limit
             if error.pointer:
                 problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
         case BodyTooLarge():
             problem.limit = error.limit
-        case storage_errors.ArtifactUnknown():
-            problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
-        case state_errors.UpcastFailed():
+        case storage_errors.ArtifactUnknown() | state_errors.UpcastFailed():
             problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
         case storage_errors.HeadMoved():
             problem.head_id = error.head_id
+        case storage_errors.ThreadArchived():
+            problem.state = error.state
+            problem.progress = UNSET if error.progress is None else error.progress
         case storage_errors.ChannelUnchangedUnknown():
             problem.errors = [Fault(detail=str(error), pointer=pointer("channels", error.channel))]
         case _:
@@ -441,7 +496,7 @@ def describe(error: Exception, *, public_url: str, instance: str, request_id: st
 def _headers(error: Exception, kind: Kind) -> dict[str, str]:
     headers = {"content-type": "application/problem+json"}
     if kind.retry_after_seconds is not None:
-        seconds = getattr(error, "retry_after_seconds", kind.retry_after_seconds)
+        seconds = getattr(error, "retry_after_seconds", None) or kind.retry_after_seconds
         headers["retry-after"] = str(max(1, round(seconds)))
     if kind.status == 401:
         headers["www-authenticate"] = 'Bearer realm="stateroom"'
@@ -510,6 +565,8 @@ in seconds. The `type` is the deployment's `/docs#<code>`.
 
 `head-moved` carries `head_id`, the head there is now (null: none). `limit-exceeded` and `body-too-large`
 carry `limit`, the name of the limit. `range-not-satisfiable` carries the content's length in `Content-Range`.
+`thread-archived` carries `state` (`archived`, `frozen` or `thawing`) and, while a restore waits for a thaw, `progress`
+from 0 to 1.
 Problems never carry state.
 
 Generated by `python -m gateway.problems`.

@@ -1,8 +1,8 @@
 """Whether this process should get requests (``/readyz``).
 
 Ready means: the cryptographic self-test passed, the process is not draining, the database is writable and
-migrated at least as far as this build needs. S3 and the root key are reported but do not count: a key service
-that stutters must not take down processes that still serve from their caches.
+migrated at least as far as this build needs. S3, the archive and the root key are reported but do not count: a key
+service that stutters must not take down processes that still serve from their caches.
 """
 
 import time
@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 
 class Report(Response, omit_defaults=True):
-    """What `/readyz` says. ``blobs`` and ``root_key`` are absent where they are not probed."""
+    """What `/readyz` says. ``blobs``, ``archive`` and ``root_key`` are absent where they are not probed."""
 
     ready: bool
     self_test: bool
@@ -32,6 +32,7 @@ class Report(Response, omit_defaults=True):
     db_revision: str | None
     db_revision_ok: bool
     blobs: bool | UnsetType = UNSET
+    archive: bool | UnsetType = UNSET
     root_key: bool | UnsetType = UNSET
 
 
@@ -43,6 +44,7 @@ class Readiness:
         drain: Whether the process is on its way out.
         metrics: Where probes are recorded.
         blob_health: Probe of S3, or None.
+        archive_health: Probe of the bucket of archived threads, or None.
         root_key_health: Probe of the root key, or None.
     """
 
@@ -53,12 +55,13 @@ class Readiness:
         metrics: Metrics,
         *,
         blob_health: Probe | None = None,
+        archive_health: Probe | None = None,
         root_key_health: Probe | None = None,
     ) -> None:
         self._store = store
         self._drain = drain
         self._metrics = metrics
-        self._probes = {"blobs": blob_health, "root_key": root_key_health}
+        self._probes = {"blobs": blob_health, "archive": archive_health, "root_key": root_key_health}
         self._database = False
         self._revision: str | None = None
         self._revision_ok = False
@@ -84,6 +87,7 @@ class Readiness:
             db_revision=self._revision,
             db_revision_ok=self._revision_ok,
             blobs=self._others.get("blobs", UNSET),
+            archive=self._others.get("archive", UNSET),
             root_key=self._others.get("root_key", UNSET),
         )
 

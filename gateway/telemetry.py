@@ -6,23 +6,29 @@ sets.
 """
 
 import logging
+import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import msgspec
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
 from gateway.settings import Address
+from storage.retaining import RetentionCensus, Round
+from storage.retention import ACTIONS
 from storage.sweep import STATES, Census, Swept
 
 STATE_VERSIONS_NAMED_MAX = 50  # versions with a label of their own, over all schemas: what tenants register is theirs
 UNMATCHED = "unmatched"  # one label value for all paths that no route matches
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SWEEP_STEPS = ("expired", "removed", "tombstones", "marked", "strays", "condemned", "deleted", "failed")
+_RETAINED = ("archived", "deleted", "expired", "thinned")
+_RETENTION_FAILURES = ("round", "act")
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 
 
@@ -101,6 +107,41 @@ class Metrics:
         self.sweep_due_seconds = Gauge(
             "stateroom_sweep_due_seconds", "How long what should be gone has been due.", registry=self.registry
         )
+        self.threads = Gauge(
+            "stateroom_threads", "Threads of tenants with a retention policy, as their last rounds counted them.",
+            ["tier"], registry=self.registry,
+        )  # fmt: skip
+        self.threads_held = Gauge("stateroom_threads_held", "Of those, under a legal hold.", registry=self.registry)
+        self.retained_total = Counter(
+            "stateroom_retained_total", "Threads that rounds of retention acted on.", ["action"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.retained_bytes_total = Counter(
+            "stateroom_retained_bytes_total", "Bytes that rounds archived or expired.", registry=self.registry
+        )
+        self.retention_failures_total = Counter(
+            "stateroom_retention_failures_total", "Rounds, and acts of rounds, that failed.", ["what"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.retention_due = Gauge(
+            "stateroom_retention_due", "Acts that the last rounds left undone.", ["action"], registry=self.registry
+        )
+        self.retention_late_seconds = Gauge(
+            "stateroom_retention_late_seconds", "How long the oldest of those has been due.", registry=self.registry
+        )
+        self.retention_age_seconds = Gauge(
+            "stateroom_retention_age_seconds", "Since the last whole round of any tenant.", registry=self.registry
+        )
+        self.retention_overdue = Gauge(
+            "stateroom_retention_overdue", "Tenants whose round should have begun long ago.", registry=self.registry
+        )
+        self._retained = {name: self.retained_total.labels(name) for name in _RETAINED}
+        for what in _RETENTION_FAILURES:
+            self.retention_failures_total.labels(what)
+        for tier in ("hot", "archive"):
+            self.threads.labels(tier)
+        for action in ACTIONS:
+            self.retention_due.labels(action)
         self.dependency_up = Gauge(
             "stateroom_dependency_up", "1: the last probe succeeded.", ["dependency"], registry=self.registry
         )
@@ -190,14 +231,71 @@ class Metrics:
         """A round of the sweeper failed; it is tried again."""
         self.sweep_failures_total.inc()
 
+    def retained(self, done: Round) -> None:
+        """A pass of retention ended."""
+        for name, child in self._retained.items():
+            child.inc(getattr(done, name))
+        self.retained_bytes_total.inc(done.bytes)
+        self.retention_failures_total.labels("act").inc(done.failed)
+
+    def retention_counted(self, census: RetentionCensus) -> None:
+        """Retention counted what there is, and what waits."""
+        self.threads.labels("hot").set(census.hot)
+        self.threads.labels("archive").set(census.archive)
+        self.threads_held.set(census.held)
+        for action in ACTIONS:
+            self.retention_due.labels(action).set(census.due[action])
+        self.retention_late_seconds.set(census.late_seconds)
+        self.retention_age_seconds.set(census.age_seconds)
+        self.retention_overdue.set(census.overdue)
+
+    def retention_failed(self) -> None:
+        """A pass of retention failed; it is tried again."""
+        self.retention_failures_total.labels("round").inc()
+
+
+class _Quiet(WSGIRequestHandler):
+    """Logs nothing: what is asked here is asked every few seconds."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name is the base class's
+        pass
+
 
 class MetricsServer:
-    """Serves a registry to Prometheus from a thread, on a listener of its own."""
+    """Serves a registry to Prometheus from a thread, on a listener of its own; of a worker also ``/readyz``."""
 
-    def __init__(self, metrics: Metrics, address: Address) -> None:
-        self._server: WSGIServer
-        self._thread: threading.Thread
-        self._server, self._thread = start_http_server(address.port, addr=address.host, registry=metrics.registry)
+    def __init__(
+        self, metrics: Metrics, address: Address, ready: Callable[[], tuple[bool, bytes]] | None = None
+    ) -> None:
+        """Listen.
+
+        Args:
+            metrics: Whose registry.
+            address: Where.
+            ready: Whether the process is fit, and a JSON document that says so; called in a thread of this server.
+
+        Raises:
+            OSError: The address cannot be had.
+        """
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+
+        class _Server(ThreadingMixIn, WSGIServer):
+            address_family = found[0][0]
+            daemon_threads = True
+
+        exposition = make_wsgi_app(metrics.registry)
+
+        def answer(environ: dict[str, Any], start_response: Any) -> Any:
+            if ready is None or environ["PATH_INFO"] != "/readyz":
+                return exposition(environ, start_response)
+            is_ready, body = ready()
+            headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+            start_response("200 OK" if is_ready else "503 Service Unavailable", headers)
+            return [body]
+
+        self._server = make_server(address.host, address.port, answer, _Server, handler_class=_Quiet)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:

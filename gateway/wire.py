@@ -67,12 +67,15 @@ class ChannelIn(Request):
     """One channel as an adapter serialised it.
 
     ``data`` absent means "unchanged": the parent checkpoint must hold this channel at the same ``version``.
+    With ``append_to`` the parent must hold it at that version as a MessagePack list, and ``data`` is a MessagePack
+    list (without ``holes``) of the elements that follow its own. Where either does not hold, send the whole value.
     """
 
     version: Version | None = None
     encoding: Annotated[str, Meta(max_length=64)] = "msgpack"
     data: bytes | UnsetType = UNSET
     holes: Holes = []
+    append_to: Version | UnsetType = UNSET
 
 
 class Changes(Request):
@@ -299,8 +302,32 @@ class ChannelHistories(Response):
     channels: dict[str, ChannelHistory]
 
 
+class ThreadArchive(Response):
+    """Where an archived thread's rows are: in one object, and how far away that is.
+
+    ``state``: ``ready``, the thread can be read where it is, and a write brings it back; ``frozen``, it must be thawed,
+    which a restore asks for; ``thawing``, that was asked for; ``unknown``, the object store does not answer, or this
+    deployment has none. ``hot_bytes`` are what its rows take in the database, ``size_bytes`` the object.
+    ``job_id`` is the restore that is under way, ``progress`` how far its thaw is, from 0 to 1.
+    """
+
+    state: Literal["ready", "frozen", "thawing", "unknown"]
+    storage_class: str
+    checkpoints: int
+    pending_writes: int
+    hot_bytes: int
+    size_bytes: int
+    archived_at: datetime
+    retry_after_seconds: float
+    progress: float | None
+    job_id: str | None
+
+
 class Thread(Response):
-    """A thread: its settings and its root namespace's latest status."""
+    """A thread: its settings and its root namespace's latest status.
+
+    ``archive`` is there when one thread is shown and it is in the archive tier; lists leave it out.
+    """
 
     thread_id: str
     agent: str | None
@@ -311,6 +338,15 @@ class Thread(Response):
     created_at: datetime
     updated_at: datetime
     head_id: str | None
+    archive: ThreadArchive | UnsetType = UNSET
+
+
+class ThreadMove(Response):
+    """A thread on its way between the tiers: where it is now, and the job that moves it; null: it is there already."""
+
+    thread_id: str
+    tier: Literal["hot", "archive"]
+    job_id: str | None
 
 
 class ThreadPage(Response):
@@ -325,6 +361,26 @@ class ThreadSettings(Request):
 
     strict: bool | UnsetType = UNSET
     agent: Name | UnsetType | None = UNSET
+
+
+class CompactRequest(Request):
+    """Make a list channel of the head shorter: ``summary``, then its ``keep_last`` newest elements.
+
+    ``summary`` is an element, or a list of them. What is left out of ``status``, ``agent``, ``metadata`` and the state
+    version is as the head has it.
+    """
+
+    channel: Name
+    keep_last: Annotated[int, Meta(ge=0, lt=2**31)]
+    summary: Raw | UnsetType = UNSET
+    namespace: Namespace = ""
+    id: CheckpointIdText | UnsetType = UNSET
+    status: Status | None = None
+    agent: Name | None = None
+    run_id: Name | None = None
+    metadata: dict[str, Any] | None = None
+    state_schema: Word | None = None
+    state_version: StateVersionNumber | None = None
 
 
 class CopyRequest(Request):
@@ -535,11 +591,13 @@ class VerifyFinding(Response):
 class VerifyReport(Response):
     """How many rows were opened, and what was found.
 
-    ``threads_skipped`` were not opened: only their client holds a share of their keys.
+    ``threads_skipped`` were not opened: only their client holds a share of their keys. Nor were ``threads_frozen``:
+    they are archived, and have to be thawed first.
     """
 
     threads: int
     threads_skipped: int
+    threads_frozen: int
     checkpoints: int
     pending_writes: int
     pieces: int
@@ -665,7 +723,11 @@ class Fault(Response, omit_defaults=True):
 
 
 class Problem(Response, omit_defaults=True):
-    """RFC 9457 problem details. ``code`` is stable; ``retryable``: the same request may succeed later."""
+    """RFC 9457 problem details. ``code`` is stable; ``retryable``: the same request may succeed later.
+
+    Of ``thread-archived``, ``state`` says how far away the thread is, and ``progress`` (0 to 1) how far its thaw, if a
+    restore waits for it.
+    """
 
     type: str
     title: str
@@ -678,6 +740,8 @@ class Problem(Response, omit_defaults=True):
     errors: list[Fault] = []
     limit: str | UnsetType = UNSET
     head_id: str | UnsetType | None = UNSET
+    state: Literal["archived", "frozen", "thawing"] | UnsetType = UNSET
+    progress: float | UnsetType = UNSET
 
 
 def component_schemas(types: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -793,13 +857,15 @@ class StateSchemaDefinition(Request):
     """A version of a state schema; the first has no step, every other one either ``up`` or ``deployment``.
 
     ``label`` is the version as people call it, ``json_schema`` (draft 2020-12) what saves are checked against,
-    ``ephemeral`` channels that are never stored, ``up`` and ``down`` declarative operations from the version before and
-    back, ``deployment`` a schema that the deployment ships steps for.
+    ``ephemeral`` channels that are never stored, ``searchable`` keys of metadata (at most 16, of at most 128 bytes) by
+    which a filter finds checkpoints without opening others, ``up`` and ``down`` declarative operations from the version
+    before and back, ``deployment`` a schema that the deployment ships steps for.
     """
 
     label: Title | None = None
     json_schema: dict[str, Any] | None = None
     ephemeral: Annotated[list[Name], Meta(max_length=1000)] = []
+    searchable: Annotated[list[Name], Meta(max_length=16)] = []
     up: Annotated[list[dict[str, Any]], Meta(max_length=200)] | None = None
     down: Annotated[list[dict[str, Any]], Meta(max_length=200)] | None = None
     deployment: Name | None = None
@@ -813,6 +879,7 @@ class StateSchemaVersion(Response):
     label: str | None
     json_schema: dict[str, Any] | None
     ephemeral: list[str]
+    searchable: list[str]
     up: list[dict[str, Any]] | None
     down: list[dict[str, Any]] | None
     deployment: str | None
@@ -938,3 +1005,209 @@ class JobPage(Response):
 
     jobs: list[Job]
     next_cursor: str | None
+
+
+class RetentionRound(Response):
+    """How far the tenant's round of retention is; one process has it at a time.
+
+    ``state``: ``running``, a process has its lease, until ``lease_until`` if it does not renew it; ``waiting``, for
+    ``due_at`` or, after that, for a process; ``none``, nobody said how long threads are kept. ``looked_at`` are the
+    threads that the round under way has looked at. ``done`` and ``due`` count acts of the round under way, or of the
+    last one: what was done, and what was left, the oldest of which has been due since ``late_since``.
+    """
+
+    state: Literal["running", "waiting", "none"]
+    lease_until: datetime | None = None
+    due_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    looked_at: int = 0
+    hot: int = 0
+    archive: int = 0
+    held: int = 0
+    done: dict[str, int] = {}
+    due: dict[str, int] = {}
+    late_since: datetime | None = None
+
+
+class TransferKey(Response):
+    """What exports for this deployment are sealed for; compare the fingerprint over another way."""
+
+    public_key: str
+    fingerprint: str
+
+
+class ExportRequest(Request):
+    """Who shall be able to open the export: the public key that the receiving deployment shows."""
+
+    recipient: Annotated[str, Meta(max_length=200)]
+
+
+class ThreadExportRequest(ExportRequest):
+    """Whose thread it is, and who shall be able to open its export."""
+
+    subject_id: Name
+
+
+class PassedOver(Response):
+    """A thread that was not imported, and why.
+
+    ``there``: an earlier run brought it; ``exists``: it was here before; ``client-share``: its share was not sent, here
+    or at the export; ``archived``: it could not be read there.
+    """
+
+    subject_id: str
+    thread_id: str
+    reason: str
+
+
+class ImportReport(Response):
+    """What was imported; ``verified`` threads were read back and are what was exported.
+
+    The others were written to before they could be compared. ``passed`` names the first 1,000 of ``passed_over``.
+    """
+
+    export_id: str
+    job_id: str
+    threads: int
+    checkpoints: int
+    pending_writes: int
+    artifacts: int
+    state_schemas: int
+    verified: int
+    passed_over: int
+    passed: list[PassedOver]
+
+
+_RetentionSeconds = Annotated[int, Meta(ge=1, le=100 * 366 * 86_400)]
+_RetentionCount = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+
+
+class RetentionThinning(Request, omit_defaults=True):
+    """Which checkpoints stay when a thread is thinned; what none of these names goes. Name at least one.
+
+    ``every``: those whose step is a multiple of it; ``keep_first`` and ``keep_last``: so many of the oldest and newest
+    of each namespace; ``keep_statuses``: those with one of these statuses.
+    """
+
+    every: _RetentionCount | None = None
+    keep_first: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    keep_last: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    keep_statuses: Annotated[list[Status], Meta(max_length=4)] = []
+
+
+class RetentionPolicy(Request, omit_defaults=True):
+    """What one level says of its threads; absent or null: nothing, and a more general level decides.
+
+    A thread ends when it was idle for ``idle_ttl_seconds`` (reads do not count), is ``absolute_ttl_seconds`` old, or
+    has been ``done`` for ``done_ttl_seconds``: then it is archived, or with ``on_expiry`` ``delete`` deleted. An
+    archive is deleted after ``archive_ttl_seconds``. A thread with a quarter more checkpoints than ``checkpoints_max``
+    is thinned down to it; ``thinning`` says what else goes; pending writes that nobody resumes from go after
+    ``pending_writes_seconds``. ``legal_hold`` keeps everything, whatever else is said; absent, it stays as it is.
+    """
+
+    idle_ttl_seconds: _RetentionSeconds | None = None
+    absolute_ttl_seconds: _RetentionSeconds | None = None
+    done_ttl_seconds: _RetentionSeconds | None = None
+    on_expiry: Literal["archive", "delete"] | None = None
+    checkpoints_max: _RetentionCount | None = None
+    thinning: RetentionThinning | None = None
+    pending_writes_seconds: _RetentionSeconds | None = None
+    archive_storage_class: Word | None = None
+    archive_ttl_seconds: _RetentionSeconds | None = None
+    legal_hold: bool | None = None
+
+
+class RetentionCeilings(Request, omit_defaults=True):
+    """What an operator allows a tenant at most, also where no policy says anything; absent or null: as it likes."""
+
+    idle_ttl_seconds: _RetentionSeconds | None = None
+    absolute_ttl_seconds: _RetentionSeconds | None = None
+    done_ttl_seconds: _RetentionSeconds | None = None
+    checkpoints_max: _RetentionCount | None = None
+    pending_writes_seconds: _RetentionSeconds | None = None
+    archive_ttl_seconds: _RetentionSeconds | None = None
+
+
+class EffectiveRetention(Response):
+    """What holds after all levels were merged, the most specific first, and capped; null: never, or without bound."""
+
+    idle_ttl_seconds: int | None
+    absolute_ttl_seconds: int | None
+    done_ttl_seconds: int | None
+    on_expiry: Literal["archive", "delete"]
+    checkpoints_max: int | None
+    thinning: RetentionThinning | None
+    pending_writes_seconds: int | None
+    archive_storage_class: str | None
+    archive_ttl_seconds: int | None
+    legal_hold: bool
+
+
+class Retention(Response):
+    """What is said for all threads of the tenant, or for those of ``agent``, and what that comes to.
+
+    ``agents`` are those that have a policy of their own. ``updated_at`` null: nothing was ever said here.
+    """
+
+    agent: str | None
+    policy: RetentionPolicy
+    effective: EffectiveRetention
+    ceilings: RetentionCeilings
+    agents: list[str]
+    updated_at: datetime | None
+
+
+class RetentionStep(Response):
+    """What becomes of a thread next: at ``at``, or as soon as a round comes by if that is past."""
+
+    action: Literal["archive", "delete", "expire", "thin"]
+    reason: Literal[
+        "idle_ttl", "absolute_ttl", "done_ttl", "archive_ttl", "checkpoints_max", "thinning", "pending_writes"
+    ]
+    at: datetime
+
+
+class ThreadRetention(Response):
+    """What a thread's own policy says, what holds for it, and what becomes of it next if nobody writes to it."""
+
+    thread_id: str
+    policy: RetentionPolicy
+    effective: EffectiveRetention
+    next: RetentionStep | None
+    updated_at: datetime | None
+
+
+class RetentionForeseen(Response):
+    """What a round would do of one sort.
+
+    ``bytes``: what leaves the database sealed, or of ``expire`` the archives' sizes. Of ``thin`` it is an estimate, and
+    ``checkpoints`` and ``pending_writes`` say how many would go.
+    """
+
+    action: Literal["archive", "delete", "expire", "thin"]
+    threads: int
+    bytes: int
+    checkpoints: int
+    pending_writes: int
+
+
+class RetentionPreview(Response):
+    """What a round would do at ``at`` to a stretch of the tenant's threads: add up the pages.
+
+    ``held`` threads would be acted on but for a legal hold.
+    """
+
+    at: datetime
+    threads: int
+    held: int
+    actions: list[RetentionForeseen]
+    next_cursor: str | None
+
+
+class TenantRetentionCeilings(Response):
+    """The operator's ceilings for a tenant. ``updated_at`` null: there never were any."""
+
+    tenant_id: str
+    ceilings: RetentionCeilings
+    updated_at: datetime | None

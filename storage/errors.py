@@ -3,6 +3,8 @@
 Errors carry identifiers and numbers, never state, keys or SQL.
 """
 
+from typing import Literal
+
 
 class StorageError(Exception):
     """Storage refused the operation."""
@@ -66,6 +68,55 @@ class ThreadExists(Conflict):
 class ThreadArchived(Conflict):
     """The thread is in the archive tier; restore it before writing to it."""
 
+    def __init__(
+        self,
+        thread_id: str | None = None,
+        state: Literal["archived", "frozen", "thawing"] = "archived",
+        retry_after_seconds: float | None = None,
+        progress: float | None = None,
+    ) -> None:
+        """Say how far away the thread's rows are.
+
+        Args:
+            thread_id: Which thread.
+            state: ``archived``: its object can be read now; ``frozen``: it must be thawed first, which nobody asked
+                for yet (`storage.archives.Archives.begin_restore` does); ``thawing``: somebody did.
+            retry_after_seconds: When it is worth asking again.
+            progress: Of a thaw, from 0 to 1, going by how long one takes at most; None where nobody knows.
+        """
+        told = {
+            "archived": None,
+            "frozen": "The thread is in the archive tier, in a storage class that must be thawed; begin to restore it.",
+            "thawing": "The thread is in the archive tier and being thawed; ask again later.",
+        }
+        super().__init__(told[state])
+        self.thread_id = thread_id
+        self.state = state
+        self.retry_after_seconds = retry_after_seconds
+        self.progress = progress
+
+
+class ThreadActive(Conflict):
+    """The thread was written to while it was being archived; it stays in the hot tier."""
+
+
+class ArchiveUnavailable(Conflict):
+    """This deployment has no bucket for archived threads (STATEROOM_ARCHIVE_URL)."""
+
+
+class ArchiveTooLarge(Conflict):
+    """The thread has more bytes than one archive may hold; it stays in the hot tier. Thin or prune it first."""
+
+
+class RestoreNeeded(Conflict):
+    """The thread's archive is larger than what is read without restoring; restore the thread, then read it."""
+
+    def __init__(self, found: int, allowed: int) -> None:
+        super().__init__(
+            f"the thread's archive takes about {found:,} bytes, and {allowed:,} are read without restoring;"
+            " restore the thread, then read it"
+        )
+
 
 class ChannelUnchangedUnknown(Conflict):
     """A channel was sent as unchanged, but the parent does not hold it at that version; send its data."""
@@ -77,6 +128,18 @@ class ChannelUnchangedUnknown(Conflict):
 
 class DeltaChainNeeded(Conflict):
     """A surviving checkpoint is rebuilt from the writes of a run that should be removed."""
+
+
+class WritesPending(Conflict):
+    """Tasks have written to the head, and no checkpoint has taken up what they wrote; compact after the next save."""
+
+
+class LegalHold(Conflict):
+    """A legal hold keeps this: nothing of it can be removed before the hold is lifted. Nothing was changed."""
+
+
+class RetentionPoliciesExceeded(Conflict):
+    """The tenant has as many policies for agents as it may; remove one first."""
 
 
 class ArtifactReferenced(Conflict):
@@ -160,7 +223,15 @@ class StateSchemaExists(Conflict):
 
 
 class StateSchemaInvalid(InvalidState):
-    """The definition of a state schema's version cannot be accepted."""
+    """The definition of a state schema's version cannot be accepted.
+
+    Attributes:
+        parameter: What is at fault, where that is not in the definition.
+    """
+
+    def __init__(self, message: str, pointer: str = "", *, parameter: str | None = None) -> None:
+        super().__init__(message, pointer)
+        self.parameter = parameter
 
 
 class StateTooNewToSave(Conflict):
@@ -223,3 +294,18 @@ class UploadExpired(LostRaceError):
 
 class SetupError(StorageError):
     """The database is not set up as the gateway requires."""
+
+
+class ImportRefused(StorageError):
+    """The file is no whole, unaltered export; no thread of it was imported in part."""
+
+
+class ImportForOther(ImportRefused):
+    """The export is sealed for another deployment's transfer key."""
+
+    def __init__(self, recipient: str, own: str) -> None:
+        super().__init__(f"the export is sealed for the transfer key {recipient}; this deployment's is {own}")
+
+
+class ImportConflict(Conflict):
+    """The export holds something that exists here with other content."""

@@ -11,6 +11,7 @@ no order between jobs and no moment at which one ends.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -34,6 +35,8 @@ POLL_SECONDS = 2.0
 RETRY_SECONDS = 5.0
 # How often a process counts what is open, for whoever watches.
 COUNT_SECONDS = 10.0
+# What a process that stops takes at most to let another one go on.
+GIVE_BACK_SECONDS_MAX = 5.0
 _DUE_MAX = 20
 # More than a transaction is ever tried.
 _TOKENS_MAX = 32
@@ -86,7 +89,7 @@ class LeaseLostError(Exception):
 
 
 class Lease:
-    """A job in work. Only `Jobs.claim` makes one."""
+    """A job in work. Only `Jobs.claim` and `Jobs.add_claimed` make one."""
 
     def __init__(self, tenant_id: UUID, job_id: UUID, row: Any) -> None:
         self.tenant_id = tenant_id
@@ -143,6 +146,12 @@ class Jobs:
         await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, total, position)
         self.added.set()
         return job_id
+
+    async def add_claimed(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> Lease:
+        """Add a job that its maker works on itself; nobody else ever sees it without a lease."""
+        job_id = UUID(str(uuid7()))
+        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, None, "")
+        return Lease(tenant_id, job_id, await transaction.fetchrow(sql.CLAIM, tenant_id, job_id, LEASE_SECONDS))
 
     async def open(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> UUID | None:
         """The job of this kind and target that has not ended, if there is one."""
@@ -255,6 +264,12 @@ class Runner:
         if await self._jobs.end(lease, error, note):
             self._observer.job_ended(lease.kind, "done" if error is None else "failed")
 
+    async def _give_back(self, lease: Lease) -> None:
+        """Let another process go on at once; if that fails, it goes on when the lease has ended."""
+        with suppress(StorageError, TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_SECONDS_MAX):
+                await self._jobs.release(lease, 0.0)
+
     async def _slice(self, lease: Lease) -> None:
         performer = self._performers.get(lease.kind)
         if performer is None:
@@ -263,6 +278,9 @@ class Runner:
             return
         try:
             ended = await performer(lease)
+        except asyncio.CancelledError:
+            await self._give_back(lease)
+            raise
         except LeaseLostError:
             return
         except (Unavailable, KeyUnavailable):

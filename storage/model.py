@@ -25,10 +25,15 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class ChannelValue:
-    """A channel to save. ``value`` None: unchanged, the parent holds it at ``version``."""
+    """A channel to save. ``value`` None: unchanged, the parent holds it at ``version``.
+
+    ``append_to``: the parent holds it at that version, as a MessagePack list; ``value`` is a MessagePack list of the
+    elements that follow.
+    """
 
     version: ChannelVersion
     value: Value | None
+    append_to: ChannelVersion = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,10 @@ class Idempotency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """A checkpoint to save. ``checkpoint_id`` None: minted; ``parent`` None: the head; ``step`` None: parent's + 1."""
+    """A checkpoint to save. ``checkpoint_id`` None: minted; ``parent`` None: the head; ``step`` None: parent's + 1.
+
+    ``searchable``: the keys of ``metadata`` that its state version declares, by which it is found (`storage.tags`).
+    """
 
     thread_id: str
     namespace: str = ""
@@ -98,6 +106,31 @@ class Save:
     state_schema: str | None = None
     state_version: int | None = None
     delta_channels: tuple[str, ...] = ()
+    idempotency: Idempotency | None = None
+    searchable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """A list channel to compact: ``summary`` (MessagePack elements), then the ``keep_last`` newest elements.
+
+    What is None is as the head has it; ``checkpoint_id`` None: minted. ``head_id``: from If-Match.
+    """
+
+    thread_id: str
+    namespace: str = ""
+    channel: str
+    keep_last: int
+    summary: tuple[bytes, ...] = ()
+    checkpoint_id: str | None = None
+    head_id: str | None = None
+    known_token: str | None = None
+    status: Status | None = None
+    agent: str | None = None
+    run_id: str | None = None
+    metadata: dict[str, Any] | None = None
+    state_schema: str | None = None
+    state_version: int | None = None
     idempotency: Idempotency | None = None
 
 

@@ -13,17 +13,25 @@ from crypto import RootKey
 from migrations.state.chain import Chain
 from storage.access import Access
 from storage.anchors import Anchors, Restored
+from storage.archive_objects import ArchiveObjects
+from storage.archive_views import ArchiveViews
+from storage.archives import ARCHIVE_KIND, RESTORE_KIND, Archives
+from storage.artifact_rows import ArtifactRows
 from storage.artifacts import Artifacts
 from storage.audit import Audit
-from storage.blob_io import PIECE_BYTES_MAX, BlobReader, BlobWriter
+from storage.blob_io import ARCHIVE_BYTES_MAX, PIECE_BYTES_MAX, BlobReader, BlobWriter
 from storage.blob_ledger import BlobLedger
+from storage.blobs.places import Places
 from storage.blobs.store import BlobStore
 from storage.checkpoints import Checkpoints
 from storage.clock import Clock, SystemClock
+from storage.compacting import Compacting
 from storage.errors import SetupError, Unavailable
+from storage.exporting import EXPORT_KIND, IMPORT_KIND, Exporting, abandoned
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.fsck import Fsck
 from storage.head_anchors import HeadAnchors
+from storage.importing import Importing
 from storage.jobs import Jobs, Runner
 from storage.keys import Keys
 from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating
@@ -32,8 +40,11 @@ from storage.pieces import Pieces
 from storage.postgres.engine import create_engine
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.postgres.unit_of_work import Observer, Silent, UnitOfWork
+from storage.pruning import Pruning
 from storage.quiet import Quiet
 from storage.reseal import PAUSE_RATIO, RESEAL_KIND, Reseal
+from storage.retaining import Retaining
+from storage.retention_policies import RetentionPolicies
 from storage.rotation import REWRAP_ROOT_KIND, REWRAP_TENANT_KIND, Rotation
 from storage.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Accepted, Shred
 from storage.state_schemas import StateSchemas
@@ -41,6 +52,7 @@ from storage.states import States
 from storage.sweep import Sweep
 from storage.tenants import Tenants
 from storage.threads import Threads
+from storage.transfer_keys import TransferKeys
 from storage.verify import Verification
 from storage.verifying import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND, Verifying
 
@@ -67,6 +79,7 @@ class Store:
         root_key: RootKey,
         deployment_id: UUID,
         blobs: BlobStore | None = None,
+        archive: BlobStore | None = None,
         clock: Clock | None = None,
         observer: Observer | None = None,
         backup_retention_days: int = BACKUP_RETENTION_DAYS,
@@ -87,24 +100,45 @@ class Store:
         piece_writer = None if blobs is None else BlobWriter(blobs, bytes_max=PIECE_BYTES_MAX)
         piece_reader = None if blobs is None else BlobReader(blobs, bytes_max=PIECE_BYTES_MAX)
         offload = Offload(self.unit_of_work, self.ledger, piece_writer, piece_reader, clock, offload_bytes_min)
-        access = Access(self.unit_of_work, self.keys, clock, observer, self.head_anchors, offload)
+        self.archive = archive
+        self.archive_writer = None if archive is None else BlobWriter(archive, bytes_max=ARCHIVE_BYTES_MAX)
+        self.archive_reader = None if archive is None else BlobReader(archive, bytes_max=ARCHIVE_BYTES_MAX)
+        objects = ArchiveObjects(archive, self.archive_reader)
+        views = ArchiveViews(self.unit_of_work, objects)
+        access = Access(self.unit_of_work, self.keys, clock, observer, self.head_anchors, offload, views)
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
+        self.pruning = Pruning(access)
         self.pieces = Pieces(access)
-        self.verification = Verification(access, self.head_anchors)
+        self.verification = Verification(access, self.head_anchors, objects)
         self.blobs = blobs
         self.artifacts = Artifacts(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
-        self.sweep = Sweep(self.unit_of_work, blobs, backup_retention_days)
-        self.fsck = Fsck(self.unit_of_work, self.ledger, blobs, clock)
+        self.places = Places(blobs, archive)
+        self.sweep = Sweep(self.unit_of_work, self.places, backup_retention_days)
+        self.fsck = Fsck(self.unit_of_work, self.ledger, self.places, clock)
         self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
         self.anchors = Anchors(self.unit_of_work, self.audit, root_key, blobs, deployment_id, clock)
         self.tenants = Tenants(self.unit_of_work, self.audit, clock)
         self.jobs = Jobs(self.unit_of_work)
+        self.archives = Archives(access, objects, archive, self.archive_writer, self.jobs, self.audit)
+        access.restorer, access.thaw_progress = self.archives.bring_back, self.archives.thaw_progress
+        self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, clock, self.pruning)
+        self.retaining = Retaining(self.unit_of_work, self.audit, clock, self.threads, self.pruning, self.archives)
         self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, shipped)
         self.states = States(self.checkpoints, self.state_schemas, observer)
+        self.compacting = Compacting(access, self.states)
         self.migrating = Migrating(
             self.unit_of_work, self.jobs, self.audit, self.checkpoints, self.states, self.state_schemas
         )
+        self.transfer_keys = TransferKeys(self.unit_of_work, root_key, deployment_id, clock, observer)
+        files = ArtifactRows(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
+        self.exporting = Exporting(
+            access, files, self.state_schemas, self.retention_policies, self.jobs, self.audit, deployment_id
+        )
+        self.importing = Importing(
+            access, self.keys, self.transfer_keys, files, piece_writer, self.exporting, self.state_schemas,
+            self.retention_policies, self.jobs, self.audit,
+        )  # fmt: skip
         quiet = Quiet(self.unit_of_work)
         self.rotation = Rotation(self.unit_of_work, self.keys, self.jobs, self.audit, root_key, deployment_id, clock)
         self.shred = Shred(
@@ -143,6 +177,10 @@ class Store:
                 STATE_PLAN_KIND: self.migrating.perform,
                 STATE_MIGRATE_KIND: self.migrating.perform,
                 STATE_ROLLBACK_KIND: self.migrating.perform,
+                EXPORT_KIND: abandoned,
+                IMPORT_KIND: abandoned,
+                ARCHIVE_KIND: self.archives.perform_archive,
+                RESTORE_KIND: self.archives.perform_restore,
             },
             observer,
         )
@@ -156,6 +194,7 @@ class Store:
         deployment_id: UUID,
         connections_max: int,
         blobs: BlobStore | None = None,
+        archive: BlobStore | None = None,
         clock: Clock | None = None,
         observer: Observer | None = None,
         durable: bool = True,
@@ -172,6 +211,7 @@ class Store:
             deployment_id: bound into every seal.
             connections_max: the pool's size.
             blobs: the object store, whose life is the caller's; None: there is none.
+            archive: the object store of archived threads, likewise; it may be the same bucket.
             clock: wall time.
             observer: where measurements go.
             durable: False only for tests and throw-away data: allows ``fsync=off``.
@@ -192,6 +232,7 @@ class Store:
             root_key=root_key,
             deployment_id=deployment_id,
             blobs=blobs,
+            archive=archive,
             clock=clock,
             observer=observer,
             backup_retention_days=backup_retention_days,
@@ -264,6 +305,7 @@ class Store:
 
     async def close(self) -> None:
         """Close the pool. What is under way must have ended."""
+        self.state_schemas.close()
         await self._engine.dispose()
 
     async def health(self) -> Health:

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Literal, Self
 from uuid import UUID, uuid4
 
 import msgspec
+from sqlalchemy.engine import make_url
 
 from gateway import api_keys
 from gateway.cli.embedded import EmbeddedEngineError, EmbeddedPostgres, EmbeddedS3
@@ -76,6 +77,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
 
+class InUse(Failure):
+    """Another process runs a gateway on the folder."""
+
+
 def write_private(path: Path, text: str) -> None:
     """Write a file only its owner can read; it appears whole, durably, or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
@@ -111,6 +116,7 @@ class Instance:
         self._postgres = EmbeddedPostgres(self.data_dir)
         self._s3 = EmbeddedS3(self.data_dir)
         self._starts: list[Future[None]] = []
+        self._joined = False
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +141,7 @@ class Instance:
             lock.seek(0)
             owner = lock.read(20).strip()
             lock.close()
-            raise Failure(
+            raise InUse(
                 f"a gateway already runs on {self.data_dir}",
                 detail=f"It is process {owner}." if owner.isdecimal() else "",
                 hint="Use that one, stop it, or give this one another --data-dir.",
@@ -144,6 +150,34 @@ class Instance:
         lock.write(str(os.getpid()))
         lock.flush()
         self._lock = lock
+
+    def join(self) -> Identity:
+        """Use the engines of the gateway that runs on the folder; where none does, start them for this process.
+
+        Raises:
+            Failure: No embedded gateway ever used the folder, or its engines do not answer or start.
+        """
+        if not (self.data_dir / "embedded.json").is_file():
+            raise Failure(
+                f"{self.data_dir} is not the folder of an embedded gateway",
+                hint="--data-dir names what stateroom serve --embedded was given.",
+            )
+        try:
+            self.own()
+        except InUse:
+            try:
+                for engine in (self._postgres, self._s3):
+                    engine.attach()
+            except EmbeddedEngineError as error:
+                raise Failure(
+                    f"the gateway on {self.data_dir} starts or stops", detail=str(error), hint="Try again in a moment."
+                ) from None
+            self._joined = True
+            return self.identity()
+        identity = self.identity()
+        self.begin_engines()
+        self.engines_ready()
+        return identity
 
     def begin_engines(self) -> None:
         """Begin to start PostgreSQL and the S3 server, side by side; `engines_ready` waits for them."""
@@ -212,11 +246,16 @@ class Instance:
     async def prepare(self, identity: Identity) -> str:
         """Bring the database up to this build's schema and return the serving role's URL.
 
+        Where another process serves from it, that one has seen to the schema, and it is left as it is.
+
         Raises:
             StorageError: The database cannot be set up.
         """
         from storage.postgres import setup
 
+        if self._joined:
+            url = make_url(self._postgres.superuser_url(DATABASE))
+            return url.set(username="gw_app", password=identity.app_password).render_as_string(hide_password=False)
         _, app_url = await setup.prepare(
             self._postgres.superuser_url(),
             database=DATABASE,
@@ -248,6 +287,7 @@ class Instance:
                 "STATEROOM_API_KEY_PEPPER": identity.api_key_pepper,
                 "STATEROOM_ROOT_KEY": self.root_key_spec(),
                 "STATEROOM_S3_URL": self._s3.url(),
+                "STATEROOM_ARCHIVE_URL": self._s3.archive_url(),
                 "STATEROOM_PUBLIC_URL": public_url,
                 "STATEROOM_DRAIN_SECONDS": "0",  # nobody balances load over one process
             }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from gateway.cli import render
+from gateway.cli.archive import restore_thread
 from gateway.cli.failure import ExitCode, Failure
 from gateway.cli.jobs import follow, job_path
 from gateway.cli.local import run_local, settings_from_environment
@@ -237,15 +238,32 @@ def job_show(*, job_id: str, wait: bool, operator: bool, url: str | None, as_jso
 # --- after a restore -----------------------------------------------------------------------------------------------
 
 
-@click.group("restore")
+class _ThreadsOrAccept(click.RichGroup):
+    """`restore THREAD` is `restore thread THREAD`: a thread of the name of a command is named that way."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["thread", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("restore", cls=_ThreadsOrAccept)
 def restore_group() -> None:
-    """After the database was restored from a backup, with the gateway's settings and no gateway running."""
+    """Bring a thread back from the archive; or accept a database that was restored from a backup.
+
+    `stateroom restore THREAD_ID` is `stateroom restore thread THREAD_ID`.
+    """
+
+
+restore_group.add_command(restore_thread)
 
 
 @restore_group.command("accept")
 @json_option
 def restore_accept(*, as_json: bool) -> None:
-    """Shred again what was shredded after the backup was made, and document what the audit logs lost.
+    """After a restore from a backup: shred again what was shredded since, and document what the audit logs lost.
+
+    Takes the gateway's settings; no gateway may run.
 
     Reads the tombstones and the anchors in the object store; `serve` refuses to start before. Run again, it changes
     nothing.

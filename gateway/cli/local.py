@@ -1,4 +1,4 @@
-"""The commands that run or set up a gateway on this machine: `serve`, `init`, `doctor`, `db`, `root-key`.
+"""The commands that run or set up a gateway on this machine: `serve`, `worker`, `init`, `doctor`, `db`, `root-key`.
 
 They read the same settings as the gateway (`gateway.settings`) and open the same storage. `init` and
 `root-key` create secrets; each is shown once or written once, never logged.
@@ -17,17 +17,20 @@ from gateway.cli.parameters import Moment, json_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from contextlib import AsyncExitStack
     from socket import socket
 
     from gateway.cli.instance import Identity
     from gateway.cli.serving import StopRequest
     from gateway.settings import Address, Settings
+    from gateway.telemetry import Metrics
     from storage.service import Store
 
 T = TypeVar("T")
 
 DATA_DIR = Path(".stateroom")
 EMBEDDED_PORT = 8080
+READY_SECONDS_MAX = 5.0  # of one question to a worker's /readyz
 
 
 def settings_from_environment() -> "Settings":
@@ -101,6 +104,21 @@ class _Listen(click.ParamType[Any]):
         return Address(host, port)
 
 
+state_schemas_option = click.option(
+    "--state-schemas",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of state schemas with steps in Python. They are run: only root and this user may write there.",
+)
+
+
+background_option = click.option(
+    "--background/--no-background",
+    default=True,
+    help="Whether to do jobs, sweeps and rounds of retention beside serving; without, `stateroom worker` does.",
+)
+
+
 @click.command("serve")
 @click.option("--embedded", is_flag=True, help="Bring PostgreSQL and S3 along, in one folder; for one machine.")
 @click.option(
@@ -116,6 +134,8 @@ class _Listen(click.ParamType[Any]):
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 picks a free one.")
 @click.option("--listen", type=_Listen(), metavar="HOST:PORT", help="Where to listen.  [env var: STATEROOM_LISTEN]")
+@background_option
+@state_schemas_option
 def serve(
     *,
     embedded: bool,
@@ -123,6 +143,8 @@ def serve(
     write_env: Path | None,
     port: int | None,
     listen: "Address | None",
+    background: bool,
+    state_schemas: Path | None,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C.
 
@@ -133,16 +155,20 @@ def serve(
     if not embedded:
         if data_dir or write_env:
             raise click.UsageError("--data-dir and --write-env need --embedded.")
-        _serve_configured(port, listen)
+        _serve_configured(port, listen, state_schemas, background=background)
         return
+    if not background:
+        raise click.UsageError("--no-background needs a worker beside it, which an embedded gateway has not.")
     address = listen or Address("127.0.0.1", EMBEDDED_PORT)
     if port is not None:
         address = Address(address.host, port)
     folder = data_dir or DATA_DIR
-    _serve_embedded(folder, address, write_env)
+    _serve_embedded(folder, address, write_env, state_schemas)
 
 
-def _serve_configured(port: int | None, listen: "Address | None") -> None:
+def _serve_configured(
+    port: int | None, listen: "Address | None", state_schemas: Path | None, *, background: bool
+) -> None:
     from msgspec.structs import replace
 
     from gateway.cli import serving
@@ -159,10 +185,10 @@ def _serve_configured(port: int | None, listen: "Address | None") -> None:
         def on_ready() -> None:
             render.say(f"Stateroom {_version()} is ready on {bound}; public URL {settings.public_url}")
 
-        run_local(_serve(settings, listener, stop, on_ready))
+        run_local(_serve(settings, listener, stop, on_ready, state_schemas=state_schemas, background=background))
 
 
-def _serve_embedded(folder: Path, address: "Address", write_env: Path | None) -> None:
+def _serve_embedded(folder: Path, address: "Address", write_env: Path | None, state_schemas: Path | None) -> None:
     from gateway.cli import instance, serving
     from gateway.settings import Address
 
@@ -207,7 +233,7 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None) ->
             app_url = await owned.prepare(identity)
             settings = owned.settings(identity, app_url, url, os.environ)
             if not stop.count:
-                await _serve(settings, listener, stop, on_ready, identity=identity)
+                await _serve(settings, listener, stop, on_ready, identity=identity, state_schemas=state_schemas)
 
         run_local(run())
 
@@ -238,32 +264,97 @@ async def _serve(
     on_ready: "Callable[[], None]",
     *,
     identity: "Identity | None" = None,
+    state_schemas: Path | None = None,
+    background: bool = True,
 ) -> None:
     """Serve until a stop is asked for, after making the keys of an embedded gateway's ``identity`` known."""
     from contextlib import AsyncExitStack
 
     from gateway.app import open_app
     from gateway.cli import serving
-    from gateway.telemetry import Metrics, MetricsServer, configure_logging
+    from gateway.telemetry import Metrics, configure_logging
 
     configure_logging(settings.log_level)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        if settings.metrics_listen is not None:
-            try:
-                stack.callback(MetricsServer(metrics, settings.metrics_listen).close)
-            except OSError as error:
-                raise Failure(
-                    f"cannot listen for metrics on {settings.metrics_listen}",
-                    detail=str(error.strerror),
-                    hint="Set STATEROOM_METRICS_LISTEN to another address, or to off.",
-                ) from None
-        app = await stack.enter_async_context(open_app(settings, metrics=metrics))
+        _show_metrics(stack, settings, metrics)
+        opening = open_app(settings, metrics=metrics, state_schemas=state_schemas, background=background)
+        app = await stack.enter_async_context(opening)
         if identity is not None:
             from gateway.cli.instance import register_keys
 
             await register_keys(app.services.store, identity)
         await serving.serve(app, listener, stop=stop, drain=app.services.drain, on_ready=on_ready)
+
+
+def _show_metrics(
+    stack: "AsyncExitStack",
+    settings: "Settings",
+    metrics: "Metrics",
+    ready: "Callable[[], tuple[bool, bytes]] | None" = None,
+) -> None:
+    """Listen for Prometheus, where the settings say so; ``ready``: answer ``/readyz`` there, too."""
+    from gateway.telemetry import MetricsServer
+
+    if settings.metrics_listen is None:
+        return
+    try:
+        stack.callback(MetricsServer(metrics, settings.metrics_listen, ready).close)
+    except OSError as error:
+        raise Failure(
+            f"cannot listen for metrics on {settings.metrics_listen}",
+            detail=str(error.strerror),
+            hint="Set STATEROOM_METRICS_LISTEN to another address, or to off.",
+        ) from None
+
+
+@click.command("worker")
+@state_schemas_option
+def worker(*, state_schemas: Path | None) -> None:
+    """Do what any process may do for all of them, until SIGTERM or Ctrl-C: jobs, sweeps, rounds of retention, anchors.
+
+    Takes the settings of the gateways (STATEROOM_...), and serves nothing but metrics and /readyz, on
+    STATEROOM_METRICS_LISTEN. Any number of workers may run; each piece of work has one owner at a time. Killing one is
+    safe: another goes on.
+    """
+    from gateway.cli import serving
+
+    settings = settings_from_environment()
+    with serving.StopRequest() as stop:
+        run_local(_work(settings, stop, state_schemas))
+
+
+async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path | None) -> None:
+    import asyncio
+    from contextlib import AsyncExitStack
+
+    import msgspec
+
+    from gateway.app import open_app
+    from gateway.telemetry import Metrics, configure_logging
+
+    configure_logging(settings.log_level)
+    metrics = Metrics()
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        app = await stack.enter_async_context(open_app(settings, metrics=metrics, state_schemas=state_schemas))
+        readiness = app.services.readiness
+
+        def ready() -> tuple[bool, bytes]:  # in a thread of the listener's
+            report = asyncio.run_coroutine_threadsafe(readiness.report(), loop).result(READY_SECONDS_MAX)
+            return report.ready, msgspec.json.encode(report)
+
+        _show_metrics(stack, settings, metrics, ready)
+
+        def note() -> None:
+            app.services.drain.begin()  # from here on /readyz says no
+            stopped.set()
+
+        with stop.told_to(note):
+            async with app.lifespan():
+                render.say(f"Stateroom {_version()} works in the background")
+                await stopped.wait()
 
 
 def _version() -> str:
@@ -436,4 +527,4 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
         context.exit(ExitCode.FAILURE)
 
 
-COMMANDS = (serve, init, doctor, database_group, root_key_group)
+COMMANDS = (serve, worker, init, doctor, database_group, root_key_group)

@@ -10,11 +10,25 @@ from typing import NoReturn
 import rich_click as click
 from rich_click.utils import CommandGroupDict
 
-from gateway.cli import artifact, audit, blobs, decrypt, key, local, remote, render, state, verify
+from gateway.cli import (
+    archive,
+    artifact,
+    audit,
+    blobs,
+    decrypt,
+    key,
+    local,
+    remote,
+    render,
+    retention,
+    state,
+    transfer,
+    verify,
+)
 from gateway.cli.failure import ExitCode, Failure
 
 COMMAND_GROUPS: list[CommandGroupDict] = [
-    {"name": "Run a gateway", "commands": ["serve", "init", "doctor", "db", "root-key", "fsck", "sweep", "restore"]},
+    {"name": "Run a gateway", "commands": ["serve", "worker", "init", "doctor", "db", "root-key", "fsck", "sweep"]},
     {
         "name": "Use a gateway over HTTP",
         "commands": [
@@ -24,12 +38,19 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "checkpoint",
             "artifact",
             "audit",
+            "archive",
+            "restore",
             "state",
+            "retention",
             "verify",
             "key",
             "subject",
             "job",
+            "jobs",
             "decrypt",
+            "export",
+            "import",
+            "transfer-key",
         ],
     },
 ]
@@ -67,7 +88,7 @@ def commands() -> None:
     """
 
 
-for _module in (local, blobs, remote, artifact, audit, verify, state, key, decrypt):
+for _module in (local, blobs, remote, archive, artifact, audit, verify, state, key, decrypt, transfer, retention):
     for _command in _module.COMMANDS:
         commands.add_command(_command)
 click.rich_click.COMMAND_GROUPS = {"stateroom": COMMAND_GROUPS}

@@ -19,7 +19,7 @@ from gateway.cli.parameters import json_option, subject_option, url_option
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
 
-_COUNTS = ("threads", "threads_skipped", "checkpoints", "pending_writes", "pieces")
+_COUNTS = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces")
 _COLUMNS = {
     "subject": "Subject",
     "thread_id": "Thread",
@@ -142,7 +142,7 @@ def _verify_by_job(url: str | None, *, operator: bool, as_json: bool) -> None:
         job = follow(connection, started["job_id"], operator=operator)
     report: dict[str, Any] = json.loads(job["note"])
     found = sum(report["found"].values())
-    counts = {name: report[name] for name in _COUNTS}
+    counts = {name: report.get(name, 0) for name in _COUNTS}  # a release may have begun it that counted less
     columns = _TENANT_COLUMNS if operator else _COLUMNS
     rows = [_row(each) for each in report["findings"]]
     shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())

@@ -4,6 +4,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from gateway.routes import (
     admin,
+    archives,
     artifacts,
     audit,
     checkpoints,
@@ -12,13 +13,16 @@ from gateway.routes import (
     health,
     keys,
     pieces,
+    retention,
     state_schemas,
     threads,
+    transfer,
     verify,
 )
 
 V1: list[HTTPRouteHandler] = [
     *threads.ROUTES,
+    *archives.ROUTES,
     *checkpoints.ROUTES,
     *artifacts.ROUTES,
     *pieces.ROUTES,
@@ -27,6 +31,8 @@ V1: list[HTTPRouteHandler] = [
     *verify.ROUTES,
     *keys.ROUTES,
     *decrypt.ROUTES,
+    *retention.ROUTES,
     *state_schemas.ROUTES,
+    *transfer.ROUTES,
 ]
 PUBLIC: list[HTTPRouteHandler] = [*health.ROUTES, *docs.ROUTES]

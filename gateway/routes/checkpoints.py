@@ -2,6 +2,7 @@
 
 import math
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -22,6 +23,7 @@ from gateway.services import Services
 from gateway.wire import Fault
 from storage import model
 from storage.errors import InvalidState, LimitExceeded, PreconditionRequired
+from storage.format.pieces import list_bounds
 from storage.model import Value
 from storage.scope import Scope, TenantListing, is_plain_id
 
@@ -150,10 +152,7 @@ def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model
         _check_count(len(request.channels), "/channels")
         return model.FullState(
             {
-                _check_name(channel, pointer("channels", channel)): model.ChannelValue(
-                    _check_version(sent.version, channel),
-                    None if sent.data is UNSET else Value(sent.encoding, sent.data, tuple(sent.holes)),
-                )
+                _check_name(channel, pointer("channels", channel)): _channel(sent, channel)
                 for channel, sent in request.channels.items()
             },
             root="/channels",
@@ -162,9 +161,20 @@ def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model
     return _patch(request.changes, name)
 
 
-def _check_version(version: wire.Version | None, channel: str) -> wire.Version | None:
+def _channel(sent: wire.ChannelIn, channel: str) -> model.ChannelValue:
+    version = _check_version(sent.version, pointer("channels", channel, "version"))
+    value = None if sent.data is UNSET else Value(sent.encoding, sent.data, tuple(sent.holes))
+    if sent.append_to is UNSET:
+        return model.ChannelValue(version, value)
+    where = pointer("channels", channel, "append_to")
+    if value is None or value.encoding != "msgpack" or value.holes:
+        raise InvalidState("elements to append are data in MessagePack, without placeholders", where)
+    return model.ChannelValue(version, value, _check_version(sent.append_to, where))
+
+
+def _check_version(version: wire.Version | None, where: str) -> wire.Version | None:
     if isinstance(version, float) and not math.isfinite(version):
-        raise InvalidState("a version must be a number or text", pointer("channels", channel, "version"))
+        raise InvalidState("a version must be a number or text", where)
     return version
 
 
@@ -345,6 +355,7 @@ def checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format) 
 # --- operations -----------------------------------------------------------------------------------
 
 _LOADING = ("state-too-large", "blob-store-unavailable", "blobs-not-configured")
+_ARCHIVED = ("thread-archived", "restore-needed")  # of the thread that is read
 _SAVE_PROBLEMS = (
     "checkpoint-exists", "channel-unchanged-unknown", "head-moved", "precondition-required",
     "idempotency-key-reused", "limit-exceeded", "thread-busy", "thread-archived", "commit-unknown",
@@ -386,6 +397,10 @@ async def save_checkpoint(
         raise MalformedBody("the body is nested too deeply") from None
     share = exchange.client_share()
     saved = await services.write(subject_scope, thread, services.store.states.save(subject_scope, save, share))
+    return _saved_out(exchange, saved)
+
+
+def _saved_out(exchange: Exchange, saved: model.Saved) -> Response[bytes]:
     receipt = wire.SaveReceipt(
         thread_id=saved.thread_id,
         namespace=saved.namespace,
@@ -401,6 +416,71 @@ async def save_checkpoint(
     return exchange.reply(receipt, status=201 if saved.created else 200, etag=saved.checkpoint_id, token=saved.token)
 
 
+def _compaction(
+    exchange: Exchange, thread_id: str, request: wire.CompactRequest, name: Format, body: bytes
+) -> model.Compaction:
+    summary: tuple[bytes, ...] = ()
+    if request.summary is not UNSET:
+        given = element_in(name, request.summary, "/summary")
+        bounds = list_bounds(given)
+        summary = (given,) if bounds is None else tuple(given[start:end] for start, end in pairwise(bounds))
+    if request.id is not UNSET:
+        _check_checkpoint_id(request.id, "/id")
+    return model.Compaction(
+        thread_id=thread_id,
+        namespace=_check_namespace(request.namespace, pointer="/namespace"),
+        channel=_check_public(request.channel, "/channel"),
+        keep_last=request.keep_last,
+        summary=summary,
+        checkpoint_id=None if request.id is UNSET else request.id,
+        head_id=exchange.if_match(),
+        known_token=exchange.known_token(),
+        status=request.status,
+        agent=_check_optional_name(request.agent, "/agent"),
+        run_id=_check_optional_name(request.run_id, "/run_id"),
+        metadata=None if request.metadata is None else _check_metadata(request.metadata),
+        state_schema=request.state_schema,
+        state_version=request.state_version,
+        idempotency=exchange.idempotency(thread_id, name, body),
+    )
+
+
+@route(
+    Operation(
+        name="compact_thread",
+        method=HttpMethod.POST,
+        path="/threads/{thread_id:str}/compact",
+        summary="Save a checkpoint whose list channel is a summary and the newest elements of the head's; history "
+        "keeps the whole list. 200: it had been stored before.",
+        permission="state:write",
+        body=wire.CompactRequest,
+        returns=wire.SaveReceipt,
+        statuses=(201, 200),
+        headers=("If-Match", "Idempotency-Key", "Stateroom-Known-Token", "Stateroom-Client-Share"),
+        etag=True,
+        token=True,
+        problems=(*_SAVE_PROBLEMS, "writes-pending", "state-too-large", "blobs-not-configured", "key-destroyed"),
+        subject=True,
+    )
+)
+async def compact_thread(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    subject_scope: NamedDependency[Scope],
+    thread_id: FromPath[str],
+) -> Response[bytes]:
+    """Compact a list channel."""
+    exchange.no_query()
+    request, name, body = await exchange.body(wire.CompactRequest)
+    thread = path_id(thread_id, "thread_id")
+    try:
+        compaction = _compaction(exchange, thread, request, name, body)
+    except RecursionError:
+        raise MalformedBody("the body is nested too deeply") from None
+    compacting = services.store.compacting.compact(subject_scope, compaction, exchange.client_share())
+    return _saved_out(exchange, await services.write(subject_scope, thread, compacting))
+
+
 @route(
     Operation(
         name="load_checkpoint",
@@ -413,7 +493,14 @@ async def save_checkpoint(
         headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         etag=True,
         token=True,
-        problems=("checkpoint-not-found", "integrity-failure", "rollback-detected", "key-destroyed", *_LOADING),
+        problems=(
+            "checkpoint-not-found",
+            "integrity-failure",
+            "rollback-detected",
+            "key-destroyed",
+            *_LOADING,
+            *_ARCHIVED,
+        ),
         subject=True,
     )
 )
@@ -534,7 +621,7 @@ async def _history(
         query=HistoryFilter,
         returns=wire.CheckpointPage,
         headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
-        problems=("integrity-failure", "rollback-detected", "key-destroyed", *_LOADING),
+        problems=("integrity-failure", "rollback-detected", "key-destroyed", *_LOADING, *_ARCHIVED),
         subject=True,
     )
 )
@@ -554,7 +641,7 @@ async def list_checkpoints(
         name="search_checkpoints",
         method=HttpMethod.GET,
         path="/checkpoints",
-        summary="Checkpoints over all threads of the subject, or of the tenant, newest first.",
+        summary="Checkpoints over all threads of the subject, or of the tenant, newest first; not of archived ones.",
         permission="state:read",
         query=SearchFilter,
         returns=wire.CheckpointPage,
@@ -609,7 +696,14 @@ async def _tenant_listing(
         query=ChannelHistoryQuery,
         returns=wire.ChannelHistories,
         headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
-        problems=("checkpoint-not-found", "integrity-failure", "rollback-detected", "key-destroyed", *_LOADING),
+        problems=(
+            "checkpoint-not-found",
+            "integrity-failure",
+            "rollback-detected",
+            "key-destroyed",
+            *_LOADING,
+            *_ARCHIVED,
+        ),
         subject=True,
     )
 )
@@ -724,7 +818,7 @@ async def put_writes(
         query=WritesQuery,
         returns=wire.TaskWrites,
         headers=("Accept-State-Version", "Stateroom-Client-Share"),
-        problems=("integrity-failure", "key-destroyed", *_LOADING),
+        problems=("integrity-failure", "key-destroyed", *_LOADING, *_ARCHIVED),
         subject=True,
     )
 )
@@ -753,6 +847,7 @@ async def get_writes(
 
 ROUTES = [
     save_checkpoint,
+    compact_thread,
     load_checkpoint,
     list_checkpoints,
     search_checkpoints,

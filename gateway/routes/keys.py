@@ -239,7 +239,7 @@ async def get_root_keys(
         permission="tenant:admin",
         body=wire.ShredRequest,
         returns=wire.Shredded,
-        problems=_SHRED_PROBLEMS,
+        problems=(*_SHRED_PROBLEMS, "legal-hold"),
     )
 )
 async def shred_subject(
@@ -267,7 +267,7 @@ async def shred_subject(
         permission="operator",
         body=wire.ShredRequest,
         returns=wire.Shredded,
-        problems=_SHRED_PROBLEMS,
+        problems=(*_SHRED_PROBLEMS, "legal-hold"),
     )
 )
 async def shred_tenant(

@@ -74,7 +74,14 @@ async def put_piece(
         permission="state:read",
         returns=wire.PieceContent,
         headers=("Stateroom-Client-Share",),
-        problems=("piece-not-found", "integrity-failure", "blob-store-unavailable", "key-destroyed"),
+        problems=(
+            "piece-not-found",
+            "thread-archived",
+            "restore-needed",
+            "integrity-failure",
+            "blob-store-unavailable",
+            "key-destroyed",
+        ),
         subject=True,
     )
 )

@@ -13,6 +13,7 @@ from gateway import limits, wire
 from gateway.exchange import Exchange, path_id
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, pointer
+from gateway.routes.archives import described
 from gateway.services import Services
 from gateway.wire import Fault
 from storage import model
@@ -63,7 +64,7 @@ def _removal(removal: model.Removal) -> wire.RemovalReceipt:
         name="list_threads",
         method=HttpMethod.GET,
         path="/threads",
-        summary="List the subject's threads, newest first.",
+        summary="List the subject's threads, newest first; archived ones as well, with all that is shown here.",
         permission="state:read",
         query=ThreadsQuery,
         returns=wire.ThreadPage,
@@ -106,7 +107,7 @@ async def list_threads(
         name="get_thread",
         method=HttpMethod.GET,
         path="/threads/{thread_id:str}",
-        summary="Show a thread.",
+        summary="Show a thread; of an archived one also what its archive is and how far away.",
         permission="state:read",
         returns=wire.Thread,
         problems=("thread-not-found",),
@@ -121,7 +122,11 @@ async def get_thread(
 ) -> Response[bytes]:
     """Show a thread."""
     exchange.no_query()
-    return exchange.reply(_thread(await services.store.threads.get(subject_scope, path_id(thread_id, "thread_id"))))
+    name = path_id(thread_id, "thread_id")
+    shown = _thread(await services.store.threads.get(subject_scope, name))
+    if shown.tier == "archive":
+        shown.archive = described(await services.store.archives.status(subject_scope, name))
+    return exchange.reply(shown)
 
 
 @route(
@@ -173,7 +178,7 @@ async def put_thread(
         summary="Delete a thread with all it holds.",
         permission="state:delete",
         statuses=(204,),
-        problems=("thread-not-found", "thread-busy"),
+        problems=("thread-not-found", "thread-busy", "legal-hold"),
         subject=True,
     )
 )
@@ -241,6 +246,7 @@ async def copy_thread(
         returns=wire.RemovalReceipt,
         headers=("Stateroom-Client-Share",),
         subject=True,
+        problems=("legal-hold",),
     )
 )
 async def prune(
@@ -267,7 +273,7 @@ async def prune(
         body=wire.RunsDeleteRequest,
         returns=wire.RemovalReceipt,
         headers=("Stateroom-Client-Share",),
-        problems=("delta-chain-needed",),
+        problems=("delta-chain-needed", "legal-hold"),
         subject=True,
     )
 )

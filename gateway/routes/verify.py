@@ -58,6 +58,7 @@ async def verify(
         wire.VerifyReport(
             threads=report.threads,
             threads_skipped=report.threads_skipped,
+            threads_frozen=report.threads_frozen,
             checkpoints=report.checkpoints,
             pending_writes=report.pending_writes,
             pieces=report.pieces,

@@ -5,8 +5,8 @@ OPEN = """
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
         (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
-         client_share)
-    VALUES ($1, $2, $3, NULL, 'active', 'hot', false, 1, $4, $4, $5, $6)
+         client_share, searchable)
+    VALUES ($1, $2, $3, NULL, 'active', 'hot', false, 1, $4, $4, $5, $6, '{}')
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET activity = t.activity + 1
     RETURNING tenant_id, subject_id, thread_id, tier, created_at, seal
 )

@@ -48,6 +48,11 @@ PURGE_REST = tuple(
     for table in ("idempotency", "removed_threads")
 )
 
+# What says how long a tenant's threads are kept, and the rounds that look for them: nothing is left to keep.
+PURGE_TENANT = tuple(
+    f"DELETE FROM stateroom.{table} WHERE tenant_id = $1" for table in ("retention", "retention_rounds")
+)
+
 # Of the tombstones with these ids: those this database does not know, and those whose keys are there again.
 UNAPPLIED = """
 SELECT t.shred_id FROM unnest($2::uuid[]) AS t(shred_id)

@@ -10,6 +10,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     DateTime,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -134,8 +135,11 @@ threads = Table(
     _moment("updated_at"),
     Column("seal", LargeBinary, nullable=False),
     Column("client_share", Boolean, nullable=False, server_default=text("false")),
+    Column("searchable", ARRAY(Text(collation="C")), nullable=True),
+    Column("origin", LargeBinary, nullable=True),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
     Index("threads_by_age", "tenant_id", "subject_id", "created_at", "thread_id"),
+    Index("threads_by_searchable", "tenant_id", "subject_id", "searchable"),
 )
 
 heads = Table(
@@ -177,6 +181,7 @@ checkpoints = Table(
     Column("piece_ids", LargeBinary, nullable=False),
     Column("manifest", LargeBinary, nullable=False),
     Column("named_ids", LargeBinary, nullable=True),
+    Column("searchable", ARRAY(Text(collation="C")), nullable=True),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id"),
     Index("checkpoints_by_age", "tenant_id", "subject_id", "checkpoint_id"),
     Index("checkpoints_by_time", "created_at", postgresql_using="brin"),
@@ -195,6 +200,30 @@ checkpoints = Table(
         "step",
         postgresql_where=text("status IN ('failed', 'waiting') OR outcome IS NOT NULL"),
     ),
+)
+
+checkpoint_tags = Table(
+    "checkpoint_tags",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    _id("thread_id"),
+    _id("namespace"),
+    _id("checkpoint_id"),
+    Column("tag", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id", "tag"),
+    ForeignKeyConstraint(
+        ["tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id"],
+        [
+            "stateroom.checkpoints.tenant_id",
+            "stateroom.checkpoints.subject_id",
+            "stateroom.checkpoints.thread_id",
+            "stateroom.checkpoints.namespace",
+            "stateroom.checkpoints.checkpoint_id",
+        ],
+        ondelete="CASCADE",
+    ),
+    Index("checkpoint_tags_by_tag", "tenant_id", "subject_id", "tag", "checkpoint_id"),
 )
 
 chunks = Table(
@@ -331,6 +360,7 @@ blobs = Table(
     _moment("created_at"),
     _moment("unreferenced_at", nullable=True),
     _moment("condemned_at", nullable=True),
+    Column("place", Text, nullable=False, server_default=text("'blobs'")),
     PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id"),
     Index(
         "blobs_by_content",
@@ -374,6 +404,7 @@ blob_intents = Table(
     _moment("created_at"),
     _moment("expires_at"),
     _moment("removed_at", nullable=True),
+    Column("place", Text, nullable=False, server_default=text("'blobs'")),
     PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id"),
     Index("blob_intents_by_object", "tenant_id", "blob_id"),
     Index("blob_intents_by_expiry", "tenant_id", "subject_id", "expires_at"),
@@ -450,6 +481,32 @@ blob_usage = Table(
     Index("blob_usage_by_sweep", "sweep_after"),
 )
 
+archives = Table(
+    "archives",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    _id("thread_id"),
+    Column("blob_id", UUID(as_uuid=True), nullable=False),
+    Column("activity", BigInteger, nullable=False),
+    Column("key_versions", ARRAY(Integer), nullable=False),
+    Column("client_share", Boolean, nullable=False),
+    Column("checkpoints", Integer, nullable=False),
+    Column("pending_writes", Integer, nullable=False),
+    Column("chunks", Integer, nullable=False),
+    Column("hot_bytes", BigInteger, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("run_ids", ARRAY(Text(collation="C")), nullable=False),
+    Column("state_schemas", ARRAY(Text(collation="C")), nullable=False),
+    Column("agents", ARRAY(Text(collation="C")), nullable=False),
+    Column("named_ids", LargeBinary, nullable=True),
+    Column("storage_class", Text(collation="C"), nullable=False),
+    _moment("created_at"),
+    Column("key_version", Integer, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
+)
+
 state_schemas = Table(
     "state_schemas",
     metadata,
@@ -461,12 +518,51 @@ state_schemas = Table(
     PrimaryKeyConstraint("tenant_id", "schema", "number"),
 )
 
-TENANT_TABLES = (tenant_keys, audit_log, audit_heads, jobs, blob_usage, state_schemas)
+retention = Table(
+    "retention",
+    metadata,
+    _tenant(),
+    Column("level", Text, nullable=False),
+    _id("target"),
+    Column("policy", LargeBinary, nullable=False),
+    Column("legal_hold", Boolean, nullable=False),
+    _moment("updated_at"),
+    PrimaryKeyConstraint("tenant_id", "level", "target"),
+)
+
+thread_retention = Table(
+    "thread_retention",
+    metadata,
+    _tenant(),
+    _id("subject_id"),
+    _id("thread_id"),
+    Column("policy", LargeBinary, nullable=False),
+    Column("legal_hold", Boolean, nullable=False),
+    _moment("updated_at"),
+    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
+)
+
+retention_rounds = Table(
+    "retention_rounds",
+    metadata,
+    Column("tenant_id", UUID(as_uuid=True), primary_key=True),
+    _moment_from_the_beginning("due_at"),
+    _moment("lease_until", nullable=True),
+    _moment("started_at", nullable=True),
+    Column("progress", LargeBinary, nullable=True),
+    _moment("thinned_until", nullable=True),
+    Column("finished_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+    Column("census", JSONB, nullable=False, server_default=text("'{}'")),
+    Index("retention_rounds_by_due", "due_at"),
+)
+
+TENANT_TABLES = (tenant_keys, audit_log, audit_heads, jobs, blob_usage, state_schemas, retention, retention_rounds)
 SUBJECT_TABLES = (
     subject_keys,
     threads,
     heads,
     checkpoints,
+    checkpoint_tags,
     chunks,
     pending_writes,
     idempotency,
@@ -477,4 +573,6 @@ SUBJECT_TABLES = (
     blob_refs,
     artifacts,
     artifact_refs,
+    archives,
+    thread_retention,
 )

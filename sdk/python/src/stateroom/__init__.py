@@ -10,6 +10,7 @@ from stateroom.async_artifacts import AsyncArtifactFile, AsyncArtifacts
 from stateroom.async_client import AsyncClient, AsyncThread
 from stateroom.client import Client, Thread
 from stateroom.errors import (
+    ArchiveUnavailable,
     ArtifactNotFound,
     ArtifactReferenced,
     ArtifactShared,
@@ -35,6 +36,7 @@ from stateroom.errors import (
     InvalidRequest,
     KeyDestroyed,
     KeyUnavailable,
+    LegalHold,
     LimitExceeded,
     NotConfigured,
     NotFound,
@@ -42,6 +44,7 @@ from stateroom.errors import (
     PreconditionRequired,
     QuotaExceeded,
     RangeNotSatisfiable,
+    RestoreNeeded,
     RollbackDetected,
     StateroomError,
     StateSchemaExists,
@@ -58,6 +61,7 @@ from stateroom.errors import (
     Unauthenticated,
     UploadIncomplete,
     UploadNotFound,
+    WritesPending,
 )
 from stateroom.schema import StateVersion
 from stateroom.share import ClientShare, new_client_share
@@ -76,7 +80,9 @@ from stateroom.types import (
     SaveReceipt,
     SignedUrl,
     Status,
+    ThreadArchive,
     ThreadInfo,
+    ThreadMove,
     Upload,
     UploadedPart,
     Usage,
@@ -86,6 +92,7 @@ from stateroom.types import (
 __all__ = [
     "SHARED",
     "Answer",
+    "ArchiveUnavailable",
     "Artifact",
     "ArtifactFile",
     "ArtifactNotFound",
@@ -126,6 +133,7 @@ __all__ = [
     "InvalidRequest",
     "KeyDestroyed",
     "KeyUnavailable",
+    "LegalHold",
     "LimitExceeded",
     "MemoryTokenStore",
     "Model",
@@ -137,6 +145,7 @@ __all__ = [
     "QuotaExceeded",
     "RangeNotSatisfiable",
     "RemovalReceipt",
+    "RestoreNeeded",
     "RollbackDetected",
     "SaveReceipt",
     "SignedUrl",
@@ -151,10 +160,12 @@ __all__ = [
     "SubjectRequired",
     "TenantBusy",
     "Thread",
+    "ThreadArchive",
     "ThreadArchived",
     "ThreadBusy",
     "ThreadExists",
     "ThreadInfo",
+    "ThreadMove",
     "ThreadNotFound",
     "Timeouts",
     "TokenPlace",
@@ -166,6 +177,7 @@ __all__ = [
     "UploadedPart",
     "Usage",
     "WhoAmI",
+    "WritesPending",
     "acting_for",
     "current_subject",
     "encode_id",

@@ -5,9 +5,10 @@ so that they cannot drift apart. It does not retry (``_core.Attempts`` does) and
 does).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -19,6 +20,7 @@ from stateroom._wire import (
     CheckpointPage,
     CheckpointWithChannels,
     CheckpointWithState,
+    CompactRequest,
     CopyRequest,
     HoledCheckpoint,
     Holes,
@@ -32,14 +34,28 @@ from stateroom._wire import (
     WritesReceipt,
     WritesRequest,
 )
-from stateroom.errors import CheckpointNotFound, InvalidRequest, ThreadNotFound
+from stateroom.errors import CheckpointNotFound, InvalidRequest, ThreadArchived, ThreadNotFound
 from stateroom.schema import ACCEPT_HEADER, StateVersion
-from stateroom.types import CopyReceipt, RemovalReceipt, SaveReceipt, Status, ThreadInfo, WhoAmI
+from stateroom.types import (
+    CheckpointInfo,
+    CopyReceipt,
+    RemovalReceipt,
+    SaveReceipt,
+    Status,
+    ThreadInfo,
+    ThreadMove,
+    WhoAmI,
+)
 
 IDS_PER_REQUEST_MAX = 1000
 PAGE_MAX = 1000
 PAGE_DEFAULT = 100
 WRITES_PER_REQUEST_MAX = 1000
+# How often a thread that is being restored is asked how far it is, at first and at most.
+LOOK_SECONDS = 0.25
+LOOK_SECONDS_MAX = 60.0
+
+R = TypeVar("R")
 
 
 def plain_call(
@@ -96,6 +112,33 @@ def save(
         seen=(thread_id, body.namespace),
     )
     return answer.decode(SaveReceipt)  # type: ignore[no-any-return]
+
+
+def compact(thread_id: str, body: CompactRequest, *, if_match: str | None = None) -> Steps[SaveReceipt]:
+    """Compact a list channel; without an id of its own it carries an Idempotency-Key, so no retry doubles it."""
+    headers: dict[str, str] = {}
+    if body.id is msgspec.UNSET:
+        headers["Idempotency-Key"] = str(uuid4())
+    if if_match is not None:
+        headers["If-Match"] = f'"{if_match}"'
+    answer = yield Call(
+        method="POST",
+        path=path("threads", ":", thread_id, "compact"),
+        body=encode_body(body),
+        headers=headers,
+        repeatable=True,
+        seen=(thread_id, body.namespace),
+    )
+    return answer.decode(SaveReceipt)  # type: ignore[no-any-return]
+
+
+def show_head(thread_id: str, namespace: str) -> Steps[CheckpointInfo | None]:
+    """The namespace's head without its state; ``None`` when there is none."""
+    try:
+        answer = yield _load_call(thread_id, namespace, None, "none", None)
+    except (CheckpointNotFound, ThreadNotFound):
+        return None
+    return answer.decode(CheckpointInfo)  # type: ignore[no-any-return]
 
 
 def load_state(
@@ -355,6 +398,70 @@ def delete_thread(thread_id: str) -> Steps[bool]:
     except ThreadNotFound:
         return False
     return True
+
+
+def archive_thread(thread_id: str, storage_class: str | None) -> Steps[ThreadMove]:
+    """Ask for a thread to be archived."""
+    answer = yield Call(
+        method="POST",
+        path=path("threads", ":", thread_id, "archive"),
+        query=(("storage_class", storage_class),),
+        repeatable=True,
+    )
+    return answer.decode(ThreadMove)  # type: ignore[no-any-return]
+
+
+def restore_thread(thread_id: str, wait_seconds: float | None) -> Steps[ThreadMove]:
+    """Ask for a thread to be brought back; with ``wait_seconds``, wait for it for so long at most.
+
+    Raises:
+        ThreadArchived: It is not back after so long, or the restore ended and it is not.
+    """
+    answer = yield Call(method="POST", path=path("threads", ":", thread_id, "restore"), repeatable=True)
+    move: ThreadMove = answer.decode(ThreadMove)
+    if wait_seconds is None:
+        return move
+    left, pause = wait_seconds, LOOK_SECONDS
+    while move.tier != "hot":
+        if left <= 0:
+            raise ThreadArchived(
+                f"the thread is not back after {wait_seconds:g} s; the restore goes on", retryable=True
+            )
+        pause = min(pause, left)
+        answer = yield Call(method="GET", path=path("threads", ":", thread_id), repeatable=True, after_seconds=pause)
+        left -= pause
+        info: ThreadInfo = answer.decode(ThreadInfo)
+        archive = info.archive
+        if info.tier == "hot" or archive is None:
+            return ThreadMove(thread_id=thread_id, tier="hot", job_id=move.job_id)
+        if archive.job_id is None and archive.state != "unknown":
+            # The restore has ended: either the thread was archived anew at once, or it cannot be brought back.
+            raise ThreadArchived("the restore ended, and the thread is in the archive", state=archive.state)
+        # S3 says hours before a thaw began, and how often to look once it has.
+        pause = archive.retry_after_seconds if archive.state == "thawing" else 2 * pause
+        pause = min(max(pause, LOOK_SECONDS), LOOK_SECONDS_MAX)
+    return move
+
+
+def restoring(make: Callable[[], Steps[R]], thread_id: str, restore_seconds_max: float | None) -> Steps[R]:
+    """Steps on one thread; if it has to be thawed, it is restored first, and they are taken again.
+
+    Args:
+        make: Begins the steps, which change nothing if they are refused.
+        thread_id: The thread.
+        restore_seconds_max: How long to wait for it; ``None``: not at all.
+
+    Raises:
+        ThreadArchived: It is not back after so long.
+    """
+    try:
+        return (yield from make())
+    except ThreadArchived:
+        if restore_seconds_max is None:
+            raise
+    with suppress(ThreadNotFound):  # deleted meanwhile: the steps say what that means to them
+        yield from restore_thread(thread_id, restore_seconds_max)
+    return (yield from make())
 
 
 def copy_thread(thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:

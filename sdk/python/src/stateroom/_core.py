@@ -75,6 +75,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         forgets: Threads that end, or begin again, by this call.
         extra_seconds: How much longer than other calls it may take, because the gateway works before it answers.
         together: Calls to make at the same time, instead of this one; ``Answer.answers`` holds theirs, in order.
+        after_seconds: How long to wait before the call is made.
     """
 
     method: str
@@ -88,6 +89,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     forgets: tuple[str, ...] = ()
     extra_seconds: float = 0.0
     together: tuple["Call", ...] = ()
+    after_seconds: float = 0.0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -370,7 +372,7 @@ class Attempts:
         """
         if 200 <= status < 300:
             return Answer(status=status, headers=headers, body=body)
-        error = _error_from_response(status, headers, body)
+        error = _error_from_response(status, headers, body, self._now)
         if not error.retryable:
             raise error
         if not self._call.repeatable and error.code in _POSSIBLY_DONE:
@@ -411,7 +413,9 @@ def retry_after_seconds(text: str, now: Callable[[], datetime]) -> float:
     return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
 
 
-def _error_from_response(status: int, headers: Mapping[str, str], body: bytes) -> StateroomError:
+def _error_from_response(
+    status: int, headers: Mapping[str, str], body: bytes, now: Callable[[], datetime]
+) -> StateroomError:
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     problem: Problem | None = None
     try:
@@ -432,6 +436,8 @@ def _error_from_response(status: int, headers: Mapping[str, str], body: bytes) -
         )
     error = error_from_problem(problem, status)
     error.request_id = error.request_id or headers.get("x-request-id", "")
+    if "retry-after" in headers:
+        error.retry_after_seconds = retry_after_seconds(headers["retry-after"], now)
     return error
 
 

@@ -18,6 +18,7 @@ from stateroom._state import from_plain, result_type, state_from_plain, state_to
 from stateroom._wire import (
     Changes,
     CheckpointWithState,
+    CompactRequest,
     HoledCheckpoint,
     SaveRequest,
     ThreadSettings,
@@ -223,6 +224,37 @@ class ThreadSteps(Generic[StateT]):
             remove=list(remove),
         )
         receipt = yield from _calls.save(self.thread_id, request, if_match=self._head_id)
+        self._follow(receipt)
+        return receipt
+
+    def _compact(
+        self,
+        channel: str,
+        keep_last: int,
+        summary: Sequence[Any],
+        *,
+        status: Status | None,
+        metadata: Mapping[str, Any] | None,
+        run_id: str | None,
+        checkpoint_id: str | None,
+    ) -> Steps[SaveReceipt]:
+        if self._fork_of is not None:
+            raise InvalidRequest("a compaction changes the head; save the fork first")
+        version = self.state_version
+        request = CompactRequest(
+            channel=channel,
+            keep_last=keep_last,
+            summary=to_plain(list(summary)) if summary else UNSET,
+            namespace=self.namespace,
+            id=unset_if_none(checkpoint_id),
+            status=status,
+            agent=self.agent,
+            run_id=run_id,
+            metadata=None if metadata is None else to_plain(dict(metadata)),
+            state_schema=None if version is None else version.schema,
+            state_version=None if version is None else version.number,
+        )
+        receipt = yield from _calls.compact(self.thread_id, request, if_match=self._head_id)
         self._follow(receipt)
         return receipt
 

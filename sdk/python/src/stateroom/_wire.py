@@ -24,12 +24,16 @@ Version = str | int | float
 
 
 class ChannelIn(Struct, omit_defaults=True):
-    """A channel to save; without ``data`` it is declared unchanged since the parent."""
+    """A channel to save; without ``data`` it is declared unchanged since the parent.
+
+    With ``append_to``, ``data`` has the elements that follow those of the parent's list at that version.
+    """
 
     version: Version | None = None
     encoding: str = "msgpack"
     data: bytes | UnsetType = UNSET
     holes: list[int] = []
+    append_to: Version | UnsetType = UNSET
 
 
 class Changes(Struct):
@@ -227,6 +231,22 @@ class ThreadSettings(Struct, kw_only=True, omit_defaults=True):
 
     strict: bool | UnsetType = UNSET
     agent: str | UnsetType | None = UNSET
+
+
+class CompactRequest(Struct, kw_only=True, omit_defaults=True):
+    """A list channel to compact."""
+
+    channel: str
+    keep_last: int
+    summary: list[Any] | Raw | UnsetType = UNSET
+    namespace: str = ""
+    id: str | UnsetType = UNSET
+    status: Status | None = None
+    agent: str | None = None
+    run_id: str | None = None
+    metadata: dict[str, Any] | None = None
+    state_schema: str | None = None
+    state_version: int | None = None
 
 
 class CopyRequest(Struct, kw_only=True):

@@ -38,6 +38,8 @@ class Problem(msgspec.Struct, omit_defaults=True):
     errors: list[Fault] = []
     limit: str | None = None
     head_id: str | None = None
+    state: str | None = None
+    progress: float | None = None
 
 
 class StateroomError(Exception):
@@ -53,6 +55,9 @@ class StateroomError(Exception):
         limit: Name of the limit that was exceeded.
         head_id: The namespace's head when the request was refused because it moved.
         upload_id: What ``artifacts.upload(..., resume=)`` goes on with, when an upload was interrupted.
+        retry_after_seconds: When the gateway says that it is worth asking again; ``None``: it does not say.
+        state: Of a thread that is in the archive: ``archived``, ``frozen`` or ``thawing``.
+        progress: Of its thaw, from 0 to 1; ``None``: nobody knows.
     """
 
     default_code = "stateroom-error"
@@ -69,6 +74,9 @@ class StateroomError(Exception):
         limit: str | None = None,
         head_id: str | None = None,
         upload_id: str | None = None,
+        retry_after_seconds: float | None = None,
+        state: str | None = None,
+        progress: float | None = None,
     ) -> None:
         self.code = code or self.default_code
         self.detail = detail
@@ -79,6 +87,9 @@ class StateroomError(Exception):
         self.limit = limit
         self.head_id = head_id
         self.upload_id = upload_id
+        self.retry_after_seconds = retry_after_seconds
+        self.state = state
+        self.progress = progress
         super().__init__(detail)
 
     def __str__(self) -> str:
@@ -94,7 +105,10 @@ class StateroomError(Exception):
         return (_rebuild, (type(self), self.detail, {name: getattr(self, name) for name in _FIELDS}))
 
 
-_FIELDS = ("code", "status", "retryable", "request_id", "errors", "limit", "head_id", "upload_id")
+_FIELDS = (
+    "code", "status", "retryable", "request_id", "errors", "limit", "head_id", "upload_id",
+    "retry_after_seconds", "state", "progress",
+)  # fmt: skip
 
 
 def _rebuild(kind: type[StateroomError], detail: str, fields: dict[str, Any]) -> StateroomError:
@@ -244,9 +258,30 @@ class ThreadExists(Conflict):
 
 
 class ThreadArchived(Conflict):
-    """The thread is in the archive tier and is not thawed yet."""
+    """The thread is in the archive tier, in a storage class that must be thawed before it can be read or written to.
+
+    ``thread.restore()`` asks for the thaw; ``state``, ``progress`` and ``retry_after_seconds`` say how far it is.
+    """
 
     default_code = "thread-archived"
+
+
+class RestoreNeeded(Conflict):
+    """The thread's archive is too large to be read where it is: ``thread.restore()``, then read."""
+
+    default_code = "restore-needed"
+
+
+class ArchiveUnavailable(Conflict):
+    """The deployment has no archive."""
+
+    default_code = "archive-unavailable"
+
+
+class LegalHold(Conflict):
+    """A legal hold keeps the thread, its agent or the tenant: nothing is removed before it is lifted."""
+
+    default_code = "legal-hold"
 
 
 class ChannelUnchangedUnknown(Conflict):
@@ -265,6 +300,12 @@ class DeltaChainNeeded(Conflict):
     """What was to be removed is needed to rebuild a surviving checkpoint's delta channels."""
 
     default_code = "delta-chain-needed"
+
+
+class WritesPending(Conflict):
+    """Tasks have written to the head, and no checkpoint has taken up what they wrote; compact after the next save."""
+
+    default_code = "writes-pending"
 
 
 class IdempotencyInFlight(Conflict):
@@ -425,8 +466,12 @@ _BY_CODE: dict[str, type[StateroomError]] = {
         CheckpointExists,
         ThreadExists,
         ThreadArchived,
+        RestoreNeeded,
+        ArchiveUnavailable,
+        LegalHold,
         ChannelUnchangedUnknown,
         DeltaChainNeeded,
+        WritesPending,
         PieceUnknown,
         StateTooLarge,
         IdempotencyInFlight,
@@ -500,4 +545,6 @@ def error_from_problem(problem: Problem, status: int) -> StateroomError:
         errors=tuple(problem.errors),
         limit=problem.limit,
         head_id=problem.head_id,
+        state=problem.state,
+        progress=problem.progress,
     )

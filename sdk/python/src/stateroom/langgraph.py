@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from secrets import randbelow
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import httpx2
@@ -34,14 +34,18 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
+from msgspec import UNSET
 
 from stateroom import _calls
 from stateroom._core import Endpoint, Pinned, Steps, Timeouts
+from stateroom._growth import Growth, Sent, grown, place_of
 from stateroom._pieces import PieceCache, receiving, sending
 from stateroom._wire import (
     ChannelIn,
     ChannelOut,
+    ChannelsPage,
     CheckpointWithChannels,
+    CompactRequest,
     SaveRequest,
     SerialisedWrite,
     WriteIn,
@@ -49,12 +53,18 @@ from stateroom._wire import (
 )
 from stateroom.async_client import AsyncClient
 from stateroom.client import Client
-from stateroom.errors import ChannelUnchangedUnknown, IntegrityFailure, InvalidRequest
+from stateroom.errors import (
+    ChannelUnchangedUnknown,
+    CheckpointNotFound,
+    IntegrityFailure,
+    InvalidRequest,
+    ThreadArchived,
+)
 from stateroom.schema import StateVersion, accepted
 from stateroom.share import ClientShare
 from stateroom.subject import Subject, current_subject
 from stateroom.tokens import TokenStore
-from stateroom.types import Status
+from stateroom.types import CopyReceipt, RemovalReceipt, Status
 
 SKELETON = "~langgraph"
 """The channel that holds what a LangGraph checkpoint has besides its channels' values."""
@@ -70,6 +80,8 @@ _NAME_LENGTH_MAX = 255
 _STEP_MIN, _STEP_MAX = -(2**31), 2**31 - 1
 _INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1
 _PAGE = 100
+
+R = TypeVar("R")
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -157,7 +169,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     One saver serves any number of users, threads of execution and event loops at once; nothing is locked
     around a request. A put, a write and a load are one request each. Blocking methods may be called from
-    worker threads while loops run.
+    worker threads while loops run. A put sends the channels that changed, and of a long list that only grew
+    since the put before the new elements; where the gateway cannot append them, everything is sent.
 
     Status is derived: an ``__error__`` write marks the checkpoint ``failed``, an ``__interrupt__`` write
     ``waiting``.
@@ -190,6 +203,10 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             so, and what it loads arrives at it, whatever it was saved at. It is the root graph's; a mapping such as
             ``{"": "travel@2", "billing": "billing@1"}`` names subgraphs' as well, by the nodes that lead to them
             (``outer|inner``). What is left out is loaded as it was saved.
+        restore_seconds_max: How long a call waits for a thread that must be thawed before it can be read or written to
+            (a cold storage class of the archive): the restore is asked for, and the call taken again when the thread is
+            back. A thaw takes hours. Left out: ``ThreadArchived`` is raised at once. Archives that need no thaw are
+            read, and brought back by a write, without any of this.
 
     Raises:
         NotConfigured: The URL, the key or a state version cannot be used.
@@ -211,6 +228,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         token_store: TokenStore | None = None,
         client_share: ClientShare = None,
         state_version: StateVersion | str | Mapping[str, StateVersion | str] | None = None,
+        restore_seconds_max: float | None = None,
     ) -> None:
         if serde is not None and allowed_msgpack_modules is not None:
             raise ValueError("allowed_msgpack_modules configures the default serialiser, not yours")
@@ -222,7 +240,9 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self._metadata_exclude = frozenset(metadata_exclude)
         self._state_versions = _by_subgraph(state_version)
         self._accepts = accepted(self._state_versions.values())
+        self._restore_seconds_max = restore_seconds_max
         self._pieces = PieceCache()
+        self._growth = Growth()
         self._connections = _Connections(
             lambda: Client(
                 url,
@@ -257,6 +277,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         token_store: TokenStore | None = None,
         client_share: ClientShare = None,
         state_version: StateVersion | str | Mapping[str, StateVersion | str] | None = None,
+        restore_seconds_max: float | None = None,
     ) -> Self:
         """A saver configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
@@ -270,6 +291,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             token_store: As for the class.
             client_share: As for the class.
             state_version: As for the class.
+            restore_seconds_max: As for the class.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
@@ -287,6 +309,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             token_store=token_store,
             client_share=client_share,
             state_version=state_version,
+            restore_seconds_max=restore_seconds_max,
         )
 
     def __enter__(self) -> Self:
@@ -352,7 +375,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
         def pages() -> Iterator[CheckpointTuple]:
             while listing.wants_more:
-                page = client.drive(listing.page(), pinned)
+                page = client.drive(self._page(listing), pinned)
                 for found in listing.take(page):
                     yield client.drive(self._completed(found, pinned), pinned)
 
@@ -373,7 +396,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         async def pages() -> AsyncIterator[CheckpointTuple]:
             client = await self._connections.on_loop()
             while listing.wants_more:
-                page = await client.drive(listing.page(), pinned)
+                page = await client.drive(self._page(listing), pinned)
                 for found in listing.take(page):
                     yield await client.drive(self._completed(found, pinned), pinned)
 
@@ -460,6 +483,41 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         client = await self._connections.on_loop()
         await client.drive(self._put_writes(config, writes, task_id, task_path, pinned), pinned)
 
+    def compact(
+        self, config: RunnableConfig, channel: str, *, keep_last: int, summary: Sequence[Any] = ()
+    ) -> RunnableConfig:
+        """Put a summary in the place of a list channel's older values, as a new checkpoint of the thread's head.
+
+        The list does not travel, and nothing is removed: older checkpoints hold all of it. The graph goes on from the
+        new checkpoint as it would have from the one before. Values are put into the channel as they are: no reducer
+        sees them, so give messages ids of their own.
+
+        Args:
+            config: Thread and namespace; with a ``checkpoint_id``, only if that is the head.
+            channel: The channel; one that is kept whole, no ``DeltaChannel``.
+            keep_last: How many of its newest values stay.
+            summary: Values to put in front of them.
+
+        Returns:
+            The new checkpoint's config.
+
+        Raises:
+            CheckpointNotFound: The thread has none.
+            HeadMoved: A run saved meanwhile, or the config names an older checkpoint.
+            WritesPending: A run is under way, was interrupted or failed: let it end first.
+            InvalidRequest: The channel is not there, is no list, or is a ``DeltaChannel``.
+        """
+        pinned = self._endpoint.pin()
+        return self._connections.blocking().drive(self._compact(config, channel, keep_last, summary), pinned)
+
+    async def acompact(
+        self, config: RunnableConfig, channel: str, *, keep_last: int, summary: Sequence[Any] = ()
+    ) -> RunnableConfig:
+        """Put a summary in the place of a list channel's older values; arguments as for ``compact``."""
+        pinned = self._endpoint.pin()
+        client = await self._connections.on_loop()
+        return await client.drive(self._compact(config, channel, keep_last, summary), pinned)
+
     # Removing and copying
 
     def delete_thread(self, thread_id: str) -> None:
@@ -497,13 +555,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             ThreadNotFound: The source does not exist.
             ThreadExists: The target does.
         """
-        steps = _calls.copy_thread(str(source_thread_id), str(target_thread_id))
-        self._connections.blocking().drive(steps)
+        self._connections.blocking().drive(self._copy(str(source_thread_id), str(target_thread_id)))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread; arguments as for ``copy_thread``."""
         client = await self._connections.on_loop()
-        await client.drive(_calls.copy_thread(str(source_thread_id), str(target_thread_id)))
+        await client.drive(self._copy(str(source_thread_id), str(target_thread_id)))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Remove old checkpoints.
@@ -536,7 +593,19 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     # Steps without I/O, driven by either client
 
+    def _thawing(self, thread_id: str, make: Callable[[], Steps[R]]) -> Steps[R]:
+        """Steps on one thread, which is restored first if it has to be thawed and the saver may wait for that."""
+        return _calls.restoring(make, thread_id, self._restore_seconds_max)
+
+    def _page(self, listing: "_Listing") -> Steps[ChannelsPage]:
+        if listing.thread_id is None:
+            return listing.page()
+        return self._thawing(listing.thread_id, listing.page)
+
     def _get(self, config: RunnableConfig, pinned: Pinned) -> Steps[CheckpointTuple | None]:
+        return self._thawing(_Place.of(config).thread_id, lambda: self._get_once(config, pinned))
+
+    def _get_once(self, config: RunnableConfig, pinned: Pinned) -> Steps[CheckpointTuple | None]:
         place = _Place.of(config)
         found = yield from _calls.load_channels(
             place.thread_id, place.namespace, place.checkpoint_id, accepts=self._accepts
@@ -557,6 +626,19 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
         pinned: Pinned,
     ) -> Steps[RunnableConfig]:
+        return self._thawing(
+            _Place.of(config).thread_id,
+            lambda: self._put_once(config, checkpoint, metadata, new_versions, pinned),
+        )
+
+    def _put_once(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+        pinned: Pinned,
+    ) -> Steps[RunnableConfig]:
         place = _Place.of(config)
         kept = self._metadata(config, metadata)
         step = kept.get("step")
@@ -565,8 +647,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         # Without a parent there is nothing that a channel could be unchanged from.
         changed = None if place.checkpoint_id is None else new_versions
         version = self._state_versions.get(_subgraph(place.namespace))
+        channels = self._channels(checkpoint, changed)
+        remembered = place_of(pinned, place.thread_id, place.namespace)
+        before = self._growth.at(remembered, place.checkpoint_id)
+        lists = _leave_out(channels, before)
         request = SaveRequest(
-            channels=self._channels(checkpoint, changed),
+            channels=channels,
             id=checkpoint["id"],
             parent_id=place.checkpoint_id,
             namespace=place.namespace,
@@ -583,15 +669,62 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         try:
             yield from self._save(place.thread_id, request, pinned)
         except ChannelUnchangedUnknown:
-            request.channels = self._channels(checkpoint, None)
+            appended = any(each.append_to is not UNSET for each in channels.values())
+            request.channels = channels = self._channels(checkpoint, None)
+            lists = _leave_out(channels, {})
             yield from self._save(place.thread_id, request, pinned)
+            if appended:
+                self._growth.refuse(remembered, checkpoint["id"])
+        # A list that went with placeholders goes whole the next time, too.
+        lists = {name: each for name, each in lists.items() if not channels[name].holes}
+        self._growth.note(remembered, checkpoint["id"], lists, first=place.checkpoint_id is None)
         return place.config(checkpoint["id"])
+
+    def _compact(
+        self, config: RunnableConfig, channel: str, keep_last: int, summary: Sequence[Any]
+    ) -> Steps[RunnableConfig]:
+        place = _Place.of(config)
+        found = yield from _calls.show_head(place.thread_id, place.namespace)
+        if found is None:
+            raise CheckpointNotFound("the namespace has no checkpoint to compact")
+        encoding, data = self.serde.dumps_typed([*summary])
+        if encoding != "msgpack":
+            raise InvalidRequest("a summary must be MessagePack, and this serialiser writes something else")
+        counted = found.metadata.get("step")
+        step = counted if isinstance(counted, int) and _is_step(counted) else found.step
+        version = self._state_versions.get(_subgraph(place.namespace))
+        request = CompactRequest(
+            channel=channel,
+            keep_last=keep_last,
+            summary=msgspec.Raw(bytes(data)),
+            namespace=place.namespace,
+            agent=_name(self._agent),
+            # LangGraph counts on from here; what else it keeps in metadata still holds.
+            metadata={**found.metadata, "source": "update", "step": step + 1},
+            state_schema=None if version is None else version.schema,
+            state_version=None if version is None else version.number,
+        )
+        receipt = yield from _calls.compact(place.thread_id, request, if_match=place.checkpoint_id or found.id)
+        return place.config(receipt.id)
 
     def _save(self, thread_id: str, request: SaveRequest, pinned: Pinned) -> Steps[None]:
         values = list(request.channels.values()) if isinstance(request.channels, dict) else []
         yield from sending(self._pieces, pinned, thread_id, values, lambda: _calls.save(thread_id, request))
 
     def _put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
+        pinned: Pinned,
+    ) -> Steps[None]:
+        return self._thawing(
+            _Place.of(config).thread_id,
+            lambda: self._put_writes_once(config, writes, task_id, task_path, pinned),
+        )
+
+    def _put_writes_once(
         self,
         config: RunnableConfig,
         writes: Sequence[tuple[str, Any]],
@@ -631,9 +764,30 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         known = {"keep_latest": "keep_latest", "delete": "delete", "delete_all": "delete"}
         if strategy not in known:
             raise ValueError(f"unknown strategy: {strategy}")
-        yield from _calls.prune([str(thread_id) for thread_id in thread_ids], known[strategy])
+        wanted = [str(thread_id) for thread_id in thread_ids]
+        try:
+            yield from _calls.prune(wanted, known[strategy])
+        except ThreadArchived:
+            if self._restore_seconds_max is None:
+                raise
+        else:
+            return
+        # One of them has to be thawed, and which is not said; what was pruned already loses nothing more.
+        for thread_id in wanted:
+            yield from self._prune_one(thread_id, known[strategy])
+
+    def _prune_one(self, thread_id: str, strategy: str) -> Steps[RemovalReceipt]:
+        return self._thawing(thread_id, lambda: _calls.prune([thread_id], strategy))
+
+    def _copy(self, source_thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:
+        return self._thawing(source_thread_id, lambda: _calls.copy_thread(source_thread_id, target_thread_id))
 
     def _delta_history(
+        self, config: RunnableConfig, channels: Sequence[str], pinned: Pinned
+    ) -> Steps[Mapping[str, DeltaChannelHistory]]:
+        return self._thawing(_Place.of(config).thread_id, lambda: self._delta_history_once(config, channels, pinned))
+
+    def _delta_history_once(
         self, config: RunnableConfig, channels: Sequence[str], pinned: Pinned
     ) -> Steps[Mapping[str, DeltaChannelHistory]]:
         if not channels:
@@ -757,6 +911,7 @@ class _Listing:
         self._accepts = accepts
         configurable = config["configurable"] if config else {}
         thread_id = configurable.get("thread_id")
+        self.thread_id = None if thread_id is None else str(thread_id)
         rest = dict(matching or {})
         columns = _take_columns(rest)
         self._only_id = get_checkpoint_id(config) if config else None
@@ -770,7 +925,7 @@ class _Listing:
             above = self._only_id + "+"
             ceiling = above if ceiling is None else min(ceiling, above, key=str.encode)
         self._selection = _calls.Selection(
-            thread_id=None if thread_id is None else str(thread_id),
+            thread_id=self.thread_id,
             namespace=configurable.get("checkpoint_ns"),
             before=ceiling,
             step=columns.get("step"),
@@ -783,7 +938,7 @@ class _Listing:
     def wants_more(self) -> bool:
         return not self._ended and (self._left is None or self._left > 0)
 
-    def page(self) -> Steps[Any]:
+    def page(self) -> Steps[ChannelsPage]:
         size = _PAGE if self._left is None else min(self._left, _calls.PAGE_MAX)
         return _calls.list_channels(self._selection, size, self._cursor, accepts=self._accepts)
 
@@ -802,6 +957,25 @@ class _Listing:
                     return
                 self._left -= 1
             yield found
+
+
+def _leave_out(channels: Mapping[str, ChannelIn], before: Mapping[str, Sent]) -> dict[str, Sent]:
+    """Leave out what the gateway has of lists that grew; returns what to remember of lists once it has the rest.
+
+    Args:
+        channels: Of a save; changed in place.
+        before: What is remembered of its parent.
+    """
+    lists: dict[str, Sent] = {}
+    for name, each in channels.items():
+        held = before.get(name)
+        if each.data is not UNSET:
+            held = grown(each, held)
+        elif held is not None and held.version != each.version:
+            held = None
+        if held is not None:
+            lists[name] = held
+    return lists
 
 
 def _by_subgraph(

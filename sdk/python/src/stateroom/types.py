@@ -172,6 +172,49 @@ class Head(CheckpointInfo, Generic[StateT], kw_only=True):
     artifacts: dict[str, InlinedArtifact] = {}
 
 
+class ThreadArchive(msgspec.Struct, kw_only=True):
+    """Where an archived thread's rows are, and how far away.
+
+    Attributes:
+        state: ``ready``: it can be read where it is, and a save brings it back; ``frozen``: it must be thawed, which
+            ``thread.restore`` asks for; ``thawing``: that was asked for; ``unknown``: the gateway cannot tell now.
+        storage_class: S3's name of where the object is.
+        checkpoints: How many it holds.
+        pending_writes: How many it holds.
+        hot_bytes: What its rows take in the database.
+        size_bytes: What the object takes.
+        archived_at: When it was archived.
+        retry_after_seconds: When it is worth asking again.
+        progress: Of the thaw, from 0 to 1; ``None``: nobody knows.
+        job_id: The restore that is under way.
+    """
+
+    state: Literal["ready", "frozen", "thawing", "unknown"]
+    storage_class: str
+    checkpoints: int
+    pending_writes: int
+    hot_bytes: int
+    size_bytes: int
+    archived_at: datetime
+    retry_after_seconds: float = 0.0
+    progress: float | None = None
+    job_id: str | None = None
+
+
+class ThreadMove(msgspec.Struct, kw_only=True):
+    """A thread on its way between the tiers.
+
+    Attributes:
+        thread_id: The thread.
+        tier: Where it is now: ``hot`` (PostgreSQL) or ``archive`` (object storage).
+        job_id: The job that moves it; ``None``: it is there already.
+    """
+
+    thread_id: str
+    tier: Literal["hot", "archive"]
+    job_id: str | None = None
+
+
 class ThreadInfo(msgspec.Struct, kw_only=True):
     """A thread without its state.
 
@@ -185,6 +228,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
         head_id: Head of the root namespace.
         agent: The program's name.
         client_share: Whether it opens only with the client-held share it was made with.
+        archive: What its archive is, where one thread was asked for and it has one.
     """
 
     thread_id: str
@@ -196,6 +240,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
     head_id: str | None = None
     agent: str | None = None
     client_share: bool = False
+    archive: ThreadArchive | None = None
 
 
 class CopyReceipt(msgspec.Struct, kw_only=True):

@@ -1,0 +1,109 @@
+"""What a process does beside answering: notes of its own that must be written, and work that any process may do.
+
+Everything that is anybody's work has one owner at a time, by a lease in the database (jobs, sweeps, rounds of
+retention) or because it is written once (anchors). Who is asked to stop gives its leases back, so that another process
+goes on at once; of who is killed they end by themselves. Owns no order between the loops, and no moment at which
+something is done.
+"""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+from crypto import CryptoError
+from gateway.services import Services
+from gateway.telemetry import Metrics
+from storage import head_anchors
+from storage.anchors import ANCHOR_SECONDS
+from storage.audit import FLUSH_SECONDS
+from storage.errors import StorageError
+from storage.service import Store
+
+_log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterator[None]:
+    """Run the loops while the block runs.
+
+    Args:
+        services: Whose store and metrics.
+        for_all: Also what any process may do for all of them; without: only what this process noted down itself.
+    """
+    store, metrics = services.store, services.metrics
+    ended = asyncio.Event()
+    # Not cancelled: they may hold notes; their last round writes what is left.
+    noting = [
+        asyncio.create_task(_repeat("flush", FLUSH_SECONDS, store.audit.flush, ended, metrics)),
+        asyncio.create_task(_repeat("heads", head_anchors.ANCHOR_SECONDS, store.head_anchors.flush, ended, metrics)),
+    ]
+    # What is left of these is done by the next process, or by another one.
+    working = [asyncio.create_task(services.authenticator.keep_flushing(store.tenants.touch_keys))]
+    if for_all:
+        working += [
+            asyncio.create_task(_anchor(store, ended, metrics)),
+            asyncio.create_task(store.runner.keep_running(_job_round_failed)),
+            asyncio.create_task(
+                store.sweep.keep_running(metrics.swept, functools.partial(_sweep_failed, metrics), metrics.counted)
+            ),
+            asyncio.create_task(
+                store.retaining.keep_running(
+                    metrics.retained, functools.partial(_retention_failed, metrics), metrics.retention_counted
+                )
+            ),
+        ]
+    try:
+        yield
+    finally:
+        ended.set()
+        for task in noting:
+            await task
+        for task in working:
+            task.cancel()
+        for task in working:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _job_round_failed(reason: Exception) -> None:
+    _log.warning("job round failed", error=type(reason).__name__)
+
+
+def _sweep_failed(metrics: Metrics, reason: Exception) -> None:
+    metrics.sweep_failed()
+    _log.warning("sweep failed", error=type(reason).__name__)
+
+
+def _retention_failed(metrics: Metrics, reason: Exception) -> None:
+    metrics.retention_failed()
+    _log.warning("retention round failed", error=type(reason).__name__)
+
+
+async def _anchor(store: Store, ended: asyncio.Event, metrics: Metrics) -> None:
+    """Anchor audit logs every minute; the key for it is made before anything that a backup could miss is anchored."""
+    try:
+        await store.anchors.ensure_signing_key()
+    except (StorageError, CryptoError) as reason:
+        _log.warning("audit round failed", round="anchor", error=type(reason).__name__)
+    await _repeat("anchor", ANCHOR_SECONDS, store.anchors.anchor_due, ended, metrics)
+
+
+async def _repeat(
+    what: str, seconds: float, work: Callable[[], Awaitable[object]], ended: asyncio.Event, metrics: Metrics
+) -> None:
+    """Do ``work`` every ``seconds`` until ``ended``, and once more then; what fails is tried again."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), seconds)
+        last = ended.is_set()
+        try:
+            await work()
+        except Exception as reason:  # noqa: BLE001  whatever it is, the next round must come
+            metrics.audit_failed(what)
+            _log.warning("audit round failed", round=what, error=type(reason).__name__)
+        if last:
+            return
