@@ -35,9 +35,10 @@ demo: setup ## Show an agent that crashes, resumes and forks, on real engines (a
 serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DIR (.stateroom)
 	@$(RUN) stateroom serve --embedded --data-dir '$(DATA_DIR)'
 
+# One file on one worker, in the order of the tree: what kills and restarts comes first, the quick unit tests fill the end.
 .PHONY: test
 test: setup ## Run the tests (PYTEST_ARGS=... is passed on)
-	@$(RUN) pytest -m 'not soak' -n 3 --dist loadfile $(PYTEST_ARGS)
+	@$(RUN) pytest -m 'not soak' -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .PHONY: check
 check: setup ## Check style, formatting, types and the import layers
@@ -48,7 +49,7 @@ check: setup ## Check style, formatting, types and the import layers
 
 .PHONY: bench
 bench: setup ## Measure against LangGraph's own PostgreSQL saver
-	@$(RUN) --group bench python -m benchmarks.run
+	@$(RUN) --group bench python -m benchmarks.run $(BENCH_ARGS)
 
 .PHONY: soak
 soak: setup ## Run the long tests

@@ -4,7 +4,11 @@ import asyncio
 import os
 import traceback
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import ClassVar
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
@@ -20,12 +24,15 @@ from storage.blobs.s3 import S3BlobStore, S3Location
 from storage.blobs.store import (
     PARTS_MAX,
     BlobExists,
+    BlobFrozen,
+    BlobInfo,
     BlobNotFound,
     BlobStore,
     BlobUnavailable,
     MultipartNotFound,
     PartMismatch,
 )
+from storage.clock import ManualClock
 from tests.support.faulty_blobs import FaultyBlobStore
 
 TENANT = uuid4()
@@ -475,3 +482,261 @@ def test_a_refused_s3_url_does_not_reach_the_error(rest: str) -> None:
 
 def test_the_secret_is_not_in_the_repr() -> None:
     assert "hush" not in repr(S3Location.parse("s3://a:hush@h/b"))
+
+
+# --- storage classes -----------------------------------------------------------------------------------------------
+
+COLD = ("GLACIER", "DEEP_ARCHIVE")
+
+
+def freezes(kind: str) -> bool:
+    """SeaweedFS knows the names of classes, and freezes nothing: what it says of one that S3 would freeze is a name."""
+    return not kind.startswith("real")
+
+
+async def put_whole(store: BlobStore, where: BlobLocation, data: bytes, storage_class: str) -> None:
+    await store.put_if_absent(where, data, storage_class=storage_class)
+
+
+async def put_in_parts(store: BlobStore, where: BlobLocation, data: bytes, storage_class: str) -> None:
+    multipart_id = await store.begin_multipart(where, storage_class=storage_class)
+    etag = await store.put_part(where, multipart_id, 0, data)
+    await store.complete_multipart(where, multipart_id, [(0, etag)], size_bytes=len(data))
+
+
+@pytest.mark.parametrize("put", [put_whole, put_in_parts])
+@pytest.mark.parametrize("storage_class", ["STANDARD", "STANDARD_IA", "GLACIER_IR"])
+async def test_a_blob_is_stored_in_the_class_that_is_asked_for(store: BlobStore, put, storage_class: str) -> None:
+    where = somewhere()
+    await put(store, where, b"sealed", storage_class)
+    assert await store.head(where) == BlobInfo(6, storage_class)
+    assert await store.get(where) == b"sealed"
+    await store.thaw(where, 1)  # there is nothing to thaw
+    assert await store.head(where) == BlobInfo(6, storage_class)
+
+
+@pytest.mark.parametrize("put", [put_whole, put_in_parts])
+@pytest.mark.parametrize("storage_class", COLD)
+async def test_what_is_stored_in_a_cold_class_is_frozen_until_it_is_thawed(
+    store: BlobStore, kind: str, put, storage_class: str
+) -> None:
+    where = somewhere()
+    await put(store, where, b"sealed", storage_class)
+    assert await store.head(where) == BlobInfo(6, storage_class, "frozen")
+    if not freezes(kind):
+        await store.thaw(where, 1)
+        assert await store.get(where) == b"sealed"
+        return
+    for read in (store.get(where), store.get_range(where, 0, 1)):
+        with pytest.raises(BlobFrozen):
+            await read
+    before = datetime.now(UTC)
+    await store.thaw(where, 2)
+    if kind in {"memory", "faulty"}:
+        assert await store.head(where) == replace(await store.head(where), state="thawing")
+        with pytest.raises(BlobFrozen):
+            await store.get(where)
+        return  # the next test holds the clock
+    found = await store.head(where)
+    assert (found.state, found.storage_class) == ("ready", storage_class)
+    assert found.thawed_until is not None
+    assert before + timedelta(days=2, minutes=-1) <= found.thawed_until <= before + timedelta(days=3, minutes=1)
+    assert await store.get(where) == b"sealed"
+    assert await store.get_range(where, 1, 2) == b"ea"
+    await store.thaw(where, 5)  # longer
+    assert (await store.head(where)).thawed_until > found.thawed_until
+
+
+async def test_the_twin_thaws_as_s3_does() -> None:
+    clock = ManualClock(datetime(2026, 1, 1, 22, 30, tzinfo=UTC))
+    store = MemoryBlobStore(clock=clock, storage_class="GLACIER", thaw_seconds=3 * 3600)
+    where = somewhere()
+    await store.put_if_absent(where, b"sealed")
+    await store.thaw(where, 1)
+    clock.set(datetime(2026, 1, 2, 1, 29, tzinfo=UTC))
+    await store.thaw(where, 1)  # is no error, and begins nothing anew
+    assert (await store.head(where)).state == "thawing"
+    clock.set(datetime(2026, 1, 2, 1, 30, tzinfo=UTC))
+    until = datetime(2026, 1, 3, tzinfo=UTC)  # a day after the request, rounded up to midnight
+    assert await store.head(where) == BlobInfo(6, "GLACIER", "ready", until)
+    assert await store.get(where) == b"sealed"
+    clock.set(until - timedelta(hours=1))
+    await store.thaw(where, 1)
+    clock.set(until)
+    assert await store.get(where) == b"sealed"
+    clock.set(until + timedelta(days=1))
+    assert (await store.head(where)).state == "frozen"
+    with pytest.raises(BlobFrozen):
+        await store.get(where)
+
+
+async def test_a_blob_that_was_read_back_can_be_moved_to_a_cold_class(store: BlobStore, kind: str) -> None:
+    for put in (put_whole, put_in_parts):
+        where = somewhere()
+        await put(store, where, b"sealed", "STANDARD")
+        assert await store.get(where) == b"sealed"
+        for _ in range(2):
+            await store.change_class(where, "GLACIER")
+            assert await store.head(where) == BlobInfo(6, "GLACIER", "frozen")
+        if freezes(kind):
+            with pytest.raises(BlobFrozen):
+                await store.get(where)
+            with pytest.raises(BlobFrozen):
+                await store.change_class(where, "STANDARD")
+        else:
+            assert await store.get(where) == b"sealed"
+        await store.delete(where)  # also what is frozen
+        with pytest.raises(BlobNotFound):
+            await store.head(where)
+
+
+async def test_storing_frozen_bytes_again_changes_nothing_and_other_bytes_are_refused(store: BlobStore) -> None:
+    where = somewhere()
+    await store.put_if_absent(where, b"sealed", storage_class="DEEP_ARCHIVE")
+    await store.put_if_absent(where, b"sealed", storage_class="DEEP_ARCHIVE")
+    for other in (b"SEALED", b"sealed, and longer"):
+        with pytest.raises(BlobExists):
+            await store.put_if_absent(where, other, storage_class="DEEP_ARCHIVE")
+
+
+async def test_what_is_not_there_is_neither_thawed_nor_moved(store: BlobStore) -> None:
+    where = somewhere()
+    for call in (store.thaw(where, 1), store.change_class(where, "GLACIER")):
+        with pytest.raises(BlobNotFound):
+            await call
+
+
+async def test_classes_and_days_that_there_are_not_are_refused(store: BlobStore) -> None:
+    where = somewhere()
+    for call in (
+        store.put_if_absent(where, b"x", storage_class="COLD"),
+        store.begin_multipart(where, storage_class="glacier"),
+        store.change_class(where, ""),
+        store.thaw(where, 0),
+    ):
+        with pytest.raises(ValueError, match=r"storage class|day"):
+            await call
+    assert await store.list_keys(where.object_key()) == []
+
+
+@pytest.mark.parametrize("client", ["boto3", "obstore"])
+@pytest.mark.parametrize("storage_class", ["STANDARD_IA", "GLACIER"])
+async def test_the_url_says_the_class_of_what_is_stored(moto_url: str, client: str, storage_class: str) -> None:
+    location = S3Location.parse(f"{moto_url}&client={client}&storage_class={storage_class}")
+    store = open_bucket(location, threads=2)
+    try:
+        assert store.storage_class == storage_class
+        for put in (store.put_if_absent, None):
+            where = somewhere()
+            if put is None:
+                multipart_id = await store.begin_multipart(where)
+                etag = await store.put_part(where, multipart_id, 0, b"sealed")
+                await store.complete_multipart(where, multipart_id, [(0, etag)], size_bytes=6)
+            else:
+                await put(where, b"sealed")
+            assert (await store.head(where)).storage_class == storage_class
+        where = somewhere()
+        await store.put_if_absent(where, b"sealed", storage_class="STANDARD")
+        assert await store.head(where) == BlobInfo(6)
+    finally:
+        await store.aclose()
+
+
+@pytest.mark.parametrize("wrong", ["", "COLD", "glacier", "GLACIER&storage_class=STANDARD"])
+def test_an_s3_url_with_another_class_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="S3 URL"):
+        S3Location.parse(f"s3://bucket?storage_class={wrong}")
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """A server of one cold object that answers a thaw as it is told."""
+
+    restore: ClassVar[str | None] = None
+    answer: ClassVar[tuple[int, str]] = (202, "")
+    asked: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "6")
+        self.send_header("x-amz-storage-class", "GLACIER")
+        if self.restore is not None:
+            self.send_header("x-amz-restore", self.restore)
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append((self.path.partition("?")[2], body))
+        status, code = self.answer
+        text = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode() if code else b""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def answering():
+    kind = type("Answers", (_Answers,), {"asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    kind.url = f"s3://access:secret@127.0.0.1:{server.server_port}/stateroom?endpoint=http"
+    yield kind
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("restore", "expected"),
+    [
+        (None, ("frozen", None)),
+        ('ongoing-request="true"', ("thawing", None)),
+        (
+            'ongoing-request="false", expiry-date="Fri, 21 Dec 2012 00:00:00 GMT"',
+            ("ready", datetime(2012, 12, 21, tzinfo=UTC)),
+        ),
+        ('ongoing-request="false", expiry-date="soon"', ("ready", None)),
+    ],
+)
+async def test_how_far_a_thaw_is_is_read_as_s3_writes_it(answering, restore, expected) -> None:
+    answering.restore = restore
+    store = S3BlobStore(S3Location.parse(answering.url), threads=1)
+    found = await store.head(somewhere())
+    await store.aclose()
+    assert (found.state, found.thawed_until) == expected
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(202, ""), (200, ""), (409, "RestoreAlreadyInProgress"), (405, "MethodNotAllowed"), (501, "NotImplemented")],
+)
+async def test_a_thaw_that_goes_on_already_is_no_error(answering, answer) -> None:
+    answering.answer = answer
+    store = S3BlobStore(S3Location.parse(answering.url), threads=1)
+    await store.thaw(somewhere(), 3)
+    await store.aclose()
+    query, body = answering.asked[0]
+    assert query == "restore"
+    assert b"<Days>3</Days>" in body
+    assert b"<Tier>Standard</Tier>" in body
+
+
+async def test_a_thaw_that_is_refused_is_unavailable(answering) -> None:
+    answering.answer = (403, "AccessDenied")
+    store = S3BlobStore(S3Location.parse(answering.url), threads=1)
+    with pytest.raises(BlobUnavailable):
+        await store.thaw(somewhere(), 3)
+    await store.aclose()
+
+
+def test_an_archived_threads_object_has_a_name_of_its_own() -> None:
+    blob = BlobLocation(TENANT, uuid4())
+    archived = replace(blob, place="archive")
+    assert archived.object_key() == f"archive/{blob.object_key()}"
+    assert BlobLocation.parse(archived.object_key()) == archived
+    assert archived.object_key().startswith(tenant_prefix(TENANT, "archive"))
+    assert not archived.object_key().startswith(tenant_prefix(TENANT))

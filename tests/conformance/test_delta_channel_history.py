@@ -181,6 +181,15 @@ async def test_pruning_keeps_what_the_newest_checkpoint_is_rebuilt_from(saver, c
     assert values(before["items"]) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("strategy", ["delete", "delete_all"])
+async def test_langgraph_servers_words_for_deleting_a_thread_are_understood(saver, chain, config, strategy):
+    await chain.put({"items": _DeltaSnapshot(["s"])})
+    await saver.aprune([], strategy=strategy)
+    assert await saver.aget_tuple(config) is not None
+    await saver.aprune([chain.thread_id], strategy=strategy)
+    assert await saver.aget_tuple(config) is None
+
+
 async def test_a_run_that_a_surviving_checkpoint_is_rebuilt_from_is_not_deleted(saver, chain):
     first, second = str(uuid4()), str(uuid4())
     await chain.put(run_id=first)

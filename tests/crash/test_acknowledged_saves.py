@@ -21,7 +21,7 @@ from gateway.cli.embedded import EmbeddedPostgres
 from tests.support.interruption import Interruption
 from tests.support.production import Deployment, Launcher, ProductionGateway, deploy, serving
 
-KILLS = 201
+KILLS, SOAK_KILLS = 60, 201  # between three gateways
 GATEWAYS = 3
 WRITERS = 6
 SEED = 20_261_121
@@ -131,14 +131,8 @@ class Fleet:
         return rng.choice(list(self._up)) if self._up else "http://127.0.0.1:9"  # done: nobody answers there
 
 
-@pytest.fixture
-async def client(deployment: Deployment) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(deployment) as opened:
-        yield opened
-
-
-def client_of(deployment: Deployment) -> httpx.AsyncClient:
-    headers = {"Authorization": f"Bearer {deployment.api_key}", "Stateroom-Subject": "user-1", **MSGPACK}
+def client_of(deployment: Deployment, subject: str = "user-1") -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {deployment.api_key}", "Stateroom-Subject": subject, **MSGPACK}
     return httpx.AsyncClient(headers=headers, timeout=30)
 
 
@@ -215,23 +209,25 @@ async def lives_and_dies(gateway: ProductionGateway, fleet: Fleet, kills: int, r
         fleet.down(gateway.url)
 
 
-async def test_no_acknowledged_save_is_lost_or_half_there_after_200_kills(
-    deployment: Deployment, launcher: Launcher, client: httpx.AsyncClient
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(SOAK_KILLS, marks=pytest.mark.soak)])
+async def test_no_acknowledged_save_is_lost_or_half_there_whatever_gateway_is_killed(
+    deployment: Deployment, launcher: Launcher, kills: int
 ) -> None:
     fleet, all_writers = Fleet(), writers()
     gateways = [ProductionGateway(launcher, deployment, database_connections_max="4") for _ in range(GATEWAYS)]
-    async with asyncio.TaskGroup() as running:
-        for writer in all_writers:
-            running.create_task(writer.write(client, fleet))
-        async with asyncio.TaskGroup() as dying:
-            for number, gateway in enumerate(gateways):
-                dying.create_task(lives_and_dies(gateway, fleet, KILLS // GATEWAYS, seeded(number)))
-        fleet.end()
-    async with serving(launcher, deployment) as gateway:
-        interrupted = sum(len(writer.unknown) + writer.repeated for writer in all_writers)
-        await check_everything(client, gateway.url, all_writers)
-    assert interrupted > KILLS // 4, "the kills hit nothing: this run proved nothing"
-    assert sum(len(writer.acknowledged) for writer in all_writers) > KILLS
+    async with client_of(deployment, f"user-{kills}") as client:
+        async with asyncio.TaskGroup() as running:
+            for writer in all_writers:
+                running.create_task(writer.write(client, fleet))
+            async with asyncio.TaskGroup() as dying:
+                for number, gateway in enumerate(gateways):
+                    dying.create_task(lives_and_dies(gateway, fleet, kills // GATEWAYS, seeded(number)))
+            fleet.end()
+        async with serving(launcher, deployment) as gateway:
+            interrupted = sum(len(writer.unknown) + writer.repeated for writer in all_writers)
+            await check_everything(client, gateway.url, all_writers)
+    assert interrupted > kills // 4, "the kills hit nothing: this run proved nothing"
+    assert sum(len(writer.acknowledged) for writer in all_writers) > kills
 
 
 @pytest.fixture

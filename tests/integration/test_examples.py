@@ -99,6 +99,16 @@ def test_the_screenshot_agent_looks_once_and_shows_what_it_saw(environ):
     assert shown.content == screenshot("mail.example")
 
 
+def test_the_compacting_agent_keeps_its_context_short_and_its_history_whole(environ):
+    done = run(sys.executable, EXAMPLES / "compacting_agent.py", environ=environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "20 turns, 4 compactions, 7 messages in the state",
+        "first: 34 messages ago, we began.",
+        "the longest list in the history: 14",
+    ]
+
+
 def test_the_curl_session_answers_as_its_comments_say(environ):
     done = run(EXAMPLES / "curl_agent.sh", environ=environ)
     assert done.returncode == 0, done.stdout + done.stderr

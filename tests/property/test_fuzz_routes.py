@@ -1,5 +1,6 @@
 import base64
 from collections import Counter
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -38,13 +39,14 @@ CHECKS = [
     response_schema_conformance,
 ]
 FUZZ = settings(
-    max_examples=25,
     deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
+# How many times the examples of one test; derandomized, so that the long run begins with those of the short one.
+TIMES = pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.soak)], ids=["short", "long"])
 
 
 def _check(answer: httpx.Response) -> None:
@@ -63,11 +65,16 @@ def tenancy(running_gateway: GatewayProcess) -> Tenancy:
     return Tenancy(running_gateway)
 
 
+@cache
+def _decrypting_key(gateway: GatewayProcess) -> str:
+    return decrypting_key(gateway)
+
+
 def _operating_key(tenancy: Tenancy, name: str) -> str | None:
     """The key of an operator who may do this, where operators do it."""
     permission = DECLARED[name].operation.permission
     if permission == "decrypt-any":
-        return decrypting_key(tenancy.gateway)
+        return _decrypting_key(tenancy.gateway)
     return tenancy.gateway.operator_key if permission == "operator" else None
 
 
@@ -76,18 +83,22 @@ def document(running_gateway: GatewayProcess) -> Any:
     return httpx.get(f"{running_gateway.url}/openapi.json").json()
 
 
+@pytest.fixture(scope="module")
+def schema(running_gateway: GatewayProcess, document: Any) -> Any:
+    made = schemathesis.openapi.from_dict(document)
+    made.config.base_url = running_gateway.url
+    made.config.generation.update(allow_x00=True)
+    return made
+
+
 def test_the_document_lists_every_operation(document: Any) -> None:
     listed = {one["operationId"] for methods in document["paths"].values() for one in methods.values()}
     assert listed == DECLARED.keys()
 
 
+@TIMES
 @pytest.mark.parametrize("name", DECLARED)
-def test_requests_made_from_the_document_conform(
-    tenancy: Tenancy, running_gateway: GatewayProcess, document: Any, name: str
-) -> None:
-    schema = schemathesis.openapi.from_dict(document)
-    schema.config.base_url = running_gateway.url
-    schema.config.generation.update(allow_x00=True)
+def test_requests_made_from_the_document_conform(tenancy: Tenancy, schema: Any, name: str, times: int) -> None:
     operation = schema.find_operation_by_id(name)
     api_key = _operating_key(tenancy, name) or tenancy.tenant()
     headers = {"Authorization": f"Bearer {api_key}"}
@@ -96,7 +107,7 @@ def test_requests_made_from_the_document_conform(
 
     statuses: Counter[int] = Counter()
 
-    @FUZZ
+    @settings(FUZZ, max_examples=15 * times)
     @given(case=operation.as_strategy())
     def fuzz(case: Any) -> None:
         case.headers.pop("Stateroom-Subject", None)
@@ -143,14 +154,15 @@ def _client(tenancy: Tenancy, name: str, api_key: str) -> Any:
     return tenancy.client(_operating_key(tenancy, name) or api_key, "fuzz" if name in OF_SUBJECTS else None)
 
 
+@TIMES
 @pytest.mark.parametrize("name", WITH_BODY)
-def test_any_messagepack_is_answered(tenancy: Tenancy, name: str) -> None:
+def test_any_messagepack_is_answered(tenancy: Tenancy, name: str, times: int) -> None:
     request = request_of(DECLARED[name], **_places(name))
     shaped = st.dictionaries(st.sampled_from(_members(name)), TREES, max_size=5)
     bodies = st.binary(max_size=64) | TREES.map(msgpack.packb) | shaped.map(msgpack.packb)
     with _client(tenancy, name, tenancy.tenant()) as client:
 
-        @settings(FUZZ, max_examples=120)
+        @settings(FUZZ, max_examples=50 * times)
         @given(body=bodies, accept=st.sampled_from(["application/json", "application/msgpack"]))
         def fuzz(body: bytes, accept: str) -> None:
             headers = {"Content-Type": "application/msgpack", "Accept": accept}
@@ -159,16 +171,17 @@ def test_any_messagepack_is_answered(tenancy: Tenancy, name: str) -> None:
         fuzz()
 
 
+@TIMES
 @pytest.mark.parametrize("media", ["application/json", "application/msgpack"])
 @pytest.mark.parametrize("name", WITH_BODY)
-def test_a_valid_request_with_bytes_changed_is_answered(tenancy: Tenancy, name: str, media: str) -> None:
+def test_a_valid_request_with_bytes_changed_is_answered(tenancy: Tenancy, name: str, media: str, times: int) -> None:
     request = request_of(DECLARED[name], **_places(name))
     packed = media == "application/msgpack"
     valid = msgpack.packb(request.body) if packed else httpx.Request("POST", "http://x", json=request.body).content
     edits = st.lists(st.tuples(st.integers(0, len(valid) - 1), st.integers(0, 255)), min_size=1, max_size=4)
     with _client(tenancy, name, tenancy.tenant()) as client:
 
-        @settings(FUZZ, max_examples=60)
+        @settings(FUZZ, max_examples=25 * times)
         @given(edits=edits, cut=st.integers(0, len(valid)))
         def fuzz(edits: list[tuple[int, int]], cut: int) -> None:
             changed = bytearray(valid)

@@ -14,20 +14,23 @@ from storage.blob_ledger import NewBlob, UploadedPart, new_blob_id
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
 from storage.model import Idempotency
-from storage.postgres import artifacts, blobs, checkpoints, keys, threads
+from storage.postgres import archives, artifacts, blobs, checkpoints, keys, pruning, retention, tags, threads
 from storage.postgres.tables import SUBJECT_TABLES, blob_usage, tenant_keys
 from storage.postgres.unit_of_work import bindings
+from storage.retention import Policy
 from storage.scope import OperatorScope, Scope, TenantScope
+from tests.support.archive_rows import opened
 from tests.support.blob_rows import Blobs
 from tests.support.states import document, put, save, state, write
 
 SUBJECTS = [table.name for table in SUBJECT_TABLES]
-TENANTS = [tenant_keys.name, blob_usage.name]
+TENANTS = [tenant_keys.name, blob_usage.name, "retention", "retention_rounds"]
 TABLES = [*SUBJECTS, *TENANTS]
 SEALED = {
     "threads": ["seal"],
     "heads": ["seal"],
     "checkpoints": ["manifest", "piece_ids"],
+    "checkpoint_tags": ["tag"],
     "chunks": ["envelope", "children", "piece_id"],
     "pending_writes": ["value", "piece_ids", "task_path"],
     "tenant_keys": ["wrapped", "kcv"],
@@ -39,29 +42,42 @@ SEALED = {
     "blob_intents": ["record", "content_id"],
     "upload_parts": ["digest"],
     "artifacts": ["sealed", "name_digest"],
+    "archives": ["sealed", "named_ids"],
+    "retention": ["policy"],
+    "thread_retention": ["policy"],
+    "retention_rounds": ["progress"],
 }
 STATEMENTS = {
     f"{module.__name__.rsplit('.', 1)[1]}.{name}": text
-    for module in (checkpoints, threads, keys, blobs, artifacts)
+    for module in (checkpoints, threads, keys, blobs, artifacts, tags, archives, pruning, retention)
     for name, text in vars(module).items()
     if name.isupper() and name[0] != "_" and isinstance(text, str) and "tenant_id = $1" in text
 }
 
 
 @pytest.fixture(scope="module")
-async def scopes(store):
+async def scopes(store, database, root_key):
     """Three scopes with the same ids: two subjects of a tenant, and another tenant."""
     tenant_id = uuid4()
     made = [Scope(tenant_id, "user-1"), Scope(tenant_id, "user-2"), Scope(uuid4(), "user-1")]
     for each in made:
         await save(store, each, "gone", idempotency=Idempotency("k", b"d" * 32))
         await store.threads.delete(each, "gone")
-        await save(store, each, checkpoint_id="c", content=state(a=document("a")), run_id="r")
+        await save(
+            store, each, checkpoint_id="c", content=state(a=document("a")), run_id="r", metadata={"k": 1},
+            searchable=("k",),
+        )  # fmt: skip
         await put(store, each, "c", write(0, "a", document("b")))
         await store.checkpoints.put_writes(each, "t1", "", "early", "task", "", [write(-1, "__error__", 1)], "failed")
         await store.threads.put(each, "gone")
         await store.threads.delete(each, "gone")
         await keep_blobs(store, each)
+        await store.retention_policies.put(TenantScope(each.tenant_id), None, Policy(idle_ttl_seconds=86_400))
+        await store.retention_policies.put_thread(each, "t1", Policy(archive_ttl_seconds=86_400))
+    async with opened(database, root_key, archive=MemoryBlobStore()) as archiving:
+        for each in made:
+            await save(archiving, each, "archived")
+            await archiving.archives.archive(each, "archived")
     return made
 
 
@@ -134,8 +150,9 @@ async def test_an_unbound_connection_sees_nothing(app, scopes, table):
 @pytest.mark.parametrize("scope_type", [TenantScope, OperatorScope])
 async def test_a_scope_without_a_subject_sees_no_subjects_rows(app, scopes, table, scope_type):
     await act_as(app, TenantScope(scopes[0].tenant_id) if scope_type is TenantScope else OperatorScope())
-    # Administration lists the tenant's subjects; the sweeper finds those it has to work for.
-    if scope_type is TenantScope and table in {"subject_keys", "blobs", "blob_intents"}:
+    # Administration lists the tenant's subjects; the sweeper finds those it has to work for; a tenant of which a thread
+    # is held is not shredded.
+    if scope_type is TenantScope and table in {"subject_keys", "blobs", "blob_intents", "thread_retention"}:
         assert await seen(app, table) == {(each.tenant_id, each.subject_id) for each in scopes[:2]}
         return
     assert await seen(app, table) == set()
@@ -202,13 +219,32 @@ READS = {
     "threads.LOCK": ("t1",),
     "threads.HEADS": ("t1",),
     "threads.STRETCH": ("t1", "", "", 100),
-    "threads.THREADS_OF_RUNS": (["r"],),
     "threads.ALL_WRITES": ("t1", "", "", "", -100, 100),
-    "threads.COLLECT_CHUNKS": ("t1",),
-    "threads.DELETE_WRITES": ("t1", "", ["c", "early"]),
-    "threads.DELETE_CHECKPOINTS": ("t1", "", ["c"]),
-    "threads.DELETE_HEAD": ("t1", ""),
     "keys.SUBJECT_KEYS": (),
+    "pruning.CHECKPOINT_IDS": ("t1", ""),
+    "pruning.CHECKPOINTS": ("t1", "", ["c"]),
+    "pruning.WRITES": ("t1",),
+    "pruning.GARBAGE": ("t1", [""], ["c"]),
+    "pruning.REFERS_TO_UNNAMED": ("blobs",),
+    "pruning.THREADS_OF_RUNS": (["r"],),
+    "pruning.NEWEST": ("t1", "", 10),
+    "pruning.NEW_WRITES": ("t1", []),
+    "pruning.WRITES_AT": ("t1", ["", ""], ["c", "early"]),
+    "pruning.PRESENT": ("t1", [""], ["c"]),
+    "pruning.DELETE_WRITES_OF": ("t1", ["", ""], ["c", "early"]),
+    "pruning.DELETE_CHECKPOINTS": ("t1", [""], ["c"], [None]),
+    "pruning.DELETE_HEADS": ("t1", [""]),
+    "retention.THREAD_ONE": ("t1",),
+    "retention.THREAD_HELD": ("t1",),
+    "retention.SUBJECT_HELD": (),
+    "retention.FACTS_OF": ("t1",),
+    "retention.COUNTS_OF": ("t1", datetime(2100, 1, 1, tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC)),
+    "retention.HOT_BYTES": (["t1", "archived"],),
+    "archives.STUB": ("archived",),
+    "archives.STUBS_AFTER": ("", 10),
+    "archives.STANDING": ("archived",),
+    "archives.LOCK_STUB": ("archived",),
+    "archives.DELETE_STUB": ("archived",),
     "blobs.REFERRED_BLOBS": ("blobs",),
     "blobs.LIVE_AFTER": (UUID(int=0), 10),
     "blobs.THREADS_NAMING": ("", 10),
@@ -226,6 +262,12 @@ async def test_without_a_subject_the_tenants_blobs_can_be_seen_but_not_changed(a
     for table in ("blobs", "blob_intents"):
         assert await app.execute(f"UPDATE stateroom.{table} SET key_version = key_version") == "UPDATE 0"
         assert await app.execute(f"DELETE FROM stateroom.{table}") == "DELETE 0"
+
+
+async def test_without_a_subject_the_policies_of_threads_can_be_seen_but_not_changed(app, scopes):
+    await act_as(app, TenantScope(scopes[0].tenant_id))
+    assert await app.execute("UPDATE stateroom.thread_retention SET legal_hold = true") == "UPDATE 0"
+    assert await app.execute("DELETE FROM stateroom.thread_retention") == "DELETE 0"
 
 
 async def test_operators_see_what_every_tenant_keeps_and_change_none_of_it(app, scopes):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -21,11 +21,15 @@ STOP_SECONDS_MAX = 30
 class GatewayProcess:
     """One gateway on one data folder. Starting again after `stop` or `kill` serves the same keys.
 
-    ``environ`` holds what the process is told beside its command line (``STATEROOM_LOG_LEVEL``...).
+    ``environ`` holds what the process is told beside its command line (``STATEROOM_LOG_LEVEL``...), ``arguments`` what
+    more it is told there.
     """
 
-    def __init__(self, data_dir: Path, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, environ: Mapping[str, str] | None = None, *, arguments: Sequence[str | Path] = ()
+    ) -> None:
         self.data_dir = data_dir
+        self._arguments = arguments
         self._environ = dict(environ or {})
         self.env_file = data_dir.with_name(data_dir.name + ".env")
         self.log_file = data_dir.with_name(data_dir.name + ".log")
@@ -59,6 +63,7 @@ class GatewayProcess:
                 [
                     *(command, "serve", "--embedded", "--data-dir", self.data_dir),
                     *("--port", "0", "--write-env", self.env_file),
+                    *self._arguments,
                 ],
                 stdout=log,
                 stderr=log,

@@ -16,12 +16,13 @@ from storage.access import Access
 from storage.checkpoints import Checkpoints
 from storage.clock import SystemClock
 from storage.postgres.unit_of_work import Silent, Transaction, UnitOfWork
+from storage.pruning import Pruning
 from storage.scope import AnyScope
 from storage.service import Store
 from storage.threads import Threads
 from tests.support.stores import MigratedDatabase
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60  # what is waited for takes a moment, on a busy machine some seconds
 
 
 class Gate:
@@ -34,6 +35,27 @@ class Gate:
 
     async def __call__(self, statement: str) -> None:
         if statement == self.statement and not self.reached.is_set():
+            self.reached.set()
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self.opened.wait()
+
+    async def arrival(self) -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            await self.reached.wait()
+
+
+class CommitAfter:
+    """Holds the COMMIT of the first transaction in which a statement ran."""
+
+    def __init__(self, statement: str) -> None:
+        self.statement = statement
+        self.seen = False
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def __call__(self, statement: str) -> None:
+        self.seen = self.seen or statement == self.statement
+        if statement == "COMMIT" and self.seen and not self.reached.is_set():
             self.reached.set()
             async with asyncio.timeout(WAIT_SECONDS):
                 await self.opened.wait()
@@ -114,6 +136,7 @@ class Steered:
         access = Access(self.unit_of_work, store.keys, SystemClock(), Silent())
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
+        self.pruning = Pruning(access)
 
 
 def without(statement: str, protection: str, instead: str = "") -> dict[str, str]:

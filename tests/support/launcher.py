@@ -1,6 +1,7 @@
 """Starts real gateways quickly: imports what `stateroom serve` needs once, then forks for each of them.
 
-A line on stdin is `{"serve": {environment}, "log": path}`, the same with `sweep` (see `tests.support.sweeping`), or
+A line on stdin is `{"serve": {environment}, "log": path}`, perhaps with the command line as `command`, the same with
+`sweep` (see `tests.support.sweeping`), or
 `{"wait": pid}`; each gets one line back. When
 stdin ends, every gateway that is left is killed. The code that serves is the command line's own.
 """
@@ -25,7 +26,7 @@ for name in ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg", "uvicorn.proto
 Litestar()  # the first one imports a second's worth of plugins
 
 
-def run(what: str, environ: dict[str, str], log: str) -> None:
+def run(what: str, environ: dict[str, str], log: str, command: list[str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
     with open(log, "ab") as output, open(os.devnull, "rb") as nothing:  # noqa: PTH123 - descriptors, not text
@@ -33,7 +34,7 @@ def run(what: str, environ: dict[str, str], log: str) -> None:
             os.dup2(file.fileno(), descriptor)
     if what == "sweep":
         os._exit(import_module("tests.support.sweeping").run(environ))
-    os._exit(import_module("gateway.cli.main").run(["serve"]))
+    os._exit(import_module("gateway.cli.main").run(command))
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
             answer = os.fork()
             if not answer:
                 (name,) = what
-                run(name, order[name], order["log"])
+                run(name, order[name], order["log"], order.get("command", ["serve"]))
             children.add(answer)
         else:
             _, status = os.waitpid(order["wait"], 0)

@@ -10,6 +10,7 @@ import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -18,8 +19,10 @@ from uuid import UUID, uuid4
 import httpx
 import msgpack
 
+from crypto import ExportSealer, SecretKey, TransferKey, TransferPublicKey
 from gateway import routes
 from gateway.operations import Operation
+from storage.format import export
 from tests.support.gateway import GatewayProcess
 
 STATE = ["state:read", "state:write", "state:delete"]
@@ -137,6 +140,8 @@ def save_thread(client: httpx.Client) -> Thread:
     saved = client.post(f"/v1/threads/{thread.thread_id}/checkpoints", json=body)
     assert saved.status_code == 201, saved.text
     thread = thread._replace(checkpoint_id=saved.json()["id"])
+    beside = {"state": {"long": [CANARY] * 8}, "namespace": "beside", "run_id": thread.run_id, "agent": "tester"}
+    assert client.post(f"/v1/threads/{thread.thread_id}/checkpoints", json=beside).status_code == 201
     path = f"/v1/threads/{thread.thread_id}/checkpoints/{thread.checkpoint_id}/writes/{thread.task_id}"
     wrote = client.put(path, json={"writes": [{"channel": "note", "idx": 0, "value": CANARY}]})
     assert wrote.status_code == 200, wrote.text
@@ -154,6 +159,7 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
         "put_writes": lambda: {"writes": [{"channel": "note", "idx": 7, "value": "other"}]},
         "put_thread": lambda: {"strict": True},
         "put_piece": lambda: leaf("other" * 20),
+        "compact_thread": lambda: {"channel": "long", "keep_last": 2, "summary": "other", "namespace": "beside"},
         "copy_thread": lambda: {"target_thread_id": f"copy-{uuid4()}"},
         "prune": lambda: {"thread_ids": [values["thread_id"]], "strategy": "delete"},
         "delete_runs": lambda: {"run_ids": [values["run_id"]]},
@@ -169,6 +175,11 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
         "complete_upload": lambda: {"parts": 1},
         "copy_artifact": lambda: {"thread_id": f"copy-{uuid4()}"},
         "set_tenant_quota": lambda: {"quota_bytes": None},
+        "put_retention": lambda: {"idle_ttl_seconds": 3600},
+        "put_thread_retention": lambda: {"idle_ttl_seconds": 3600, "on_expiry": "archive"},
+        "put_retention_ceilings": lambda: {"archive_ttl_seconds": 7 * 366 * 86_400},
+        "export_thread": lambda: {"recipient": RECIPIENT["text"], "subject_id": values["subject_id"]},
+        "export_tenant": lambda: {"recipient": RECIPIENT["text"]},
         "create_artifact_url": dict,
         "rotate_key": lambda: {"level": "subject", "subject_id": values["subject_id"]},
         "shred_subject": lambda: {"confirm": values["subject_id"]},
@@ -188,6 +199,8 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
     body = bodies[declared.name]() if declared.operation.body is not None else None
     query = queries[declared.name]() if declared.name in queries else ""
     content = b"other" if declared.operation.raw_body else None
+    if declared.name == "import_threads":
+        content = empty_export()
     headers = {"Stateroom-Artifact-Name": "other"} if declared.name == "create_artifact" else {}
     return Request(declared.operation.method.value, path, body, query, content, headers)
 
@@ -200,11 +213,28 @@ def path_of(declared: Declared) -> str:
     return _PARAMETER.sub(lambda found: nobody[found[1]], declared.path)
 
 
+# What exports are sealed for: the gateway's own key, once one is known (`Tenancy`), and anybody's until then.
+RECIPIENT = {"text": str(TransferKey(SecretKey.generate()).public_key)}
+
+
+def empty_export() -> bytes:
+    """An export of no thread, for the gateway."""
+    export_id = uuid4()
+    sealer = ExportSealer(TransferPublicKey.parse(RECIPIENT["text"]), export_id)
+    opening = export.encode(export.Opening(export.FORMAT, export_id, "tenant", uuid4(), uuid4(), datetime.now(UTC)))
+    digest = export.RunningDigest()
+    digest.add(opening)
+    end = export.encode(export.End(0, 0, digest.digest()))
+    return sealer.start + sealer.write(export.frame(opening) + export.frame(end)) + sealer.finish()
+
+
 class Tenancy:
     """A gateway's tenants as seen through HTTP."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self.gateway = gateway
+        with self.client(gateway.operator_key) as operator:
+            RECIPIENT["text"] = operator.get("/v1/admin/transfer-key").raise_for_status().json()["public_key"]
 
     @contextmanager
     def client(self, api_key: str | None, subject: str | None = None, **headers: str) -> Iterator[httpx.Client]:

@@ -41,6 +41,7 @@ START_SECONDS_MAX = 30.0
 PERMISSIONS = ("state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin")
 OWNER_PASSWORD, APP_PASSWORD = "o" * 20, "a" * 20  # of the cluster's roles, so the same for every database
 _READY = re.compile(r" is ready on (\S+);")
+_WORKING = re.compile(r" works in the background")
 
 
 @dataclass
@@ -124,8 +125,12 @@ class Launcher:
 class ProductionGateway:
     """One `stateroom serve` process on a deployment, at `url`."""
 
-    def __init__(self, launcher: Launcher, deployment: Deployment, **settings: str) -> None:
+    _command = ("serve",)
+    _begun = _READY
+
+    def __init__(self, launcher: Launcher, deployment: Deployment, *options: str, **settings: str) -> None:
         self.deployment = deployment
+        self._options = options
         self.url = ""
         self.pid = 0
         self.log_file = launcher.folder / f"{uuid4().hex}.log"
@@ -140,13 +145,16 @@ class ProductionGateway:
 
     async def start(self) -> Self:
         self.log_file.unlink(missing_ok=True)
-        self.pid = await asyncio.to_thread(self._launcher.order, serve=self._environ, log=str(self.log_file))
+        command = [*self._command, *self._options]
+        self.pid = await asyncio.to_thread(
+            self._launcher.order, serve=self._environ, log=str(self.log_file), command=command
+        )
         async with asyncio.timeout(START_SECONDS_MAX):
-            while not (ready := _READY.search(self.log if self.log_file.exists() else "")):
+            while not (ready := self._begun.search(self.log if self.log_file.exists() else "")):
                 # Another process, whose word is a line in a file: there is nothing to await.
                 await asyncio.sleep(0.005)
                 assert not self._is_over(), self.log
-        self.url = f"http://{ready[1]}"
+        self.url = f"http://{ready[1]}" if ready.groups() else ""
         return self
 
     def _is_over(self) -> bool:
@@ -177,9 +185,18 @@ class ProductionGateway:
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30, limits=limits)
 
 
+class ProductionWorker(ProductionGateway):
+    """One `stateroom worker` process on a deployment; it has no `url`."""
+
+    _command = ("worker",)
+    _begun = _WORKING
+
+
 @asynccontextmanager
-async def serving(launcher: Launcher, deployment: Deployment, **settings: str) -> AsyncIterator[ProductionGateway]:
-    gateway = await ProductionGateway(launcher, deployment, **settings).start()
+async def serving(
+    launcher: Launcher, deployment: Deployment, *options: str, **settings: str
+) -> AsyncIterator[ProductionGateway]:
+    gateway = await ProductionGateway(launcher, deployment, *options, **settings).start()
     try:
         yield gateway
     finally:

@@ -133,6 +133,48 @@ def test_conditions_compare_the_etag(client: httpx.Client) -> None:
         assert client.get(content_of(made), headers={**ranged, "If-Range": other}).status_code == 200
 
 
+FAR = "Tue, 01 Jan 2999 00:00:00 GMT"
+LONG_AGO = "Sun, 06 Nov 1994 08:49:37 GMT"
+
+
+@pytest.mark.parametrize(
+    "old", [LONG_AGO, "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"], ids=["imf", "rfc 850", "asctime"]
+)
+def test_conditions_on_dates_compare_when_the_artifact_was_made(client: httpx.Client, old: str) -> None:
+    made = store(client, b"0123456789")
+    modified = client.get(content_of(made)).headers["last-modified"]
+    stale = client.get(content_of(made), headers={"If-Unmodified-Since": old})
+    assert_problem(stale, 412, "content-changed")
+    assert_problem(client.get(content_of(made), headers={"If-Unmodified-Since": old, "Range": "bytes=0-1"}), 412)
+    assert client.get(content_of(made), headers={"If-Modified-Since": old}).content == b"0123456789"
+    for since in (modified, FAR):
+        assert client.get(content_of(made), headers={"If-Unmodified-Since": since}).content == b"0123456789"
+        answer = client.get(content_of(made), headers={"If-Modified-Since": since})
+        assert (answer.status_code, answer.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "text", ["yesterday", "0", "Sun, 06 Nov 1994 08:49:37 +0000", "06 Nov 1994", "", f"{LONG_AGO}, {FAR}"]
+)
+def test_what_is_no_http_date_is_no_condition(client: httpx.Client, text: str) -> None:
+    made = store(client, b"0123456789")
+    for name in ("If-Unmodified-Since", "If-Modified-Since"):
+        assert client.get(content_of(made), headers={name: text}).content == b"0123456789"
+
+
+def test_an_etag_counts_more_than_a_date(client: httpx.Client) -> None:
+    made = store(client, b"0123456789")
+    tag = client.get(content_of(made)).headers["etag"]
+    assert client.get(content_of(made), headers={"If-Match": tag, "If-Unmodified-Since": LONG_AGO}).status_code == 200
+    wrong = {"If-Match": '"x"', "If-Unmodified-Since": FAR}
+    assert_problem(client.get(content_of(made), headers=wrong), 412, "content-changed")
+    assert client.get(content_of(made), headers={"If-None-Match": '"x"', "If-Modified-Since": FAR}).status_code == 200
+    known = {"If-None-Match": tag, "If-Modified-Since": LONG_AGO}
+    assert client.get(content_of(made), headers=known).status_code == 304
+    refused = {"If-None-Match": tag, "If-Unmodified-Since": LONG_AGO}
+    assert_problem(client.get(content_of(made), headers=refused), 412, "content-changed")
+
+
 def test_other_content_than_the_digest_says_is_refused_and_not_stored(client: httpx.Client) -> None:
     thread = str(uuid4())
     headers = {"Stateroom-Artifact-Name": "a", "Content-Digest": digest_field(b"other")}

@@ -27,6 +27,15 @@ NAMES = {
     "stateroom_blobs",
     "stateroom_blob_bytes",
     "stateroom_blob_usage_bytes",
+    "stateroom_threads",
+    "stateroom_threads_held",
+    "stateroom_retained_total",
+    "stateroom_retained_bytes_total",
+    "stateroom_retention_failures_total",
+    "stateroom_retention_due",
+    "stateroom_retention_late_seconds",
+    "stateroom_retention_age_seconds",
+    "stateroom_retention_overdue",
     "stateroom_state_reads_total",
     "stateroom_jobs_open",
     "stateroom_jobs_ended_total",
@@ -54,7 +63,9 @@ async def test_metrics_have_their_own_listener_and_carry_routes_but_nobodys_name
     }
     assert families == NAMES
     labels = {label for line in text.splitlines() if line[:1] != "#" for label in re.findall(r'(\w+)="', line)}
-    assert labels == {"route", "method", "status", "le", "reason", "dependency", "step", "state"}
+    assert labels == {"route", "method", "status", "le", "reason", "dependency", "step", "state"} | {
+        "tier", "action", "what",
+    }  # fmt: skip
     for somebody in (tenant_id, "subject-17", "thread-23", "such-29", gateway.deployment.api_key[:20]):
         assert somebody not in text
     route = "/v1/threads/{thread_id}/checkpoints"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.asgi import FromEnvironment
+from gateway.settings import SettingsError
 from stateroom import Client, StateroomError, StateUpcastFailed
 from tests.support.gateway import GatewayProcess
 
@@ -77,3 +79,48 @@ def test_an_installed_step_is_run_for_the_schema_that_names_it_and_for_no_other(
         assert "KeyError" in str(failed.value)
         assert client.thread("broken", state_version="contacts@1").load().state == {"secret": "s3cr3t"}
     assert "s3cr3t" not in gateway.log
+
+
+@pytest.fixture
+def own_folder(folder):
+    made = folder / "own"
+    (made / "people").mkdir(parents=True, mode=0o755)
+    (made / "people" / "v1_to_v2.py").write_text(STEP)
+    (made / "people" / "v1_to_v2.py").chmod(0o644)
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def test_steps_of_the_folder_that_serve_is_told_are_run(folder, own_folder):
+    with (
+        GatewayProcess(folder / "own-data", arguments=("--state-schemas", own_folder)) as gateway,
+        Client(gateway.url, gateway.api_key, subject="user-1") as client,
+    ):
+        client.request("PUT", "/state-schemas/contacts/versions/1", body={})
+        client.request("PUT", "/state-schemas/contacts/versions/2", body={"deployment": "people"})
+        client.thread("t", state_version="contacts@1").save({"name": "Ada Lovelace", "age": 36})
+        shown = client.thread("t", state_version="contacts@2").load()
+        assert shown.state == {"first": "Ada", "last": "Lovelace", "age": 36}
+    (own_folder / "people" / "v1_to_v2.py").chmod(0o666)
+    with pytest.raises(AssertionError, match="before it was ready") as refused:
+        GatewayProcess(folder / "own-data", arguments=("--state-schemas", own_folder)).start()
+    told = str(refused.value)
+    assert "other users can change this" in told
+    assert "v1_to_v2.py" in told
+    assert "Traceback" not in told
+
+
+async def test_an_application_for_other_servers_takes_the_folder_too(own_folder, monkeypatch, deployment):
+    for name, text in deployment.environ.items():
+        monkeypatch.setenv(name, text)
+    (own_folder / "people" / "v1_to_v2.py").chmod(0o666)
+
+    async def nothing():
+        return {"type": "lifespan.startup"}
+
+    async def sent(_message):
+        return
+
+    with pytest.raises(SettingsError, match="other users can change this"):
+        await FromEnvironment(state_schemas=own_folder)({"type": "lifespan"}, nothing, sent)

@@ -1,5 +1,6 @@
 """State schemas over HTTP: registration, versions on every operation that returns state, and eager migration."""
 
+import json
 import re
 import time
 from pathlib import Path
@@ -158,6 +159,40 @@ def test_what_cannot_be_shown_or_saved_is_a_problem(service):
     for wrong in ("0", "x", "travel", "1,2", "travel=1,travel=2", "travel=", "-1", "1.5", ""):
         problem = assert_problem(service.get(f"{PATH}/latest", headers=at(wrong)), 422, "invalid-request")
         assert problem["errors"][0]["header"] == "Accept-State-Version"
+
+
+def test_a_gap_is_told_by_its_step_and_by_the_parameter_that_makes_it(service):
+    register(service, {})
+    problem = service.put("/v1/state-schemas/travel/versions/3", json=RENAME)
+    assert_problem(problem, 422, "invalid-request")
+    [fault] = problem.json()["errors"]
+    assert fault == {"parameter": "state_version", "detail": "v2_to_v3: the next version is 2: versions leave no gap"}
+
+
+def test_declared_metadata_is_searched_over_http(service):
+    register(service, {"searchable": ["customer_tier"]}, {**RENAME, "searchable": ["region", "customer_tier"]})
+    shown = service.get("/v1/state-schemas/travel").json()["versions"]
+    assert [each["searchable"] for each in shown] == [["customer_tier"], ["region", "customer_tier"]]
+    ids = [
+        save(service, number, {"a": 1}, metadata={"customer_tier": tier, "region": "eu"}).json()["id"]
+        for number, tier in ((1, "gold"), (2, "silver"), (2, "gold"))
+    ]
+    for path in (PATH, "/v1/checkpoints"):
+        for wanted, expected in (
+            ({"customer_tier": "gold"}, [ids[2], ids[0]]),
+            ({"region": "eu"}, [*reversed(ids)]),
+            ({"customer_tier": "gold", "region": "eu", "other": 1}, []),
+        ):
+            answer = service.get(path, params={"filter": json.dumps(wanted)})
+            assert [each["id"] for each in answer.json()["checkpoints"]] == expected
+    for keys, where in (
+        (["k" * 129], "/searchable/0"),
+        (["a", "a"], "/searchable/1"),
+        ([f"{n}" for n in range(17)], ""),
+    ):
+        problem = service.put("/v1/state-schemas/travel/versions/3", json={**RENAME, "searchable": keys})
+        assert_problem(problem, 422, "invalid-request")
+        assert problem.json()["errors"][0]["pointer"].startswith(where)
 
 
 def test_a_tenants_schemas_are_its_own(service, tenancy):

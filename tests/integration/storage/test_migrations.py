@@ -112,7 +112,7 @@ async def test_collations_in_the_metadata_are_those_of_the_database(own_database
 
     found = await on(own_database[0], collations)
     wanted = {
-        (table.name, column.name): getattr(column.type, "collation", None)
+        (table.name, column.name): getattr(getattr(column.type, "item_type", column.type), "collation", None)
         for table in metadata.tables.values()
         for column in table.columns
     }

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from storage.errors import HeadMoved, StateSchemaNotFound
-from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND
+from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating
 from storage.model import HistoryQuery, Precondition, Save
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.state_schemas import Definition
@@ -187,3 +187,54 @@ async def test_a_job_that_races_live_saves_loses_no_update(store, scope, tenant)
         page = await store.states.history(scope, AS_SAVED, HistoryQuery(thread_id=thread_id, limit=1000))
         saves = [each for each in page.items if each.source is None]
         assert len(saves) == min(done[thread_id] + 1, len(saves))
+
+
+class Seconds:
+    """A clock that only moves when it is told to, or by so much at every look."""
+
+    def __init__(self, at_a_look=0.0):
+        self.now = 0.0
+        self._at_a_look = at_a_look
+
+    def __call__(self):
+        self.now += self._at_a_look
+        return self.now
+
+
+async def slices(store, tenant, seconds, rate, count):
+    """What each of the first slices of a migration at a rate looks at, and when the next one may begin."""
+    migrating = Migrating(
+        store.unit_of_work, store.jobs, store.audit, store.checkpoints, store.states, store.state_schemas, seconds
+    )
+    job_id = await migrating.begin(
+        tenant, STATE_MIGRATE_KIND, "travel", "tester", heads_per_second=rate, idle_seconds=0
+    )
+    done = []
+    for _ in range(count):
+        lease = await store.jobs.claim(tenant.tenant_id, job_id)
+        before = (await store.jobs.get(tenant, job_id)).done
+        ended = await migrating.perform(lease)
+        done.append(((await store.jobs.get(tenant, job_id)).done - before, ended.again_seconds, ended.ended))
+        await store.jobs.release(lease, 0)
+    return done
+
+
+async def test_a_job_looks_at_no_more_heads_than_its_rate_allows(store, scope, tenant):
+    for number in range(13):
+        await save(store, scope, f"t{number:02}")
+    # However fast it is, 3 a second are 6 in two seconds, and the rest of those it waits.
+    assert await slices(store, tenant, Seconds(), 3, 3) == [(6, 2.0, False), (6, 2.0, False), (1, 0.0, True)]
+
+
+async def test_a_job_waits_for_what_its_work_leaves_of_two_seconds(store, scope, tenant):
+    for number in range(5):
+        await save(store, scope, f"t{number}")
+    # Half a second passes at each look at the clock: at the beginning, before the work and after it.
+    assert (await slices(store, tenant, Seconds(0.5), 2, 1))[0] == (4, 1.0, False)
+
+
+async def test_a_job_that_is_slower_than_its_rate_gives_way_after_two_seconds(store, scope, tenant):
+    for number in range(45):
+        await save(store, scope, f"t{number:02}")
+    # A second passes at each look: there is time for one stretch of 20 heads, and none to wait for.
+    assert (await slices(store, tenant, Seconds(1.0), 1000, 2))[:2] == [(20, 0.0, False), (20, 0.0, False)]

@@ -1,7 +1,9 @@
 """State read and saved at versions: through `States`, on a real database."""
 
 import asyncio
+import threading
 import time
+from uuid import uuid4
 
 import msgpack
 import pytest
@@ -20,7 +22,7 @@ from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Patch, 
 from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope, TenantScope
 from storage.service import Store
-from storage.state_schemas import Definition
+from storage.state_schemas import THREADS, THREADS_OF_A_TENANT, Definition
 from storage.versions import AS_SAVED, WantedVersions
 from tests.support.states import contents, packed, patch, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
@@ -346,6 +348,52 @@ async def test_a_json_schema_sees_what_it_is_told_and_no_more_than_comes(store, 
     await save(store, scope, 1, content=patch(put={"photo": "other"}, append={"done": ["b"]}), precondition=head)
 
 
+async def test_a_channel_whose_large_parts_were_uploaded_ahead_is_not_looked_into_and_the_others_are(store, scope):
+    only_text = {"type": "object", "properties": {"photo": {"type": "object"}, "name": {"type": "string"}}}
+    only_text |= {"required": ["photo", "name", "age"]}
+    await register(store, scope, first={"json_schema": only_text})
+    apart = ChannelValue(None, Value("msgpack", b"\x91\xa1x", (1,)))
+    for channels, pointer in (
+        ({"photo": apart, "name": 7}, "/state/name"),
+        ({"photo": {}, "name": "Ada"}, "/state"),
+        ({"photo": apart, "name": "Ada"}, None),
+    ):
+        values = {name: each if each is apart else state(x=each).channels["x"] for name, each in channels.items()}
+        asked = Save(thread_id="t1", content=FullState(values), state_schema="travel", state_version=1)
+        if pointer is None:
+            # Not even what is missing is noticed: the save is checked as one that brings some channels.
+            assert (await store.states.checked(scope, asked)).content == asked.content
+            continue
+        with pytest.raises(InvalidState) as refused:
+            await store.states.checked(scope, asked)
+        assert refused.value.pointer == pointer
+
+
+async def test_work_for_one_tenant_leaves_threads_to_the_others(store):
+    hostile, other = TenantScope(uuid4()), TenantScope(uuid4())
+    go_on, at_work = threading.Event(), threading.Semaphore(0)
+
+    def hold():
+        at_work.release()
+        return go_on.wait(20)
+
+    held = [asyncio.create_task(store.state_schemas.beside(hostile, hold)) for _ in range(THREADS * 2)]
+    try:
+        for _ in range(THREADS_OF_A_TENANT):
+            await asyncio.to_thread(at_work.acquire)
+        assert await store.state_schemas.beside(other, lambda: "done") == "done"
+        assert not at_work.acquire(blocking=False), "one tenant has more threads than its share"
+        # Whoever stops waiting does not free a thread that is still at work.
+        for each in held[:THREADS_OF_A_TENANT]:
+            each.cancel()
+        await asyncio.gather(*held[:THREADS_OF_A_TENANT], return_exceptions=True)
+        assert await store.state_schemas.beside(other, lambda: "done") == "done"
+        assert not at_work.acquire(blocking=False), "a thread is counted as free that is not"
+    finally:
+        go_on.set()
+    assert await asyncio.gather(*held[THREADS_OF_A_TENANT:]) == [True] * (THREADS * 2 - THREADS_OF_A_TENANT)
+
+
 async def test_a_definition_is_written_once_and_what_is_wrong_is_pointed_at(store, scope):
     tenant = TenantScope(scope.tenant_id)
     await register(store, scope)
@@ -354,7 +402,6 @@ async def test_a_definition_is_written_once_and_what_is_wrong_is_pointed_at(stor
     with pytest.raises(StateSchemaExists):
         await store.state_schemas.put(tenant, "travel", 2, Definition(up=RENAME))
     wrong = [
-        (4, Definition(up=RENAME), "/version"),
         (3, Definition(), "/up"),
         (3, Definition(up=[{"op": "eval", "path": "/a"}]), "/up/0/op"),
         (3, Definition(up=[{"op": "remove", "path": "/a", "when": "(("}]), "/up/0/when"),
@@ -366,6 +413,9 @@ async def test_a_definition_is_written_once_and_what_is_wrong_is_pointed_at(stor
         with pytest.raises(StateSchemaInvalid) as caught:
             await store.state_schemas.put(tenant, "travel", number, definition)
         assert caught.value.pointer.startswith(pointer)
+    with pytest.raises(StateSchemaInvalid, match="v3_to_v4: the next version is 3") as gap:
+        await store.state_schemas.put(tenant, "travel", 4, Definition(up=RENAME))
+    assert (gap.value.parameter, gap.value.pointer) == ("state_version", "")
     other = Scope(TenantScope(scope.tenant_id).tenant_id, "another")
     assert [each.number for each in await store.state_schemas.get(other, "travel")] == [1, 2]
 

@@ -10,8 +10,8 @@ from storage.clock import ManualClock
 from storage.errors import (
     CheckpointNotFound,
     DeltaChainNeeded,
+    IntegrityFailure,
     InvalidState,
-    ThreadArchived,
     ThreadExists,
     ThreadNotFound,
 )
@@ -321,16 +321,16 @@ async def test_a_run_that_a_delta_channel_needs_stays_and_its_thread_is_unchange
         await load(store, scope, checkpoint_id=seed.checkpoint_id)
 
 
-async def test_an_archived_thread_is_not_written_copied_or_pruned(store, scope, admin):
+async def test_a_thread_called_archived_that_no_archive_holds_is_not_written_copied_or_pruned(store, scope, admin):
     saved = await save(store, scope)
     await admin.execute("UPDATE stateroom.threads SET tier = 'archive' WHERE tenant_id = $1", scope.tenant_id)
-    with pytest.raises(ThreadArchived):
+    with pytest.raises(IntegrityFailure):
         await save(store, scope)
-    with pytest.raises(ThreadArchived):
+    with pytest.raises(IntegrityFailure):
         await put(store, scope, saved.checkpoint_id, write(0, "a", 1))
-    with pytest.raises(ThreadArchived):
+    with pytest.raises(IntegrityFailure):
         await store.threads.copy(scope, "t1", "t2")
-    with pytest.raises(ThreadArchived):
+    with pytest.raises(IntegrityFailure):
         await store.threads.prune(scope, ["t1"], "keep_latest")
     assert await rows(admin, scope, "t1") == {
         "threads": 1,

@@ -301,6 +301,16 @@ class Sweep:
         await asyncio.Event().wait()
 
 
+class Retaining:
+    async def keep_running(
+        self,
+        done: Callable[[Any], None],
+        failed: Callable[[Exception], None],
+        counted: Callable[[Any], None],
+    ) -> None:
+        await asyncio.Event().wait()
+
+
 class MemoryStore:
     def __init__(self) -> None:
         self.checkpoints = Checkpoints()
@@ -312,6 +322,7 @@ class MemoryStore:
         self.head_anchors = HeadAnchors()
         self.runner = Runner()
         self.sweep = Sweep()
+        self.retaining = Retaining()
         self.health_found = Health(writable=True, db_revision="a1", revision_ok=True)
         self.clock = ManualClock(NOW)
         self.tenant_id = uuid4()

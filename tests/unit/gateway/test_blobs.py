@@ -18,6 +18,27 @@ async def test_a_wrong_object_store_url_is_refused_without_repeating_it(url):
     assert "hunter2" not in str(raised.value)
 
 
+async def test_the_archives_url_is_refused_by_its_own_name():
+    with pytest.raises(SettingsError, match="STATEROOM_ARCHIVE_URL") as raised:
+        async with open_blobs("s3://a:hunter2@host/b?storage_class=COLD", "archive"):
+            pass
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("storage_class", ["GLACIER", "DEEP_ARCHIVE"])
+async def test_only_the_archive_may_be_frozen(storage_class):
+    url = f"s3://a:b@127.0.0.1:1/b?endpoint=http&storage_class={storage_class}"
+    with pytest.raises(SettingsError, match=f"STATEROOM_S3_URL.*{storage_class}"):
+        async with open_blobs(url):
+            pass
+    async with open_blobs(url, "archive") as archive:
+        assert archive is not None
+        assert archive.storage_class == storage_class
+    async with open_blobs(url.replace(storage_class, "STANDARD_IA")) as blobs:
+        assert blobs is not None
+        assert blobs.storage_class == "STANDARD_IA"
+
+
 async def test_the_url_chooses_the_client():
     url = "s3://a:hunter2@127.0.0.1:1/b?endpoint=http"
     async with open_blobs(url) as blobs:

@@ -11,6 +11,7 @@ from gateway.app import create_app
 from gateway.exchange import decode_id, encode_id
 from gateway.problems import InvalidRequest
 from gateway.wire import Fault
+from storage.blobs.store import BlobUnavailable
 from storage.errors import HeadMoved
 from storage.model import Value
 from storage.service import Health
@@ -220,6 +221,22 @@ async def test_an_unfit_database_is_not_ready(call, store, found):
     store.health_found = found
     async with call(None) as client:
         assert (await client.get("/readyz")).status_code == 503
+
+
+async def test_object_stores_that_are_away_show_and_do_not_count():
+    store = MemoryStore()
+
+    async def answers():
+        return True
+
+    async def fails():
+        raise BlobUnavailable
+
+    app = create_app(settings(), store=store, clock=store.clock, blob_health=answers, archive_health=fails)
+    async with app.lifespan(), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        ready = await client.get("/readyz")
+    assert ready.status_code == 200
+    assert (ready.json()["blobs"], ready.json()["archive"]) == (True, False)
 
 
 async def test_a_full_process_answers_probes_and_refuses_the_rest():

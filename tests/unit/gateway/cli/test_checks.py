@@ -111,6 +111,20 @@ async def test_the_doctor_says_from_which_size_on_pieces_live_in_the_bucket(s3_s
     assert f"pieces of {shown} bytes or more" in found["object storage"].detail
 
 
+async def test_the_doctor_looks_at_both_buckets_and_says_what_the_archive_is_stored_in(s3_server):
+    urls = {"STATEROOM_S3_URL": s3_server.url(), "STATEROOM_ARCHIVE_URL": s3_server.archive_url()}
+    found = await outcomes(SETTINGS | urls | {"STATEROOM_ROOT_KEY": "file:/nowhere"})
+    assert (found["object storage"].outcome, found["archive"].outcome) == ("ok", "ok")
+    assert "stateroom-archive" in found["archive"].detail
+    cold = {name: f"{url}&storage_class=GLACIER" for name, url in urls.items()}
+    found = await outcomes(SETTINGS | cold | {"STATEROOM_ROOT_KEY": "file:/nowhere"})
+    assert (found["object storage"].outcome, found["archive"].outcome) == ("failed", "ok")
+    assert "stored in GLACIER" in found["archive"].detail
+    gone = {"STATEROOM_ARCHIVE_URL": s3_server.archive_url().replace("stateroom-archive?", "absent?")}
+    found = await outcomes(SETTINGS | gone | {"STATEROOM_ROOT_KEY": "file:/nowhere"})
+    assert found["archive"].outcome == "failed"
+
+
 async def test_a_database_without_schema_is_told_to_upgrade(empty_database):
     found = await outcomes(
         SETTINGS | {"STATEROOM_ROOT_KEY": "file:/nowhere", "STATEROOM_DATABASE_URL": empty_database.dsn}

@@ -1,0 +1,309 @@
+"""Archiving and restoring over HTTP: jobs, refusals, and what shows meanwhile."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from gateway import api_keys
+from gateway.app import create_app
+from storage.blobs.memory import MemoryBlobStore
+from storage.blobs.places import Places
+from storage.clock import ManualClock
+from storage.jobs import Runner
+from storage.model import Tenant
+from storage.retaining import Retaining
+from storage.scope import OperatorScope, TenantScope
+from storage.service import Store
+from storage.sweep import Sweep
+from tests.support.operations import STATE, assert_problem
+from tests.support.stores import DEPLOYMENT_ID
+from tests.unit.gateway.doubles import PEPPER, settings
+
+PATH = "/threads/t1"
+THAW_SECONDS = 4 * 3600.0
+
+
+@pytest.fixture
+def thaw_clock():
+    return ManualClock(datetime.now(UTC))
+
+
+@pytest.fixture
+def archive(thaw_clock):
+    return MemoryBlobStore(clock=thaw_clock, thaw_seconds=THAW_SECONDS)
+
+
+@pytest.fixture
+async def opening(database, root_key):
+    opened = []
+
+    async def open_with(archive):
+        store = await Store.open(
+            database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False,
+            blobs=MemoryBlobStore(), archive=archive,
+        )  # fmt: skip
+        opened.append(store)
+        return store
+
+    yield open_with
+    for store in opened:
+        await store.close()
+
+
+@pytest.fixture
+async def serving_store(opening, archive):
+    return await opening(archive)
+
+
+@pytest.fixture
+async def service(serving_store):
+    now = datetime.now(UTC)
+    tenant = Tenant(tenant_id=uuid4(), name="t", created_at=now)
+    permissions = (*STATE, "subject:act_as", "tenant:admin")
+    key, text = api_keys.mint(PEPPER, kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
+    await serving_store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, key)
+    return text
+
+
+def client_of(store, service, subject="user-1"):
+    # Without the lifespan: no loop works on jobs, so that a test says when one is worked on.
+    headers = {"Authorization": f"Bearer {service}"} | ({"Stateroom-Subject": subject} if subject else {})
+    transport = httpx.ASGITransport(create_app(settings(), store=store))
+    return httpx.AsyncClient(transport=transport, base_url="http://test/v1", headers=headers)
+
+
+@pytest.fixture
+async def client(serving_store, service):
+    async with client_of(serving_store, service) as made:
+        yield made
+
+
+async def saved(client):
+    answer = await client.post(f"{PATH}/checkpoints", json={"state": {"n": 1}})
+    assert answer.status_code == 201, answer.text
+    return answer.json()["id"]
+
+
+async def ok(work, status=200):
+    answer = await work
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def work(store):
+    """A round of jobs; what was told to wait is due again at once."""
+    await store.runner.run_due()
+
+
+async def test_a_thread_is_archived_and_restored_by_jobs_that_repeating_names_again(client, serving_store):
+    await saved(client)
+    shown = await ok(client.get(PATH))
+    assert (shown["tier"], "archive" in shown) == ("hot", False)
+    begun = await ok(client.post(f"{PATH}/archive"), 202)
+    assert begun["tier"] == "hot"
+    assert await ok(client.post(f"{PATH}/archive"), 202) == begun
+    await work(serving_store)
+    job = await ok(client.get(f"/jobs/{begun['job_id']}"))
+    assert (job["kind"], job["state"], job["done"], job["total"]) == ("archive", "done", 1, 1)
+    assert await ok(client.post(f"{PATH}/archive")) == {"thread_id": "t1", "tier": "archive", "job_id": None}
+
+    shown = await ok(client.get(PATH))
+    archive = shown["archive"]
+    assert shown["tier"] == "archive"
+    assert (archive["state"], archive["storage_class"], archive["checkpoints"]) == ("ready", "STANDARD", 1)
+    assert archive["hot_bytes"] > 0
+    assert archive["size_bytes"] > 0
+    assert datetime.fromisoformat(archive["archived_at"]) <= datetime.now(UTC)
+    assert (archive["retry_after_seconds"], archive["progress"], archive["job_id"]) == (0, None, None)
+
+    begun = await ok(client.post(f"{PATH}/restore"), 202)
+    assert begun["tier"] == "archive"
+    assert await ok(client.post(f"{PATH}/restore"), 202) == begun
+    assert (await ok(client.get(PATH)))["archive"]["job_id"] == begun["job_id"]
+    await work(serving_store)
+    assert await ok(client.post(f"{PATH}/restore")) == {"thread_id": "t1", "tier": "hot", "job_id": None}
+    assert (await ok(client.get(f"{PATH}/checkpoints/latest")))["state"] == {"n": 1}
+
+
+async def test_a_frozen_thread_is_thawed_by_a_restore_and_every_refusal_says_how_far_it_is(
+    client, serving_store, thaw_clock
+):
+    head_id = await saved(client)
+    await ok(client.post(f"{PATH}/archive?storage_class=GLACIER"), 202)
+    await work(serving_store)
+    assert (await ok(client.get(PATH)))["archive"]["state"] == "frozen"
+    write = {"json": {"writes": [{"channel": "n", "idx": 0, "value": 2}]}}
+    requests = [
+        lambda: client.get(f"{PATH}/checkpoints/latest"),
+        lambda: client.get(f"{PATH}/checkpoints"),
+        lambda: client.post(f"{PATH}/checkpoints", json={"state": {"n": 2}}),
+        lambda: client.put(f"{PATH}/checkpoints/{head_id}/writes/task", **write),
+        lambda: client.post(f"{PATH}/copy", json={"target_thread_id": "t2"}),
+        lambda: client.post("/prune", json={"thread_ids": ["t1"]}),
+    ]
+    for request in requests:
+        refused = await request()
+        problem = assert_problem(refused, 409, "thread-archived")
+        assert (problem["state"], "progress" in problem) == ("frozen", False)
+        assert int(refused.headers["retry-after"]) >= 3600
+
+    await ok(client.post(f"{PATH}/restore"), 202)
+    await work(serving_store)
+    for request in requests:
+        refused = await request()
+        problem = assert_problem(refused, 409, "thread-archived")
+        assert problem["state"] == "thawing"
+        assert 0 <= problem["progress"] < 1
+        assert 1 <= int(refused.headers["retry-after"]) <= 600
+    shown = (await ok(client.get(PATH)))["archive"]
+    assert shown["state"] == "thawing"
+    assert shown["job_id"]
+    assert shown["retry_after_seconds"] > 0
+    thaw_clock.set(thaw_clock.now() + timedelta(seconds=THAW_SECONDS + 60))
+    # Thawed: it is read where it is, and a save brings it back, whether or not the job has looked again.
+    assert (await ok(client.get(f"{PATH}/checkpoints/latest")))["state"] == {"n": 1}
+    assert (await ok(client.get(PATH)))["tier"] == "archive"
+    await ok(client.post(f"{PATH}/checkpoints", json={"state": {"n": 2}}), 201)
+    assert (await ok(client.get(PATH)))["tier"] == "hot"
+
+
+async def test_without_a_bucket_of_archives_nothing_is_archived_and_an_archived_thread_still_shows(
+    client, serving_store, opening, service
+):
+    await saved(client)
+    async with client_of(await opening(None), service) as bare:
+        assert_problem(await bare.post(f"{PATH}/archive"), 409, "archive-unavailable")
+        await ok(client.post(f"{PATH}/archive"), 202)
+        await work(serving_store)
+        assert (await ok(bare.get(PATH)))["archive"]["state"] == "unknown"
+        assert_problem(await bare.get(f"{PATH}/checkpoints/latest"), 409, "archive-unavailable")
+        assert_problem(await bare.post(f"{PATH}/checkpoints", json={"state": {"n": 2}}), 409, "archive-unavailable")
+    assert (await ok(client.get(f"{PATH}/checkpoints/latest")))["state"] == {"n": 1}
+
+
+async def test_wrong_requests_are_told_what_is_wrong_with_them(client, service, serving_store):
+    await saved(client)
+    problem = assert_problem(await client.post(f"{PATH}/archive?storage_class=TAPE"), 422, "invalid-request")
+    assert problem["errors"][0]["parameter"] == "storage_class"
+    assert_problem(await client.post(f"{PATH}/restore?storage_class=GLACIER"), 422, "invalid-request")
+    for verb in ("archive", "restore"):
+        assert_problem(await client.post(f"/threads/none/{verb}"), 404, "thread-not-found")
+        async with client_of(serving_store, service, "user-2") as other:
+            assert_problem(await other.post(f"{PATH}/{verb}"), 404, "thread-not-found")
+    now = datetime.now(UTC)
+    tenant_id = UUID((await ok(client.get("/whoami")))["tenant_id"])
+    key, text = api_keys.mint(
+        PEPPER, kind="subject", permissions=("state:read",), now=now, tenant_id=tenant_id, subject_id="user-1"
+    )
+    await serving_store.tenants.add_key(TenantScope(tenant_id), key)
+    async with client_of(serving_store, text, None) as reader:
+        assert (await ok(reader.get(PATH)))["tier"] == "hot"
+        for verb in ("archive", "restore"):
+            assert_problem(await reader.post(f"{PATH}/{verb}"), 403, "permission-denied")
+
+
+async def test_a_round_of_retention_shows_who_has_it_and_what_it_did(client, serving_store):
+    assert (await ok(client.get("/retention/round")))["state"] == "none"
+    await saved(client)
+    await ok(client.put("/retention", json={"idle_ttl_seconds": 3600}))
+    tenant_id = UUID((await ok(client.get("/whoami")))["tenant_id"])
+    assert (await ok(client.get("/retention/round")))["state"] == "waiting"
+    round_ = await serving_store.retaining.tenant(tenant_id, now=True)
+    shown = await ok(client.get("/retention/round"))
+    assert round_.threads == 1
+    assert (shown["state"], shown["hot"], shown["done"], shown["due"]) == ("waiting", 1, {}, {})
+    assert datetime.fromisoformat(shown["due_at"]) > datetime.now(UTC) + timedelta(minutes=5)
+    assert shown["started_at"] is None
+
+
+async def reached_or_ended(reached, working):
+    """Wait for the point; work that ends before it, ends the test."""
+    waiting = asyncio.create_task(reached.wait())
+    await asyncio.wait({waiting, working}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    assert not working.done(), working.result()
+
+
+class Endless:
+    """An archive whose object store takes for ever."""
+
+    def __init__(self):
+        self.reached = asyncio.Event()
+
+    async def archive(self, scope, thread_id, *, actor="", storage_class=None, activity=None):
+        self.reached.set()
+        await asyncio.Event().wait()
+
+    async def expire(self, scope, thread_id, *, actor="", blob_id=None):
+        raise NotImplementedError
+
+
+async def test_a_process_that_stops_in_a_round_gives_it_back_at_once(client, serving_store):
+    await saved(client)
+    await ok(client.put("/retention", json={"idle_ttl_seconds": 3600}))
+    tenant_id = UUID((await ok(client.get("/whoami")))["tenant_id"])
+    endless, tomorrow = Endless(), ManualClock(datetime.now(UTC) + timedelta(days=1))
+    parts = (serving_store.unit_of_work, serving_store.audit, tomorrow, serving_store.threads, serving_store.pruning)
+    working = asyncio.create_task(Retaining(*parts, endless).run_due())
+    await reached_or_ended(endless.reached, working)
+    shown = await ok(client.get("/retention/round"))
+    assert shown["state"] == "running"
+    assert datetime.fromisoformat(shown["lease_until"]) > datetime.now(UTC)
+    assert await serving_store.retaining.tenant(tenant_id) is None
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    shown = await ok(client.get("/retention/round"))
+    assert (shown["state"], shown["lease_until"]) == ("waiting", None)
+    round_ = await Retaining(*parts, serving_store.archives).tenant(tenant_id)
+    assert (round_.archived, round_.tenants) == (1, 1)
+    assert (await ok(client.get(PATH)))["tier"] == "archive"
+
+
+async def test_a_process_that_stops_in_a_job_gives_it_back_at_once(client, serving_store):
+    await saved(client)
+    job_id = (await ok(client.post(f"{PATH}/archive"), 202))["job_id"]
+    reached = asyncio.Event()
+
+    async def endless(lease):
+        reached.set()
+        await asyncio.Event().wait()
+
+    working = asyncio.create_task(Runner(serving_store.jobs, {"archive": endless}).run_due())
+    await reached_or_ended(reached, working)
+    assert await serving_store.runner.run_due() == 0
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert await serving_store.runner.run_due() == 1
+    assert (await ok(client.get(f"/jobs/{job_id}")))["state"] == "done"
+
+
+class EndlessListing(MemoryBlobStore):
+    """An object store that takes for ever to list uploads."""
+
+    def __init__(self):
+        super().__init__()
+        self.reached = asyncio.Event()
+
+    async def list_multiparts(self, prefix):
+        self.reached.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_process_that_stops_in_a_sweep_gives_it_back_at_once(client, serving_store):
+    await saved(client)
+    await ok(client.post(f"{PATH}/archive"), 202)
+    await work(serving_store)  # now the tenant has an object
+    tenant_id = UUID((await ok(client.get("/whoami")))["tenant_id"])
+    endless = EndlessListing()
+    working = asyncio.create_task(Sweep(serving_store.unit_of_work, Places(endless), 0).tenant(tenant_id))
+    await reached_or_ended(endless.reached, working)
+    assert await serving_store.sweep.tenant(tenant_id) is None
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert (await serving_store.sweep.tenant(tenant_id)).tenants == 1

@@ -1,0 +1,177 @@
+"""What a client gets over HTTP from an archived thread is what it got before, to the byte."""
+
+import asyncio
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+
+import httpx
+import msgpack
+import pytest
+
+from gateway import api_keys
+from gateway.app import create_app
+from storage.blobs.memory import MemoryBlobStore
+from storage.model import Tenant
+from storage.scope import OperatorScope, Scope
+from storage.service import Store
+from tests.support.operations import STATE, assert_problem
+from tests.support.states import document
+from tests.support.stores import DEPLOYMENT_ID
+from tests.unit.gateway.doubles import PEPPER, settings
+
+PACKED = "application/msgpack"
+UNKNOWN_ID = "1f0c0000-0000-6000-8000-000000000001"
+TOLD = ("etag", "stateroom-token", "content-type", "retry-after")
+
+
+@pytest.fixture
+async def serving_store(database, root_key):
+    opened = await Store.open(
+        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False,
+        blobs=MemoryBlobStore(), archive=MemoryBlobStore(),
+    )  # fmt: skip
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def app(serving_store):
+    made = create_app(settings(), store=serving_store)
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def live():  # a task of its own: a lifespan must end in the task it began in
+        async with made.lifespan():
+            started.set()
+            await ended.wait()
+
+    life = asyncio.create_task(live())
+    await started.wait()
+    yield made
+    ended.set()
+    await life
+
+
+@pytest.fixture
+async def client(app, serving_store):
+    now = datetime.now(UTC)
+    tenant = Tenant(tenant_id=uuid4(), name="t", created_at=now)
+    permissions = (*STATE, "subject:act_as")
+    service, text = api_keys.mint(PEPPER, kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
+    await serving_store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
+    headers = {"Authorization": f"Bearer {text}", "Stateroom-Subject": "user-1"}
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test/v1", headers=headers) as made:
+        yield made
+
+
+@pytest.fixture
+async def scope(client):
+    return Scope(UUID((await client.get("/whoami")).json()["tenant_id"]), "user-1")
+
+
+async def ok(work):
+    answer = await work
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+async def fill(client):
+    """A thread with a fork, changes, two namespaces, a delta channel, pending writes and values large and binary."""
+    path = "/threads/t1/checkpoints"
+
+    async def save(**body):
+        headers = {"Content-Type": PACKED, **body.pop("headers", {})}
+        return (await ok(client.post(path, content=msgpack.packb(body), headers=headers)))["id"]
+
+    async def write(checkpoint_id, task, *writes):
+        encoded = [{"idx": idx, "channel": channel, "value": value} for idx, channel, value in writes]
+        body = msgpack.packb({"writes": encoded})
+        await ok(client.put(f"{path}/{checkpoint_id}/writes/{task}", content=body, headers={"Content-Type": PACKED}))
+
+    ids = [await save(state={"log": ["a"], "note": document("n"), "shot": bytes(range(256)) * 400}, agent="x")]
+    await write(ids[0], "one", (0, "log", "b"), (1, "log", document("c")))
+    ids.append(await save(state={"x": 1}, metadata={"k": [1, {"n": None}]}, step=4))
+    ids.append(await save(state={"x": 2}, parent_id=ids[0], fork=True, delta_channels=["log"], status="waiting"))
+    ids.append(await save(changes={"append": {"log": [1]}}, headers={"If-Match": f'"{ids[-1]}"'}))
+    ids.append(await save(state={"n": document("sub")}, namespace="sub"))
+    await write(ids[2], "two", (-3, "__interrupt__", {"ask": "sure?"}))
+    return ids
+
+
+async def bodies(client, ids):
+    """What every reading route answers: status, headers that say something of the state, and the bytes of the body."""
+    path = "/threads/t1/checkpoints"
+    filters = (
+        "",
+        "view=state",
+        "limit=2&view=state",
+        "status=waiting",
+        "step=4",
+        "filter=%7B%22k%22:[1,%7B%22n%22:null%7D]%7D",
+    )
+    urls = [
+        *(f"{path}/{each}{query}" for each in ("latest", *ids) for query in ("", "?view=none", "?pieces=refs")),
+        f"{path}/latest?namespace=sub", f"{path}/{ids[4]}?namespace=sub",
+        *(f"{path}?{query}" for query in filters),
+        *(f"{path}/{each}/channel-history?channel=log&channel=x" for each in ("latest", *ids[:4])),
+        *(f"{path}/{each}/writes/{task}" for each in ids[:3] for task in ("one", "two")),
+    ]  # fmt: skip
+    found = {}
+    for url in urls:
+        for accept in (PACKED,) if "refs" in url else ("application/json", PACKED):
+            at, page = url, 0
+            while at is not None:
+                answer = await client.get(at, headers={"Accept": accept})
+                told = {name: answer.headers[name] for name in TOLD if name in answer.headers}
+                problem = answer.headers["content-type"] == "application/problem+json"
+                found[url, accept, page] = (
+                    answer.status_code,
+                    told,
+                    answer.json()["code"] if problem else answer.content,
+                )
+                content = msgpack.unpackb(answer.content) if accept == PACKED and not problem else answer.json()
+                cursor = content.get("next_cursor")
+                at, page = (f"{url}&cursor={cursor}" if cursor else None), page + 1
+    return found
+
+
+async def test_bodies_are_the_same_before_from_the_archive_and_after(client, scope, serving_store):
+    ids = await fill(client)
+    hot = await bodies(client, ids)
+    assert {status for status, *_ in hot.values()} == {200, 404}
+    await serving_store.archives.archive(scope, "t1")
+    assert (await ok(client.get("/threads/t1")))["tier"] == "archive"
+    assert await bodies(client, ids) == hot
+    assert (await ok(client.get("/threads/t1")))["tier"] == "archive"
+    await serving_store.archives.restore(scope, "t1")
+    assert (await ok(client.get("/threads/t1")))["tier"] == "hot"
+    assert await bodies(client, ids) == hot
+
+
+async def test_a_frozen_thread_answers_409_and_when_to_ask_again(client, scope, serving_store):
+    ids = await fill(client)
+    await serving_store.archives.archive(scope, "t1", storage_class="GLACIER")
+    path = "/threads/t1/checkpoints"
+    for url in (f"{path}/latest", f"{path}/{ids[0]}", path, f"{path}/latest/channel-history?channel=log"):
+        answer = await client.get(url)
+        problem = assert_problem(answer, 409, "thread-archived")
+        assert (problem["retryable"], problem["state"]) == (True, "frozen")
+        assert int(answer.headers["retry-after"]) >= 3600
+        assert "progress" not in problem
+    assert (await client.get(path, headers={"Stateroom-Subject": "user-2"})).json()["checkpoints"] == []
+    assert_problem(await client.get(f"{path}/latest", headers={"Stateroom-Subject": "user-2"}), 404)
+
+
+async def test_listings_show_archived_threads_and_not_their_checkpoints(client, scope, serving_store):
+    await fill(client)
+    [before] = (await ok(client.get("/threads")))["threads"]
+    await ok(client.post("/threads/t2/checkpoints", json={"state": {"n": 1}}))
+    await serving_store.archives.archive(scope, "t1")
+    [shown] = (await ok(client.get("/threads?tier=archive")))["threads"]
+    assert shown == before | {"tier": "archive"}
+    assert [each["thread_id"] for each in (await ok(client.get("/threads?tier=hot")))["threads"]] == ["t2"]
+    found = (await ok(client.get("/checkpoints")))["checkpoints"]
+    assert {each["thread_id"] for each in found} == {"t2"}
+    with_id = await ok(client.get(f"/threads/t1/checkpoints/{before['head_id']}"))
+    assert with_id["thread_id"] == "t1"
+    assert_problem(await client.get(f"/threads/t1/checkpoints/{UNKNOWN_ID}"), 404, "checkpoint-not-found")
