@@ -283,11 +283,12 @@ async def test_no_acknowledged_save_is_lost_when_postgresql_is_killed(
     assert met <= {"database-unavailable", "commit-unknown", "thread-busy"}
 
 
+@pytest.mark.parametrize("reads", [False, True], ids=["in one round trip", "after reading"])
 @pytest.mark.parametrize(("cut", "stored"), [("before", False), ("after", True)])
 async def test_a_lost_answer_to_commit_is_unknown_and_safe_to_repeat(
-    durable_postgres: EmbeddedPostgres, deployment: Deployment, launcher: Launcher, cut, stored
+    durable_postgres: EmbeddedPostgres, deployment: Deployment, launcher: Launcher, cut, stored, reads
 ) -> None:
-    writer = Writer("w", f"commit-{cut}", seeded())
+    writer = Writer("w", f"commit-{cut}-{reads}", seeded())
     async with (
         Interruption(port_of(durable_postgres)) as between,
         client_of(deployment) as client,
@@ -295,10 +296,15 @@ async def test_a_lost_answer_to_commit_is_unknown_and_safe_to_repeat(
     ):
         first, second = str(uuid6()), str(uuid6())
         assert await writer.save(client, gateway.url, first, {"log": b"1"}) is True
+        if reads:  # writes of a checkpoint that is not there make the gateway forget what the thread was like
+            early = f"{gateway.url}/v1/threads/{writer.thread_id}/checkpoints/{uuid6()}/writes/task"
+            content = {"writes": [{"idx": 0, "channel": "log", "encoding": "raw", "data": b"early"}]}
+            (await client.put(early, content=msgspec.msgpack.encode(content))).raise_for_status()
         between.at_commit = cut
         writer.unknown[second] = {"log": b"2"}
         assert await writer.save(client, gateway.url, second, {"log": b"2"}) is None
         assert writer.refused == {"commit-unknown"}
+        assert between.cut_a_function is not reads
         assert (second in await stored_in(client, gateway.url, writer.thread_id)) is stored
         assert await writer.save(client, gateway.url, second, {"log": b"2"}) is not stored
         await check_thread(client, gateway.url, [writer])

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import re
 from typing import Literal, Self
 
 _COMMIT = b"COMMIT\0"  # as a simple query ends; nothing else that the gateway sends holds it
+# The preparation of a function that commits with its statement, and the statement's name on this connection.
+_PREPARED = re.compile(rb"P.{4}([^\0]+)\0SELECT stateroom\.(?:save_on|put_writes_on)\(", re.DOTALL)
 _BLOCK_BYTES = 1 << 16
 
 
@@ -12,13 +15,15 @@ class Interruption:
     """Listens on `port` and passes everything on to `target_port`, which may change.
 
     Attributes:
-        at_commit: Cut the connection of the next COMMIT, ``before`` PostgreSQL hears of it or ``after`` it
-            has answered, and then no other.
+        at_commit: Cut the connection of the next COMMIT, or of the next call of a function that is a transaction
+            of its own, ``before`` PostgreSQL hears of it or ``after`` it has answered, and then no other.
+        cut_a_function: Whether it was one of those.
     """
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
         self.at_commit: Literal["before", "after"] | None = None
+        self.cut_a_function = False
         self.port = 0
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
@@ -68,10 +73,14 @@ class Interruption:
     async def _ask(
         self, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter, answer_lost: asyncio.Event
     ) -> None:
+        functions: set[bytes] = set()
         with contextlib.suppress(OSError):
             while block := await reader.read(_BLOCK_BYTES):
-                if self.at_commit is not None and _COMMIT in block:
+                calls = any(b"\0" + name + b"\0" in block for name in functions)
+                functions.update(_PREPARED.findall(block))
+                if self.at_commit is not None and (calls or _COMMIT in block):
                     how, self.at_commit = self.at_commit, None
+                    self.cut_a_function = calls
                     if how == "before":
                         return
                     answer_lost.set()

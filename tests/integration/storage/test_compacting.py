@@ -123,8 +123,9 @@ async def test_a_compaction_of_a_thousand_messages_writes_a_row_and_some_groups(
     after = await stored(admin, scope)
     assert contents(await load(store, scope))["messages"] == ["so far", *(messages[-keep_last:] if keep_last else [])]
     assert after[0] - before[0] == 1
-    # The first group that is kept begins elsewhere now; from where it ends on, the groups are those of before.
-    assert after[1] - before[1] <= 3
+    # The first group that is kept begins elsewhere now; from where it ends on, the groups are those of before. Where
+    # groups end depends on the subject's key: one of 64 KiB may become two, and the tail is cut to its elements.
+    assert after[1] - before[1] <= (12 if keep_last == 10 else 6)
     assert after[2] - before[2] < 3 * 64 * 1024
 
 
