@@ -1,12 +1,13 @@
 """HTTP by aiohttp: what the asynchronous client sends with.
 
 It takes a fifth of the processor time of httpx2 for a request of a few kilobytes, and an agent waits for every save.
-It owns the reading of aiohttp's failures. Connections belong to the event loop they were made on.
+It owns the reading of aiohttp's failures. Connections belong to the event loop they were made on. Content that is
+read as a stream is left to ``_httpx``: aiohttp drops what it had buffered when a connection breaks.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 
 import aiohttp
 
@@ -29,22 +30,6 @@ def _told() -> Iterator[None]:
 
 def _lower(response: aiohttp.ClientResponse) -> dict[str, str]:
     return {name.lower(): text for name, text in response.headers.items()}
-
-
-class _Stream:
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self.status = response.status
-        self.headers = _lower(response)
-        self._response = response
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        with _told():
-            async for piece in self._response.content.iter_any():
-                yield piece
-
-    async def read(self) -> bytes:
-        with _told():
-            return await self._response.read()
 
 
 class AiohttpTransport:
@@ -91,18 +76,6 @@ class AiohttpTransport:
                 headers = {**headers, "Content-Length": str(len(body))}
                 async with self._request(method, url, headers, content(), waits) as response:
                     return Reply(response.status, _lower(response), await response.read())
-
-    @asynccontextmanager
-    async def stream(
-        self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]
-    ) -> AsyncIterator[_Stream]:
-        """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
-        with _told():
-            response = await self._request(method, url, headers, None, waits)
-        try:
-            yield _Stream(response)
-        finally:
-            response.release()
 
     def _request(
         self,

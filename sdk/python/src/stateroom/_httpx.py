@@ -1,6 +1,7 @@
-"""HTTP by httpx2: the blocking client's, and whatever httpx2 transport a caller brings.
+"""HTTP by httpx2: the blocking client's, content as a stream, and whatever httpx2 transport a caller brings.
 
-It owns the reading of httpx2's failures. On an event loop without a transport of the caller's, ``_aiohttp`` is used.
+It owns the reading of httpx2's failures. For whole answers on an event loop, without a transport of the caller's,
+``_aiohttp`` is used.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -116,13 +117,13 @@ class _AsyncStream:
 
 
 class AsyncHttpxTransport:
-    """An ``AsyncTransport`` of a caller's httpx2 transport.
+    """An ``AsyncTransport`` that can stream, too.
 
     Args:
-        transport: The caller's.
+        transport: Another httpx2 transport than a network connection.
     """
 
-    def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
+    def __init__(self, transport: httpx2.AsyncBaseTransport | None) -> None:
         self._http = httpx2.AsyncClient(transport=transport, limits=_LIMITS, follow_redirects=False)
 
     async def send(

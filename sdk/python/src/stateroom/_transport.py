@@ -4,8 +4,7 @@ This module owns the seam: how a request is handed over, what comes back, and ho
 what was sent or received. ``_aiohttp`` and ``_httpx`` are behind it. It sends nothing.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 CONNECTIONS_MAX = 100
@@ -36,24 +35,6 @@ class NoAnswer(Exception):
         self.received = received
 
 
-class AsyncStream(Protocol):
-    """An answer whose body is still to be read."""
-
-    @property
-    def status(self) -> int:
-        """Its status."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Its headers, with lower-case names."""
-
-    def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises ``NoAnswer`` where it breaks off."""
-
-    async def read(self) -> bytes:
-        """The whole body. Raises ``NoAnswer`` where it breaks off."""
-
-
 class AsyncTransport(Protocol):
     """Sends requests from an event loop. ``waits`` are seconds for connecting, and for every other wait."""
 
@@ -61,11 +42,6 @@ class AsyncTransport(Protocol):
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
     ) -> Reply:
         """Send a request and read its answer. Raises ``NoAnswer``."""
-
-    def stream(
-        self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]
-    ) -> AbstractAsyncContextManager[AsyncStream]:
-        """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -113,7 +113,8 @@ class AsyncClient:
         self._token_store = token_store
         self._me: WhoAmI | None = None
         self.pieces = PieceCache()
-        self._http: AsyncTransport = AiohttpTransport() if transport is None else AsyncHttpxTransport(transport)
+        self._streams = AsyncHttpxTransport(transport)
+        self._http: AsyncTransport = AiohttpTransport() if transport is None else self._streams
 
     @classmethod
     def from_env(
@@ -168,6 +169,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections. The client cannot be used afterwards."""
         await self._http.aclose()
+        await self._streams.aclose()
 
     def pin(self) -> Pinned:
         """Decide the subject now, for several calls of ``drive``.
@@ -272,7 +274,7 @@ class AsyncClient:
             target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
             reason, received = "the content ended early", True
             try:
-                async with self._http.stream(call.method, target, headers, attempts.begin()) as response:
+                async with self._streams.stream(call.method, target, headers, attempts.begin()) as response:
                     status, lowered = response.status, response.headers
                     if reception.begins(status, lowered):
                         async for piece in response.pieces():
