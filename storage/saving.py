@@ -227,7 +227,6 @@ def _appended_to(content: FullState, base: OpenedCheckpoint | None) -> list[byte
 
 def _goes_on(access: Access, save: Save, known: Standing, draft: _Draft) -> bool:
     """Whether a save adds to a head that is remembered, and needs nothing else from the database."""
-    cutter = draft.cutter
     return (
         isinstance(save.content, FullState)
         and save.idempotency is None
@@ -238,10 +237,7 @@ def _goes_on(access: Access, save: Save, known: Standing, draft: _Draft) -> bool
         and draft.tagging is None
         and (tails := _appended_to(save.content, known.base)) is not None
         and known.tails.keys() >= {*tails}
-        and cutter.referenced.keys() <= known.pieces.keys()
-        and not any(
-            access.offload.is_large(each) for each in cutter.pieces.values() if each.piece_id not in known.pieces
-        )
+        and known.covers(draft.cutter, access.offload.is_large)
     )
 
 

@@ -5,8 +5,8 @@ A save stands on the thread's seal, the namespace's head and the head's checkpoi
 the remembered ones (`storage.postgres.checkpoints`). Nothing is ever answered from here: when the condition fails, or a
 save would be refused, it starts over by reading. So a stale entry costs a round trip and never a wrong head.
 
-Entries hold opened manifests, as the keys beside them do open keys: few, small, and not for long. What is under a
-client-held share is not kept at all.
+Entries hold what was opened: manifests with their small values, and the open tails of lists. They are as safe as the
+open keys beside them, few, small, and not kept for long; what is under a client-held share is not kept at all.
 """
 
 import time
@@ -18,7 +18,7 @@ from typing import Final
 
 from crypto import Sealer
 from storage.format.chain import HeadSeal, ThreadSeal
-from storage.format.pieces import unpack_ids
+from storage.format.pieces import Cutter, Piece, unpack_ids
 from storage.format.record import OpenedCheckpoint
 from storage.scope import Scope
 
@@ -62,6 +62,11 @@ class Standing:
     pieces: Mapping[bytes, bytes | None]
     tails: Mapping[bytes, bytes]
     token: str
+
+    def covers(self, cutter: Cutter, is_large: Callable[[Piece], bool]) -> bool:
+        """Whether all that was cut is there or can be written along: placeholders' pieces are, and large ones are."""
+        fresh = (each for each in cutter.pieces.values() if each.piece_id not in self.pieces)
+        return cutter.referenced.keys() <= self.pieces.keys() and not any(map(is_large, fresh))
 
 
 class Standings:

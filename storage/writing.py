@@ -132,10 +132,7 @@ def _goes_on(access: Access, new: TaskWrites, known: Standing, cutter: Cutter) -
         and bool(new.writes)
         and (new.known_token is None or new.known_token == known.token)
         and (new.state_schema is not None or known.base.columns.state_schema is None)
-        and cutter.referenced.keys() <= known.pieces.keys()
-        and not any(
-            access.offload.is_large(each) for each in cutter.pieces.values() if each.piece_id not in known.pieces
-        )
+        and known.covers(cutter, access.offload.is_large)
     )
 
 
