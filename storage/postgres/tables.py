@@ -44,6 +44,20 @@ def _tenant() -> Column[object]:
     return Column("tenant_id", UUID(as_uuid=True), nullable=False)
 
 
+def _needed_by_threads(name: str, what: str) -> Table:
+    """Which threads need a thing of their subject, found from either side."""
+    return Table(
+        name,
+        metadata,
+        _tenant(),
+        _id("subject_id"),
+        Column(what, UUID(as_uuid=True), nullable=False),
+        _id("thread_id"),
+        PrimaryKeyConstraint("tenant_id", "subject_id", what, "thread_id"),
+        Index(f"{name}_by_thread", "tenant_id", "subject_id", "thread_id"),
+    )
+
+
 deployment = Table(
     "deployment",
     metadata,
@@ -138,8 +152,21 @@ threads = Table(
     Column("searchable", ARRAY(Text(collation="C")), nullable=True),
     Column("origin", LargeBinary, nullable=True),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
-    Index("threads_by_age", "tenant_id", "subject_id", "created_at", "thread_id"),
-    Index("threads_by_searchable", "tenant_id", "subject_id", "searchable"),
+    Index(
+        "threads_by_age",
+        "tenant_id",
+        "subject_id",
+        "created_at",
+        "thread_id",
+        postgresql_where=text("created_at >= '-infinity'"),
+    ),
+    Index(
+        "threads_by_searchable",
+        "tenant_id",
+        "subject_id",
+        "searchable",
+        postgresql_where=text("created_at >= '-infinity'"),
+    ),
 )
 
 heads = Table(
@@ -423,16 +450,7 @@ upload_parts = Table(
     PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id", "number"),
 )
 
-blob_refs = Table(
-    "blob_refs",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    Column("blob_id", UUID(as_uuid=True), nullable=False),
-    _id("thread_id"),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id", "thread_id"),
-    Index("blob_refs_by_thread", "tenant_id", "subject_id", "thread_id"),
-)
+blob_refs = _needed_by_threads("blob_refs", "blob_id")
 
 artifacts = Table(
     "artifacts",
@@ -456,16 +474,7 @@ artifacts = Table(
     Index("artifacts_by_blob", "tenant_id", "subject_id", "blob_id"),
 )
 
-artifact_refs = Table(
-    "artifact_refs",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    Column("artifact_id", UUID(as_uuid=True), nullable=False),
-    _id("thread_id"),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "artifact_id", "thread_id"),
-    Index("artifact_refs_by_thread", "tenant_id", "subject_id", "thread_id"),
-)
+artifact_refs = _needed_by_threads("artifact_refs", "artifact_id")
 
 blob_usage = Table(
     "blob_usage",
