@@ -88,6 +88,8 @@ def seal(input_key: BytesLike, context: bytes, plaintext: BytesLike, salt: bytes
     salt = _new_salt(input_key, salt)
     okm = _derive(input_key, salt, context)
     cipher = AESGCM(okm[:KEY_BYTES])
+    if len(plaintext) < CHUNK_BYTES:  # the base nonce is that of chunk 0
+        return b"".join((salt, okm[_NONCE_END:], cipher.encrypt(okm[KEY_BYTES:_NONCE_END], plaintext, None)))
     base_nonce = int.from_bytes(okm[KEY_BYTES:_NONCE_END], "big")
     source = memoryview(plaintext)
     chunks = (

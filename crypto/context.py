@@ -50,6 +50,8 @@ class Kind(IntEnum):
 def _encode_field(field: Field) -> bytes:
     if field is None:
         return _NONE_FIELD
+    if type(field) is bytes:  # every piece has one
+        return b"\x01" + len(field).to_bytes(4, "big") + field
     if isinstance(field, str):
         try:
             raw = field.encode()
@@ -84,21 +86,38 @@ def encode_fields(fields: Sequence[Field]) -> bytes:
     return b"".join(map(_encode_field, fields))
 
 
+class Location:
+    """Where content stands, encoded once for all that is bound to it."""
+
+    __slots__ = ("encoded",)
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        """Encode the fields of the request and every immutable clear column.
+
+        Raises:
+            ValueError, TypeError: As `encode_fields`.
+        """
+        self.encoded = encode_fields(fields)
+
+
 def encode_owner(deployment_id: UUID, tenant_id: UUID, subject_id: str | None) -> bytes:
     """Encode the first three fields of every context; a subject of None is the tenant itself."""
     return encode_fields((deployment_id, tenant_id, subject_id))
 
 
-def join_context(header: bytes, owner: bytes, location: Sequence[Field]) -> bytes:
-    """Build a context from a header, an owner encoded by `encode_owner` and a location.
+def context_start(header: bytes, owner: bytes) -> bytes:
+    """What the contexts of an owner's envelopes with this header begin with; the encoded location follows.
+
+    Args:
+        header: The envelope's first 12 bytes (more are ignored).
+        owner: What `encode_owner` made.
 
     Raises:
-        ValueError: The header is shorter than 12 bytes, or as `encode_fields`.
-        TypeError: As `encode_fields`.
+        ValueError: The header is shorter than 12 bytes.
     """
     if len(header) < HEADER_BYTES:
         raise ValueError("a context needs the 12 header bytes")
-    return b"".join((_PREFIX, header[:HEADER_BYTES], owner, *map(_encode_field, location)))
+    return _PREFIX + header[:HEADER_BYTES] + owner
 
 
 def encode_context(
@@ -121,4 +140,4 @@ def encode_context(
         ValueError: The header is too short, a datetime is naive, or text is not valid Unicode.
         TypeError: A field of a type that has no encoding.
     """
-    return join_context(header, encode_owner(deployment_id, tenant_id, subject_id), location)
+    return context_start(header, encode_owner(deployment_id, tenant_id, subject_id)) + encode_fields(location)

@@ -7,6 +7,9 @@ used, and that it is destroyed with its subject, is the sealer's business.
 
 import hashlib
 import hmac
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 from crypto.suites import BytesLike
@@ -21,8 +24,24 @@ _BOUNDARY_BYTES: Final = 8
 _JOIN_BYTES_MAX: Final = 65536
 
 
-def _length(part: BytesLike) -> bytes:
-    return (part.nbytes if isinstance(part, memoryview) else len(part)).to_bytes(8, "big")
+def _framed(part: BytesLike) -> tuple[bytes, BytesLike]:
+    return (part.nbytes if isinstance(part, memoryview) else len(part)).to_bytes(8, "big"), part
+
+
+@lru_cache(maxsize=64)
+def _content_head(kind: str | bytes, encoding: str | bytes) -> bytes:
+    """The framed kind and encoding of content, of which a program has few."""
+    parts = (each.encode() if isinstance(each, str) else each for each in (kind, encoding))
+    return b"".join(chain.from_iterable(map(_framed, parts)))
+
+
+def _digest(subkey: BytesLike, framed: Iterable[BytesLike], size: int) -> bytes:
+    if size <= _JOIN_BYTES_MAX:
+        return hmac.digest(subkey, b"".join(framed), "sha256")
+    state = hmac.new(bytearray(subkey), digestmod="sha256")
+    for each in framed:
+        state.update(each)
+    return state.digest()
 
 
 def keyed_digest(subkey: BytesLike, *parts: BytesLike) -> bytes:
@@ -31,14 +50,7 @@ def keyed_digest(subkey: BytesLike, *parts: BytesLike) -> bytes:
     Returns:
         32 bytes. `keyed_digest(k, b"a", b"bc")` differs from `keyed_digest(k, b"ab", b"c")`.
     """
-    if sum(map(len, parts)) <= _JOIN_BYTES_MAX:
-        pieces = [piece for part in parts for piece in (_length(part), part)]
-        return hmac.digest(subkey, b"".join(pieces), "sha256")
-    state = hmac.new(bytearray(subkey), digestmod="sha256")
-    for part in parts:
-        state.update(_length(part))
-        state.update(part)
-    return state.digest()
+    return _digest(subkey, chain.from_iterable(map(_framed, parts)), sum(map(len, parts)))
 
 
 def content_id(id_subkey: BytesLike, kind: str | bytes, encoding: str | bytes, data: BytesLike) -> bytes:
@@ -51,9 +63,7 @@ def content_id(id_subkey: BytesLike, kind: str | bytes, encoding: str | bytes, d
     Returns:
         `CONTENT_ID_BYTES` (17) bytes.
     """
-    kind_bytes = kind.encode() if isinstance(kind, str) else kind
-    encoding_bytes = encoding.encode() if isinstance(encoding, str) else encoding
-    return _VERSION_BYTE + keyed_digest(id_subkey, kind_bytes, encoding_bytes, data)[:16]
+    return _VERSION_BYTE + _digest(id_subkey, (_content_head(kind, encoding), *_framed(data)), len(data))[:16]
 
 
 def boundary_digest(subkey: BytesLike, data: BytesLike) -> int:

@@ -17,7 +17,7 @@ from uuid import UUID
 from crypto import digests
 from crypto.blob import BlobCipher
 from crypto.compression import compress_if_smaller, inflate
-from crypto.context import HEADER_BYTES, Field, Kind, encode_owner, join_context
+from crypto.context import Field, Kind, Location, context_start, encode_fields, encode_owner
 from crypto.envelope import Flag, Header, KeyScope, open_body, peek_header, seal_body
 from crypto.errors import KeyDestroyed, OpenError
 from crypto.keyring import SecretKey
@@ -37,6 +37,10 @@ _MAC_PURPOSE: Final = b"stateroom/v1/mac"
 _MAC_PURPOSES_MAX: Final = 256
 
 
+def _encoded(location: Sequence[Field] | Location) -> bytes:
+    return location.encoded if isinstance(location, Location) else encode_fields(location)
+
+
 class Sealer:
     """One subject's keys: seals, opens and digests, without ever showing a key."""
 
@@ -45,12 +49,12 @@ class Sealer:
         "_boundary_key",
         "_content_id_key",
         "_data_keys",
-        "_headers",
         "_id_key",
         "_mac_keys",
         "_owner",
         "_row_keys",
         "_share",
+        "_starts",
         "_subject_id",
         "_suite",
         "_tenant_id",
@@ -95,7 +99,7 @@ class Sealer:
         self._without_share: Sealer | None = None
         self._digest_with(id_key)
         self._row_keys: dict[tuple[int, Suite], SecretKey] = {}
-        self._headers: dict[tuple[Kind, Flag], bytes] = {}
+        self._starts: dict[tuple[Kind, bool], tuple[bytes, bytes]] = {}
 
     def _digest_with(self, id_key: SecretKey) -> None:
         self._id_key = id_key
@@ -120,7 +124,7 @@ class Sealer:
         mixed._share = SecretKey(share)  # noqa: SLF001  it is ours
         mixed._without_share = self  # noqa: SLF001
         mixed._row_keys = {}  # noqa: SLF001
-        mixed._headers = {}  # noqa: SLF001
+        mixed._starts = {}  # noqa: SLF001
         mixed._digest_with(self._id_key.mix(mixed._share))  # noqa: SLF001
         return mixed
 
@@ -155,7 +159,7 @@ class Sealer:
     def seal(
         self,
         kind: Kind,
-        location: Sequence[Field],
+        location: Sequence[Field] | Location,
         plaintext: bytes,
         *,
         compress: bool = True,
@@ -178,25 +182,27 @@ class Sealer:
             TypeError: A field of the location has no encoding.
         """
         frame = compress_if_smaller(plaintext) if compress else None
-        flags = Flag.ZSTD if frame is not None else Flag(0)
-        if self._share is not None:
-            flags |= Flag.CLIENT_SHARE
-        header = self._headers.get((kind, flags))
-        if header is None:
-            header = Header(self._suite, flags, kind, KeyScope.SUBJECT, self._active_key_version).pack()
-            self._headers[kind, flags] = header
+        compressed = frame is not None
+        header, start = self._starts.get((kind, compressed)) or self._start(kind, compressed=compressed)
         return seal_body(
             header,
             self._row_key(self._active_key_version, self._suite).borrow(),
-            join_context(header, self._owner, location),
+            start + _encoded(location),
             len(plaintext),
             plaintext if frame is None else frame,
         )
 
+    def _start(self, kind: Kind, *, compressed: bool) -> tuple[bytes, bytes]:
+        """The header of new envelopes of a kind, and what their contexts begin with."""
+        flags = (Flag.ZSTD if compressed else Flag(0)) | (Flag.CLIENT_SHARE if self.shared else Flag(0))
+        header = Header(self._suite, flags, kind, KeyScope.SUBJECT, self._active_key_version).pack()
+        start = self._starts[kind, compressed] = header, context_start(header, self._owner)
+        return start
+
     def open(
         self,
         kind: Kind,
-        location: Sequence[Field],
+        location: Sequence[Field] | Location,
         envelope: bytes,
         *,
         raw_bytes_max: int = RAW_BYTES_MAX,
@@ -224,7 +230,7 @@ class Sealer:
         raw_bytes, body = open_body(
             envelope,
             self._row_key(header.key_version, header.suite).borrow(),
-            join_context(envelope[:HEADER_BYTES], self._owner, location),
+            context_start(envelope, self._owner) + _encoded(location),
         )
         if raw_bytes > raw_bytes_max:
             raise OpenError("size")

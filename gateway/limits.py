@@ -1,18 +1,21 @@
 """Named limits with their units and reasons, and the admission that enforces the ones about concurrency.
 
 Owns how many requests run at once: per process, per tenant and, for writes, per thread; and the promise that
-a write whose body was read runs to COMMIT although its client hangs up. It does not limit rates over time,
-and it knows one process only: ten processes admit ten times as much.
+a write whose body was read runs to COMMIT although its client hangs up. Whoever is not admitted is refused at once, and
+who waits for a thread does so in a line that is bounded. It does not limit rates over time, and it knows one process
+only: ten processes admit ten times as much. How a tenant's requests share the database's connections with those of
+others is `storage.postgres.unit_of_work`'s affair.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 import structlog
+
+from storage.turns import Turns
 
 BODY_BYTES_MAX = 32 * 1024 * 1024  # a large agent state; anything bigger belongs into an artifact
 BODY_IDLE_SECONDS_MAX = 10.0  # a client that sends nothing this long holds a slot for nothing (slow loris)
@@ -115,14 +118,6 @@ class InFlight(Protocol):
         """Count down."""
 
 
-class _Gate:
-    __slots__ = ("active", "waiting")
-
-    def __init__(self) -> None:
-        self.active = 0
-        self.waiting: deque[asyncio.Future[None]] = deque()
-
-
 class Admission:
     """Who may run now: counters of this process.
 
@@ -137,7 +132,7 @@ class Admission:
         self._transfers: dict[UUID, int] = {}
         self.requests = 0
         self._tenants: dict[UUID, int] = {}
-        self._threads: dict[ThreadAddress, _Gate] = {}
+        self._threads = Turns(THREAD_WRITES_ACTIVE_MAX, THREAD_WRITES_WAITING_MAX, THREAD_WAIT_SECONDS_MAX, ThreadBusy)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -195,55 +190,13 @@ class Admission:
             if not self._transfers[tenant_id]:
                 del self._transfers[tenant_id]
 
-    @asynccontextmanager
-    async def thread(self, address: ThreadAddress) -> AsyncIterator[None]:
+    def thread(self, address: ThreadAddress) -> AbstractAsyncContextManager[None]:
         """Wait for a turn to write to a thread, first come first served, before a connection is taken.
 
         Raises:
             ThreadBusy: too many wait already, or the turn did not come in time.
         """
-        gate = self._threads.get(address)
-        if gate is None:
-            gate = self._threads[address] = _Gate()
-        if gate.active < THREAD_WRITES_ACTIVE_MAX:
-            gate.active += 1
-        else:
-            await self._wait(gate)
-        try:
-            yield
-        finally:
-            self._leave(address, gate)
-
-    async def _wait(self, gate: _Gate) -> None:
-        if len(gate.waiting) >= THREAD_WRITES_WAITING_MAX:
-            raise ThreadBusy
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        gate.waiting.append(turn)
-        try:
-            async with asyncio.timeout(THREAD_WAIT_SECONDS_MAX):
-                await turn
-        except BaseException as reason:
-            if turn.done() and not turn.cancelled():
-                self._pass_on(gate)  # the turn came in the same moment: it is somebody else's now
-            else:
-                gate.waiting.remove(turn)
-            if isinstance(reason, TimeoutError):
-                raise ThreadBusy from None
-            raise
-
-    @staticmethod
-    def _pass_on(gate: _Gate) -> None:
-        while gate.waiting:
-            turn = gate.waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        gate.active -= 1
-
-    def _leave(self, address: ThreadAddress, gate: _Gate) -> None:
-        self._pass_on(gate)
-        if not gate.active:
-            self._threads.pop(address, None)
+        return self._threads.of(address)
 
 
 class Commits:

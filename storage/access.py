@@ -107,7 +107,10 @@ class Access:
             if share is not None:
                 sealer = sealer.with_share(share.material)
             try:
-                return await self._watched(self.unit_of_work.retrying(functools.partial(work, sealer)))
+                return await self.unit_of_work.retrying(functools.partial(work, sealer))
+            except IntegrityFailure:
+                self._observer.integrity_failure()
+                raise
             except KeyDestroyed:
                 self._keys.evict(scope)
                 self.standings.forget(scope)
@@ -132,6 +135,8 @@ class Access:
         work: Callable[[Sealer, Snapshot], Awaitable[T]],
         otherwise: NotFound | IntegrityFailure,
         share: ClientShare | None = None,
+        *,
+        at_once: Callable[[Sealer], Awaitable[T | None]] | None = None,
     ) -> T:
         """As `reading`, for what only reads one thread: wherever its rows are, and nothing is restored or thawed.
 
@@ -142,6 +147,8 @@ class Access:
                 before it relies on the thread's rows. It runs again, on the archive, if they are there.
             otherwise: What to raise if the scope has no keys.
             share: The client's share of the thread's keys.
+            at_once: Tried before ``work`` in the database itself, without a snapshot; raises `ThreadElsewhere` if the
+                rows are not there, and returns None if only ``work`` can tell.
 
         Raises:
             ThreadArchived: The thread is in the archive tier, and its object has to be thawed first.
@@ -151,6 +158,9 @@ class Access:
 
         async def attempt(sealer: Sealer) -> T:
             try:
+                found = None if at_once is None else await at_once(sealer)
+                if found is not None:
+                    return found
                 return await work(sealer, functools.partial(self.unit_of_work.snapshot, scope))
             except ThreadElsewhere:
                 if self._views is None or thread_id is None:
@@ -204,10 +214,3 @@ class Access:
         """
         state = await transaction.fetchval(KEY_STATE, scope.tenant_id, scope.subject_id, sealer.active_key_version)
         self.check_key(scope, state)
-
-    async def _watched(self, work: Awaitable[T]) -> T:
-        try:
-            return await work
-        except IntegrityFailure:
-            self._observer.integrity_failure()
-            raise

@@ -10,37 +10,28 @@ agent (state migrations).
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from crypto import Sealer
 from storage import reading
 from storage.access import Access
 from storage.archive_views import Snapshot
-from storage.archived import check_tier
 from storage.completeness import (
     Listing,
     admit_reader,
     begin_listing,
-    check_absent,
-    check_count,
     check_token,
     check_writes,
-    compare_writes,
     end_listing,
     leaves_nothing_out,
 )
-from storage.errors import CheckpointNotFound, IntegrityFailure, InvalidState, RollbackDetected
-from storage.format.chain import HeadSeal, ThreadSeal
+from storage.errors import CheckpointNotFound, InvalidState, RollbackDetected
 from storage.format.record import (
     OpenedCheckpoint,
     PieceReader,
     clear_checkpoint,
-    open_checkpoint,
-    open_head,
-    open_thread,
     open_write,
 )
-from storage.format.token import ThreadToken
+from storage.loading import Wanted, load_at_once, load_in
 from storage.model import (
     ChannelHistory,
     Checkpoint,
@@ -62,18 +53,14 @@ from storage.reading import (
     ThreadSealers,
     Unjoined,
     ids_of,
-    open_write_arrays,
     read_chunks,
     scan,
-    sum_of,
     with_state,
 )
 from storage.saving import save_once
 from storage.scope import ClientShare, Scope, TenantListing, check_id
 from storage.versions import WantedNames
 from storage.writing import TaskWrites, put_once
-
-_PIECE_ARRAYS = ("p_piece_id", "p_children", "p_named_ids", "p_envelope")
 
 
 class Checkpoints:
@@ -108,12 +95,9 @@ class Checkpoints:
         async with offload.request(scope) as uploads:
 
             async def attempt(sealer: Sealer) -> Saved:
-                saved = await offload.completing(
+                return await offload.completing(
                     scope, sealer, uploads, lambda: save_once(self._access, scope, sealer, save, uploads)
                 )
-                if saved.token:
-                    self._access.head_anchors.note(scope, sealer, saved.thread_id, ThreadToken.parse(saved.token))
-                return saved
 
             return await self._access.writing(scope, attempt, share)
 
@@ -151,57 +135,16 @@ class Checkpoints:
             RollbackDetected: the thread is older than ``known_token``, or another one.
             IntegrityFailure: it does not authenticate, or something is missing that should be there.
         """
-
-        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> Loaded:
-            async with snapshot() as transaction:
-                row = await transaction.fetchrow(
-                    sql.LOAD,
-                    scope.tenant_id,
-                    scope.subject_id,
-                    thread_id,
-                    namespace,
-                    checkpoint_id,
-                    with_state,
-                    sealer.active_key_version,
-                )
-                if row is None:  # perhaps because a shred has removed the rows, too
-                    await self._access.check_key_in(transaction, scope, sealer)
-                else:
-                    self._access.check_key(scope, row["key_state"])
-                if known_token is not None:
-                    await check_token(transaction, scope, sealer, thread_id, known_token)
-                if row is None:
-                    await check_absent(transaction, scope, sealer, thread_id, namespace)
-                    raise CheckpointNotFound
-                head_id = row["at_head_id"]
-                thread, head = _own_seals(sealer, thread_id, namespace, row)
-                check_tier(transaction, row["at_tier"])
-                if row["checkpoint_id"] is None:
-                    if checkpoint_id is None or checkpoint_id == head_id:
-                        raise IntegrityFailure("the head's checkpoint is missing")
-                    await check_count(transaction, scope, thread_id, namespace, head)
-                    raise CheckpointNotFound
-                if row["checkpoint_id"].encode() > head_id.encode():
-                    raise IntegrityFailure("the checkpoint is newer than the head")
-                opened = open_checkpoint(sealer, row)
-                macs = sealer.without_share
-                token = ThreadToken.of(macs, namespace, head_id, head).encode(macs, thread_id)
-                if not with_state:
-                    return Loaded(checkpoint=opened.value(None, None), head_id=head_id, token=token)
-                reader = PieceReader(sealer, refs=refs)
-                wanted = reader.add(zip(*(row[name] or () for name in _PIECE_ARRAYS), strict=True))
-                await read_chunks(transaction, scope, reader, thread_id, wanted)
-                written = open_write_arrays(sealer, row)
-                if row["checkpoint_id"] == head_id:
-                    compare_writes(sum_of(written), head.writes)
-                else:
-                    await check_writes(transaction, scope, sealer, thread_id, thread)
-                blobs = await self._access.offload.find(transaction, scope, sealer, reader)
-            await self._access.offload.fill(scope, sealer, reader, blobs)
-            writes = [each.value(reader) for each in written]
-            return Loaded(checkpoint=opened.value(reader, writes), head_id=head_id, token=token)
-
-        return await self._access.reading_thread(scope, thread_id, with_sealer, _without_keys(known_token), share)
+        wanted = Wanted(thread_id, namespace, checkpoint_id, with_state, known_token, refs)
+        access = self._access
+        return await access.reading_thread(
+            scope,
+            thread_id,
+            lambda sealer, snapshot: load_in(snapshot, access, scope, sealer, wanted),
+            _without_keys(known_token),
+            share,
+            at_once=lambda sealer: load_at_once(access, scope, sealer, wanted),
+        )
 
     async def history(self, scope: Scope, query: HistoryQuery, share: ClientShare | None = None) -> Page[Checkpoint]:
         """Checkpoints, newest first: one page.
@@ -331,12 +274,9 @@ class Checkpoints:
         async with offload.request(scope) as uploads:
 
             async def attempt(sealer: Sealer) -> WritesReceipt:
-                receipt = await offload.completing(
+                return await offload.completing(
                     scope, sealer, uploads, lambda: put_once(self._access, scope, sealer, new, uploads)
                 )
-                if receipt.token:
-                    self._access.head_anchors.note(scope, sealer, thread_id, ThreadToken.parse(receipt.token))
-                return receipt
 
             return await self._access.writing(scope, attempt, share)
 
@@ -427,17 +367,6 @@ class Checkpoints:
 def _without_keys(known_token: str | None) -> CheckpointNotFound | RollbackDetected:
     """What it means that a subject has no keys: no data yet, unless the caller has seen some."""
     return CheckpointNotFound() if known_token is None else RollbackDetected()
-
-
-def _own_seals(sealer: Sealer, thread_id: str, namespace: str, row: Any) -> tuple[ThreadSeal, HeadSeal]:
-    """The thread and the head that came with a load; the head must belong to the thread's life of now."""
-    if row["at_thread_seal"] is None:
-        raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
-    thread = open_thread(sealer, thread_id, row["at_thread_created_at"], row["at_thread_seal"])
-    head = open_head(sealer, thread_id, namespace, row["at_head_id"], row["at_sequence"], row["at_head_seal"])
-    if head.incarnation != thread.incarnation:
-        raise IntegrityFailure("the head belongs to another life of this thread")
-    return thread, head
 
 
 async def _compared(

@@ -126,6 +126,15 @@ async def check_writes(
         IntegrityFailure: they differ, or there are some but no thread.
     """
     rows = await transaction.fetch(sql.MEMBERS, scope.tenant_id, scope.subject_id, thread_id)
+    return await check_members(sealer, rows, thread)
+
+
+async def check_members(sealer: Sealer, rows: Sequence[Any], thread: ThreadSeal | None) -> Writes:
+    """As `check_writes`, of rows (namespace, checkpoint id, task id, idx, member) that were read.
+
+    Raises:
+        IntegrityFailure: as `check_writes`.
+    """
     writes = Writes()
     for number, (namespace, checkpoint_id, task_id, idx, member) in enumerate(rows, 1):
         writes.add(namespace, checkpoint_id, write_mac(sealer, namespace, checkpoint_id, task_id, idx, member))

@@ -10,8 +10,8 @@ dies it is left to the sweeper: `storage.blob_ledger`. It promises nothing about
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
@@ -124,25 +124,16 @@ class Offload:
             await self._upload(scope, sealer, pieces, uploads)
         raise LostRaceError("large pieces of a save were removed as often as they were uploaded")
 
-    @asynccontextmanager
-    async def request(self, scope: Scope) -> AsyncIterator[Uploads]:
+    def request(self, scope: Scope) -> "_Request":
         """What one request uploads; at its end, what was not settled is given up.
 
         Best effort: what is not given up here expires. After an unknown commit, or when the process is going down,
         nothing is touched, because it may be settled.
         """
-        uploads = Uploads()
-        try:
-            yield uploads
-        except CommitUnknown:
-            raise
-        except Exception:
-            await self._abandon(scope, uploads.reserved)
-            raise
-        if uploads.reserved:
-            await self._abandon(scope, uploads.reserved - uploads.settled)
+        return _Request(self, scope)
 
-    async def _abandon(self, scope: Scope, blob_ids: Iterable[UUID]) -> None:
+    async def abandon(self, scope: Scope, blob_ids: Iterable[UUID]) -> None:
+        """Give up what was reserved for these, if the database answers."""
         for blob_id in blob_ids:
             with suppress(StorageError):
                 await self.ledger.abandon(scope, blob_id)
@@ -291,15 +282,36 @@ class Offload:
         return found
 
 
+class _Request:
+    """The uploads of one request; see `Offload.request`."""
+
+    def __init__(self, offload: Offload, scope: Scope) -> None:
+        self._offload = offload
+        self._scope = scope
+        self._uploads = Uploads()
+
+    async def __aenter__(self) -> Uploads:
+        return self._uploads
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        uploads = self._uploads
+        if not uploads.reserved:
+            return
+        if error is None:
+            await self._offload.abandon(self._scope, uploads.reserved - uploads.settled)
+        elif isinstance(error, Exception) and not isinstance(error, CommitUnknown):
+            await self._offload.abandon(self._scope, uploads.reserved)
+
+
 def artifacts_in(value: Value, where: str) -> list[Pointer]:
     """The artifacts a value names; ``where``: the JSON pointer of the value."""
     found = find_pointers(value.encoding, value.data)
     return [Pointer(each.artifact_id, where + each.path) for each in found] if found else []
 
 
-def pack_artifacts(named: Iterable[Pointer]) -> bytes | None:
+def pack_artifacts(named: Sequence[Pointer]) -> bytes | None:
     """Their ids as a row's ``named_ids`` or a channel's record has them."""
-    return pack_named_ids(each.artifact_id for each in named)
+    return pack_named_ids(each.artifact_id for each in named) if named else None
 
 
 async def _all(works: Iterable[Awaitable[None]]) -> None:

@@ -30,19 +30,17 @@ from storage.errors import (
 )
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.ids import mint_checkpoint_id
-from storage.format.leaves import Pointer, escaped, find_pointer
+from storage.format.leaves import Pointer, escaped, find_pointer, may_name, may_point
 from storage.format.manifest import FORMAT, ChannelRecord, CheckpointColumns, Manifest
 from storage.format.pieces import (
     LEAF,
     Body,
     Cutter,
     Opened,
-    join_holed,
     list_bounds,
     list_count,
     list_header,
     look_up_own,
-    piece_ids_of,
     tail_ids,
 )
 from storage.format.record import (
@@ -102,11 +100,13 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save, up
     known = access.standings.take(scope, sealer, save.thread_id, save.namespace)
     if known is not None and _goes_on(access, save, known, draft):
         return await _save_on(access, scope, sealer, save, known, draft)
-    return await _save_reading(access, scope, sealer, save, draft, uploads)
+    saved = await _save_reading(access, scope, sealer, save, draft, uploads)
+    if saved.token:
+        access.head_anchors.note(scope, sealer, save.thread_id, ThreadToken.parse(saved.token))
+    return saved
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Draft:
+class _Draft(msgspec.Struct, frozen=True):
     """What a save makes of its values before it knows what it stands on.
 
     Attributes:
@@ -213,7 +213,7 @@ async def _save_reading(
 
 
 def _appended_to(content: FullState, base: OpenedCheckpoint | None) -> list[bytes] | None:
-    """The pieces that appending re-cuts: the open tails of the parent's lists. None: it has not all of these lists."""
+    """The pieces that appending looks at: the open tails of the parent's lists. None: it has not all of these lists."""
     ids = base.ids if base else []
     tails: list[bytes] = []
     for name, each in content.channels.items():
@@ -295,8 +295,10 @@ async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, kno
         columns.named_ids,
         known.head_seal,
     )
-    saved = _saved(sealer, columns, head, head_id=columns.checkpoint_id, created=True)
-    left = dataclasses.replace(
+    seen = known.seen.after(sealer.without_share, columns.checkpoint_id, head)
+    access.head_anchors.note(scope, sealer, save.thread_id, seen)
+    token = seen.encode(sealer.without_share, save.thread_id)
+    left = msgspec.structs.replace(
         known,
         head_id=columns.checkpoint_id,
         head_seal=head_seal,
@@ -304,10 +306,11 @@ async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, kno
         base=OpenedCheckpoint(columns, manifest, sealed.member, None),
         pieces=_left_pieces(cutter, known.pieces),
         tails=_left_tails(channels, cutter, known.tails),
-        token=saved.token or "",
+        seen=seen,
+        token=token,
     )
     access.standings.remember(scope, sealer, left)
-    return saved
+    return _saved(columns, head, token, head_id=columns.checkpoint_id, created=True)
 
 
 def _left_pieces(cutter: Cutter, before: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
@@ -397,7 +400,9 @@ async def _write(
         thread = standing.thread.with_namespace(sealer, save.namespace)
         thread_seal = seal_thread(sealer, save.thread_id, row["thread_created_at"], thread)
         await transaction.execute(sql.SEAL_THREAD, scope.tenant_id, scope.subject_id, save.thread_id, thread_seal)
-    saved = _saved(sealer, columns, head, head_id=head_id, created=True)
+    seen = ThreadToken.of(sealer.without_share, columns.namespace, head_id, head)
+    token = seen.encode(sealer.without_share, columns.thread_id)
+    saved = _saved(columns, head, token, head_id=head_id, created=True)
     if head_id != columns.checkpoint_id:
         return saved, None
     left = Standing(
@@ -411,7 +416,8 @@ async def _write(
         base=OpenedCheckpoint(columns, manifest, sealed.member, None),
         pieces=_left_pieces(cutter, {}),
         tails=_left_tails(channels, cutter, {}),
-        token=saved.token or "",
+        seen=seen,
+        token=token,
     )
     return saved, left
 
@@ -460,7 +466,10 @@ async def _saved_before(
     )
     if again != stored.columns or _manifest(save, channels) != stored.manifest:
         raise CheckpointExists
-    return _saved(sealer, stored.columns, standing.head, head_id=standing.head_id, created=False)
+    macs = sealer.without_share
+    seen = ThreadToken.of(macs, stored.columns.namespace, standing.head_id, standing.head)
+    token = seen.encode(macs, stored.columns.thread_id)
+    return _saved(stored.columns, standing.head, token, head_id=standing.head_id, created=False)
 
 
 class _Standing:
@@ -521,17 +530,9 @@ def _early(sealer: Sealer, columns: CheckpointColumns, row: Any) -> LiveSet:
 
 def _named(content: FullState | Patch) -> dict[str, list[Pointer]]:
     """The artifacts that the values of a save name, by channel, and where."""
-    named: dict[str, list[Pointer]] = {}
     if isinstance(content, FullState):
-        for name, each in content.channels.items():
-            where = f"{content.root}/{escaped(name)}"
-            # A channel's name is part of the state, too.
-            found = find_pointer(name, where)
-            if each.value is not None:
-                found += artifacts_in(each.value, where)
-            if found:
-                named[name] = found
-        return named
+        return _named_in_state(content)
+    named: dict[str, list[Pointer]] = {}
     for name, value in content.set.items():
         where = f"/changes/set/{escaped(name)}"
         if found := find_pointer(name, where) + artifacts_in(value, where):
@@ -541,6 +542,20 @@ def _named(content: FullState | Patch) -> dict[str, list[Pointer]]:
             where = f"/changes/append/{escaped(name)}/{position}"
             if found := artifacts_in(Value("msgpack", element), where):
                 named.setdefault(name, []).extend(found)
+    return named
+
+
+def _named_in_state(content: FullState) -> dict[str, list[Pointer]]:
+    named: dict[str, list[Pointer]] = {}
+    for name, each in content.channels.items():
+        # A channel's name is part of the state, too.
+        if may_point(name) or (each.value is not None and may_name(each.value.encoding, each.value.data)):
+            where = f"{content.root}/{escaped(name)}"
+            found = find_pointer(name, where)
+            if each.value is not None:
+                found += artifacts_in(each.value, where)
+            if found:
+                named[name] = found
     return named
 
 
@@ -586,7 +601,7 @@ def _manifest(save: Save, channels: list[ChannelRecord]) -> Manifest:
     return Manifest(FORMAT, channels, save.metadata, save.model, save.delta_channels)
 
 
-def _saved(sealer: Sealer, columns: CheckpointColumns, head: HeadSeal, *, head_id: str, created: bool) -> Saved:
+def _saved(columns: CheckpointColumns, head: HeadSeal, token: str, *, head_id: str, created: bool) -> Saved:
     return Saved(
         thread_id=columns.thread_id,
         namespace=columns.namespace,
@@ -598,9 +613,7 @@ def _saved(sealer: Sealer, columns: CheckpointColumns, head: HeadSeal, *, head_i
         created_at=columns.created_at,
         created=created,
         head_id=head_id,
-        token=ThreadToken.of(sealer.without_share, columns.namespace, head_id, head).encode(
-            sealer.without_share, columns.thread_id
-        ),
+        token=token,
     )
 
 
@@ -758,14 +771,8 @@ def _appended(
             count = len(bounds) - 1 + more
             return cutter.cut(Value("msgpack", list_header(count) + held.body[bounds[0] :] + added))
     if held.encoding == "msgpack" and not isinstance(held.body, bytes) and held.body[0]:
-        prefix, leaves, closed = held.body
-        tail, holes = join_holed((b"", leaves[closed:], 0), ids, look_up)
-        return cutter.append(
-            list_header(list_count(prefix) + more),
-            piece_ids_of((b"", leaves[:closed], 0), ids),
-            tail + added,
-            holes,
-        )
+        header = list_header(list_count(held.body[0]) + more)
+        return cutter.append(header, held.body, ids, look_up, added)
     raise InvalidState(f"channel {name!r} is not a list", f"/changes/append/{name}")
 
 

@@ -37,7 +37,7 @@ from storage.keys import Keys
 from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating
 from storage.offload import Offload
 from storage.pieces import Pieces
-from storage.postgres.engine import create_engine
+from storage.postgres.engine import create_engine, speaks_to_a_pooler
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.postgres.unit_of_work import Observer, Silent, UnitOfWork
 from storage.pruning import Pruning
@@ -240,7 +240,8 @@ class Store:
             shipped=shipped,
         )
         try:
-            await store.check(deployment_id, durable=durable)
+            pooled = speaks_to_a_pooler(database_url)
+            await store.check(deployment_id, durable=durable, connections_max=None if pooled else connections_max)
             if not restored:
                 await store.check_restored()
         except BaseException:
@@ -248,14 +249,21 @@ class Store:
             raise
         return store
 
-    async def check(self, deployment_id: UUID, *, durable: bool) -> None:
+    async def check(self, deployment_id: UUID, *, durable: bool, connections_max: int | None) -> None:
         """Refuse a database that must not be served from.
+
+        Args:
+            deployment_id: this deployment.
+            durable: require that it commits durably.
+            connections_max: how many connections it must be able to give; None: a pooler gives them.
 
         Raises:
             SetupError: why not, and what to do, a line each.
         """
         async with self.unit_of_work.connection() as connection:
-            faults = await guard(connection, deployment_id=deployment_id, durable=durable)
+            faults = await guard(
+                connection, deployment_id=deployment_id, durable=durable, connections_max=connections_max
+            )
         if faults:
             raise SetupError("\n".join(faults))
 

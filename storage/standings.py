@@ -12,14 +12,16 @@ open keys beside them, few, small, and not kept for long; what is under a client
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
+
+import msgspec
 
 from crypto import Sealer
 from storage.format.chain import HeadSeal, ThreadSeal
 from storage.format.pieces import Cutter, Piece, unpack_ids
 from storage.format.record import OpenedCheckpoint
+from storage.format.token import ThreadToken
 from storage.scope import Scope
 
 ENTRIES_MAX: Final = 2048
@@ -33,8 +35,7 @@ KEPT_SECONDS: Final = 300.0
 _Place = tuple[Scope, int, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """A thread and one of its namespaces as they were after a save: authenticated, and as they are stored.
 
     Attributes:
@@ -48,7 +49,8 @@ class Standing:
         base: The head's checkpoint.
         pieces: Pieces that the head consists of, so that they are there as long as it is the head, and their children.
         tails: Plaintexts of pieces in the open tails of the head's list channels: what appending to one re-cuts.
-        token: The thread token that was given for it.
+        seen: The thread token that was given for it.
+        token: Its text.
     """
 
     thread_created_at: datetime
@@ -61,6 +63,7 @@ class Standing:
     base: OpenedCheckpoint
     pieces: Mapping[bytes, bytes | None]
     tails: Mapping[bytes, bytes]
+    seen: ThreadToken
     token: str
 
     def covers(self, cutter: Cutter, is_large: Callable[[Piece], bool]) -> bool:
@@ -99,7 +102,7 @@ class Standings:
             return
         size = inline + sum(map(len, standing.tails.values()))
         if size > ENTRY_BYTES_MAX:
-            standing, size = replace(standing, tails={}), inline
+            standing, size = msgspec.structs.replace(standing, tails={}), inline
         columns = standing.base.columns
         place = (scope, sealer.active_key_version, columns.thread_id, columns.namespace)
         self._drop(place)

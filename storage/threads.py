@@ -367,12 +367,12 @@ async def _copy_namespace(
         sealed = seal_checkpoint(sealer, columns, opened.manifest)
         copied = copied.add(sealed.member)
         own = (scope.tenant_id, scope.subject_id, sealer.active_key_version, opened.outcome, sealed.envelope)
-        batch.append((*own, *columns.location()))
+        batch.append((*own, *columns.location(), source))
         if len(batch) >= _STRETCH_ROWS:
-            await transaction.executemany(sql.ADD_CHECKPOINT, batch)
+            await transaction.executemany(sql.COPY_CHECKPOINT, batch)
             batch = []
     if batch:
-        await transaction.executemany(sql.ADD_CHECKPOINT, batch)
+        await transaction.executemany(sql.COPY_CHECKPOINT, batch)
     if found != head.live:
         raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
     after = HeadSeal(thread.incarnation, copied.count, copied, writes.of(namespace, row["head_id"]))

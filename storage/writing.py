@@ -12,6 +12,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from crypto import Sealer
 from storage.access import Access
 from storage.completeness import check_token
@@ -19,7 +21,7 @@ from storage.errors import IntegrityFailure, LostRaceError, PieceUnknown, Thread
 from storage.format.chain import HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.leaves import Pointer
 from storage.format.manifest import FORMAT, WriteColumns, WriteRecord
-from storage.format.pieces import Cutter, Piece, PieceList
+from storage.format.pieces import Cutter, Piece
 from storage.format.record import (
     SealedWrite,
     new_thread,
@@ -120,8 +122,9 @@ async def put_once(access: Access, scope: Scope, sealer: Sealer, new: TaskWrites
             head = await _write(access, transaction, scope, sealer, new, now, thread, head, fresh, stored, row)
     token = None
     if head is not None and row["head_id"] == new.checkpoint_id:
-        macs = sealer.without_share
-        token = ThreadToken.of(macs, new.namespace, new.checkpoint_id, head).encode(macs, new.thread_id)
+        seen = ThreadToken.of(sealer.without_share, new.namespace, new.checkpoint_id, head)
+        access.head_anchors.note(scope, sealer, new.thread_id, seen)
+        token = seen.encode(sealer.without_share, new.thread_id)
     return WritesReceipt(stored=len(fresh), unchanged=len(new.writes) - len(fresh), token=token)
 
 
@@ -155,7 +158,7 @@ async def _put_on(
     thread = dataclasses.replace(known.thread, writes=_moved(sealer, new, known.thread.writes, fresh))
     thread_seal = seal_thread(sealer, new.thread_id, known.thread_created_at, thread)
     writes = _moved(sealer, new, known.head.writes, fresh)
-    head = dataclasses.replace(known.head, sequence=known.head.sequence + 1, writes=writes)
+    head = msgspec.structs.replace(known.head, sequence=known.head.sequence + 1, writes=writes)
     head_seal = seal_head(sealer, new.thread_id, new.namespace, new.checkpoint_id, head)
     stored = [each for each in cutter.pieces.values() if each.piece_id not in known.pieces]
     await access.unit_of_work.call(
@@ -186,16 +189,18 @@ async def _put_on(
         known.head_seal,
         head_seal,
     )
-    macs = sealer.without_share
-    token = ThreadToken.of(macs, new.namespace, new.checkpoint_id, head).encode(macs, new.thread_id)
+    seen = known.seen.after(sealer.without_share, new.checkpoint_id, head)
+    access.head_anchors.note(scope, sealer, new.thread_id, seen)
+    token = seen.encode(sealer.without_share, new.thread_id)
     own = {each.piece_id: each.children for each in stored}
-    left = dataclasses.replace(
+    left = msgspec.structs.replace(
         known,
         thread_seal=thread_seal,
         thread=thread,
         head_seal=head_seal,
         head=head,
-        pieces={**known.pieces, **own},
+        pieces={**known.pieces, **own} if own else known.pieces,
+        seen=seen,
         token=token,
     )
     access.standings.remember(scope, sealer, left)
@@ -205,7 +210,7 @@ async def _put_on(
 def _seal(
     sealer: Sealer, new: TaskWrites, write: NewWrite, together: Cutter, named: Sequence[Pointer], now: datetime
 ) -> tuple[WriteColumns, SealedWrite]:
-    cutter = dataclasses.replace(together, listed=PieceList())
+    cutter = together.beside()
     body = cutter.cut(write.value)
     columns = WriteColumns(
         thread_id=new.thread_id,
@@ -285,7 +290,7 @@ async def _write(
         thread_seal = seal_thread(sealer, new.thread_id, row["thread_created_at"], thread)
     if fresh and head is not None and row["head_id"] == new.checkpoint_id:
         writes = _moved(sealer, new, head.writes, fresh)
-        head = dataclasses.replace(head, sequence=head.sequence + 1, writes=writes)
+        head = msgspec.structs.replace(head, sequence=head.sequence + 1, writes=writes)
         head_seal = seal_head(sealer, new.thread_id, new.namespace, new.checkpoint_id, head)
     written = await transaction.fetchrow(
         sql.PUT_WRITES,

@@ -25,6 +25,12 @@ from storage.blobs.store import FROZEN_CLASSES
 from storage.errors import StorageError
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.postgres import bloat, blobs, setup
+from storage.postgres.engine import (
+    IDLE_IN_TRANSACTION_TIMEOUT_MS,
+    LOCK_TIMEOUT_MS,
+    STATEMENT_TIMEOUT_MS,
+    speaks_to_a_pooler,
+)
 from storage.postgres.tables import SCHEMA
 from storage.postgres.unit_of_work import bindings
 from storage.scope import OperatorScope
@@ -32,6 +38,12 @@ from storage.scope import OperatorScope
 POSTGRES_VERSION_MIN = 16
 CLOCK_SKEW_SECONDS_MAX = 5.0  # timestamps of checkpoints come from this machine, leases from the database
 CONNECT_SECONDS_MAX = 5.0
+CONNECTIONS_TAKEN_MAX = 0.9  # of those the database allows
+TIME_OUTS = {
+    "lock_timeout": LOCK_TIMEOUT_MS,
+    "statement_timeout": STATEMENT_TIMEOUT_MS,
+    "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT_MS,
+}
 # A tenant is swept every minute by whichever gateway is first.
 SWEEP_AGE_SECONDS_MAX = 900.0
 SWEEP_DUE_SECONDS_MAX = 3600.0
@@ -178,6 +190,9 @@ async def _check_database(settings: Settings) -> list[Finding]:
         findings = [ok("database", f"{place} answers")]
         for check, examine_one in _DATABASE_CHECKS.items():
             findings.append(await _guarded(check, examine_one, connection))
+        pooled = speaks_to_a_pooler(settings.database_url)
+        examine_connections = _check_pooler if pooled else _check_connections
+        findings.append(await _guarded("connections", lambda conn: examine_connections(conn, settings), connection))
         findings.append(await _guarded("deployment id", lambda conn: _check_deployment(conn, settings), connection))
     finally:
         await connection.close()
@@ -297,6 +312,31 @@ async def _check_deployment(connection: Any, settings: Settings) -> Finding:
         fix = f"Set STATEROOM_DEPLOYMENT_ID to {found}, or STATEROOM_DATABASE_URL to the right database."
         return failed("deployment id", "the database belongs to another deployment", fix)
     return ok("deployment id", "the database belongs to this deployment")
+
+
+async def _check_connections(connection: Any, settings: Settings) -> Finding:
+    """Whether the database can hold this process, and still has room for what all of them may ask for."""
+    allowed = await setup.connections_allowed(connection)
+    own = settings.database_connections_max
+    taken = await connection.fetchval("SELECT count(*) - 1 FROM pg_stat_activity WHERE usename = current_user")
+    shown = f"{own} for each process, {allowed} for all: enough for {allowed // own}; {taken} are open"
+    if own > allowed:
+        fix = "Lower STATEROOM_DATABASE_CONNECTIONS_MAX, or raise max_connections or the role's CONNECTION LIMIT."
+        return failed("connections", shown, fix)
+    if taken > CONNECTIONS_TAKEN_MAX * allowed:
+        fix = "Run fewer processes, give each fewer connections, or raise the limit: docs/operations/install.md."
+        return failed("connections", shown, fix)
+    return ok("connections", shown)
+
+
+async def _check_pooler(connection: Any, _settings: Settings) -> Finding:
+    """Whether the role has the time-outs that a pooler in transaction mode drops when a gateway connects."""
+    rows = await connection.fetch("SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])", list(TIME_OUTS))
+    found = {row["name"]: row["setting"] for row in rows}
+    if wrong := [name for name, expected in TIME_OUTS.items() if found[name] != str(expected)]:
+        fix = "ALTER ROLE gw_app IN DATABASE ... SET them, then RECONNECT: docs/operations/pooler.md."
+        return failed("connections", f"through a pooler, and the role's {', '.join(wrong)} are not a gateway's", fix)
+    return ok("connections", "through a pooler; the role has a gateway's time-outs")
 
 
 async def _check_sweeper(connection: Any) -> Finding:

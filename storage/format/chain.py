@@ -20,8 +20,10 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
+
 from crypto import Field
-from crypto.context import encode_fields
+from crypto.context import Location
 from storage.errors import IntegrityFailure
 
 INCARNATION_BYTES = 16
@@ -47,8 +49,7 @@ class Macs(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LiveSet:
+class LiveSet(msgspec.Struct, frozen=True):
     """A multiset of MACs, as their number and their sum."""
 
     count: int = 0
@@ -146,8 +147,7 @@ class ThreadSeal:
         return replace(self, namespaces=left, floor=max(self.floor, sequence))
 
 
-@dataclass(frozen=True, slots=True)
-class HeadSeal:
+class HeadSeal(msgspec.Struct, frozen=True):
     """What a head's sealed column says of its namespace."""
 
     incarnation: bytes
@@ -195,9 +195,9 @@ def namespace_mac(macs: Macs, namespace: str) -> bytes:
     return macs.mac(b"namespace", namespace.encode())
 
 
-def manifest_digest(macs: Macs, plaintext: bytes, location: tuple[Field, ...]) -> bytes:
+def manifest_digest(macs: Macs, plaintext: bytes, location: Location) -> bytes:
     """A digest of what a checkpoint is: its manifest and its bound columns."""
-    return macs.mac(b"manifest", plaintext, encode_fields(location))
+    return macs.mac(b"manifest", plaintext, location.encoded)
 
 
 def member_mac(macs: Macs, namespace: str, checkpoint_id: str, digest: bytes) -> bytes:
@@ -205,9 +205,9 @@ def member_mac(macs: Macs, namespace: str, checkpoint_id: str, digest: bytes) ->
     return macs.mac(b"live", namespace.encode(), checkpoint_id.encode(), digest)
 
 
-def write_member(macs: Macs, plaintext: bytes, location: tuple[Field, ...]) -> bytes:
+def write_member(macs: Macs, plaintext: bytes, location: Location) -> bytes:
     """A keyed digest of what a pending write is: its record and its bound columns."""
-    return macs.mac(b"write", plaintext, encode_fields(location))[:MEMBER_BYTES]
+    return macs.mac(b"write", plaintext, location.encoded)[:MEMBER_BYTES]
 
 
 def write_mac(macs: Macs, namespace: str, checkpoint_id: str, task_id: str, idx: int, member: bytes) -> bytes:

@@ -48,7 +48,8 @@ _CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 _EXTENSIONS = frozenset({0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8})
 _STRINGS = frozenset({0xD9, 0xDA, 0xDB})
 
-_POINTER_MARK = b"stateroom:artifact:"
+_POINTER_TEXT = "stateroom:artifact:"
+_POINTER_MARK = _POINTER_TEXT.encode()
 _POINTER = re.compile(rb"stateroom:artifact:([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})", re.ASCII)
 _TEXT_POINTER = re.compile(_POINTER.pattern.decode() + r"\Z", re.ASCII)
 _NAME_BYTES_MAX = 255
@@ -122,13 +123,18 @@ class Pointer:
     path: str
 
 
+def may_name(encoding: str, data: bytes) -> bool:
+    """Whether it is worth looking for the artifacts that a value names."""
+    # JSON may spell any of a pointer's characters as an escape.
+    return _POINTER_MARK in data or (encoding == "json" and b"\\u00" in data)
+
+
 def find_pointers(encoding: str, data: bytes) -> list[Pointer]:
     """The artifacts a value names: each string that is exactly a pointer, in order, each artifact once.
 
     Extension objects are looked into as far as they hold MessagePack; a path ends at the outermost one.
     """
-    # JSON may spell any of a pointer's characters as an escape.
-    if _POINTER_MARK not in data and not (encoding == "json" and b"\\u00" in data):
+    if not may_name(encoding, data):
         return []
     if encoding == "msgpack":
         found: Iterator[Pointer] = _Walk(data).run()
@@ -140,6 +146,11 @@ def find_pointers(encoding: str, data: bytes) -> list[Pointer]:
     for each in found:
         first.setdefault(each.artifact_id, each)
     return list(first.values())
+
+
+def may_point(name: str) -> bool:
+    """Whether it is worth looking whether a name is a pointer."""
+    return name.startswith(_POINTER_TEXT)
 
 
 def find_pointer(name: str, path: str) -> list[Pointer]:

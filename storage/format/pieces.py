@@ -2,9 +2,9 @@
 
 1. A value shorter than 4 KiB stays inline in the manifest.
 2. A msgpack list is cut at element boundaries. Elements collect in an open tail; an element whose keyed digest ends
-   the group closes it, and the whole group is stored once as one packed piece. In the tail, a large element is a
-   piece of its own and short neighbours share one; what is shorter than a piece at the very end stays inline. So an
-   element is stored about twice in its life, and an edit in the middle re-synchronises at the next group.
+   the group closes it, and the whole group is stored once as one packed piece. In the tail, an element too long to be
+   inline is a piece of its own, and shorter neighbours share one; what is shorter than a piece at the very end stays
+   inline. So an element is stored about twice in its life, and an edit in the middle re-synchronises at the next group.
 3. Any other value is opaque bytes, cut by FastCDC.
 4. Long sequences of pieces fold into index pieces, whose children are listed in the clear for garbage collection.
 5. Large leaves (`storage.format.leaves`) are taken out before anything else, each a piece of its own, and a
@@ -33,7 +33,10 @@ from storage.format.leaves import PIECE_ID_BYTES, PLACEHOLDER_BYTES, large_leave
 from storage.model import Value
 
 INLINE_BYTES_MAX = 4 * 1024
-PIECE_BYTES_MIN = 1024
+# A piece costs a row and a seal; what is not one yet is sealed again in every manifest. With less than this the first
+# costs more than it saves, with more the second does, measured for chats of short, long and mixed messages.
+PIECE_BYTES_MIN = 2048
+GROUP_BYTES_MIN = 1024
 GROUP_BYTES_MAX = 64 * 1024
 # One element in 32 ends a group: a load then touches about n/32 packed pieces and at most a group's worth of tail.
 GROUP_ELEMENTS_AVERAGE = 32
@@ -74,8 +77,7 @@ class Digests(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """A part of a value. ``plaintext`` begins with the kind; ``children`` are an index or composite piece's, packed."""
 
     piece_id: bytes
@@ -138,6 +140,10 @@ class Cutter:
     offload_bytes_min: int | None = None
     referenced: dict[bytes, int] = field(default_factory=dict)
 
+    def beside(self) -> "Cutter":
+        """A cutter for another record, which lists its own pieces and collects them with these."""
+        return Cutter(self.digests, PieceList(), self.pieces, self.offload_bytes_min, self.referenced)
+
     def cut(self, value: Value) -> Body:
         """Cut a value; small ones come back inline.
 
@@ -161,20 +167,50 @@ class Cutter:
             return self._cut_around(data, holes)
         return self._cut_opaque(data, _SEGMENTS)
 
-    def append(self, header: bytes, kept: Sequence[bytes], tail: bytes, holes: Sequence[int] = ()) -> Body:
-        """Re-cut a list's open tail behind closed groups that stay as they are.
+    def append(
+        self,
+        header: bytes,
+        body: tuple[bytes, list[Leaf], int],
+        ids: Sequence[bytes],
+        look_up: Callable[[bytes], "Opened"],
+        added: bytes,
+    ) -> Body:
+        """Put elements after those of a list: what cutting the longer list would give, without cutting it all again.
 
         Args:
             header: the list's new msgpack header.
-            kept: ids of the pieces before the tail (closed groups and index pieces), unchanged.
-            tail: the elements after them, concatenated msgpack values.
-            holes: where placeholders stand in the tail, which are those of the list that is appended to.
+            body: the list as it was cut.
+            ids: the pieces of its record.
+            look_up: gives those of its open tail. What is closed stays as it is.
+            added: the elements, concatenated msgpack values.
         """
-        bounds = element_bounds(tail)
-        if self.offload_bytes_min is not None and len(tail) >= self.offload_bytes_min:
-            tail, holes, shifted = self._take_leaves(tail, holes, bounds)
+        _, leaves, closed_before = body
+        before, begun = leaves[:closed_before], leaves[closed_before:]
+        kept = piece_ids_of((b"", before, 0), ids)
+        tail, holes = join_holed((b"", begun, 0), ids, look_up)
+        bytes_min = self.offload_bytes_min
+        if holes or (bytes_min is not None and len(added) >= bytes_min) or bytes in map(type, begun[:-1]):
+            return self._cut_tail_anew(header, tail + added, kept, holes)
+        # No element of the tail closed a group, nor a run but those that are pieces: the whole tail counts as one.
+        view = memoryview(tail + added)
+        bounds = [len(tail) + at for at in element_bounds(added)]
+        if tail:
+            bounds.insert(0, 0)
+        closed, open_from = self._close_groups(view, bounds, kept, (), 1 if tail else 0)
+        leaves = [self.listed.number(each) for each in self._fold(closed)]
+        closed_after = len(leaves)
+        if tail and not open_from:
+            leaves += [self.listed.number(each) for each in piece_ids_of((b"", begun, 0), ids)]
+            bounds[0] = len(tail) - (len(begun[-1]) if isinstance(begun[-1], bytes) else 0)
+        leaves += self._cut_tail(view, bounds[open_from:], ())
+        return header, leaves, closed_after
+
+    def _cut_tail_anew(self, header: bytes, data: bytes, kept: Sequence[bytes], holes: Sequence[int]) -> Body:
+        bounds = element_bounds(data)
+        if self.offload_bytes_min is not None and len(data) >= self.offload_bytes_min:
+            data, holes, shifted = self._take_leaves(data, holes, bounds)
             bounds = bounds if shifted is None else shifted
-        return self._cut_elements(header, tail, bounds, kept, holes)
+        return self._cut_elements(header, data, bounds, kept, holes)
 
     def _large_segments(self, data: bytes) -> tuple[int, int, int]:
         if self.offload_bytes_min is None or len(data) < self.offload_bytes_min:
@@ -232,34 +268,39 @@ class Cutter:
         view = memoryview(data)
         if holes:
             _check_inside(holes, bounds)
+        closed, open_from = self._close_groups(view, bounds, kept, holes, 0)
+        leaves: list[Leaf] = [self.listed.number(each) for each in self._fold(closed)]
+        closed_leaves = len(leaves)
+        leaves.extend(self._cut_tail(view, bounds[open_from:], holes))
+        return header, leaves, closed_leaves
+
+    def _close_groups(
+        self, view: memoryview, bounds: Sequence[int], kept: Sequence[bytes], holes: Sequence[int], first: int
+    ) -> tuple[list[bytes], int]:
+        """The closed groups, and which element begins the open one; elements before ``first`` close none."""
         closed = list(kept)
         group_start = 0  # index into bounds of the open group's first element
-        for number in range(len(bounds) - 1):
+        for number in range(first, len(bounds) - 1):
             start, end = bounds[number], bounds[number + 1]
             open_bytes = start - bounds[group_start]
             if open_bytes and open_bytes + (end - start) > GROUP_BYTES_MAX:
                 closed.append(self._run(view, bounds[group_start], start, holes))
                 group_start = number
-            if end - bounds[group_start] >= PIECE_BYTES_MIN and (
+            if end - bounds[group_start] >= GROUP_BYTES_MIN and (
                 end - start > GROUP_BYTES_MAX or self.digests.boundary(view[start:end]) % GROUP_ELEMENTS_AVERAGE == 0
             ):
                 closed.append(self._run(view, bounds[group_start], end, holes))
                 group_start = number + 1
-        leaves: list[Leaf] = [self.listed.number(each) for each in self._fold(closed)]
-        closed_leaves = len(leaves)
-        leaves.extend(self._cut_tail(view, bounds[group_start:], holes))
-        return header, leaves, closed_leaves
+        return closed, group_start
 
     def _cut_tail(self, view: memoryview, bounds: list[int], holes: Sequence[int]) -> list[Leaf]:
         leaves: list[Leaf] = []
         run_start = bounds[0]
         for start, end in pairwise(bounds):
-            if end - start >= PIECE_BYTES_MIN:
-                if run_start < start:
-                    leaves.append(self.listed.number(self._run(view, run_start, start, holes)))
-                leaves.append(self.listed.number(self._run(view, start, end, holes)))
-                run_start = end
-            elif end - run_start >= PIECE_BYTES_MIN:
+            if end - start >= INLINE_BYTES_MAX and run_start < start:
+                leaves.append(self.listed.number(self._run(view, run_start, start, holes)))
+                run_start = start
+            if end - run_start >= PIECE_BYTES_MIN:
                 leaves.append(self.listed.number(self._run(view, run_start, end, holes)))
                 run_start = end
         if run_start < bounds[-1]:
@@ -340,7 +381,7 @@ class Cutter:
     def _piece(self, kind: int, data: bytes | memoryview, children: bytes | None = None) -> bytes:
         piece_id = self.digests.content_id(_KIND_NAMES[kind], "", data)
         if piece_id not in self.pieces:
-            self.pieces[piece_id] = Piece(piece_id, bytes((kind,)) + bytes(data), children)
+            self.pieces[piece_id] = Piece(piece_id, bytes((kind,)) + data, children)
         return piece_id
 
 
@@ -419,8 +460,7 @@ class BlobChunk:
         return cls(kind, size, UUID(bytes=blob_id))
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """An opened piece. ``children``: an index or composite piece's. ``data`` None: a blob that was not fetched."""
 
     data: bytes | None
@@ -632,13 +672,15 @@ def piece_ids_of(body: Body, ids: Sequence[bytes]) -> list[bytes]:
 
 def list_count(header: bytes) -> int:
     """How many elements a msgpack list header announces."""
-    unpacker = _unpacker(header)
-    return unpacker.read_array_header()  # type: ignore[no-any-return]
+    first = header[0]
+    return first & 0x0F if first < 0xA0 else int.from_bytes(header[1:])
 
 
 def list_header(count: int) -> bytes:
     """The msgpack header of a list of ``count`` elements."""
-    return msgpack.Packer().pack_array_header(count)  # type: ignore[no-any-return]
+    if count < 1 << 4:
+        return bytes((0x90 | count,))
+    return b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)
 
 
 def list_bounds(data: bytes) -> list[int] | None:

@@ -8,7 +8,8 @@ a MAC of the subject. It opens nothing and grants nothing. The same tags are wha
 import base64
 import binascii
 import struct
-from dataclasses import dataclass
+
+import msgspec
 
 from storage.errors import InvalidState, RollbackDetected
 from storage.format.chain import HeadSeal, Macs
@@ -37,8 +38,7 @@ def _state_tag(macs: Macs, head_id: str, head: HeadSeal) -> bytes:
     return macs.mac(b"head-state", head_id.encode(), head.encode())[:TAG_BYTES]
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadToken:
+class ThreadToken(msgspec.Struct, frozen=True):
     """What a client has seen of a namespace."""
 
     namespace: str
@@ -50,6 +50,10 @@ class ThreadToken:
     def of(cls, macs: Macs, namespace: str, head_id: str, head: HeadSeal) -> "ThreadToken":
         """Of a head as it is now."""
         return cls(namespace, incarnation_tag(macs, head.incarnation), head.sequence, _state_tag(macs, head_id, head))
+
+    def after(self, macs: Macs, head_id: str, head: HeadSeal) -> "ThreadToken":
+        """Of a head of the same life and namespace."""
+        return ThreadToken(self.namespace, self.incarnation_tag, head.sequence, _state_tag(macs, head_id, head))
 
     def encode(self, macs: Macs, thread_id: str) -> str:
         """The text that a client keeps."""

@@ -158,14 +158,14 @@ def _call(function: str, parameters: int) -> str:
     return f"SELECT stateroom.{function}({', '.join(f'${n}' for n in range(1, parameters + 1))})"
 
 
-# Whole transactions of whoever knows what they stand on, as functions of the database (revision a16) that bind their
+# Whole transactions of whoever knows what they stand on, as functions of the database (revision a17) that bind their
 # scope and commit with their statement: one round trip. They depend on the stored seals being the remembered ones: a
 # thread whose seal is another one, as after any pending write or new namespace, or a head that moved, make them fail
 # as a whole; so do writes that came before their checkpoint, and rows that are there already. Nothing that the head
 # and its writes need can have been pruned while both seals are what they were, so its pieces are there. Whoever fails
 # begins with OPEN or OPEN_WRITES.
-SAVE_ON = _call("save_on", 32)
-PUT_WRITES_ON = _call("put_writes_on", 26)
+SAVE_ON = _call("save_on_2", 32)
+PUT_WRITES_ON = _call("put_writes_on_2", 26)
 
 SEAL_THREAD = """
 UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
@@ -292,7 +292,7 @@ WITH target AS MATERIALIZED (
         ON t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
     LEFT JOIN stateroom.checkpoints c
         ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $4
-        AND c.checkpoint_id = coalesce($5, h.head_id)
+        AND c.checkpoint_id = CASE WHEN $5::text IS NULL THEN h.head_id ELSE $5 END
     WHERE h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $4
 ), written AS MATERIALIZED (
     SELECT w.* FROM stateroom.pending_writes w
@@ -319,6 +319,10 @@ LEFT JOIN LATERAL (
     WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
       AND c.piece_id = ANY(ARRAY(SELECT piece_id FROM named))) pieces ON true
 """
+
+# As LOAD, as a transaction of its own (revision a18) that binds its scope, only reads, and ends with its statement: one
+# round trip. Of a checkpoint that is not the head it has the members of all pending writes of the thread, too.
+LOAD_AT_ONCE = "SELECT * FROM stateroom.load_checkpoint($1, $2, $3, $4, $5, $6, $7)"
 
 CHUNKS = """
 SELECT thread_id, piece_id, children, named_ids, envelope FROM stateroom.chunks

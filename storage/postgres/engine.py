@@ -73,6 +73,11 @@ def create_engine(database_url: str, *, connections_max: int) -> AsyncEngine:
     return engine
 
 
+def speaks_to_a_pooler(database_url: str) -> bool:
+    """Whether a URL gives up prepared statements: its connections are a pooler's and not PostgreSQL's own."""
+    return _statement_cache(make_url(database_url)) == {"statement_cache_size": 0}
+
+
 def _statement_cache(url: URL) -> dict[str, int]:
     """The arguments of a connection that follow from the URL's ``statement_cache_size``."""
     text = url.query.get("statement_cache_size")

@@ -166,18 +166,41 @@ ORDER BY 1
 """
 
 
-async def guard(connection: Any, *, deployment_id: UUID, durable: bool) -> list[str]:
+# What PostgreSQL keeps for superusers, and for members of pg_use_reserved_connections, is nothing that gw_app gets.
+_CONNECTIONS_ALLOWED = """
+SELECT least(
+    current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+        - current_setting('reserved_connections')::int,
+    (SELECT nullif(rolconnlimit, -1) FROM pg_roles WHERE rolname = current_user),
+    (SELECT nullif(datconnlimit, -1) FROM pg_database WHERE datname = current_database()))
+"""
+
+
+async def connections_allowed(connection: Any) -> int:
+    """How many connections the database lets this connection's role have, of all processes together."""
+    return await connection.fetchval(_CONNECTIONS_ALLOWED)  # type: ignore[no-any-return]
+
+
+async def guard(
+    connection: Any, *, deployment_id: UUID, durable: bool, connections_max: int | None = None
+) -> list[str]:
     """Why this database must not be served from, with this connection's role; empty if it may.
 
     Args:
         connection: as the gateway will use it.
         deployment_id: this deployment; a database remembers the first one that served from it.
         durable: require ``fsync`` and ``synchronous_commit``.
+        connections_max: how many connections this process may come to hold; None: they are a pooler's.
     """
     faults: list[str] = []
     if int(await connection.fetchval("SHOW server_version_num")) < POSTGRES_VERSION_MIN:
         faults.append("PostgreSQL is older than 16; upgrade the server")
     faults += await _role_faults(connection)
+    if connections_max is not None and connections_max > (allowed := await connections_allowed(connection)):
+        faults.append(
+            f"this process may hold {connections_max} connections, but the database lets its role have {allowed};"
+            " lower DATABASE_CONNECTIONS_MAX, or raise the database's limit"
+        )
     if durable:
         faults += await _durability_faults(connection)
     revision = await _revision(connection)

@@ -6,6 +6,7 @@ it is tagged by a key and has not the tag that is looked for, and a thread's row
 """
 
 from storage.postgres.checkpoints import ROW_COLUMNS, history_wanted
+from storage.postgres.threads import LISTED
 
 # Threads that one statement looks through beside the tags; with more, all rows are looked through in their order.
 OPEN_THREADS_MAX = 100
@@ -22,10 +23,11 @@ _ORDER = "checkpoint_id DESC, thread_id DESC, namespace DESC"
 STANDING = f"""
 WITH RECURSIVE cover AS (
     (SELECT t.searchable FROM stateroom.threads t
-     WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.searchable IS NOT NULL ORDER BY t.searchable LIMIT 1)
+     WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.searchable IS NOT NULL AND {LISTED}
+     ORDER BY t.searchable LIMIT 1)
     UNION ALL
     SELECT (SELECT t.searchable FROM stateroom.threads t
-        WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.searchable > cover.searchable
+        WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.searchable > cover.searchable AND {LISTED}
         ORDER BY t.searchable LIMIT 1)
     FROM cover WHERE cover.searchable IS NOT NULL
 )
@@ -33,10 +35,11 @@ SELECT f.name, f.tag,
     ARRAY(
         SELECT * FROM (
             (SELECT t.thread_id FROM stateroom.threads t
-             WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.searchable IS NULL AND t.tier = 'hot')
+             WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.searchable IS NULL AND t.tier = 'hot' AND {LISTED})
             UNION ALL
             SELECT t.thread_id FROM cover JOIN stateroom.threads t
                 ON t.tenant_id = $1 AND t.subject_id = $2 AND t.searchable = cover.searchable AND t.tier = 'hot'
+                AND {LISTED}
             WHERE cover.searchable <> ARRAY[]::text[] AND NOT cover.searchable @> ARRAY[f.name]
         ) untagged LIMIT {OPEN_THREADS_MAX + 1}
     ) AS open,
@@ -102,12 +105,7 @@ SELECT {_ROW} FROM (
 
 # The tags of a thread for its copy ($4), whose checkpoints are there already: a tag is the subject's, not the thread's.
 COPY = """
-WITH tagged AS (
-    UPDATE stateroom.checkpoints c SET searchable = s.searchable FROM stateroom.checkpoints s
-    WHERE s.tenant_id = $1 AND s.subject_id = $2 AND s.thread_id = $3 AND s.searchable IS NOT NULL
-      AND c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $4 AND c.namespace = s.namespace
-      AND c.checkpoint_id = s.checkpoint_id
-), thread AS (
+WITH thread AS (
     UPDATE stateroom.threads t SET searchable = s.searchable FROM stateroom.threads s
     WHERE s.tenant_id = $1 AND s.subject_id = $2 AND s.thread_id = $3 AND s.searchable IS NOT NULL
       AND t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $4

@@ -12,13 +12,18 @@ _COLUMNS = """
      AND h.thread_id = t.thread_id AND h.namespace = '') AS head_id
 """
 
+# True of every thread, and the condition of the two indexes that listings use and nobody else may: a single thread is
+# looked up by its primary key. Where there are many subjects, the planner takes tenant and subject for as selective as
+# the whole key, and would find one thread by reading all of its subject's in a smaller index.
+LISTED = "t.created_at >= '-infinity'"
+
 ONE = f"""
 SELECT {_COLUMNS} FROM stateroom.threads t WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
 """
 
 LIST = f"""
 SELECT {_COLUMNS} FROM stateroom.threads t
-WHERE t.tenant_id = $1 AND t.subject_id = $2
+WHERE t.tenant_id = $1 AND t.subject_id = $2 AND {LISTED}
   AND ($3::text IS NULL OR t.status = $3)
   AND ($4::text IS NULL OR t.agent = $4)
   AND ($5::text IS NULL OR t.tier = $5)
@@ -86,13 +91,27 @@ SELECT tenant_id, subject_id, $4, piece_id, key_version, children, named_ids, en
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
 """
 
-ADD_CHECKPOINT = """
+
+def _add_checkpoint(column: str = "", value: str = "") -> str:
+    return f"""
 INSERT INTO stateroom.checkpoints
     (tenant_id, subject_id, key_version, outcome, manifest, thread_id, namespace, checkpoint_id, parent_id, step,
      status, source, agent, run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros,
-     created_at, piece_ids, named_ids)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)
+     created_at, piece_ids, named_ids{column})
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23{value})
 """
+
+
+ADD_CHECKPOINT = _add_checkpoint()
+
+# The same for a copy of thread $24: what the checkpoint is tagged by comes with it, by one look-up. Joining the two
+# threads afterwards compared each checkpoint with each other one wherever the tables had no statistics yet.
+COPY_CHECKPOINT = _add_checkpoint(
+    column=", searchable",
+    value=""",
+    (SELECT s.searchable FROM stateroom.checkpoints s WHERE s.tenant_id = $1 AND s.subject_id = $2
+     AND s.thread_id = $24 AND s.namespace = $7 AND s.checkpoint_id = $8)""",
+)
 
 ADD_WRITE = """
 INSERT INTO stateroom.pending_writes

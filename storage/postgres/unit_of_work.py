@@ -22,13 +22,18 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from storage.errors import CommitUnknown, LostRaceError, Unavailable
-from storage.postgres.engine import UNFINISHED
+from storage.postgres.engine import POOL_TIMEOUT_SECONDS, UNFINISHED
 from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantScope
+from storage.turns import Turns
 
 T = TypeVar("T")
 
 # Losing a race against a concurrent writer of the same thread; each attempt sees a fresh snapshot.
 ATTEMPTS_MAX = 5
+
+# Of the connections of a process, those that one tenant uses at once: so many keep the process busy. Its other requests
+# wait among themselves, so that another tenant's finds few before it and, in a pool of more than three, a free one.
+TENANT_CONNECTIONS_MAX = 8
 
 _CONNECTION_LOST = (
     asyncpg.PostgresConnectionError,
@@ -157,6 +162,10 @@ def bindings(scope: AnyScope) -> str:
     )
 
 
+def _share_taken() -> Unavailable:
+    return Unavailable("the tenant's other requests use its share of the database's connections")
+
+
 class UnitOfWork:
     """The only way to tenant tables: hands out scope-bound transactions."""
 
@@ -165,6 +174,10 @@ class UnitOfWork:
         self._observer = observer
         # What a refused connection raises comes from the dialect, and not always wrapped in a DBAPIError.
         self._connect_error: type[Exception] = engine.dialect.loaded_dbapi.Error
+        connections_max = engine.pool.size()  # type: ignore[attr-defined]  # of the pool that `create_engine` makes
+        share = min(TENANT_CONNECTIONS_MAX, connections_max - connections_max // 4)
+        # How many requests of a tenant there are was counted by whoever admitted them.
+        self._turns = Turns(share, None, POOL_TIMEOUT_SECONDS, _share_taken)
 
     @asynccontextmanager
     async def begin(self, scope: AnyScope) -> AsyncIterator[Transaction]:
@@ -208,8 +221,19 @@ class UnitOfWork:
             pooled.close()
 
     @asynccontextmanager
+    async def _of(self, scope: AnyScope) -> AsyncIterator[Any]:
+        """A connection within the share of the scope's tenant; operators, who name none, are few."""
+        tenant_id = None if isinstance(scope, OperatorScope) else scope.tenant_id
+        if tenant_id is None:
+            async with self.connection() as connection:
+                yield connection
+        else:
+            async with self._turns.of(tenant_id), self.connection() as connection:
+                yield connection
+
+    @asynccontextmanager
     async def _transaction(self, begin: str, scope: AnyScope) -> AsyncIterator[Transaction]:
-        async with self.connection() as connection:
+        async with self._of(scope) as connection:
             await connection.execute(f"{begin}; {bindings(scope)}")
             try:
                 yield Transaction(connection)
@@ -231,13 +255,22 @@ class UnitOfWork:
             LostRaceError: it found something else than it was told to, and did nothing.
             CommitUnknown: the connection was lost before the answer.
         """
-        async with self.connection() as connection:
+        async with self._of(scope) as connection:
             started = time.perf_counter()
             try:
                 await connection.execute(statement, scope.tenant_id, scope.subject_id, *args)
             except _CONNECTION_LOST:
                 raise CommitUnknown from None
             self._observer.commit(time.perf_counter() - started)
+
+    async def ask(self, statement: str, scope: Scope, *args: object) -> Any:
+        """Run one function that binds ``scope``, its first two arguments, by itself and only reads: one round trip.
+
+        Returns:
+            Its first row, or None.
+        """
+        async with self._of(scope) as connection:
+            return await connection.fetchrow(statement, scope.tenant_id, scope.subject_id, *args)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Run ``attempt``, which opens its own transaction, again when it lost a race.

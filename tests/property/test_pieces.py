@@ -28,7 +28,10 @@ from storage.format.pieces import (
     list_header,
     look_up_in,
     open_piece,
-    piece_ids_of,
+    piece_of,
+)
+from storage.format.pieces import (
+    ELEMENTS as ELEMENTS_KIND,
 )
 from storage.model import Value
 
@@ -148,16 +151,115 @@ def test_appending_to_the_tail_is_cutting_the_whole(key, before, after, width):
     whole, wanted = cut(key, list_header(len(before) + len(after)) + b"".join(before + after))
     if isinstance(body, bytes):
         return  # an inline list is cut anew, as a whole
-    _, leaves, closed = body
-    kept = piece_ids_of((b"", leaves[:closed], 0), first.listed.ids)
-    tail = joined(first, (b"", leaves[closed:], 0))
     second = Cutter(KeyedDigests(key))
-    appended = second.append(list_header(len(before) + len(after)), kept, tail + b"".join(after))
+    longer = list_header(len(before) + len(after))
+    look_up = look_up_in(first.digests, first.pieces)
+    appended = second.append(longer, body, first.listed.ids, look_up, b"".join(after))
     pieces = {**first.pieces, **second.pieces}
     assert joined(second, appended, pieces) == joined(whole, wanted)
     # Up to folding, both name the same pieces: the next save stores nothing twice.
     if len(wanted[1]) < 64 > len(appended[1]):
         assert (appended, second.listed.ids) == (wanted, whole.listed.ids)
+
+
+class CountedDigests(KeyedDigests):
+    """How many bytes were digested."""
+
+    def __init__(self, key):
+        super().__init__(key)
+        self.counted = 0
+
+    def content_id(self, kind, encoding, data):
+        self.counted += len(data)
+        return super().content_id(kind, encoding, data)
+
+    def boundary(self, data):
+        self.counted += len(data)
+        return super().boundary(data)
+
+
+def test_appending_to_an_open_tail_digests_what_is_added_and_not_the_tail():
+    elements = [msgpack.packb({"n": number, "text": f"{number}" * 400}) for number in range(300)]
+    digests = CountedDigests(b"k")
+    closed_groups = appends = 0
+    cutter = Cutter(digests)
+    body = cutter.cut(Value("msgpack", list_header(20) + b"".join(elements[:20])))
+    pieces = dict(cutter.pieces)
+    for number in range(20, 300):
+        before, digests.counted = cutter, 0
+        closed_before = body[2]
+        cutter = Cutter(digests)
+        look_up = look_up_in(KeyedDigests(b"k"), pieces)
+        body = cutter.append(list_header(number + 1), body, before.listed.ids, look_up, elements[number])
+        pieces |= cutter.pieces
+        if body[2] == closed_before:  # the new element, and the run that it completes
+            assert digests.counted <= 3 * len(elements[number]) + 2048
+            appends += 1
+        else:
+            closed_groups += 1
+    assert appends > 200
+    assert closed_groups >= 3
+    assert join(body, cutter.listed.ids, look_up_in(digests, pieces)) == list_header(300) + b"".join(elements)
+
+
+@given(KEY, ELEMENTS, ELEMENTS, st.integers(0, 40))
+@settings(max_examples=40)
+def test_elements_are_put_behind_a_tail_that_was_cut_in_another_way(key, before, after, inline):
+    digests = KeyedDigests(key)
+    made = [piece_of(digests, ELEMENTS_KIND, each, None) for each in before[:inline]]
+    pieces = {each.piece_id: each for each in made}
+    ids = list(pieces)
+    rest = b"".join(before[inline:])
+    leaves = [ids.index(each.piece_id) for each in made] + ([rest] if rest else [])
+    cutter = Cutter(digests)
+    longer = list_header(len(before) + len(after))
+    body = cutter.append(
+        longer, (list_header(len(before)), leaves, 0), ids, look_up_in(digests, pieces), b"".join(after)
+    )
+    assert joined(cutter, body, {**pieces, **cutter.pieces}) == longer + b"".join(before + after)
+
+
+def test_short_neighbours_in_a_tail_share_a_piece_and_a_long_element_is_one_wherever_it_stands():
+    short, long = (msgpack.packb(bytes(size)) for size in (1100, 5000))
+    for elements, sizes in (
+        ([short] * 5, [2 * len(short), 2 * len(short), None]),
+        ([short, long, short], [len(short), len(long), None]),
+        ([long, short, short], [len(long), 2 * len(short)]),
+    ):
+        # No group closes: an element's digest never ends one.
+        cutter = Cutter(OpenDigests(b"k"))
+        _, leaves, closed = cutter.cut(Value("msgpack", list_header(len(elements)) + b"".join(elements)))
+        found = [None if isinstance(each, bytes) else cutter.pieces[cutter.listed.ids[each]].size for each in leaves]
+        assert (found, closed) == (sizes, 0)
+
+
+class OpenDigests(KeyedDigests):
+    def boundary(self, data):
+        return 1
+
+
+class ClosingDigests(KeyedDigests):
+    """Every group that may close does."""
+
+    def boundary(self, data):
+        return 0
+
+
+@pytest.mark.parametrize("kind_of_digests", [OpenDigests, ClosingDigests])
+@pytest.mark.parametrize("size", [500, 1100, 3000, 5000, 40_000])
+def test_one_element_after_the_other_is_the_whole_list(kind_of_digests, size):
+    elements = [msgpack.packb([number, bytes(size)]) for number in range(30)]
+    digests = kind_of_digests(b"k")
+    cutter = Cutter(digests)
+    body = cutter.cut(Value("msgpack", list_header(10) + b"".join(elements[:10])))
+    pieces = dict(cutter.pieces)
+    for count in range(11, 31):
+        ids, cutter = cutter.listed.ids, Cutter(digests)
+        body = cutter.append(list_header(count), body, ids, look_up_in(digests, pieces), elements[count - 1])
+        pieces |= cutter.pieces
+        whole = Cutter(digests)
+        assert body == whole.cut(Value("msgpack", list_header(count) + b"".join(elements[:count])))
+        assert cutter.listed.ids == whole.listed.ids
 
 
 @given(KEY, st.integers(0, 2999), st.binary(max_size=3000), st.booleans())
@@ -252,12 +354,10 @@ def test_appending_to_a_tail_with_placeholders_is_cutting_the_whole(key, before,
     whole, wanted = cut_large(key, Value("msgpack", msgpack.packb(before + after)))
     if isinstance(body, bytes):
         return
-    _, leaves, closed = body
-    kept = piece_ids_of((b"", leaves[:closed], 0), first.listed.ids)
-    tail, holes = holed(first, (b"", leaves[closed:], 0))
     second = Cutter(KeyedDigests(key), offload_bytes_min=MIN)
-    added = b"".join(map(msgpack.packb, after))
-    appended = second.append(list_header(len(before) + len(after)), kept, tail + added, holes)
+    longer = list_header(len(before) + len(after))
+    look_up = look_up_in(first.digests, first.pieces)
+    appended = second.append(longer, body, first.listed.ids, look_up, b"".join(map(msgpack.packb, after)))
     assert resolved(second, appended, {**first.pieces, **second.pieces}) == msgpack.packb(before + after)
     if len(wanted[1]) < 64 > len(appended[1]):
         assert (appended, second.listed.ids) == (wanted, whole.listed.ids)

@@ -1,11 +1,11 @@
 """A list that grew is saved as its new elements: the same bytes and the same pieces as the whole list."""
 
 import asyncio
-from dataclasses import replace
 from random import Random  # noqa: TID251  seeded
 from uuid import uuid4
 
 import msgpack
+import msgspec
 import pytest
 
 from storage.artifact_model import NewArtifact
@@ -374,7 +374,7 @@ async def test_remembered_tails_are_bounded(store, scope, gateway):
     assert 0 < sum(map(len, standing.tails.values())) < 64 * 1024
 
     def with_tail(size):
-        return replace(standing, tails={b"p": b"x" * size})
+        return msgspec.structs.replace(standing, tails={b"p": b"x" * size})
 
     standings = Standings()
     standings.remember(scope, sealer, with_tail(ENTRY_BYTES_MAX + 1))

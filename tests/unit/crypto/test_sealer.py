@@ -9,7 +9,7 @@ import pytest
 
 from crypto import digests
 from crypto.compression import compress_if_smaller, inflate, zstd
-from crypto.context import Kind, encode_context
+from crypto.context import Kind, Location, encode_context
 from crypto.envelope import OVERHEAD_BYTES, Flag, Header, KeyScope, peek_header, seal_body
 from crypto.errors import KeyDestroyed, OpenError
 from crypto.keyring import SecretKey
@@ -43,6 +43,15 @@ def test_what_was_sealed_opens(suite: Suite, size: int) -> None:
     for plaintext in (os.urandom(size), b"a" * size):
         envelope = sealer.seal(Kind.MANIFEST, LOCATION, plaintext)
         assert sealer.open(Kind.MANIFEST, LOCATION, envelope) == plaintext
+
+
+def test_a_location_that_is_encoded_once_is_the_same_place() -> None:
+    sealer = make_sealer()
+    envelope = sealer.seal(Kind.MANIFEST, Location(LOCATION), b"x")
+    assert sealer.open(Kind.MANIFEST, LOCATION, envelope) == b"x"
+    assert sealer.open(Kind.MANIFEST, Location(LOCATION), sealer.seal(Kind.MANIFEST, LOCATION, b"y")) == b"y"
+    with pytest.raises(OpenError):
+        sealer.open(Kind.MANIFEST, Location((*LOCATION[:-1], 6)), envelope)
 
 
 def test_an_incompressible_record_costs_92_bytes() -> None:

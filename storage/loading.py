@@ -1,0 +1,194 @@
+"""Loading one checkpoint: with one function of the database, or in a snapshot that can ask further.
+
+`load_at_once` is one round trip, and the only one for most loads. What it finds is opened and compared like what a
+snapshot finds; it refuses nothing that one moment of several statements would explain better: whatever is missing, is
+older than the caller has seen, or was removed meanwhile is left to `load_in`, which begins anew and says so.
+
+Nothing is written. Whether the rows are in the database or in the thread's archive is for `storage.access` to find out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from crypto import Sealer
+from storage.access import Access
+from storage.archive_views import Snapshot
+from storage.archived import ThreadElsewhere, check_tier
+from storage.blob_ledger import LiveBlob
+from storage.completeness import check_absent, check_count, check_members, check_token, check_writes, compare_writes
+from storage.errors import CheckpointNotFound, IntegrityFailure, StorageError
+from storage.format.chain import HeadSeal, ThreadSeal
+from storage.format.record import OpenedCheckpoint, OpenedWrite, PieceReader, open_checkpoint, open_head, open_thread
+from storage.format.token import ThreadToken
+from storage.model import Loaded
+from storage.postgres import checkpoints as sql
+from storage.reading import open_write_arrays, read_chunks, sum_of
+from storage.scope import Scope
+
+_PIECE_ARRAYS = ("p_piece_id", "p_children", "p_named_ids", "p_envelope")
+_MEMBER_ARRAYS = ("m_namespace", "m_checkpoint_id", "m_task_id", "m_idx", "m_member")
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What to load; the fields are the arguments of `storage.checkpoints.Checkpoints.load`."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None
+    with_state: bool
+    known_token: str | None
+    refs: bool
+
+
+class _Standing:
+    """The seals that came with a row, opened; the head must belong to the thread's life of now."""
+
+    def __init__(self, sealer: Sealer, wanted: Wanted, row: Any) -> None:
+        thread_id, namespace = wanted.thread_id, wanted.namespace
+        if row["at_thread_seal"] is None:
+            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
+        self.head_id: str = row["at_head_id"]
+        self.thread: ThreadSeal = open_thread(sealer, thread_id, row["at_thread_created_at"], row["at_thread_seal"])
+        self.head: HeadSeal = open_head(
+            sealer, thread_id, namespace, self.head_id, row["at_sequence"], row["at_head_seal"]
+        )
+        if self.head.incarnation != self.thread.incarnation:
+            raise IntegrityFailure("the head belongs to another life of this thread")
+        self._sealer = sealer
+        self._wanted = wanted
+
+    def admits(self, known_token: str) -> bool:
+        """Whether what the caller has seen can have become this; False: or it is of another namespace or life."""
+        macs = self._sealer.without_share
+        token = ThreadToken.decode(macs, self._wanted.thread_id, known_token)
+        return token.namespace == self._wanted.namespace and token.admits(macs, self.head_id, self.head)
+
+    def checkpoint(self, row: Any) -> OpenedCheckpoint:
+        """The checkpoint that the row has."""
+        if row["checkpoint_id"].encode() > self.head_id.encode():
+            raise IntegrityFailure("the checkpoint is newer than the head")
+        return open_checkpoint(self._sealer, row)
+
+    def loaded(
+        self, opened: OpenedCheckpoint, reader: PieceReader | None = None, written: Sequence[OpenedWrite] = ()
+    ) -> Loaded:
+        """The answer."""
+        macs = self._sealer.without_share
+        token = ThreadToken.of(macs, self._wanted.namespace, self.head_id, self.head)
+        writes = None if reader is None else [each.value(reader) for each in written]
+        return Loaded(
+            checkpoint=opened.value(reader, writes),
+            head_id=self.head_id,
+            token=token.encode(macs, self._wanted.thread_id),
+        )
+
+
+def _pieces(sealer: Sealer, wanted: Wanted, row: Any) -> tuple[PieceReader, list[bytes]]:
+    """The pieces that came with a row, and which of those that they name did not."""
+    reader = PieceReader(sealer, refs=wanted.refs)
+    return reader, reader.add(zip(*(row[name] or () for name in _PIECE_ARRAYS), strict=True))
+
+
+async def load_at_once(  # noqa: C901  what is left to a snapshot is said at one place
+    access: Access, scope: Scope, sealer: Sealer, wanted: Wanted
+) -> Loaded | None:
+    """Load with one call; None: only a snapshot can tell.
+
+    Pieces below index pieces, and what opens large ones, are read afterwards, at another moment. A piece is named by
+    its content, so that it is the same whenever it is found; if it is not, a prune may have come between.
+
+    Raises:
+        KeyDestroyed: the subject or tenant was shredded.
+        ThreadElsewhere: the thread's rows are in its archive.
+        StateTooLarge, BlobUnavailable, ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `load_in`.
+        IntegrityFailure: what was found does not authenticate.
+    """
+    row = await access.unit_of_work.ask(
+        sql.LOAD_AT_ONCE, scope, wanted.thread_id, wanted.namespace, wanted.checkpoint_id, wanted.with_state,
+        sealer.active_key_version,
+    )  # fmt: skip
+    if row is None:
+        return None
+    access.check_key(scope, row["key_state"])
+    try:
+        standing = _Standing(sealer, wanted, row)
+        if wanted.known_token is not None and not standing.admits(wanted.known_token):
+            return None
+    except StorageError:
+        if wanted.known_token is None:
+            raise
+        return None  # what the caller has seen may say more than this: that the thread was replaced
+    if row["at_tier"] != "hot":
+        raise ThreadElsewhere
+    if row["checkpoint_id"] is None:
+        return None
+    opened = standing.checkpoint(row)
+    if not wanted.with_state:
+        return standing.loaded(opened)
+    written = open_write_arrays(sealer, row)
+    if row["checkpoint_id"] == standing.head_id:
+        compare_writes(sum_of(written), standing.head.writes)
+    else:
+        members = [*zip(*(row[name] or () for name in _MEMBER_ARRAYS), strict=True)]
+        await check_members(sealer, members, standing.thread)
+    reader, below = _pieces(sealer, wanted, row)
+    if below or reader.in_blobs():
+        blobs = await _rest(access, scope, sealer, wanted, reader, below)
+        if blobs is None:
+            return None
+        await access.offload.fill(scope, sealer, reader, blobs)
+    return standing.loaded(opened, reader, written)
+
+
+async def _rest(
+    access: Access, scope: Scope, sealer: Sealer, wanted: Wanted, reader: PieceReader, below: Sequence[bytes]
+) -> Mapping[UUID, LiveBlob] | None:
+    """Read the pieces below index pieces and what opens blobs; None: something is not there, or not any more."""
+    try:
+        async with access.unit_of_work.snapshot(scope) as transaction:
+            await read_chunks(transaction, scope, reader, wanted.thread_id, below)
+            return await access.offload.find(transaction, scope, sealer, reader)
+    except IntegrityFailure:
+        return None
+
+
+async def load_in(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted) -> Loaded:
+    """Load at one moment of several statements; what it raises is in `storage.checkpoints.Checkpoints.load`."""
+    thread_id, namespace = wanted.thread_id, wanted.namespace
+    async with snapshot() as transaction:
+        row = await transaction.fetchrow(
+            sql.LOAD, scope.tenant_id, scope.subject_id, thread_id, namespace, wanted.checkpoint_id, wanted.with_state,
+            sealer.active_key_version,
+        )  # fmt: skip
+        if row is None:  # perhaps because a shred has removed the rows, too
+            await access.check_key_in(transaction, scope, sealer)
+        else:
+            access.check_key(scope, row["key_state"])
+        if wanted.known_token is not None:
+            await check_token(transaction, scope, sealer, thread_id, wanted.known_token)
+        if row is None:
+            await check_absent(transaction, scope, sealer, thread_id, namespace)
+            raise CheckpointNotFound
+        standing = _Standing(sealer, wanted, row)
+        check_tier(transaction, row["at_tier"])
+        if row["checkpoint_id"] is None:
+            if wanted.checkpoint_id is None or wanted.checkpoint_id == standing.head_id:
+                raise IntegrityFailure("the head's checkpoint is missing")
+            await check_count(transaction, scope, thread_id, namespace, standing.head)
+            raise CheckpointNotFound
+        opened = standing.checkpoint(row)
+        if not wanted.with_state:
+            return standing.loaded(opened)
+        reader, below = _pieces(sealer, wanted, row)
+        await read_chunks(transaction, scope, reader, thread_id, below)
+        written = open_write_arrays(sealer, row)
+        if row["checkpoint_id"] == standing.head_id:
+            compare_writes(sum_of(written), standing.head.writes)
+        else:
+            await check_writes(transaction, scope, sealer, thread_id, standing.thread)
+        blobs = await access.offload.find(transaction, scope, sealer, reader)
+    await access.offload.fill(scope, sealer, reader, blobs)
+    return standing.loaded(opened, reader, written)

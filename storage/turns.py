@@ -1,0 +1,91 @@
+"""Turns: so many at once for each name, and a bounded line of those who wait.
+
+Owns the order, first come first served, and that no turn is lost when somebody who waits gives up. What a turn is good
+for is the caller's; it knows one process only.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
+
+
+class _Line:
+    __slots__ = ("active", "waiting")
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.waiting: deque[asyncio.Future[None]] = deque()
+
+
+class Turns:
+    """Turns by name.
+
+    Args:
+        active_max: How many have a turn at once.
+        waiting_max: How many wait for one; None: whoever comes has been counted elsewhere.
+        seconds_max: How long they wait.
+        refused: Makes what is raised for the others.
+    """
+
+    def __init__(
+        self, active_max: int, waiting_max: int | None, seconds_max: float, refused: Callable[[], Exception]
+    ) -> None:
+        self._active_max = active_max
+        self._waiting_max = waiting_max
+        self._seconds_max = seconds_max
+        self._refused = refused
+        self._lines: dict[Hashable, _Line] = {}
+
+    def __len__(self) -> int:
+        """For how many names somebody has a turn."""
+        return len(self._lines)
+
+    @asynccontextmanager
+    async def of(self, name: Hashable) -> AsyncIterator[None]:
+        """Have a turn while the block runs; raises as `enter`."""
+        await self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave(name)
+
+    async def enter(self, name: Hashable) -> None:
+        """Wait for a turn, which whoever gets it has to `leave`.
+
+        Raises:
+            Exception: what ``refused`` makes: too many wait already, or the turn did not come in time.
+        """
+        line = self._lines.get(name)
+        if line is None:
+            line = self._lines[name] = _Line()
+        if line.active < self._active_max:
+            line.active += 1
+            return
+        if self._waiting_max is not None and len(line.waiting) >= self._waiting_max:
+            raise self._refused()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line.waiting.append(turn)
+        try:
+            async with asyncio.timeout(self._seconds_max):
+                await turn
+        except BaseException as reason:
+            if turn.done() and not turn.cancelled():
+                self.leave(name)  # the turn came in the same moment: it is somebody else's now
+            elif turn in line.waiting:  # otherwise whoever left meanwhile has skipped it
+                line.waiting.remove(turn)
+            if isinstance(reason, TimeoutError):
+                raise self._refused() from None
+            raise
+
+    def leave(self, name: Hashable) -> None:
+        """Pass a turn on to who waits longest."""
+        line = self._lines[name]
+        while line.waiting:
+            turn = line.waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        line.active -= 1
+        if not line.active:
+            del self._lines[name]
