@@ -1,8 +1,9 @@
 """The composition root: parts are made and wired here and nowhere else; also what surrounds every request.
 
 Owns the order of things: request id, refusal when full, metrics and access log around everything (so that
-paths no route matches count too); authentication and the tenant's cap around routes; problems for every
-exception; startup and shutdown. The server's own life (sockets, signals) belongs to whoever runs it.
+paths no route matches count too); authentication and the tenant's cap around routes, whoever finds them (the
+router or `gateway.hot_path`); problems for every exception; startup and shutdown. The server's own life
+(sockets, signals) belongs to whoever runs it.
 """
 
 import contextlib
@@ -40,6 +41,7 @@ from gateway.background import in_the_background
 from gateway.cursors import Cursors
 from gateway.documentation import Documentation
 from gateway.exchange import Exchange, Facts, encode_id
+from gateway.hot_path import HotPath
 from gateway.limits import Admission, Commits, Drain, Draining, Refused
 from gateway.openapi import api_document
 from gateway.operations import Operation
@@ -80,10 +82,12 @@ class Gateway(Litestar):
 
     Attributes:
         services: Its parts, for whoever runs it (`services.drain`, `services.metrics`).
+        hot_path: Its operations that are not left to the router.
         background: Whether it also does what any process may do for all of them (`gateway.background`).
     """
 
     services: Services
+    hot_path: HotPath
     background: bool = True
 
     async def __call__(
@@ -98,9 +102,7 @@ class Gateway(Litestar):
         else:
             await super().__call__(scope, receive, send)
 
-    async def _serve(  # noqa: C901  the order of things around a request is one story
-        self, scope: HTTPScope, receive: Receive, send: Send
-    ) -> None:
+    async def _serve(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         services = self.services
         facts = Facts.read(scope, str(uuid7()))
@@ -130,15 +132,15 @@ class Gateway(Litestar):
             elif services.drain.stopped:
                 raise Draining  # noqa: TRY301  refused like everything else
             else:
+                hot = self.hot_path.find(scope)
                 with services.admission.request():
-                    await super().__call__(scope, receive, answer)
-        except Refused as refusal:
-            await self._refuse(refusal, scope, answer)
-        except Exception as reason:
-            if not facts.status:
-                raise
-            # Half an answer is out. Returning now makes the server cut the connection; its log gets no traceback.
-            _log.warning("answer cut", error=type(reason).__name__, request_id=facts.request_id)
+                    await (hot or super().__call__)(scope, receive, answer)
+        except Exception as reason:  # noqa: BLE001  what nobody else answered
+            if facts.status:
+                # Half an answer is out. Returning now makes the server cut the connection; its log gets no traceback.
+                _log.warning("answer cut", error=type(reason).__name__, request_id=facts.request_id)
+            else:
+                await self._refuse(reason, scope, answer)
         finally:
             services.metrics.in_flight.dec()
             seconds = time.perf_counter() - started
@@ -167,8 +169,8 @@ class Gateway(Litestar):
             target = f"{target}/thread/{thread[:TARGET_CHARACTERS_MAX]}"  # as it travels; longer ones were refused
         self.services.store.audit.note(chain, actor, operation.name, target, facts.status)
 
-    async def _refuse(self, refusal: Refused, scope: HTTPScope, send: Send) -> None:
-        body, status, headers = _problem(refusal, scope, self.services)
+    async def _refuse(self, reason: Exception, scope: HTTPScope, send: Send) -> None:
+        body, status, headers = _problem(reason, scope, self.services)
         raw = [(name.encode(), text.encode("latin-1")) for name, text in headers.items()]
         raw.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": raw})
@@ -229,10 +231,7 @@ def _subject_scope(
     request: Request[Any, Any, Any],
     services: NamedDependency[Services],  # noqa: ARG001
 ) -> SubjectScope:
-    principal = _caller(request)
-    scope = auth.subject_scope(principal, auth.named_subject(request.scope))
-    Facts.of(request.scope).access = (scope.tenant_id, principal.actor, f"subject/{encode_id(scope.subject_id)}")
-    return scope
+    return auth.enter_subject(request.scope)
 
 
 def _listing_scope(
@@ -316,9 +315,10 @@ def create_app(
         clock=clock,
     )
     documentation = Documentation.render(api_document(settings.public_url))
+    authentication = AuthenticationMiddleware(authenticator, admission)
     app = Gateway(
         route_handlers=[Router("/v1", route_handlers=list(routes.V1)), *routes.PUBLIC],
-        middleware=[AuthenticationMiddleware(authenticator, admission)],
+        middleware=[authentication],
         dependencies={
             "exchange": Provide(_exchange, sync_to_thread=False),
             "principal": Provide(_principal, sync_to_thread=False),
@@ -337,6 +337,7 @@ def create_app(
         debug=False,
     )
     app.services = services
+    app.hot_path = HotPath(app.routes, authentication, services)
     app.background = background
     return app
 

@@ -22,7 +22,7 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Guard, Receive, Scope, Send
 
 from gateway import api_keys, limits
-from gateway.exchange import SUBJECT_HEADER, Facts, decode_id
+from gateway.exchange import SUBJECT_HEADER, Facts, decode_id, encode_id
 from gateway.problems import (
     InvalidRequest,
     PermissionDenied,
@@ -182,11 +182,19 @@ def requires(permission: Permission) -> Guard:
 
     # Not a plain function: Litestar would send every request through a thread for it.
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        principal: Principal = connection.scope["user"]
-        if permission not in principal.permissions:
-            raise PermissionDenied(f"this needs the permission {permission}")
+        check_permission(connection.scope["user"], permission)
 
     return guard
+
+
+def check_permission(principal: Principal, permission: Permission) -> None:
+    """Let only a principal with ``permission`` pass.
+
+    Raises:
+        PermissionDenied: it has not.
+    """
+    if permission not in principal.permissions:
+        raise PermissionDenied(f"this needs the permission {permission}")
 
 
 def lists_tenant(principal: Principal, named: str | None) -> bool:
@@ -199,8 +207,8 @@ def listing_requires(permission: Permission) -> Guard:
 
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         principal: Principal = connection.scope["user"]
-        if permission not in principal.permissions and not lists_tenant(principal, named_subject(connection.scope)):
-            raise PermissionDenied(f"this needs the permission {permission}")
+        if not lists_tenant(principal, named_subject(connection.scope)):
+            check_permission(principal, permission)
 
     return guard
 
@@ -253,6 +261,18 @@ def subject_scope(principal: Principal, named: str | None) -> SubjectScope:
     if named is None:
         raise SubjectRequired
     return SubjectScope(principal.tenant_id, _subject(named))
+
+
+def enter_subject(scope: Scope) -> SubjectScope:
+    """The subject whose state an authenticated request reaches, noted for the audit log.
+
+    Raises:
+        GatewayError: as `subject_scope`.
+    """
+    principal: Principal = scope["user"]
+    entered = subject_scope(principal, named_subject(scope))
+    Facts.of(scope).access = (entered.tenant_id, principal.actor, f"subject/{encode_id(entered.subject_id)}")
+    return entered
 
 
 def _subject(named: str) -> str:

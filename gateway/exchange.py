@@ -19,7 +19,7 @@ from uuid import UUID
 
 import msgspec
 from litestar import Response
-from litestar.types import Receive, Scope
+from litestar.types import Receive, Scope, Send
 from msgspec import Struct
 
 from gateway import limits
@@ -47,6 +47,8 @@ VERSION_HEADER = "Accept-State-Version"
 VERSION_SCHEMAS_MAX = 100  # what one agent could possibly know
 CLIENT_SHARE_CHARACTERS = 44  # so that a share has one spelling
 _FACTS = "stateroom"
+_GIVEN_HEADER = GIVEN_HEADER.lower().encode()
+_CONTENT_TYPES = {name: (b"content-type", media_type.encode()) for name, media_type in MEDIA_TYPES.items()}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 _STATE_VERSION = re.compile(r"(?:(?P<schema>[A-Za-z0-9._:-]{1,64})=)?(?P<number>[1-9][0-9]{0,8})\Z", re.ASCII)
@@ -449,17 +451,31 @@ class Exchange:
         self, content: Any, *, status: int = 200, etag: str | None = None, token: str | None = None
     ) -> Response[bytes]:
         """Answer with ``content`` in the negotiated format."""
-        headers = {"vary": "accept"}
+        headers = [(b"vary", b"accept"), _CONTENT_TYPES[self.format]]
         if etag:
-            headers["etag"] = f'"{encode_id(etag)}"'
+            headers.append((b"etag", f'"{encode_id(etag)}"'.encode()))
         if token:
-            headers[GIVEN_HEADER.lower()] = token
-        return Response(
-            encode_body(self.format, content),
-            status_code=status,
-            media_type=MEDIA_TYPES[self.format],
-            headers=headers,
-        )
+            headers.append((_GIVEN_HEADER, token.encode("latin-1")))
+        return Answer(status, headers, encode_body(self.format, content))
+
+
+class Answer(Response[bytes]):
+    """An answer that is complete: what the framework would put together again for each request is constant here."""
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self._status = status
+        self._headers = headers
+        self._body = body
+
+    def to_asgi_response(self, *_: Any, **__: Any) -> "Answer":  # type: ignore[override]
+        """What sends it: itself."""
+        return self
+
+    async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
+        """Send it."""
+        length = (b"content-length", str(len(self._body)).encode())
+        await send({"type": "http.response.start", "status": self._status, "headers": [*self._headers, length]})
+        await send({"type": "http.response.body", "body": self._body, "more_body": False})
 
 
 class _Nothing(Struct):

@@ -42,6 +42,9 @@ class Operation:
         raw_body: Whether the body is bytes of any media type, read as a stream.
         content: Whether it answers with an artifact's content, in whatever media type that has.
         extra_headers: Response headers worth naming beyond the common ones.
+        hot: Whether agents call it at every step, so that it is not left to the router (`gateway.hot_path`). It works
+            on a subject's state, and its handler takes nothing but what is in the path, the exchange, the services
+            and the scope.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Operation:
     raw_body: bool = False
     content: bool = False
     extra_headers: tuple[str, ...] = ()
+    hot: bool = False
 
 
 def _guard(operation: Operation) -> Guard:

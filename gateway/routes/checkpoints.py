@@ -83,22 +83,23 @@ class ChannelHistoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 # --- in -------------------------------------------------------------------------------------------
 
 
-def _check_name(name: str, where: str) -> str:
-    """A channel's name: `limits.NAME_BYTES_MAX` bytes."""
+def _check_name(name: str, *where: str | int) -> str:
+    """A channel's name: `limits.NAME_BYTES_MAX` bytes; ``where`` are the steps of its pointer."""
     size = len(name.encode())
     if size > limits.NAME_BYTES_MAX:
-        raise LimitExceeded("NAME_BYTES_MAX", limits.NAME_BYTES_MAX, size, where)
+        raise LimitExceeded("NAME_BYTES_MAX", limits.NAME_BYTES_MAX, size, pointer(*where))
     return name
 
 
-def _check_optional_name(name: str | None, where: str) -> str | None:
-    return None if name is None else _check_name(name, where)
+def _check_optional_name(name: str | None, *where: str) -> str | None:
+    return None if name is None else _check_name(name, *where)
 
 
-def _check_public(name: str, where: str) -> str:
+def _check_public(name: str, *where: str | int) -> str:
     if name.startswith(_PRIVATE):
-        raise InvalidState("names that begin with '~' belong to adapters; send them in channels", where)
-    return _check_name(name, where)
+        detail = "names that begin with '~' belong to adapters; send them in channels"
+        raise InvalidState(detail, pointer(*where))
+    return _check_name(name, *where)
 
 
 def _check_count(count: int, where: str) -> None:
@@ -141,7 +142,7 @@ def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model
         holes = request.state_holes
         return model.FullState(
             {
-                _check_public(channel, where): model.ChannelValue(
+                _check_public(channel, "state", channel): model.ChannelValue(
                     None, holed_in(name, raw, holes[channel], where) if channel in holes else value_in(name, raw, where)
                 )
                 for channel, raw in request.state.items()
@@ -152,7 +153,7 @@ def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model
         _check_count(len(request.channels), "/channels")
         return model.FullState(
             {
-                _check_name(channel, pointer("channels", channel)): _channel(sent, channel)
+                _check_name(channel, "channels", channel): _channel(sent, channel)
                 for channel, sent in request.channels.items()
             },
             root="/channels",
@@ -162,19 +163,19 @@ def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model
 
 
 def _channel(sent: wire.ChannelIn, channel: str) -> model.ChannelValue:
-    version = _check_version(sent.version, pointer("channels", channel, "version"))
+    version = _check_version(sent.version, channel, "version")
     value = None if sent.data is UNSET else Value(sent.encoding, sent.data, tuple(sent.holes))
     if sent.append_to is UNSET:
         return model.ChannelValue(version, value)
     where = pointer("channels", channel, "append_to")
     if value is None or value.encoding != "msgpack" or value.holes:
         raise InvalidState("elements to append are data in MessagePack, without placeholders", where)
-    return model.ChannelValue(version, value, _check_version(sent.append_to, where))
+    return model.ChannelValue(version, value, _check_version(sent.append_to, channel, "append_to"))
 
 
-def _check_version(version: wire.Version | None, where: str) -> wire.Version | None:
+def _check_version(version: wire.Version | None, channel: str, member: str) -> wire.Version | None:
     if isinstance(version, float) and not math.isfinite(version):
-        raise InvalidState("a version must be a number or text", where)
+        raise InvalidState("a version must be a number or text", pointer("channels", channel, member))
     return version
 
 
@@ -182,20 +183,17 @@ def _patch(changes: wire.Changes, name: Format) -> model.Patch:
     _check_count(len(changes.set) + len(changes.append) + len(changes.remove), "/changes")
     return model.Patch(
         set={
-            _check_public(channel, where): value_in(name, raw, where)
+            _check_public(channel, "changes", "set", channel): value_in(name, raw, pointer("changes", "set", channel))
             for channel, raw in changes.set.items()
-            for where in [pointer("changes", "set", channel)]
         },
         append={
-            _check_public(channel, pointer("changes", "append", channel)): [
+            _check_public(channel, "changes", "append", channel): [
                 element_in(name, raw, pointer("changes", "append", channel, index))
                 for index, raw in enumerate(elements)
             ]
             for channel, elements in changes.append.items()
         },
-        remove=[
-            _check_public(channel, pointer("changes", "remove", index)) for index, channel in enumerate(changes.remove)
-        ],
+        remove=[_check_public(channel, "changes", "remove", index) for index, channel in enumerate(changes.remove)],
     )
 
 
@@ -211,7 +209,7 @@ def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: F
     content = _content(request, name)
     _check_count(len(request.delta_channels), "/delta_channels")
     for index, channel in enumerate(request.delta_channels):
-        _check_name(channel, pointer("delta_channels", index))
+        _check_name(channel, "delta_channels", index)
     precondition = _precondition(exchange)
     if isinstance(content, model.Patch) and (precondition is None or precondition.head_id is None):
         raise PreconditionRequired("changes apply to a head: send If-Match with its ETag")
@@ -234,8 +232,8 @@ def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: F
         status=request.status,
         step=None if request.step is UNSET else request.step,
         source=request.source,
-        agent=_check_optional_name(request.agent, "/agent"),
-        run_id=_check_optional_name(request.run_id, "/run_id"),
+        agent=_check_optional_name(request.agent, "agent"),
+        run_id=_check_optional_name(request.run_id, "run_id"),
         model=None if request.model is None else _model(request.model),
         usage=None if request.usage is None else msgspec.to_builtins(request.usage),
         metadata=_check_metadata(request.metadata),
@@ -247,8 +245,8 @@ def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: F
 
 
 def _model(sent: wire.Model) -> dict[str, Any]:
-    _check_name(sent.name, "/model/name")
-    _check_optional_name(sent.hash, "/model/hash")
+    _check_name(sent.name, "model", "name")
+    _check_optional_name(sent.hash, "model", "hash")
     for member in ("temperature", "top_p"):
         number = getattr(sent, member)
         if number is not None and not math.isfinite(number):
@@ -274,7 +272,7 @@ def _moment(moment: datetime | None, parameter: str) -> datetime | None:
 
 def _new_write(sent: wire.WriteIn, index: int, name: Format) -> model.NewWrite:
     where = pointer("writes", index)
-    _check_name(sent.channel, f"{where}/channel")
+    _check_name(sent.channel, "writes", index, "channel")
     if (sent.value is UNSET) == (sent.data is UNSET) or (sent.value is not UNSET and sent.encoding is not UNSET):
         raise InvalidState("send either value, or encoding and data", where)
     if sent.value is not UNSET:
@@ -379,6 +377,7 @@ _SAVE_PROBLEMS = (
         token=True,
         problems=_SAVE_PROBLEMS,
         subject=True,
+        hot=True,
     )
 )
 async def save_checkpoint(
@@ -429,15 +428,15 @@ def _compaction(
     return model.Compaction(
         thread_id=thread_id,
         namespace=_check_namespace(request.namespace, pointer="/namespace"),
-        channel=_check_public(request.channel, "/channel"),
+        channel=_check_public(request.channel, "channel"),
         keep_last=request.keep_last,
         summary=summary,
         checkpoint_id=None if request.id is UNSET else request.id,
         head_id=exchange.if_match(),
         known_token=exchange.known_token(),
         status=request.status,
-        agent=_check_optional_name(request.agent, "/agent"),
-        run_id=_check_optional_name(request.run_id, "/run_id"),
+        agent=_check_optional_name(request.agent, "agent"),
+        run_id=_check_optional_name(request.run_id, "run_id"),
         metadata=None if request.metadata is None else _check_metadata(request.metadata),
         state_schema=request.state_schema,
         state_version=request.state_version,
@@ -502,6 +501,7 @@ async def compact_thread(
             *_ARCHIVED,
         ),
         subject=True,
+        hot=True,
     )
 )
 async def load_checkpoint(
@@ -769,6 +769,7 @@ _WRITES_PATH = "/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/writes/
             "key-destroyed",
         ),
         subject=True,
+        hot=True,
     )
 )
 async def put_writes(

@@ -7,6 +7,7 @@ import msgspec
 from litestar import Response
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
+from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Meta
 
@@ -154,105 +155,67 @@ async def get_state_schema(
     )
 
 
-async def _begin(
-    exchange: Exchange,
-    services: Services,
-    principal: Principal,
-    scope: TenantScope,
-    kind: migrating.Kind,
-    schema: str,
-) -> Response[bytes]:
-    exchange.no_query()
-    name = _schema(schema)
-    request, _, _ = await exchange.body(wire.StateMigrationRequest)
-    job_id = await services.commits.run(
-        services.store.migrating.begin(
-            scope,
-            kind,
-            name,
-            principal.actor,
-            target_version=request.target_version,
-            heads_per_second=request.threads_per_second,
-            idle_seconds=request.idle_seconds,
+def _job(name: str, word: str, kind: migrating.Kind, summary: str) -> HTTPRouteHandler:
+    """The operation that begins one kind of job over a schema's state."""
+
+    @route(
+        Operation(
+            name=name,
+            method=HttpMethod.POST,
+            path=f"/state-schemas/{{schema:str}}/{word}",
+            summary=summary,
+            permission="tenant:admin",
+            body=wire.StateMigrationRequest,
+            returns=wire.JobStarted,
+            statuses=(202,),
+            problems=("state-schema-not-found", "state-too-new", "commit-unknown"),
         )
     )
-    return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+    async def begin(
+        exchange: NamedDependency[Exchange],
+        services: NamedDependency[Services],
+        principal: NamedDependency[Principal],
+        tenant_scope: NamedDependency[TenantScope],
+        schema: FromPath[str],
+    ) -> Response[bytes]:
+        exchange.no_query()
+        schema_name = _schema(schema)
+        request, _, _ = await exchange.body(wire.StateMigrationRequest)
+        job_id = await services.commits.run(
+            services.store.migrating.begin(
+                tenant_scope,
+                kind,
+                schema_name,
+                principal.actor,
+                target_version=request.target_version,
+                heads_per_second=request.threads_per_second,
+                idle_seconds=request.idle_seconds,
+            )
+        )
+        return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+
+    return begin
 
 
-_PROBLEMS = ("state-schema-not-found", "state-too-new", "commit-unknown")
-
-
-@route(
-    Operation(
-        name="plan_state_migration",
-        method=HttpMethod.POST,
-        path="/state-schemas/{schema:str}/plan",
-        summary="Try on real heads what bringing them to a version would do, and change nothing; a job does it.",
-        permission="tenant:admin",
-        body=wire.StateMigrationRequest,
-        returns=wire.JobStarted,
-        statuses=(202,),
-        problems=_PROBLEMS,
-    )
+plan_state_migration = _job(
+    "plan_state_migration",
+    "plan",
+    migrating.STATE_PLAN_KIND,
+    "Try on real heads what bringing them to a version would do, and change nothing; a job does it.",
 )
-async def plan_state_migration(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-    schema: FromPath[str],
-) -> Response[bytes]:
-    """Plan."""
-    return await _begin(exchange, services, principal, tenant_scope, migrating.STATE_PLAN_KIND, schema)
-
-
-@route(
-    Operation(
-        name="migrate_state",
-        method=HttpMethod.POST,
-        path="/state-schemas/{schema:str}/migrate",
-        summary="Bring heads to a version, each by a new checkpoint unless it moves meanwhile; a job does it. While it "
-        "goes on, repeating this gives the same job.",
-        permission="tenant:admin",
-        body=wire.StateMigrationRequest,
-        returns=wire.JobStarted,
-        statuses=(202,),
-        problems=_PROBLEMS,
-    )
+migrate_state = _job(
+    "migrate_state",
+    "migrate",
+    migrating.STATE_MIGRATE_KIND,
+    "Bring heads to a version, each by a new checkpoint unless it moves meanwhile; a job does it. While it goes on, "
+    "repeating this gives the same job.",
 )
-async def migrate_state(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-    schema: FromPath[str],
-) -> Response[bytes]:
-    """Migrate."""
-    return await _begin(exchange, services, principal, tenant_scope, migrating.STATE_MIGRATE_KIND, schema)
-
-
-@route(
-    Operation(
-        name="roll_back_state",
-        method=HttpMethod.POST,
-        path="/state-schemas/{schema:str}/rollback",
-        summary="Save again what migrated heads were made of, where it is not pruned; a job does it.",
-        permission="tenant:admin",
-        body=wire.StateMigrationRequest,
-        returns=wire.JobStarted,
-        statuses=(202,),
-        problems=_PROBLEMS,
-    )
+roll_back_state = _job(
+    "roll_back_state",
+    "rollback",
+    migrating.STATE_ROLLBACK_KIND,
+    "Save again what migrated heads were made of, where it is not pruned; a job does it.",
 )
-async def roll_back_state(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-    schema: FromPath[str],
-) -> Response[bytes]:
-    """Roll back."""
-    return await _begin(exchange, services, principal, tenant_scope, migrating.STATE_ROLLBACK_KIND, schema)
 
 
 @route(

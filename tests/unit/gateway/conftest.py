@@ -15,8 +15,8 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
-@pytest.fixture
-async def app(store: MemoryStore) -> AsyncIterator[Gateway]:
+@contextlib.asynccontextmanager
+async def living(store: MemoryStore) -> AsyncIterator[Gateway]:
     made = create_app(settings(), store=store, clock=store.clock)
     started, ended = asyncio.Event(), asyncio.Event()
 
@@ -32,11 +32,16 @@ async def app(store: MemoryStore) -> AsyncIterator[Gateway]:
     await life
 
 
+@pytest.fixture
+async def app(store: MemoryStore) -> AsyncIterator[Gateway]:
+    async with living(store) as made:
+        yield made
+
+
 Caller = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
-@pytest.fixture
-def call(app: Gateway, store: MemoryStore) -> Caller:
+def caller(app: Gateway, store: MemoryStore) -> Caller:
     @contextlib.asynccontextmanager
     async def as_caller(kind: str | None = "subject", **more) -> AsyncIterator[httpx.AsyncClient]:
         headers = {} if kind is None else {"Authorization": f"Bearer {store.mint(kind, **more)}"}
@@ -45,3 +50,16 @@ def call(app: Gateway, store: MemoryStore) -> Caller:
             yield client
 
     return as_caller
+
+
+@pytest.fixture
+def call(app: Gateway, store: MemoryStore) -> Caller:
+    return caller(app, store)
+
+
+@pytest.fixture(scope="module")
+async def call_one_app() -> AsyncIterator[Caller]:
+    """As `call`, of one application for a whole module: for requests that leave nothing behind."""
+    store = MemoryStore()
+    async with living(store) as made:
+        yield caller(made, store)

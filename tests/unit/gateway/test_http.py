@@ -67,8 +67,8 @@ def test_any_id_travels_and_has_one_spelling(text):
         ("POST", SAVE, {"json": {"state": {}}, "headers": {"Idempotency-Key": "a b"}}, 422, "invalid-request"),
     ],
 )  # fmt: skip
-async def test_what_is_refused_is_a_problem(call, method, path, options, status, code):
-    async with call() as client:
+async def test_what_is_refused_is_a_problem(call_one_app, method, path, options, status, code):
+    async with call_one_app() as client:
         answer = await client.request(method, path, **options)
     problem = answer.json()
     assert (answer.status_code, problem["code"], problem["status"]) == (status, code, status)

@@ -47,7 +47,7 @@ async def test_writes_to_a_thread_run_a_few_at_a_time_in_order():
     await asyncio.gather(*(write(number) for number in range(20)))
     assert most == limits.THREAD_WRITES_ACTIVE_MAX
     assert order == list(range(20))
-    assert admission._threads == {}
+    assert len(admission._threads) == 0
 
 
 async def test_the_queue_of_a_thread_is_bounded_and_cancellation_leaks_no_turn():
@@ -68,7 +68,7 @@ async def test_the_queue_of_a_thread_is_bounded_and_cancellation_leaks_no_turn()
         task.cancel()
     release.set()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert admission._threads == {}
+    assert len(admission._threads) == 0
     async with admission.thread(ADDRESS):
         pass
 
@@ -92,7 +92,27 @@ async def test_a_turn_that_comes_while_its_waiter_is_cancelled_goes_to_the_next(
     assert done == ["second"]
     for holder in holders[1:]:
         await holder.__aexit__(None, None, None)
-    assert admission._threads == {}
+    assert len(admission._threads) == 0
+
+
+async def test_a_waiter_that_was_cancelled_before_a_turn_came_free_ends_as_cancelled_and_leaks_no_turn():
+    admission = Admission(100)
+    holders = [admission.thread(ADDRESS) for _ in range(limits.THREAD_WRITES_ACTIVE_MAX)]
+    for holder in holders:
+        await holder.__aenter__()
+
+    async def write() -> None:
+        async with admission.thread(ADDRESS):
+            raise AssertionError("it was cancelled")
+
+    waiter = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    for holder in holders:  # who leaves skips it, before it hears of its end
+        await holder.__aexit__(None, None, None)
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert len(admission._threads) == 0
 
 
 async def test_a_write_outlives_its_caller_and_finish_waits_for_it():
