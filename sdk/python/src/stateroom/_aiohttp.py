@@ -1,31 +1,19 @@
 """HTTP by aiohttp: what the asynchronous client sends with.
 
 It takes a fifth of the processor time of httpx2 for a request of a few kilobytes, and an agent waits for every save.
-It owns the reading of aiohttp's failures. Connections belong to the event loop they were made on. Content that is
-read as a stream is left to ``_httpx``: aiohttp drops what it had buffered when a connection breaks.
+It owns the reading of aiohttp's failures. Connections belong to the event loop they were made on. Two things are left
+to ``_httpx``: proxies, because aiohttp reads the environment anew for each request, in a thread, which costs more than
+the request; and content that is read as a stream, because it drops what it had buffered when a connection breaks.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 
 from stateroom._transport import CONNECTIONS_MAX, KEEPALIVE_SECONDS, SLICED_BYTES_MIN, NoAnswer, Reply, slices
 
 _NEVER_RECEIVED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Tell a failure without its cause, which holds the request with its credential."""
-    try:
-        yield
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        kind, received = type(error), not isinstance(error, _NEVER_RECEIVED)
-    else:
-        return
-    raise NoAnswer(kind, received=received)
 
 
 def _lower(response: aiohttp.ClientResponse) -> dict[str, str]:
@@ -44,7 +32,6 @@ class AiohttpTransport:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEPALIVE_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=True,
             )
         return self._session
 
@@ -52,11 +39,14 @@ class AiohttpTransport:
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
     ) -> Reply:
         """Send a request and read its answer. Raises ``NoAnswer``."""
-        if body is not None and len(body) >= SLICED_BYTES_MIN:
-            return await self._send_slices(method, url, headers, body, waits)
-        with _told():
+        try:
+            if body is not None and len(body) >= SLICED_BYTES_MIN:
+                return await self._send_slices(method, url, headers, body, waits)
             async with self._request(method, url, headers, body, waits) as response:
                 return Reply(response.status, _lower(response), await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            kind, received = type(error), not isinstance(error, _NEVER_RECEIVED)
+        raise NoAnswer(kind, received=received)  # not from its cause, which holds the request with its credential
 
     async def _send_slices(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, waits: tuple[float, float]
@@ -64,18 +54,17 @@ class AiohttpTransport:
         """A large body, slice by slice: aiohttp has no time limit for sending, so each slice has one here."""
         patience = sum(waits)
         loop = asyncio.get_running_loop()
-        with _told():
-            async with asyncio.timeout(patience) as limit:
+        async with asyncio.timeout(patience) as limit:
 
-                async def content() -> AsyncIterator[bytes]:
-                    for piece in slices(body):
-                        limit.reschedule(loop.time() + patience)
-                        yield piece
+            async def content() -> AsyncIterator[bytes]:
+                for piece in slices(body):
                     limit.reschedule(loop.time() + patience)
+                    yield piece
+                limit.reschedule(loop.time() + patience)
 
-                headers = {**headers, "Content-Length": str(len(body))}
-                async with self._request(method, url, headers, content(), waits) as response:
-                    return Reply(response.status, _lower(response), await response.read())
+            headers = {**headers, "Content-Length": str(len(body))}
+            async with self._request(method, url, headers, content(), waits) as response:
+                return Reply(response.status, _lower(response), await response.read())
 
     def _request(
         self,

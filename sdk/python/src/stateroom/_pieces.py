@@ -227,10 +227,10 @@ def sending(
         values: Of the body that ``send`` sends; changed in place.
         send: Makes the request.
     """
-    place = _place(pinned, thread_id)
     outgoing = [each for each in map(_outgoing, values) if each is not None]
     if not outgoing:
         return (yield from send())
+    place = _place(pinned, thread_id)
     leaves: dict[bytes, memoryview] = {}
     for each in outgoing:
         view = memoryview(each.data)
@@ -263,7 +263,7 @@ def _name(place: bytes, leaf: bytes | memoryview) -> bytes:
 
 def _outgoing(value: ChannelIn | WriteIn) -> _Outgoing | None:
     data = value.data
-    if value.encoding != "msgpack" or not isinstance(data, bytes):
+    if value.encoding != "msgpack" or not isinstance(data, bytes) or len(data) < LEAF_BYTES_MIN:
         return None
     leaves = [(start, end) for start, end in large_leaves(data) if data.find(_MAY_POINT, start, end) < 0]
     return _Outgoing(value, data, leaves) if leaves else None

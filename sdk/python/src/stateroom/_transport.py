@@ -1,11 +1,13 @@
 """What both clients ask of an HTTP library, and what is the same with each.
 
 This module owns the seam: how a request is handed over, what comes back, and how "no answer" is told without quoting
-what was sent or received. ``_aiohttp`` and ``_httpx`` are behind it. It sends nothing.
+what was sent or received. ``_aiohttp``, ``_http_client`` and ``_httpx`` are behind it. It sends nothing.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 CONNECTIONS_MAX = 100
 KEEPALIVE_SECONDS = 30.0
@@ -45,6 +47,16 @@ class AsyncTransport(Protocol):
 
     async def aclose(self) -> None:
         """Close the connections."""
+
+
+def proxied(url: str) -> bool:
+    """Whether requests go through a proxy (``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY``, ``NO_PROXY``).
+
+    It is asked once for each client, as httpx2 does, which then sends everything: it knows every kind of proxy.
+    """
+    parts = urlsplit(url)
+    proxies = getproxies()
+    return bool(proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.netloc)
 
 
 def slices(body: bytes) -> Iterator[bytes]:

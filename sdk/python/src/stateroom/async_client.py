@@ -22,7 +22,7 @@ from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Tim
 from stateroom._httpx import AsyncHttpxTransport
 from stateroom._pieces import PieceCache
 from stateroom._thread import ThreadSteps
-from stateroom._transport import AsyncTransport, NoAnswer
+from stateroom._transport import AsyncTransport, NoAnswer, proxied
 from stateroom.async_artifacts import AsyncArtifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -114,7 +114,8 @@ class AsyncClient:
         self._me: WhoAmI | None = None
         self.pieces = PieceCache()
         self._streams = AsyncHttpxTransport(transport)
-        self._http: AsyncTransport = AiohttpTransport() if transport is None else self._streams
+        is_direct = transport is None and not proxied(self._endpoint.url)
+        self._http: AsyncTransport = AiohttpTransport() if is_direct else self._streams
 
     @classmethod
     def from_env(

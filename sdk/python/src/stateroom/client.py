@@ -16,10 +16,11 @@ import httpx2
 from stateroom import _calls
 from stateroom._artifacts import Reception
 from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
+from stateroom._http_client import HttpClientTransport
 from stateroom._httpx import HttpxTransport
 from stateroom._pieces import PieceCache
 from stateroom._thread import ThreadSteps
-from stateroom._transport import NoAnswer
+from stateroom._transport import NoAnswer, proxied
 from stateroom.artifacts import Artifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -110,7 +111,10 @@ class Client:
         self._token_store = token_store
         self._me: WhoAmI | None = None
         self.pieces = PieceCache()
-        self._http = HttpxTransport(transport)
+        tls = httpx2.create_ssl_context()  # takes 30 ms, so one for both
+        self._streams = HttpxTransport(transport, tls)
+        is_direct = transport is None and not proxied(self._endpoint.url)
+        self._http = HttpClientTransport(self._endpoint.url, tls) if is_direct else self._streams
 
     @classmethod
     def from_env(
@@ -165,6 +169,7 @@ class Client:
     def close(self) -> None:
         """Close the connections. The client cannot be used afterwards."""
         self._http.close()
+        self._streams.close()
 
     def pin(self) -> Pinned:
         """Decide the subject now, for several calls of ``drive``.
@@ -264,7 +269,7 @@ class Client:
             target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
             reason, received = "the content ended early", True
             try:
-                with self._http.stream(call.method, target, headers, attempts.begin()) as response:
+                with self._streams.stream(call.method, target, headers, attempts.begin()) as response:
                     status, lowered = response.status, response.headers
                     if reception.begins(status, lowered):
                         for piece in response.pieces():

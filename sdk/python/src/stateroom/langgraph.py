@@ -890,8 +890,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             bare[part] = {
                 name: value
                 for name, value in (cast(dict[str, Any], config).get(part) or {}).items()
-                if not (name in self._metadata_exclude or _CREDENTIAL_NAME.search(name))
-                and name not in EXCLUDED_METADATA_KEYS
+                if name not in EXCLUDED_METADATA_KEYS
+                and not (name in self._metadata_exclude or _CREDENTIAL_NAME.search(name))
             }
         merged = get_serializable_checkpoint_metadata(cast(RunnableConfig, bare), metadata)
         return cast(dict[str, Any], _plain(merged))
@@ -1070,7 +1070,7 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else _NOTHING
     if isinstance(value, int):
         return value if _INTEGER_MIN <= value <= _INTEGER_MAX else _NOTHING
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # a dict is told at once, another mapping is not
         pairs = ((name, _plain(inner)) for name, inner in value.items() if isinstance(name, str))
         return {name: inner for name, inner in pairs if inner is not _NOTHING}
     if isinstance(value, (list, tuple)):
