@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from benchmarks.archiving import ArchivingBench
     from benchmarks.artifacts import ArtifactBench
     from benchmarks.audit import Desk
+    from benchmarks.neighbour import NeighbourBench
     from benchmarks.pruning import PruningBench
     from benchmarks.scale import Tables
 
@@ -132,6 +133,7 @@ class Bench:
         self.archiving: ArchivingBench | None = None
         self.desks: dict[str, Desk] = {}
         self.gateways: list[str] = []
+        self.neighbour: NeighbourBench | None = None
         self.tables: Tables | None = None
 
 

@@ -56,6 +56,7 @@ class Engines:
     Attributes:
         url: Where the gateway answers.
         api_key: A service key of its tenant.
+        operator_key: Makes tenants.
         folder: Where the data is.
         gateways: All gateway processes, the first one with the embedded engines.
     """
@@ -63,6 +64,7 @@ class Engines:
     def __init__(self, data_dir: Path, environ: dict[str, str], gateway: psutil.Process) -> None:
         self.url = environ["STATEROOM_URL"]
         self.api_key = environ["STATEROOM_API_KEY"]
+        self.operator_key = environ["STATEROOM_OPERATOR_KEY"]
         self.folder = data_dir
         # postmaster.pid, by line: process id, folder, start time, port.
         lines = (data_dir / "postgres" / "postmaster.pid").read_text().splitlines()

@@ -6,7 +6,7 @@ The slices of most are in modules of their own; here are those that only pass a 
 import statistics
 from functools import partial
 
-from benchmarks import archiving, artifacts, chats, loads, pruning, saves, scale, screenshots, sealing
+from benchmarks import archiving, artifacts, chats, loads, neighbour, pruning, saves, scale, screenshots, sealing
 from benchmarks.audit import AUDITED, UNRECORDED
 from benchmarks.bench import P50, RATE, SPEED, Bench, Effort, Group, side_by_side
 from benchmarks.contenders import (
@@ -78,6 +78,11 @@ async def _prune(bench: Bench, contender: str, _prose: Prose) -> dict[str, float
     return await bench.pruning.slice(contender)
 
 
+async def _save_beside_a_neighbour(bench: Bench, contender: str, prose: Prose) -> dict[str, float]:
+    assert bench.neighbour is not None
+    return await bench.neighbour.slice(contender, prose)
+
+
 async def _move_threads(bench: Bench, contender: str, _prose: Prose) -> dict[str, float]:
     assert bench.archiving is not None
     return await bench.archiving.move_slice(contender)
@@ -130,6 +135,15 @@ def groups(effort: Effort) -> tuple[Group, ...]:
             tuple(saves.WORKERS),
             False,
             saves.over_gateways,
+        ),
+        Group(
+            "neighbour",
+            "Save 10 KB, one writer, beside another tenant that sends as much as it may",
+            "quiet",
+            neighbour.ALONE,
+            (neighbour.ALONE, neighbour.BESIDE, neighbour.ELSEWHERE),
+            False,
+            _save_beside_a_neighbour,
         ),
         Group("writes", "Pending writes of a task, 1 KB", "worker", LANGGRAPH, all_savers, False, saves.pending_writes),
         Group(

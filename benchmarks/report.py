@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import archiving, pruning
+from benchmarks import archiving, neighbour, pruning
 from benchmarks.artifacts import BOTO3, DOWN, FILE_CPU, FILES, SEALED_OBSTORE, UP
 from benchmarks.artifacts import SEALED as FILE
 from benchmarks.audit import BATCHED, ROW_EACH, UNRECORDED
@@ -91,6 +91,18 @@ HYPOTHESES = (
     Hypothesis("load 4 MB: time", ("load-4mb", STATEROOM, P50), ("load-4mb", LANGGRAPH, P50), 1.0),
     Hypothesis("read a whole history: time", ("history", STATEROOM, P50), ("history", LANGGRAPH, P50), 1.0),
     Hypothesis("pending writes: time", ("writes", STATEROOM, P50), ("writes", LANGGRAPH, P50), 1.0),
+    Hypothesis(
+        "save 10 KB beside a tenant at its cap against alone: p99",
+        ("neighbour", neighbour.BESIDE, neighbour.P99),
+        ("neighbour", neighbour.ALONE, neighbour.P99),
+        1.5,
+    ),
+    Hypothesis(
+        "save 10 KB beside a tenant at another gateway against alone: p99",
+        ("neighbour", neighbour.ELSEWHERE, neighbour.P99),
+        ("neighbour", neighbour.ALONE, neighbour.P99),
+        1.5,
+    ),
     Hypothesis(
         "save 4 KB, 16 writers: gateway CPU against a raw insert's client CPU",
         ("small-16", SOCKET, GATEWAY_CPU),

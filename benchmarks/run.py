@@ -30,6 +30,7 @@ from benchmarks.audit import audited
 from benchmarks.bench import FULL, QUICK, Bench, Effort, Group
 from benchmarks.contenders import DELTA, connected
 from benchmarks.engines import Engines, running
+from benchmarks.neighbour import neighbour_bench
 from benchmarks.pruning import pruning_bench
 from benchmarks.workload import Prose
 from stateroom import acting_for
@@ -112,6 +113,12 @@ async def _gateways(bench: Bench) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def _neighbour(bench: Bench) -> AsyncIterator[None]:
+    async with neighbour_bench(bench.engines, 3 * bench.effort.saves) as bench.neighbour:
+        yield
+
+
+@asynccontextmanager
 async def _tables(bench: Bench) -> AsyncIterator[None]:
     async with scale.filled(bench.engines, bench.effort.table_rows) as bench.tables:
         yield
@@ -125,6 +132,7 @@ _NEEDS = {
     "audit": _audited,
     "audit-save": _audited,
     "gateways": _gateways,
+    "neighbour": _neighbour,
     "large-tables": _tables,
 }
 
