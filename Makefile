@@ -13,6 +13,8 @@ endif
 RUN := $(UV) run --frozen
 DATA_DIR ?= .stateroom
 PYTEST_ARGS ?=
+# What one of the many processes of a run compiled, the others read, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## Show this list

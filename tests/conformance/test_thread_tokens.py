@@ -1,9 +1,7 @@
 """Clients that keep tokens notice what a restored or rewritten database hides from everybody else."""
 
 import asyncio
-import shutil
-import tempfile
-from pathlib import Path
+from dataclasses import replace
 
 import asyncpg
 import pytest
@@ -13,7 +11,7 @@ from gateway.cli.main import run
 from stateroom import AsyncClient, Client, FileTokenStore, MemoryTokenStore, RollbackDetected
 from stateroom.errors import IntegrityFailure, InvalidRequest
 from stateroom.langgraph import StateroomSaver
-from tests.support.gateway import GatewayProcess
+from tests.support.production import serving
 
 TABLES = ("threads", "heads", "checkpoints", "chunks", "pending_writes", "removed_threads")
 
@@ -183,29 +181,30 @@ async def test_the_command_line_verifies_and_reports_damage(gateway_env, subject
     assert subject in capsys.readouterr().out
 
 
-async def test_a_database_restored_to_before_an_anchor_is_reported_by_verification(subject):
-    folder = Path(tempfile.mkdtemp(prefix="stateroom-anchors-"))
-    gateway = GatewayProcess(folder / "data")
+async def test_a_database_restored_to_before_an_anchor_is_reported_by_verification(
+    deployment, durable_postgres, launcher, s3_server, subject
+):
+    anchoring = replace(deployment, environ=deployment.environ | {"STATEROOM_S3_URL": s3_server.url()})
+    connection = await asyncpg.connect(durable_postgres.superuser_url(deployment.database).replace("+asyncpg", "", 1))
     try:
-        await asyncio.to_thread(gateway.start)
-        async with AsyncClient(gateway.url, gateway.api_key, subject=subject) as client:
+        async with (
+            serving(launcher, anchoring) as gateway,
+            AsyncClient(gateway.url, deployment.api_key, subject=subject) as client,
+        ):
             await client.thread("t").save({"n": 1})
-            connection = await asyncpg.connect(gateway.database_dsn)
             copied = await copy_rows(connection, subject)
-            await connection.close()
             await client.thread("t").save({"n": 2})
-        await asyncio.to_thread(gateway.stop)  # which anchors what changed in its last minute
-        await asyncio.to_thread(gateway.start)
-        async with AsyncClient(gateway.url, gateway.api_key, subject=subject) as client:
+        # Its end anchored what had changed in its last minute.
+        async with (
+            serving(launcher, anchoring) as gateway,
+            AsyncClient(gateway.url, deployment.api_key, subject=subject) as client,
+        ):
             before = (await client.request("POST", "/verify", body={})).decode()
-            connection = await asyncpg.connect(gateway.database_dsn)
             await put_back(connection, subject, copied)
-            await connection.close()
             after = (await client.request("POST", "/verify", body={"thread_id": "t"})).decode()
-        assert before["findings"] == []
-        assert [(each["code"], each["detail"]) for each in after["findings"]] == [
-            ("older-than-anchor", "at change 1, but 2 is anchored")
-        ]
     finally:
-        await asyncio.to_thread(gateway.stop)
-        shutil.rmtree(folder, ignore_errors=True)
+        await connection.close()
+    assert before["findings"] == []
+    assert [(each["code"], each["detail"]) for each in after["findings"]] == [
+        ("older-than-anchor", "at change 1, but 2 is anchored")
+    ]

@@ -19,9 +19,9 @@ from uuid_utils import uuid6
 
 from gateway.cli.embedded import EmbeddedPostgres
 from tests.support.interruption import Interruption
-from tests.support.production import Deployment, Launcher, ProductionGateway, deploy, serving
+from tests.support.production import Deployment, Launcher, ProductionGateway, deploy, migrated, serving
 
-KILLS, SOAK_KILLS = 60, 201  # between three gateways
+KILLS, SOAK_KILLS = 24, 201  # between three gateways
 GATEWAYS = 3
 WRITERS = 6
 SEED = 20_261_121
@@ -259,7 +259,7 @@ def kill_and_restart(postgres: EmbeddedPostgres) -> None:
 async def test_no_acknowledged_save_is_lost_when_postgresql_is_killed(
     own_postgres: EmbeddedPostgres, production_dir: Path, launcher: Launcher
 ) -> None:
-    deployment = await deploy(own_postgres, production_dir)
+    deployment = await deploy(own_postgres, production_dir, await migrated(own_postgres))
     fleet, all_writers = Fleet(), writers()
     rng = seeded()
     async with (

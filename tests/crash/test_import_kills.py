@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -12,32 +10,35 @@ import httpx2
 import pytest
 
 import stateroom
-from tests.support.gateway import GatewayProcess
+from tests.support.gateway import GatewayProcess, new_tenant
 
 THREADS = 30
 
 
 @pytest.fixture
-def gateways():
+def there():
+    """The gateway that is killed."""
     folder = Path(tempfile.mkdtemp(prefix="stateroom-import-"))
     try:
-        with GatewayProcess(folder / "a") as one, GatewayProcess(folder / "b") as other:
-            yield one, other
+        with GatewayProcess(folder / "data") as gateway:
+            yield gateway
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(gateway, *arguments):
-    command = Path(sys.executable).with_name("stateroom")
-    env = {name: value for name, value in os.environ.items() if not name.startswith("STATEROOM_")}
-    env |= {
-        "STATEROOM_URL": gateway.url,
-        "STATEROOM_API_KEY": gateway.api_key,
-        "STATEROOM_OPERATOR_KEY": gateway.operator_key,
-    }
-    done = subprocess.run([command, *arguments], env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def run(launcher):
+    def execute(gateway, *arguments):
+        environ = {
+            "STATEROOM_URL": gateway.url,
+            "STATEROOM_API_KEY": gateway.api_key,
+            "STATEROOM_OPERATOR_KEY": gateway.operator_key,
+        }
+        done = launcher.run(environ, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return execute
 
 
 def killed_after(gateway, file, share):
@@ -64,8 +65,8 @@ def threads_of(gateway):
         return {each.thread_id: client.thread(each.thread_id).load().state for each in client.threads()}
 
 
-def test_an_import_that_is_killed_again_and_again_ends_whole(gateways, tmp_path):
-    here, there = gateways
+def test_an_import_that_is_killed_again_and_again_ends_whole(running_gateway, there, run, tmp_path):
+    here = new_tenant(running_gateway)
     with stateroom.Client(here.url, here.api_key, subject="user") as client:
         for n in range(THREADS):
             client.thread(f"t{n:02}").save(

@@ -212,9 +212,14 @@ def plain(sql, rows):
     return sorted(found) if sql in UNORDERED else found
 
 
-def without_order(load):
-    """The row of a load; its pieces have no order."""
-    columns = dict(load.items())
+def members_of(load):
+    names = ("m_namespace", "m_checkpoint_id", "m_task_id", "m_idx", "m_member")
+    return sorted(zip(*(load[name] or () for name in names), strict=True))
+
+
+def without_order(load, names=None):
+    """The row of a load, or only its columns of these names; its pieces have no order."""
+    columns = {name: value for name, value in load.items() if names is None or name in {*names}}
     pieces = [columns.pop(name) for name in ("p_piece_id", "p_children", "p_named_ids", "p_envelope")]
     named = None if pieces[0] is None else sorted(zip(*pieces, strict=True), key=lambda piece: piece[0])
     return columns, named
@@ -250,6 +255,15 @@ def test_rows_in_memory_are_found_as_in_the_database(world, data, thread, other)
             if thread[CHECKPOINTS]:
                 assert plain("", await view.fetch(*standing)) == plain("", await transaction.fetch(*standing))
             hot = [await transaction.fetchrow(checkpoints_sql.LOAD, *place, *each) for each in loads]
+            members = [tuple(row) for row in await transaction.fetch(completeness_sql.MEMBERS, *place)]
+        for each, expected in zip(loads, hot, strict=True):
+            found = await world.store.unit_of_work.ask(checkpoints_sql.LOAD_AT_ONCE, scope, "t1", *each)
+            assert (found is None) == (expected is None)
+            if found is not None:
+                assert without_order(found, expected.keys()) == without_order(expected), each
+                _, _, with_state, _ = each
+                is_other = expected["checkpoint_id"] not in {None, expected["at_head_id"]}
+                assert members_of(found) == (sorted(members) if with_state and is_other else [])
         await world.remove_rows(scope, "t1")
         async with world.store.unit_of_work.snapshot(scope) as transaction:
             view = ArchivedTransaction(transaction, scope, archived)

@@ -40,8 +40,13 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def shared_client(running_gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    with Tenancy(running_gateway).client(running_gateway.api_key) as client:
+def tenancy(running_gateway: GatewayProcess) -> Tenancy:
+    return Tenancy(running_gateway)
+
+
+@pytest.fixture(scope="module")
+def shared_client(tenancy: Tenancy) -> Iterator[httpx.Client]:
+    with tenancy.client(tenancy.gateway.api_key) as client:
         yield client
 
 
@@ -51,9 +56,9 @@ def opening_key(running_gateway: GatewayProcess) -> str:
 
 
 @pytest.fixture
-def site(running_gateway: GatewayProcess, shared_client: httpx.Client) -> Site:
+def site(tenancy: Tenancy, shared_client: httpx.Client) -> Site:
     shared_client.headers["Stateroom-Subject"] = f"user-{uuid4()}"
-    return Site(Tenancy(running_gateway), shared_client)
+    return Site(tenancy, shared_client)
 
 
 def _deep(depth: int) -> bytes:

@@ -36,10 +36,10 @@ async def _statement(postgres: EmbeddedPostgres, sql: str) -> None:
         await connection.close()
 
 
-async def create_database(postgres: EmbeddedPostgres, template: str = "template0") -> Database:
+async def create_database(postgres: EmbeddedPostgres, template: str = "template0", owner: str = "postgres") -> Database:
     """A new database, empty or a copy of `template` (which nobody may be connected to)."""
     name = f"t_{uuid4().hex}"
-    await _statement(postgres, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+    await _statement(postgres, f'CREATE DATABASE "{name}" TEMPLATE "{template}" OWNER {owner}')
     return Database(name, postgres.superuser_url(name))
 
 

@@ -10,8 +10,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
+from uuid import uuid4
 
+import httpx
 import pytest
 
 START_SECONDS_MAX = 60
@@ -109,6 +111,21 @@ class GatewayProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class Tenant(NamedTuple):
+    """A tenant of its own at a gateway that others use too."""
+
+    url: str
+    api_key: str
+    operator_key: str
+
+
+def new_tenant(gateway: GatewayProcess) -> Tenant:
+    """A tenant that nobody else knows, with the key that may do everything in it."""
+    headers = {"Authorization": f"Bearer {gateway.operator_key}"}
+    made = httpx.post(f"{gateway.url}/v1/admin/tenants", json={"name": f"tenant-{uuid4()}"}, headers=headers)
+    return Tenant(gateway.url, made.raise_for_status().json()["api_key"], gateway.operator_key)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 _COMMIT = b"COMMIT\0"  # as a simple query ends; nothing else that the gateway sends holds it
 # The preparation of a function that commits with its statement, and the statement's name on this connection.
-_PREPARED = re.compile(rb"P.{4}([^\0]+)\0SELECT stateroom\.(?:save_on|put_writes_on)\(", re.DOTALL)
+_PREPARED = re.compile(rb"P.{4}([^\0]+)\0SELECT stateroom\.(?:save_on|put_writes_on)_\d+\(", re.DOTALL)
 _BLOCK_BYTES = 1 << 16
 
 

@@ -1,9 +1,9 @@
-"""Starts real gateways quickly: imports what `stateroom serve` needs once, then forks for each of them.
+"""Starts real gateways and commands quickly: imports what they need once, then forks for each of them.
 
-A line on stdin is `{"serve": {environment}, "log": path}`, perhaps with the command line as `command`, the same with
-`sweep` (see `tests.support.sweeping`), or
-`{"wait": pid}`; each gets one line back. When
-stdin ends, every gateway that is left is killed. The code that serves is the command line's own.
+A line on stdin is `{"serve": {environment}, "log": path}`, perhaps with the command line as `command` and a file for
+its standard output alone as `output`, the same with `sweep` (see `tests.support.sweeping`), or `{"wait": pid}`; each
+gets one line back. When stdin ends, every gateway that is left is killed. The code that serves is the command line's
+own.
 """
 
 import contextlib
@@ -19,22 +19,23 @@ from litestar import Litestar
 # What `serve` imports on its way; none of them starts a thread, so that forking is sound.
 for name in ("gateway.app", "gateway.cli.local", "gateway.cli.main", "gateway.cli.serving", "gateway.telemetry"):
     import_module(name)
-for name in ("storage.blobs.opening", "boto3.session"):  # with an object store
+for name in ("storage.blobs.opening", "boto3.session", "gateway.cli.connection"):  # with an object store, over HTTP
     import_module(name)
 for name in ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg", "uvicorn.protocols.http.httptools_impl", "uvloop"):
     import_module(name)
 Litestar()  # the first one imports a second's worth of plugins
 
 
-def run(what: str, environ: dict[str, str], log: str, command: list[str]) -> None:
+def run(what: str, environ: dict[str, str], log: str, output: str, command: list[str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
-    with open(log, "ab") as output, open(os.devnull, "rb") as nothing:  # noqa: PTH123 - descriptors, not text
-        for descriptor, file in ((0, nothing), (1, output), (2, output)):
+    with open(output, "ab") as said, open(log, "ab") as logged, open(os.devnull, "rb") as nothing:  # noqa: PTH123 - descriptors
+        for descriptor, file in ((0, nothing), (1, said), (2, logged)):
             os.dup2(file.fileno(), descriptor)
-    if what == "sweep":
-        os._exit(import_module("tests.support.sweeping").run(environ))
-    os._exit(import_module("gateway.cli.main").run(command))
+    module, argument = ("tests.support.sweeping", environ) if what == "sweep" else ("gateway.cli.main", command)
+    code = import_module(module).run(argument)
+    sys.stdout.flush()  # the interpreter would, but does not end here
+    os._exit(code)
 
 
 def main() -> None:
@@ -46,7 +47,8 @@ def main() -> None:
             answer = os.fork()
             if not answer:
                 (name,) = what
-                run(name, order[name], order["log"], order.get("command", ["serve"]))
+                log = order["log"]
+                run(name, order[name], log, order.get("output", log), order.get("command", ["serve"]))
             children.add(answer)
         else:
             _, status = os.waitpid(order["wait"], 0)

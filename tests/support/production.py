@@ -1,7 +1,7 @@
 """Gateways as in production: durable PostgreSQL, settings from the environment, any number of processes.
 
-`Deployment` is one database with its secrets and a tenant; `Gateways` starts and ends `stateroom serve` on
-it. Processes are forked from `tests.support.launcher`, so that one is up in a fraction of a second.
+`Deployment` is one database with its secrets and a tenant; `ProductionGateway` is a `stateroom serve` on it. Processes,
+those of single commands too, are forked from `tests.support.launcher`, so that one is up in a fraction of a second.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ from storage.model import Tenant
 from storage.postgres.setup import prepare
 from storage.scope import OperatorScope
 from storage.service import Store
-from tests.support.engines import drop_database
+from tests.support.engines import create_database, drop_database
 
 START_SECONDS_MAX = 30.0
 PERMISSIONS = ("state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin")
@@ -61,11 +61,17 @@ class Deployment:
         )
 
 
-async def deploy(postgres: EmbeddedPostgres, folder: Path) -> Deployment:
+async def migrated(postgres: EmbeddedPostgres) -> str:
+    """The name of a new database with the schema; the cluster's roles come with it."""
     database = f"t_{uuid4().hex}"
-    _, app_url = await prepare(
-        postgres.superuser_url(), database=database, owner_password=OWNER_PASSWORD, app_password=APP_PASSWORD
-    )
+    await prepare(postgres.superuser_url(), database=database, owner_password=OWNER_PASSWORD, app_password=APP_PASSWORD)
+    return database
+
+
+async def deploy(postgres: EmbeddedPostgres, folder: Path, template: str) -> Deployment:
+    """A deployment on a copy of `template`, which `migrated` made and nobody is connected to."""
+    database, superuser_url = await create_database(postgres, template, owner="gw_migrate")
+    app_url = make_url(superuser_url).set(username="gw_app", password=APP_PASSWORD).render_as_string(False)
     root_key_file = folder / f"{database}.key"
     FileRootKey.create(root_key_file)
     pepper, deployment_id = secrets.token_bytes(32), uuid4()
@@ -117,6 +123,16 @@ class Launcher:
             self._process.stdin.write(json.dumps(what) + "\n")
             self._process.stdin.flush()
             return int(self._process.stdout.readline())
+
+    def run(self, environ: Mapping[str, str], *arguments: object) -> subprocess.CompletedProcess[bytes]:
+        """Run one command line of `stateroom` to its end, in a process that knows only ``environ``."""
+        place = self.folder / uuid4().hex
+        files = {"output": place.with_suffix(".out"), "log": place.with_suffix(".err")}
+        command = [str(each) for each in arguments]
+        pid = self.order(serve=dict(environ), command=command, **{name: str(file) for name, file in files.items()})
+        code = self.order(wait=pid)
+        said, logged = (file.read_bytes() for file in files.values())
+        return subprocess.CompletedProcess(command, code, said, logged)
 
     def close(self) -> None:
         self._process.communicate(timeout=30)
@@ -226,8 +242,18 @@ def launcher(production_dir: Path) -> Iterator[Launcher]:
     made.close()
 
 
+@pytest.fixture(scope="session")
+async def durable_template(durable_postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """The name of a database with the schema, to deploy copies of."""
+    name = await migrated(durable_postgres)
+    yield name
+    await drop_database(durable_postgres, name)
+
+
 @pytest.fixture(scope="module")
-async def deployment(durable_postgres: EmbeddedPostgres, production_dir: Path) -> AsyncIterator[Deployment]:
-    made = await deploy(durable_postgres, production_dir)
+async def deployment(
+    durable_postgres: EmbeddedPostgres, durable_template: str, production_dir: Path
+) -> AsyncIterator[Deployment]:
+    made = await deploy(durable_postgres, production_dir, durable_template)
     yield made
     await drop_database(durable_postgres, made.database)

@@ -4,8 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -14,9 +13,9 @@ import pytest
 
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.s3 import S3BlobStore, S3Location
-from tests.support.production import Deployment, ProductionGateway, serving
+from tests.support.production import Deployment, Launcher, ProductionGateway, serving
 
-STATEROOM = Path(sys.executable).with_name("stateroom")
+Command = Callable[..., Awaitable[subprocess.CompletedProcess[bytes]]]
 
 
 @pytest.fixture
@@ -31,19 +30,22 @@ async def gateway(deployment, launcher, s3_server) -> AsyncIterator[ProductionGa
         yield running
 
 
-async def stateroom(gateway: ProductionGateway, *arguments: object) -> subprocess.CompletedProcess[bytes]:
-    environ = {
-        "PATH": os.environ["PATH"],
-        **gateway.deployment.environ,
-        "STATEROOM_URL": gateway.url,
-        "STATEROOM_API_KEY": gateway.deployment.api_key,
-        "STATEROOM_SUBJECT": "user-1",
-    }
-    command = [str(STATEROOM), *map(str, arguments)]
-    return await asyncio.to_thread(subprocess.run, command, capture_output=True, env=environ, timeout=60, check=False)
+@pytest.fixture
+def stateroom(launcher: Launcher) -> Command:
+    async def execute(gateway: ProductionGateway, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+        environ = {
+            "PATH": os.environ["PATH"],
+            **gateway.deployment.environ,
+            "STATEROOM_URL": gateway.url,
+            "STATEROOM_API_KEY": gateway.deployment.api_key,
+            "STATEROOM_SUBJECT": "user-1",
+        }
+        return await asyncio.to_thread(launcher.run, environ, *arguments)
+
+    return execute
 
 
-async def test_a_file_goes_up_and_comes_down(gateway: ProductionGateway, tmp_path: Path) -> None:
+async def test_a_file_goes_up_and_comes_down(gateway: ProductionGateway, stateroom: Command, tmp_path: Path) -> None:
     file, back = tmp_path / "screen shot.png", tmp_path / "back.png"
     file.write_bytes(os.urandom(9 * 1024 * 1024))
     thread = str(uuid4())
@@ -74,7 +76,9 @@ async def test_a_file_goes_up_and_comes_down(gateway: ProductionGateway, tmp_pat
     assert (gone.returncode, b"--subject" in gone.stderr) == (3, True)
 
 
-async def test_fsck_is_clean_beside_uploads_and_says_what_is_lost(gateway: ProductionGateway, s3_server) -> None:
+async def test_fsck_is_clean_beside_uploads_and_says_what_is_lost(
+    gateway: ProductionGateway, stateroom: Command, s3_server
+) -> None:
     async with gateway.client() as client:
         tenant_id = UUID((await client.get("/v1/whoami")).json()["tenant_id"])
         headers = {"Stateroom-Artifact-Name": "a"}
@@ -99,7 +103,9 @@ async def test_fsck_is_clean_beside_uploads_and_says_what_is_lost(gateway: Produ
         assert stored.json()["artifact_id"].encode() in lost.stdout
 
 
-async def test_sweep_removes_an_upload_that_was_given_up(gateway: ProductionGateway, s3_server) -> None:
+async def test_sweep_removes_an_upload_that_was_given_up(
+    gateway: ProductionGateway, stateroom: Command, s3_server
+) -> None:
     async with gateway.client() as client:
         tenant_id = UUID((await client.get("/v1/whoami")).json()["tenant_id"])
         begun = await client.post(f"/v1/threads/{uuid4()}/uploads", json={"name": "u"})
@@ -119,7 +125,7 @@ async def test_sweep_removes_an_upload_that_was_given_up(gateway: ProductionGate
             await bucket.aclose()
 
 
-async def test_one_tenant_or_all_must_be_named(gateway: ProductionGateway) -> None:
+async def test_one_tenant_or_all_must_be_named(gateway: ProductionGateway, stateroom: Command) -> None:
     for command in ("fsck", "sweep"):
         assert (await stateroom(gateway, command)).returncode == 2
         assert (await stateroom(gateway, command, "--all", "--tenant", uuid4())).returncode == 2

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import sys
-from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
@@ -15,12 +13,10 @@ from sqlalchemy.engine import make_url
 from tests.support.engines import create_database, drop_database
 from tests.support.production import Deployment, ProductionGateway, deploy, serving
 
-COMMAND_SECONDS_MAX = 60
-
 
 @pytest.fixture
-async def deployment(durable_postgres, production_dir, s3_server):
-    made = await deploy(durable_postgres, production_dir)
+async def deployment(durable_postgres, durable_template, production_dir, s3_server):
+    made = await deploy(durable_postgres, production_dir, durable_template)
     yield Deployment(
         made.database,
         made.environ | {"STATEROOM_S3_URL": s3_server.url(), "STATEROOM_BACKUP_RETENTION_DAYS": "7"},
@@ -30,25 +26,22 @@ async def deployment(durable_postgres, production_dir, s3_server):
     await drop_database(durable_postgres, made.database)
 
 
-async def stateroom(deployment, url, *arguments, code=0):
+@pytest.fixture
+def stateroom(launcher):
     """Run a command; returns what it printed, each line as JSON, and its remarks."""
-    own = {
-        "STATEROOM_URL": url or "",
-        "STATEROOM_API_KEY": deployment.api_key,
-        "STATEROOM_OPERATOR_KEY": deployment.operator_key,
-    }
-    process = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).with_name("stateroom")),
-        *arguments,
-        "--json",
-        env={"PATH": os.environ["PATH"], **deployment.environ, **own},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(COMMAND_SECONDS_MAX):
-        printed, remarks = await process.communicate()
-    assert process.returncode == code, remarks.decode()
-    return [json.loads(line) for line in printed.splitlines()], remarks.decode()
+
+    async def execute(deployment, url, *arguments, code=0):
+        own = {
+            "STATEROOM_URL": url or "",
+            "STATEROOM_API_KEY": deployment.api_key,
+            "STATEROOM_OPERATOR_KEY": deployment.operator_key,
+        }
+        environ = {"PATH": os.environ["PATH"], **deployment.environ, **own}
+        done = await asyncio.to_thread(launcher.run, environ, *arguments, "--json")
+        assert done.returncode == code, done.stderr.decode()
+        return [json.loads(line) for line in done.stdout.splitlines()], done.stderr.decode()
+
+    return execute
 
 
 async def saved(client, thread="t1", number=1):
@@ -64,7 +57,7 @@ def admin(gateway, api_key):
     return httpx.AsyncClient(base_url=gateway.url, headers={"Authorization": f"Bearer {api_key}"}, timeout=30)
 
 
-async def test_keys_rotate_by_command_line(deployment, launcher):
+async def test_keys_rotate_by_command_line(deployment, launcher, stateroom):
     async with (
         serving(launcher, deployment) as one,
         serving(launcher, deployment) as two,
@@ -98,7 +91,7 @@ async def test_keys_rotate_by_command_line(deployment, launcher):
 
 
 async def test_a_shred_is_felt_at_the_next_request_in_another_gateway_and_survives_a_restore(
-    deployment, launcher, durable_postgres
+    deployment, launcher, durable_postgres, stateroom
 ):
     async with serving(launcher, deployment) as one:
         for subject in ("gone", "stays"):
@@ -154,7 +147,7 @@ async def anchored(gateway):
 
 
 async def test_a_backup_that_lost_anchored_audit_events_is_served_only_after_somebody_accepts(
-    deployment, launcher, durable_postgres
+    deployment, launcher, durable_postgres, stateroom
 ):
     async with serving(launcher, deployment) as gateway:
         async with gateway.client("user-1") as client:
@@ -225,7 +218,7 @@ async def test_requests_that_are_not_confirmed_or_not_allowed_change_nothing(dep
             assert [job["kind"] for job in jobs] == ["shred-tenant"]
 
 
-async def test_a_tenant_and_all_tenants_are_verified_by_command_line(deployment, launcher, durable_postgres):
+async def test_a_tenant_and_all_tenants_are_verified_by_command_line(deployment, launcher, durable_postgres, stateroom):
     async with serving(launcher, deployment) as gateway, gateway.client("user-1") as client:
         await saved(client, "t1")
         await saved(client, "t2")

@@ -78,3 +78,82 @@ async def test_a_hot_thread_queues_and_then_refuses_while_other_threads_are_writ
             assert (await save("cool", 0)).status_code == 201
         answers = await asyncio.gather(*waiting)
         assert [answer.status_code for answer in answers] == [201] * admitted
+
+
+async def sessions_waiting(superuser) -> tuple[int, int]:
+    """Sessions of the gateway's role in this database, and those of them that wait for a lock."""
+    row = await superuser.fetchrow(
+        "SELECT count(*) AS open, count(*) FILTER (WHERE cardinality(pg_blocking_pids(pid)) > 0) AS blocked"
+        " FROM pg_stat_activity WHERE usename = 'gw_app' AND datname = current_database()"
+    )
+    return row["open"], row["blocked"]
+
+
+async def until_blocked(superuser, count: int) -> None:
+    async with asyncio.timeout(20):
+        while (await sessions_waiting(superuser))[1] < count:
+            pass
+
+
+async def test_a_stuck_database_holds_as_many_requests_as_are_admitted_and_refuses_the_rest_at_once(
+    deployment, launcher, superuser
+):
+    port = free_port()
+    in_flight, connections = 12, 4
+    settings = {
+        "metrics_listen": f"127.0.0.1:{port}",
+        "database_connections_max": str(connections),
+        "requests_in_flight_max": str(in_flight),
+    }
+    async with serving(launcher, deployment, **settings) as gateway, gateway.client() as client:
+        other_key = await new_tenant(gateway)
+        async with gateway.client(api_key=other_key) as other:
+            clients = (client, other)
+            for each in clients:  # who they are is known, and takes no connection
+                assert (await each.get("/v1/whoami")).status_code == 200
+
+            async def save(number: int):
+                path = f"/v1/threads/stuck-{number}/checkpoints"
+                return await clients[number % 2].post(path, json={"state": {"n": number}})
+
+            async with superuser.transaction():
+                await superuser.execute("LOCK stateroom.threads IN ACCESS EXCLUSIVE MODE")
+                waiting = [asyncio.create_task(save(number)) for number in range(in_flight)]
+                await until_in_flight(port, in_flight)
+                await until_blocked(superuser, connections)
+                for number in range(3):
+                    assert_refused(await save(number), 503, "overloaded")
+                assert not any(task.done() for task in waiting)  # they were not in its way
+                assert await sessions_waiting(superuser) == (connections, connections)
+            answers = await asyncio.gather(*waiting)
+            assert [answer.status_code for answer in answers] == [201] * in_flight
+
+
+async def test_who_gets_no_connection_within_the_roles_limit_is_refused_at_once_and_the_others_go_on(
+    deployment, launcher, superuser
+):
+    """PostgreSQL keeps the sum of all processes: a pool may have places left for which there are no connections."""
+    async with serving(launcher, deployment, database_connections_max="10") as gateway, gateway.client() as client:
+
+        async def save(name: str):
+            return await client.post(f"/v1/threads/{name}/checkpoints", json={"state": {"n": 1}})
+
+        assert (await save("budget")).status_code == 201
+        taken, _ = await sessions_waiting(superuser)
+        await superuser.execute(f"ALTER ROLE gw_app CONNECTION LIMIT {taken}")
+        try:
+            async with superuser.transaction():
+                await superuser.execute("LOCK stateroom.threads IN ACCESS EXCLUSIVE MODE")
+                waiting = {asyncio.create_task(save(f"budget-{number}")) for number in range(taken + 2)}
+                refused = set()
+                while len(refused) < 2:
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    refused |= done
+                for task in refused:
+                    assert_refused(task.result(), 503, "database-unavailable")
+                assert (await sessions_waiting(superuser))[0] == taken
+            answers = await asyncio.gather(*waiting)
+            assert {answer.status_code for answer in answers} == {201}
+        finally:
+            await superuser.execute("ALTER ROLE gw_app CONNECTION LIMIT -1")
+        assert (await save("after")).status_code == 201

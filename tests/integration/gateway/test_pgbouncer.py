@@ -117,7 +117,7 @@ async def pooled(deployment, launcher, durable_postgres, production_dir):
         deployment.database,
         *(
             f"ALTER ROLE gw_app IN DATABASE {deployment.database} SET {name} = '{value}'"
-            for name, value in ROLE_SETTINGS.items()
+            for name, value in (ROLE_SETTINGS | {"track_functions": "pl"}).items()
         ),
     )
     settings = {"database_connections_max": str(GATEWAY_CONNECTIONS)}
@@ -203,6 +203,43 @@ async def test_tenants_that_share_the_poolers_connections_see_only_their_own(poo
             await stranger.close()
 
 
+async def test_functions_that_are_a_transaction_of_their_own_work_and_leave_no_binding_behind(pooled, durable_postgres):
+    """Outside a transaction the pooler may send every message elsewhere; whose save and whose load it is goes along."""
+    keys = await api_keys_of_two_tenants(pooled)
+
+    async def run(owner, api_key, subject):
+        async with pooled.client(owner, subject, api_key) as client:  # each at one gateway, which remembers its threads
+            for number in range(ROUNDS):
+                await save(client, f"run-{subject}", {"of": [owner, subject], "n": number})
+                assert await load(client, f"run-{subject}") == {"of": [owner, subject], "n": number}
+
+    async with asyncio.TaskGroup() as tasks:
+        for owner, api_key in enumerate(keys):
+            for subject in SUBJECTS:
+                tasks.create_task(run(owner, api_key, subject))
+    stranger = await asyncpg.connect(pooled.dsn, statement_cache_size=0)
+    try:
+        for _ in range(4 * SERVER_CONNECTIONS):
+            assert not await stranger.fetchval("SELECT current_setting('app.tenant_id', true)")
+            assert await stranger.fetchval("SELECT count(*) FROM stateroom.checkpoints") == 0
+    finally:
+        await stranger.close()
+    assert [gateway.log for gateway in pooled.gateways if "ERROR" in gateway.log.upper()] == []
+    for gateway in pooled.gateways:
+        await gateway.stop()
+    runs = len(keys) * len(SUBJECTS)
+    async with asyncio.timeout(30):  # sessions say what they counted when they idle
+        while True:
+            ((row,),) = await as_superuser(
+                durable_postgres,
+                pooled.direct.database,
+                "SELECT coalesce(sum(calls), 0) AS calls FROM pg_stat_user_functions WHERE funcname LIKE 'save_on%'",
+            )
+            if row["calls"] >= runs * (ROUNDS - 1):
+                break
+            await asyncio.sleep(0.05)
+
+
 async def test_a_shred_through_one_is_felt_by_both_at_the_next_request_and_by_nobody_else(pooled):
     own, neighbour = await api_keys_of_two_tenants(pooled)
     others = [(own, "stays"), (neighbour, "stays"), (neighbour, "gone")]
@@ -236,6 +273,24 @@ async def test_time_outs_of_the_role_hold_behind_the_pooler(pooled):
     finally:
         await connection.close()
     assert found == ROLE_SETTINGS
+
+
+async def test_the_doctor_says_whether_the_role_has_the_time_outs_that_the_pooler_drops(pooled, durable_postgres):
+    from gateway.cli import checks
+
+    async def said():
+        findings = await checks.examine(pooled.gateways[0].deployment.environ)
+        return {each.check: each for each in findings}["connections"]
+
+    assert (await said()).outcome == "ok"
+    database = pooled.direct.database
+    await as_superuser(durable_postgres, database, f"ALTER ROLE gw_app IN DATABASE {database} RESET lock_timeout")
+    server_port = make_url(durable_postgres.superuser_url()).port
+    async with pooler(pooled.gateways[0].log_file.parent, server_port) as port:
+        environ = through(pooled.direct, port).environ  # its connections are new
+        findings = {each.check: each for each in await checks.examine(environ)}
+    assert findings["connections"].outcome == "failed"
+    assert "lock_timeout" in findings["connections"].detail
 
 
 async def test_a_gateway_does_not_start_behind_a_pooler_that_refuses_its_settings(

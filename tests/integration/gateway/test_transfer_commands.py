@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TypedDict
@@ -17,36 +15,37 @@ from langgraph.types import Command, interrupt
 
 import stateroom
 from stateroom.langgraph import StateroomSaver
-from tests.support.gateway import GatewayProcess
+from tests.support.gateway import GatewayProcess, new_tenant
 
 
 @pytest.fixture(scope="module")
-def gateways():
+def gateways(running_gateway):
     folder = Path(tempfile.mkdtemp(prefix="stateroom-transfer-"))
     try:
-        with GatewayProcess(folder / "a") as one, GatewayProcess(folder / "b") as other:
-            yield one, other
+        with GatewayProcess(folder / "data") as other:
+            yield new_tenant(running_gateway), other
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(gateway, *arguments, code=0, **environ):
-    command = Path(sys.executable).with_name("stateroom")
-    env = {name: value for name, value in os.environ.items() if not name.startswith("STATEROOM_")}
-    keys = {
-        "STATEROOM_URL": gateway.url,
-        "STATEROOM_API_KEY": gateway.api_key,
-        "STATEROOM_OPERATOR_KEY": gateway.operator_key,
-    }
-    done = subprocess.run(
-        [command, *arguments], env={**env, **keys, **environ}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+@pytest.fixture
+def run(launcher):
+    def execute(gateway, *arguments, code=0):
+        environ = {
+            "STATEROOM_URL": gateway.url,
+            "STATEROOM_API_KEY": gateway.api_key,
+            "STATEROOM_OPERATOR_KEY": gateway.operator_key,
+        }
+        done = launcher.run(environ, *arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return execute
 
 
-def key_of(gateway):
-    return json.loads(run(gateway, "transfer-key", "show", "--json").stdout)
+@pytest.fixture
+def key_of(run):
+    return lambda gateway: json.loads(run(gateway, "transfer-key", "show", "--json").stdout)
 
 
 class Trip(TypedDict):
@@ -80,7 +79,7 @@ def saver_of(gateway):
         yield saver
 
 
-def test_an_agent_that_was_interrupted_in_one_deployment_goes_on_in_the_other(gateways, tmp_path):
+def test_an_agent_that_was_interrupted_in_one_deployment_goes_on_in_the_other(gateways, run, key_of, tmp_path):
     here, there = gateways
     config = {"configurable": {"thread_id": "trip-7"}}
     with saver_of(here) as saver:
@@ -103,7 +102,7 @@ def test_an_agent_that_was_interrupted_in_one_deployment_goes_on_in_the_other(ga
     assert (again["threads"], [each["reason"] for each in again["passed"]]) == (0, ["there"])
 
 
-def test_a_tenant_goes_over_and_a_file_that_exists_is_not_overwritten(gateways, tmp_path):
+def test_a_tenant_goes_over_and_a_file_that_exists_is_not_overwritten(gateways, run, key_of, tmp_path):
     here, there = gateways
     for subject in ("ada", "bob"):
         with stateroom.Client(here.url, here.api_key, subject=subject) as client:
@@ -116,14 +115,14 @@ def test_a_tenant_goes_over_and_a_file_that_exists_is_not_overwritten(gateways, 
     run(here, "export", "tenant", "--to", key, "-o", file, code=6)
     assert file.read_bytes() == before
     done = run(there, "import", file)
-    assert "2" in done.stdout
+    assert b"2" in done.stdout
     with stateroom.Client(there.url, there.api_key, subject="ada") as client:
         assert client.thread("t-ada").load().state == {"n": 1}
         assert len(list(client.artifacts.list("t-ada"))) == 1
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "longer", "other"])
-def test_a_file_that_is_not_whole_is_refused_and_says_so(gateways, tmp_path, fault):
+def test_a_file_that_is_not_whole_is_refused_and_says_so(gateways, run, key_of, tmp_path, fault):
     here, there = gateways
     with stateroom.Client(here.url, here.api_key, subject="eve") as client:
         client.thread(f"bad-{fault}").save({"n": "x" * 100_000})
@@ -135,12 +134,12 @@ def test_a_file_that_is_not_whole_is_refused_and_says_so(gateways, tmp_path, fau
         content[len(content) // 2] ^= 1
     file.write_bytes({"cut": content[:-1], "longer": content + b"x"}.get(fault, content))
     done = run(there, "import", file, code=1)
-    assert ("import-for-other" if fault == "other" else "import-refused") in done.stderr
+    assert ("import-for-other" if fault == "other" else "import-refused") in done.stderr.decode()
     with stateroom.Client(there.url, there.api_key, subject="eve") as client:
         assert client.thread(f"bad-{fault}").load() is None
 
 
-def test_exporting_needs_reading_and_importing_needs_writing(gateways, tmp_path):
+def test_exporting_needs_reading_and_importing_needs_writing(gateways, key_of):
     here, _ = gateways
     recipient = {"recipient": key_of(here)["public_key"]}
     made = {}
@@ -166,17 +165,17 @@ def test_a_recipient_that_is_no_key_is_named(gateways):
     assert answer.json()["errors"][0]["pointer"] == "/recipient"
 
 
-def test_a_large_file_for_another_deployment_is_refused_in_words(gateways, tmp_path):
+def test_a_large_file_for_another_deployment_is_refused_in_words(gateways, run, key_of, tmp_path):
     here, there = gateways
     with stateroom.Client(here.url, here.api_key, subject="large") as client:
         client.artifacts.upload("large", os.urandom(40_000_000), name="film")
     file = tmp_path / "large.srx"
     run(here, "export", "thread", "large", "--to", key_of(here)["public_key"], "-o", file, "--subject", "large")
     done = run(there, "import", file, code=1)
-    assert "import-for-other" in done.stderr
+    assert "import-for-other" in done.stderr.decode()
 
 
-def test_a_tenant_transfers_one_thing_at_a_time(gateways):
+def test_a_tenant_transfers_one_thing_at_a_time(gateways, key_of):
     here, _ = gateways
     recipient = {"recipient": key_of(here)["public_key"]}
     with stateroom.Client(here.url, here.api_key, subject="slow") as client:

@@ -10,6 +10,7 @@ from tests.support.production import serving
 
 REVOKED_WITHIN_SECONDS = 6.0
 ROUNDS = 25
+JOB_SECONDS_MAX = 60
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,59 @@ async def test_of_two_saves_on_the_same_head_exactly_one_wins(two):
         assert {answer.headers["etag"] for answer in latest} == {head}
         history = await second.get(path, params={"limit": 1000})
         assert len(history.json()["checkpoints"]) == ROUNDS + 1
+
+
+async def test_a_thread_that_hops_between_gateways_at_every_save_is_never_behind_and_never_refused(two):
+    """Each remembers the thread as it left it; by the next save there, the other one has moved on."""
+    async with two[0].client() as first, two[1].client() as second:
+        clients = (first, second)
+        path = "/v1/threads/hops/checkpoints"
+        heads = [(await first.post(path, json={"state": {"list": [0], "n": 0}})).headers["etag"]]
+        for number in range(1, ROUNDS):
+            here, there = clients[number % 2], clients[(number + 1) % 2]
+            if number > 1:  # what stood when this one saved here is no longer the head
+                stale = await here.post(path, json={"state": {"n": -1}}, headers={"If-Match": heads[-2]})
+                assert (stale.status_code, stale.json()["code"]) == (412, "head-moved")
+                assert f'"{stale.json()["head_id"]}"' == heads[-1]
+            body = {"changes": {"append": {"list": [number]}, "set": {"n": number}}}
+            saved = await here.post(path, json=body, headers={"If-Match": heads[-1]})
+            assert saved.status_code == 201, saved.text
+            heads.append(saved.headers["etag"])
+            write = {"writes": [{"idx": 0, "channel": "n", "value": number}]}
+            put = await there.put(f"{path}/{heads[-1][1:-1]}/writes/task", json=write)
+            assert put.status_code in (200, 201, 204), put.text
+            unconditional = await here.post(path, json={"state": {"list": list(range(number + 1)), "n": number}})
+            assert unconditional.status_code == 201, unconditional.text
+            assert f'"{unconditional.json()["parent_id"]}"' == heads[-1]
+            heads.append(unconditional.headers["etag"])
+            latest = await there.get(f"{path}/latest")
+            assert latest.headers["etag"] == heads[-1]
+            assert latest.json()["state"] == {"list": list(range(number + 1)), "n": number}
+        history = await second.get(path, params={"limit": 1000})
+        found = [each["id"] for each in history.json()["checkpoints"]]
+        assert found == [head[1:-1] for head in reversed(heads)]
+
+
+async def test_keys_rotated_on_one_are_used_by_the_other_at_its_next_save(two):
+    async with two[0].client("rotated") as first, two[1].client("rotated") as second:
+        path = "/v1/threads/t/checkpoints"
+        for client in (first, second, second):  # now both have the subject's key, and one stands on its own save
+            assert (await client.post(path, json={"state": {"n": 0}})).status_code == 201
+        for body, count in (({"level": "subject", "subject_id": "rotated"}, 1), ({"level": "tenant"}, 4)):
+            rotated = await first.post("/v1/keys/rotate", json=body)
+            assert rotated.status_code == 202, rotated.text
+            for number, client in enumerate((second, first, second), count):
+                saved = await client.post(path, json={"state": {"n": number}})
+                assert saved.status_code == 201, saved.text
+                for reader in (first, second):
+                    assert (await reader.get(f"{path}/latest")).json()["state"] == {"n": number}
+            async with asyncio.timeout(JOB_SECONDS_MAX):
+                while True:
+                    job = (await second.get(f"/v1/jobs/{rotated.json()['job_id']}")).json()
+                    if job["state"] not in ("queued", "running"):
+                        break
+                    await asyncio.sleep(0.05)  # another process does it: there is nothing to await
+            assert job["state"] == "done", job
 
 
 async def test_what_one_seals_for_a_new_subject_the_other_opens_even_at_the_same_moment(two):

@@ -304,7 +304,7 @@ async def ledger(admin):
         )
 
 
-@pytest.mark.parametrize("threads", [300, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
+@pytest.mark.parametrize("threads", [150, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
 @pytest.mark.usefixtures("ledger")
 async def test_a_year_of_threads(database, root_key, scope, admin, threads):
     clock = ManualClock(START)

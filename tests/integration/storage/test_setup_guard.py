@@ -122,3 +122,37 @@ async def test_a_database_without_the_schema_is_refused(postgres, empty_database
 async def test_an_unreachable_database_is_unavailable():
     with pytest.raises(Unavailable):
         await accepted("postgresql://nobody:nothing@127.0.0.1:1/none")
+
+
+async def opened(url, connections_max):
+    store = await Store.open(
+        url,
+        root_key=MemoryRootKey(),
+        deployment_id=DEPLOYMENT_ID,
+        durable=False,
+        connections_max=connections_max,
+    )
+    await store.close()
+
+
+async def test_a_pool_that_the_servers_limit_can_never_hold_is_refused_with_both_numbers(database, admin):
+    names = ("max_connections", "superuser_reserved_connections", "reserved_connections")
+    most, *reserved = [int(await admin.fetchval(f"SHOW {name}")) for name in names]
+    allowed = most - sum(reserved)
+    await opened(database.app_url, allowed)
+    with pytest.raises(SetupError, match=rf"may hold {allowed + 1} connections.*lets its role have {allowed};"):
+        await opened(database.app_url, allowed + 1)
+
+
+@pytest.mark.parametrize("whose", ["ROLE gw_app", "DATABASE"])
+async def test_so_is_one_that_the_role_or_the_database_may_not_have(database, admin, whose):
+    target = whose if whose != "DATABASE" else f"DATABASE {await admin.fetchval('SELECT current_database()')}"
+    await admin.execute(f"ALTER {target} CONNECTION LIMIT 30")
+    try:
+        await opened(database.app_url, 30)
+        with pytest.raises(SetupError, match=r"may hold 31 connections.*have 30;"):
+            await opened(database.app_url, 31)
+        # Behind a pooler they are not PostgreSQL's, and it may well open more than the database would give.
+        await opened(f"{database.app_url}?statement_cache_size=0", 31)
+    finally:
+        await admin.execute(f"ALTER {target} CONNECTION LIMIT -1")

@@ -5,6 +5,7 @@ import pytest
 
 import storage.checkpoints
 import storage.completeness
+import storage.loading
 import storage.pieces
 import storage.reading
 import storage.tags
@@ -24,7 +25,7 @@ OTHERS = {
     # they write, or read what a write stands on: the thread is restored first
     "checkpoints.OPEN", "checkpoints.WRITE", "checkpoints.WRITE_TAGGED", "checkpoints.OPEN_WRITES",
     "checkpoints.PUT_WRITES", "checkpoints.PRESENT", "pieces.OPEN", "pieces.PUT", "tags.COPY", "threads.COPY_CHUNKS",
-    "threads.ADD_CHECKPOINT", "threads.ADD_WRITE", "threads.DELETE_ALL",
+    "threads.ADD_CHECKPOINT", "threads.ADD_WRITE", "threads.COPY_CHECKPOINT", "threads.DELETE_ALL",
     # answered by name: together with the rows that stay, or with the thread in another place of the arguments
     "checkpoints.LOAD", "tags.STANDING_OF_THREAD",
     # over many threads: only hot ones are in them
@@ -32,7 +33,7 @@ OTHERS = {
     "tags.STANDING",
 }  # fmt: skip
 # Whose statements run while one thread is read.
-READERS = (storage.checkpoints, storage.reading, storage.completeness, storage.pieces, storage.tags)
+READERS = (storage.checkpoints, storage.loading, storage.reading, storage.completeness, storage.pieces, storage.tags)
 
 
 def texts(content):
