@@ -219,7 +219,8 @@ def members_of(load):
 
 def without_order(load, names=None):
     """The row of a load, or only its columns of these names; its pieces have no order."""
-    columns = {name: value for name, value in load.items() if names is None or name in {*names}}
+    wanted = {*(load.keys() if names is None else names)}
+    columns = {name: value for name, value in load.items() if name in wanted}
     pieces = [columns.pop(name) for name in ("p_piece_id", "p_children", "p_named_ids", "p_envelope")]
     named = None if pieces[0] is None else sorted(zip(*pieces, strict=True), key=lambda piece: piece[0])
     return columns, named

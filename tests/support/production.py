@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -36,6 +36,8 @@ from storage.postgres.setup import prepare
 from storage.scope import OperatorScope
 from storage.service import Store
 from tests.support.engines import create_database, drop_database
+
+Command = Callable[..., Awaitable[subprocess.CompletedProcess[bytes]]]
 
 START_SECONDS_MAX = 30.0
 PERMISSIONS = ("state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin")
@@ -240,6 +242,23 @@ def launcher(production_dir: Path) -> Iterator[Launcher]:
     made = Launcher(production_dir)
     yield made
     made.close()
+
+
+@pytest.fixture
+def stateroom(launcher: Launcher) -> Command:
+    """Runs a command of the command line against a gateway."""
+
+    async def execute(gateway: ProductionGateway, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+        environ = {
+            "PATH": os.environ["PATH"],
+            **gateway.deployment.environ,
+            "STATEROOM_URL": gateway.url,
+            "STATEROOM_API_KEY": gateway.deployment.api_key,
+            "STATEROOM_SUBJECT": "user-1",
+        }
+        return await asyncio.to_thread(launcher.run, environ, *arguments)
+
+    return execute
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,8 @@
 """`stateroom artifact`, `fsck` and `sweep` as a person runs them."""
 
-import asyncio
 import json
 import os
-import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -13,9 +11,7 @@ import pytest
 
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.s3 import S3BlobStore, S3Location
-from tests.support.production import Deployment, Launcher, ProductionGateway, serving
-
-Command = Callable[..., Awaitable[subprocess.CompletedProcess[bytes]]]
+from tests.support.production import Command, Deployment, ProductionGateway, serving
 
 
 @pytest.fixture
@@ -28,21 +24,6 @@ async def gateway(deployment, launcher, s3_server) -> AsyncIterator[ProductionGa
     )
     async with serving(launcher, with_files) as running:
         yield running
-
-
-@pytest.fixture
-def stateroom(launcher: Launcher) -> Command:
-    async def execute(gateway: ProductionGateway, *arguments: object) -> subprocess.CompletedProcess[bytes]:
-        environ = {
-            "PATH": os.environ["PATH"],
-            **gateway.deployment.environ,
-            "STATEROOM_URL": gateway.url,
-            "STATEROOM_API_KEY": gateway.deployment.api_key,
-            "STATEROOM_SUBJECT": "user-1",
-        }
-        return await asyncio.to_thread(launcher.run, environ, *arguments)
-
-    return execute
 
 
 async def test_a_file_goes_up_and_comes_down(gateway: ProductionGateway, stateroom: Command, tmp_path: Path) -> None:

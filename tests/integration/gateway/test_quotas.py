@@ -9,7 +9,6 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.integration.gateway.test_artifact_commands import stateroom
 from tests.support.operations import assert_problem
 from tests.support.production import ProductionGateway, serving
 
@@ -95,7 +94,7 @@ async def test_setting_a_quota_is_on_record_for_the_tenant_and_for_the_operators
         assert event["actor"].startswith("api-key:")
 
 
-async def test_the_command_line_shows_sets_and_lifts_a_quota(gateway, tenant):
+async def test_the_command_line_shows_sets_and_lifts_a_quota(gateway, stateroom, tenant):
     client, path = tenant
     tenant_id = path.split("/")[4]
     gateway.deployment.environ["STATEROOM_OPERATOR_KEY"] = gateway.deployment.operator_key

@@ -10,7 +10,6 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.integration.gateway.test_artifact_commands import stateroom
 from tests.support.operations import assert_problem
 from tests.support.production import ProductionGateway, serving
 
@@ -181,7 +180,7 @@ async def test_a_preview_counts_page_by_page(client):
     assert of_agent.json()["actions"][0]["threads"] == 2
 
 
-async def test_the_command_line_says_shows_and_previews(gateway, client, tenant):
+async def test_the_command_line_says_shows_and_previews(gateway, stateroom, client, tenant):
     environ = {"STATEROOM_API_KEY": tenant["api_key"], "STATEROOM_OPERATOR_KEY": gateway.deployment.operator_key}
     place = replace(gateway.deployment, api_key=tenant["api_key"], environ=gateway.deployment.environ | environ)
     here = SimpleNamespace(url=gateway.url, deployment=place)
