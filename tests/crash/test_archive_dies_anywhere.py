@@ -24,11 +24,11 @@ from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import StorageError, ThreadActive, ThreadArchived
 from storage.model import HistoryQuery
-from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope
 from storage.service import Store
 from storage.sweep import Sweep
 from tests.support.archive_rows import MOVED, fsck, opened, rows
+from tests.support.death import Death
 from tests.support.faulty_blobs import Fault, FaultyBlobStore
 from tests.support.interleaving import CancelAtAwait
 from tests.support.states import document, put, save, state, write
@@ -40,37 +40,6 @@ PAUSES = (0.0, 0.03, 0.06, 0.1)
 
 
 BUSY_POINTS_MIN = 12
-
-
-class Died(BaseException):
-    """The process is no more."""
-
-
-class Death(Silent):
-    """Ends a process at its ``point``-th point, counted from 1; also its store's observer."""
-
-    def __init__(self) -> None:
-        self.at(0)
-
-    def at(self, point: int) -> None:
-        """Begin a new life that ends there; 0: that does not end."""
-        self.point, self.seen, self.dead = point, 0, False
-
-    def pass_by(self) -> None:
-        self.seen += 1
-        self.dead = self.dead or self.seen == self.point
-        if self.dead:
-            raise Died
-
-    def commit(self, seconds: float) -> None:
-        self.pass_by()
-
-    async def call(self, moment: str, operation: str) -> None:
-        self.pass_by()
-
-    def connect(self, *_: object) -> None:
-        if self.dead:
-            raise Died
 
 
 class Stores:

@@ -29,6 +29,7 @@ from storage.scope import Scope
 from storage.service import Store
 from storage.sweep import Sweep
 from tests.support.blob_rows import Blobs, Upload
+from tests.support.death import Death
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.states import contents, load, save, state
 from tests.support.stores import DEPLOYMENT_ID
@@ -36,37 +37,6 @@ from tests.support.stores import DEPLOYMENT_ID
 SCREENS = {f"screen-{number}": f"data:image/png;base64,{number}" + "A" * 70_000 for number in range(2)}
 NEW = NewArtifact(name="file", media_type="image/png")
 SECONDS_MAX = 60
-
-
-class Died(BaseException):
-    """The process is no more."""
-
-
-class Death(Silent):
-    """Ends a process at its ``point``-th point, counted from 1; also its store's observer."""
-
-    def __init__(self) -> None:
-        self.at(0)
-
-    def at(self, point: int) -> None:
-        """Begin a new life that ends there; 0: that does not end."""
-        self.point, self.seen, self.dead = point, 0, False
-
-    def pass_by(self) -> None:
-        self.seen += 1
-        self.dead = self.dead or self.seen == self.point
-        if self.dead:
-            raise Died
-
-    def commit(self, seconds: float) -> None:
-        self.pass_by()
-
-    async def call(self, moment: str, operation: str) -> None:
-        self.pass_by()
-
-    def connect(self, *_: object) -> None:
-        if self.dead:
-            raise Died
 
 
 class World:
