@@ -105,6 +105,8 @@ class World:
         tasks = [asyncio.create_task(each()) for each in works]
         try:
             await self._rounds_more(2)
+            while not self.swept:  # the rival's first deletion leaves something to sweep
+                await self._rounds_more(1)
             yield
             await self._rounds_more(2)
         finally:
