@@ -33,8 +33,8 @@ from crypto.blob import (
 from crypto.cobblestone import ChunkOpener
 from crypto.errors import OpenError
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.store import BlobBytes, BlobNotFound, BlobStore, BlobUnavailable
-from storage.errors import StorageError
+from storage.blobs.store import BlobBytes, BlobNotFound, BlobStore, BlobUnavailable, MultipartNotFound
+from storage.errors import StorageError, UploadExpired
 
 SLICE_BYTES: Final = 1 << 20
 SPAN_BYTES: Final = PART_BYTES  # of plaintext in one request: halves cost a third of the speed
@@ -267,6 +267,7 @@ class BlobWriter:
             BlobTooLarge: The stream is longer than `size_bytes` or `size_bytes_max`.
             BlobUnavailable: The object store does not answer, or too many blobs are under way.
             BlobExists: Something is stored there.
+            UploadExpired: It took so long that a sweeper removed its first parts.
         """
         if size_bytes is not None:
             size_bytes_max = min(size_bytes, size_bytes_max)
@@ -275,6 +276,9 @@ class BlobWriter:
             async for data in body:
                 await upload.write(data)
             await upload.finish()
+        except MultipartNotFound:
+            await upload.abandon()
+            raise UploadExpired from None
         except BaseException:
             await upload.abandon()
             raise
@@ -286,8 +290,7 @@ class BlobWriter:
         """Store bytes as one blob; otherwise as `write`.
 
         Raises:
-            BlobUnavailable: As `write`.
-            BlobExists: As `write`.
+            BlobUnavailable, BlobExists, UploadExpired: As `write`.
         """
 
         async def body() -> AsyncIterator[BlobBytes]:

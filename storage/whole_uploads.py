@@ -17,7 +17,7 @@ from storage.artifact_model import ARTIFACT_BYTES_MAX, Artifact, NewArtifact
 from storage.artifact_rows import ArtifactRows, Receipt, compare
 from storage.blob_ledger import NewBlob, Settlement, new_blob_id
 from storage.blobs.keyspace import BlobLocation
-from storage.errors import CommitUnknown, QuotaExceeded, Unavailable
+from storage.errors import CommitUnknown, QuotaExceeded, Unavailable, UploadExpired, UploadNotFound
 from storage.format.pointer import BlobPointer
 from storage.idempotency import claim
 from storage.model import Idempotency
@@ -107,6 +107,9 @@ class WholeUploads:
             )
         except CommitUnknown:
             raise  # perhaps it is stored: whoever repeats the request finds out
+        except UploadExpired:
+            await self._rows.give_up(scope, blob_id)
+            raise UploadNotFound from None  # the stream is gone: nothing to upload again
         except BaseException:
             await self._rows.give_up(scope, blob_id)
             raise

@@ -59,7 +59,11 @@ class Bench:
     bucket: BlobStore
     unit_of_work: UnitOfWork
     up: dict[str, dict[str, asyncio.Event]] = field(default_factory=dict)  # which verbs it acknowledged since its start
+    gateways: list[ProductionGateway] = field(default_factory=list)
     done: bool = False
+
+    def log_of(self, url: httpx.URL) -> str:
+        return "".join(each.log for each in self.gateways if httpx.URL(each.url).port == url.port)
 
     async def expire(self, share: float, state: str = "open") -> None:
         """Let some of the uploads under way expire, or tombstones end."""
@@ -139,7 +143,8 @@ class Writer:
             return True
         problem = answer.json()
         # Only what a retry, or beginning anew, puts right: an upload that expired is not found any more.
-        assert problem["retryable"] or problem["code"] in {"upload-not-found", "artifact-not-found"}, problem
+        expected = problem["retryable"] or problem["code"] in {"upload-not-found", "artifact-not-found"}
+        assert expected, f"{problem}\n{self.bench.log_of(answer.url)}"
         self.refused.add(problem["code"])
         return False
 
@@ -227,6 +232,7 @@ async def bench(deployment, durable_postgres, s3_server) -> AsyncIterator[Bench]
 
 async def gateway_lives(bench: Bench, launcher: Launcher, lives: int, rng: random.Random) -> None:
     gateway = ProductionGateway(launcher, bench.deployment, database_connections_max="6")
+    bench.gateways.append(gateway)
     for life in range(lives):
         await gateway.start()
         bench.up[gateway.url] = {name: asyncio.Event() for name in STORING}

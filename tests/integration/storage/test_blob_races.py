@@ -13,11 +13,14 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from crypto import MemoryRootKey
+from crypto.blob import PART_BYTES
+from storage.artifact_model import NewArtifact
 from storage.blob_ledger import NewBlob, new_blob_id
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
 from storage.clock import SystemClock
-from storage.errors import LostRaceError, QuotaExceeded, UploadExpired
+from storage.errors import LostRaceError, QuotaExceeded, UploadExpired, UploadNotFound
+from storage.model import ChannelValue, FullState
 from storage.postgres import blobs as sql
 from storage.scope import Scope
 from storage.service import Store
@@ -25,7 +28,7 @@ from storage.sweep import FAILURES_MAX, REMOVALS_AT_ONCE
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.engines import create_database, drop_database
 from tests.support.interleaving import WAIT_SECONDS, CancelAtAwait, Gate, Meeting, SteeredUnitOfWork, blocked, without
-from tests.support.states import save
+from tests.support.states import load, packed, save
 from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID
 
 CONTENT = b"\x01" + b"c" * 16
@@ -125,6 +128,61 @@ async def test_a_swept_upload_cannot_be_settled(store, blobs, plain, scope, admi
     assert await rows(admin, "blobs", scope) == []
     assert await rows(admin, "blob_refs", scope) == []
     assert (await plain.fsck(scope)).clean
+
+
+class SweptWhileWritten(MemoryBlobStore):
+    """Its first part arrives when somebody took the upload for one that was given up."""
+
+    def __init__(self):
+        super().__init__()
+        self.sweep = None
+
+    async def put_part(self, location, multipart_id, number, sealed):
+        sweep, self.sweep = self.sweep, None
+        if sweep is not None:
+            assert (await sweep()).expired == 1
+            await self.abort_multipart(location, multipart_id)  # of a piece, which the intent does not name: as a stray
+        return await super().put_part(location, multipart_id, number, sealed)
+
+
+@pytest.fixture
+async def swept_while_written(database, root_key, admin, scope):
+    """A store whose next upload of several parts is swept before its first part arrives."""
+    bucket = SweptWhileWritten()
+    opened = await Store.open(
+        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False, blobs=bucket
+    )
+    by_hand = Blobs(opened, bucket)
+
+    async def sweep():
+        await admin.execute("UPDATE stateroom.blob_intents SET expires_at = now() - interval '1 second'")
+        return await by_hand.sweeper().tenant(scope.tenant_id, now=True)
+
+    bucket.sweep = sweep
+    yield opened
+    assert bucket.sweep is None
+    assert await bucket.list_multiparts("") == []
+    assert (await by_hand.fsck(scope)).clean
+    await opened.close()
+
+
+async def test_a_file_that_is_swept_while_it_is_written_is_an_upload_that_ended(swept_while_written, scope):
+    async def body():
+        yield b"x" * (PART_BYTES + 1)
+
+    def create():
+        new = NewArtifact(name="file", media_type="text/plain")
+        return swept_while_written.artifacts.create(scope, "t1", new, body(), size_bytes=PART_BYTES + 1)
+
+    with pytest.raises(UploadNotFound):
+        await create()
+    assert (await create()).size_bytes == PART_BYTES + 1
+
+
+async def test_a_piece_that_is_swept_while_it_is_written_is_written_again(swept_while_written, scope):
+    value = packed(b"x" * (PART_BYTES + 1))
+    await save(swept_while_written, scope, content=FullState({"a": ChannelValue("1", value)}))
+    assert (await load(swept_while_written, scope)).channels["a"].value == value
 
 
 async def test_settling_without_an_open_intent_would_dangle(store, blobs, plain, scope):
