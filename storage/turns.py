@@ -1,13 +1,17 @@
 """Turns: so many at once for each name, and a bounded line of those who wait.
 
-Owns the order, first come first served, and that no turn is lost when somebody who waits gives up. What a turn is good
-for is the caller's; it knows one process only.
+Owns the order, first come first served, that no turn is lost when somebody who waits gives up, and how many have one:
+fewer while several names ask, so that nobody finds all of another one's before it. What a turn is good for is the
+caller's; it knows one process only.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
+
+COMPANY_SECONDS = 1.0  # how long names count as asking side by side; an agent's next step comes within it
 
 
 class _Line:
@@ -26,12 +30,26 @@ class Turns:
         waiting_max: How many wait for one; None: whoever comes has been counted elsewhere.
         seconds_max: How long they wait.
         refused: Makes what is raised for the others.
+        company_max: How many have a turn at once while another name asked, too, within `COMPANY_SECONDS`; no fewer
+            than otherwise when left out.
+        clock: Seconds that only go forward.
     """
 
     def __init__(
-        self, active_max: int, waiting_max: int | None, seconds_max: float, refused: Callable[[], Exception]
+        self,
+        active_max: int,
+        waiting_max: int | None,
+        seconds_max: float,
+        refused: Callable[[], Exception],
+        *,
+        company_max: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._active_max = active_max
+        self._company_max = active_max if company_max is None else company_max
+        self._clock = clock
+        self._last: Hashable = None
+        self._company_until = 0.0
         self._waiting_max = waiting_max
         self._seconds_max = seconds_max
         self._refused = refused
@@ -56,10 +74,14 @@ class Turns:
         Raises:
             Exception: what ``refused`` makes: too many wait already, or the turn did not come in time.
         """
+        if name != self._last:
+            if self._last is not None:
+                self._company_until = self._clock() + COMPANY_SECONDS
+            self._last = name
         line = self._lines.get(name)
         if line is None:
             line = self._lines[name] = _Line()
-        if line.active < self._active_max:
+        if not line.waiting and line.active < self._most():
             line.active += 1
             return
         if self._waiting_max is not None and len(line.waiting) >= self._waiting_max:
@@ -79,13 +101,17 @@ class Turns:
             raise
 
     def leave(self, name: Hashable) -> None:
-        """Pass a turn on to who waits longest."""
+        """Pass a turn on to who waits longest, if the name may have it still, and more of them if it may again."""
         line = self._lines[name]
-        while line.waiting:
+        line.active -= 1
+        most = self._most()
+        while line.waiting and line.active < most:
             turn = line.waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
-                return
-        line.active -= 1
+                line.active += 1
         if not line.active:
             del self._lines[name]
+
+    def _most(self) -> int:
+        return self._company_max if self._clock() < self._company_until else self._active_max

@@ -34,6 +34,8 @@ ATTEMPTS_MAX = 5
 # Of the connections of a process, those that one tenant uses at once: so many keep the process busy. Its other requests
 # wait among themselves, so that another tenant's finds few before it and, in a pool of more than three, a free one.
 TENANT_CONNECTIONS_MAX = 8
+# While other tenants' requests come, too: each of theirs waits, at every step, for as many as a tenant has at work.
+TENANT_CONNECTIONS_IN_COMPANY_MAX = 2
 
 _CONNECTION_LOST = (
     asyncpg.PostgresConnectionError,
@@ -177,7 +179,13 @@ class UnitOfWork:
         connections_max = engine.pool.size()  # type: ignore[attr-defined]  # of the pool that `create_engine` makes
         share = min(TENANT_CONNECTIONS_MAX, connections_max - connections_max // 4)
         # How many requests of a tenant there are was counted by whoever admitted them.
-        self._turns = Turns(share, None, POOL_TIMEOUT_SECONDS, _share_taken)
+        self._turns = Turns(
+            share,
+            None,
+            POOL_TIMEOUT_SECONDS,
+            _share_taken,
+            company_max=min(share, TENANT_CONNECTIONS_IN_COMPANY_MAX),
+        )
 
     @asynccontextmanager
     async def begin(self, scope: AnyScope) -> AsyncIterator[Transaction]:

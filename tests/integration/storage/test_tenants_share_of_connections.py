@@ -7,7 +7,12 @@ import pytest
 
 from storage.errors import Unavailable
 from storage.postgres.engine import create_engine
-from storage.postgres.unit_of_work import TENANT_CONNECTIONS_MAX, Silent, UnitOfWork
+from storage.postgres.unit_of_work import (
+    TENANT_CONNECTIONS_IN_COMPANY_MAX,
+    TENANT_CONNECTIONS_MAX,
+    Silent,
+    UnitOfWork,
+)
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 
 REQUESTS = 60
@@ -66,6 +71,23 @@ async def test_a_tenant_with_many_requests_leaves_connections_for_another_ones(e
     assert held.most == TENANT_CONNECTIONS_MAX
     assert sorted(held.order) == list(range(REQUESTS))
     assert len(unit_of_work._turns) == 0
+
+
+async def test_a_crowd_beside_another_tenant_goes_on_with_few_connections(engine):
+    unit_of_work = UnitOfWork(engine, Silent())
+    crowd, quiet = Scope(uuid4(), "ann"), Scope(uuid4(), "ann")
+    for scope in (crowd, quiet):
+        async with unit_of_work.begin(scope):
+            pass
+    held = Held(unit_of_work)
+    tasks = [asyncio.create_task(held.hold(crowd, number)) for number in range(REQUESTS)]
+    await held.until(TENANT_CONNECTIONS_IN_COMPANY_MAX)
+    async with unit_of_work.begin(quiet) as transaction:
+        assert await transaction.fetchval("SELECT 1") == 1
+        assert held.most == TENANT_CONNECTIONS_IN_COMPANY_MAX
+    held.let_go()
+    await asyncio.gather(*tasks)
+    assert sorted(held.order) == list(range(REQUESTS))
 
 
 async def test_who_waits_in_vain_for_the_tenants_share_is_told_to_come_again(engine):
