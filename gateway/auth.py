@@ -173,7 +173,7 @@ class AuthenticationMiddleware(ASGIMiddleware):
         principal = await self._authenticator.verify(facts.headers.get(b"authorization"))
         facts.credential_id = principal.credential_id
         scope["user"] = principal
-        with self._admission.tenant(principal.tenant_id):
+        with self._admission.tenant(principal.tenant_id) as facts.body_share:
             await next_app(scope, receive, send)
 
 

@@ -77,6 +77,7 @@ class Facts:
     credential_id: str | None = None
     status: int = 0
     access: tuple[UUID, str, str] | None = None  # what the audit log notes: chain, actor, whose rows
+    body_share: limits.BodyShare | None = None  # of who was authenticated
     bodiless: bool = False  # a HEAD, which handlers see as a GET: its body need not be made
 
     @classmethod
@@ -129,6 +130,15 @@ def decode_id(text: str, fault: Fault) -> str:
     if encode_id(plain) != text:
         raise InvalidRequest(fault)
     return plain
+
+
+def travels_as_id(text: str) -> bool:
+    """Whether `decode_id` takes ``text``."""
+    try:
+        decode_id(text, Fault(detail=""))
+    except InvalidRequest:
+        return False
+    return True
 
 
 def path_id(text: str, parameter: str) -> str:
@@ -199,10 +209,11 @@ def _convert(values: dict[str, Any], shape: type[Q]) -> Q:
         raise InvalidRequest(Fault(detail=what, parameter=name)) from None
 
 
-async def read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
-    """Read a body without ever holding more than `limits.BODY_BYTES_MAX`.
+async def read_body(headers: dict[bytes, bytes], receive: Receive, share: limits.BodyShare) -> bytes:
+    """Read a body without ever holding more than `limits.BODY_BYTES_MAX`, nor more than is left for all of them.
 
     Raises:
+        Overloaded, TenantBusy: nothing is left. What was only announced takes nothing from anybody.
         BodyTooLarge: announced or found to be larger.
         BodyTimeout: it paused for `limits.BODY_IDLE_SECONDS_MAX` or took `limits.BODY_SECONDS_MAX`.
         MalformedBody: the client hung up.
@@ -224,6 +235,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
                 size += len(chunk)
                 if size > limits.BODY_BYTES_MAX:
                     raise BodyTooLarge
+                share.take(len(chunk))
                 chunks.append(chunk)
                 if not message["more_body"]:
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -310,7 +322,8 @@ class Exchange:
         """The body as a ``shape``, its format and its bytes; see `read_body` and `decode_body`."""
         headers = self.facts.headers
         name = body_format(headers.get(b"content-type"), headers.get(b"content-encoding"))
-        content = await read_body(headers, self._receive)
+        assert self.facts.body_share is not None  # noqa: S101  for the type checker: no public route takes a body
+        content = await read_body(headers, self._receive, self.facts.body_share)
         return decode_body(name, content, shape), name, content
 
     def announced_bytes(self) -> int | None:

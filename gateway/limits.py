@@ -1,10 +1,10 @@
 """Named limits with their units and reasons, and the admission that enforces the ones about concurrency.
 
-Owns how many requests run at once: per process, per tenant and, for writes, per thread; and the promise that
-a write whose body was read runs to COMMIT although its client hangs up. Whoever is not admitted is refused at once, and
-who waits for a thread does so in a line that is bounded. It does not limit rates over time, and it knows one process
-only: ten processes admit ten times as much. How a tenant's requests share the database's connections with those of
-others is `storage.postgres.unit_of_work`'s affair.
+Owns how many requests run at once: per process, per tenant and, for writes, per thread; how many bytes of bodies they
+hold meanwhile; and the promise that a write whose body was read runs to COMMIT although its client hangs up. Whoever is
+not admitted is refused at once, and who waits for a thread does so in a line that is bounded. It does not limit rates
+over time, and it knows one process only: ten processes admit ten times as much. How a tenant's requests share the
+database's connections with those of others is `storage.postgres.unit_of_work`'s affair.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ import structlog
 from storage.turns import Turns
 
 BODY_BYTES_MAX = 32 * 1024 * 1024  # a large agent state; anything bigger belongs into an artifact
+BODIES_BYTES_MAX = 8 * BODY_BYTES_MAX  # of a process; what is made of a body takes several times as much
+TENANT_BODIES_BYTES_MAX = BODIES_BYTES_MAX // 2  # one tenant may fill half of it, as of the requests
 BODY_IDLE_SECONDS_MAX = 10.0  # a client that sends nothing this long holds a slot for nothing (slow loris)
 BODY_SECONDS_MAX = 120.0  # 32 MiB at 280 KB/s
 ARTIFACT_BYTES_MAX = 50 * 1024**3  # what a person still uploads; well within the 10,000 parts of an object
@@ -67,10 +69,10 @@ class Refused(Exception):
 
 
 class Overloaded(Refused):
-    """The process serves as many requests as it may."""
+    """The process serves as many requests, or holds as much of their bodies, as it may."""
 
-    def __init__(self) -> None:
-        super().__init__("overloaded", "this process serves as many requests as REQUESTS_IN_FLIGHT_MAX allows")
+    def __init__(self, detail: str = "this process serves as many requests as REQUESTS_IN_FLIGHT_MAX allows") -> None:
+        super().__init__("overloaded", detail)
 
 
 class Draining(Refused):
@@ -81,13 +83,12 @@ class Draining(Refused):
 
 
 class TenantBusy(Refused):
-    """The tenant has as many requests in flight as it may."""
+    """The tenant has as many requests in flight, or as much of their bodies, as it may."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "tenant-busy",
-            f"the tenant has {TENANT_REQUESTS_IN_FLIGHT_MAX} requests in flight; send fewer at once",
-        )
+    def __init__(
+        self, detail: str = f"the tenant has {TENANT_REQUESTS_IN_FLIGHT_MAX} requests in flight; send fewer at once"
+    ) -> None:
+        super().__init__("tenant-busy", detail)
 
 
 class ThreadBusy(Refused):
@@ -118,6 +119,50 @@ class InFlight(Protocol):
         """Count down."""
 
 
+class _Load:
+    """What somebody has in flight."""
+
+    __slots__ = ("body_bytes", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.body_bytes = 0
+
+
+class BodyShare:
+    """What one request holds of the memory for bodies, until it ends."""
+
+    __slots__ = ("_bytes", "_process", "_tenant")
+
+    def __init__(self, process: _Load, tenant: _Load) -> None:
+        self._process = process
+        self._tenant = tenant
+        self._bytes = 0
+
+    def take(self, size: int) -> None:
+        """Count ``size`` more bytes in.
+
+        Raises:
+            Overloaded: the process has no room for them.
+            TenantBusy: the tenant has not.
+        """
+        if self._process.body_bytes + size > BODIES_BYTES_MAX:
+            raise Overloaded(f"this process holds {BODIES_BYTES_MAX >> 20} MiB of bodies")
+        if self._tenant.body_bytes + size > TENANT_BODIES_BYTES_MAX:
+            raise TenantBusy(
+                f"the tenant's bodies in flight take {TENANT_BODIES_BYTES_MAX >> 20} MiB; send less at once"
+            )
+        self._process.body_bytes += size
+        self._tenant.body_bytes += size
+        self._bytes += size
+
+    def give(self) -> None:
+        """Count them out again."""
+        self._process.body_bytes -= self._bytes
+        self._tenant.body_bytes -= self._bytes
+        self._bytes = 0
+
+
 class Admission:
     """Who may run now: counters of this process.
 
@@ -130,8 +175,8 @@ class Admission:
         self.requests_max = requests_max
         self.tenant_requests_max = tenant_requests_max
         self._transfers: dict[UUID, int] = {}
-        self.requests = 0
-        self._tenants: dict[UUID, int] = {}
+        self._process = _Load()
+        self._tenants: dict[UUID | None, _Load] = {}
         self._threads = Turns(THREAD_WRITES_ACTIVE_MAX, THREAD_WRITES_WAITING_MAX, THREAD_WAIT_SECONDS_MAX, ThreadBusy)
 
     @contextmanager
@@ -141,35 +186,36 @@ class Admission:
         Raises:
             Overloaded: as many as allowed are running.
         """
-        if self.requests >= self.requests_max:
+        if self._process.requests >= self.requests_max:
             raise Overloaded
-        self.requests += 1
+        self._process.requests += 1
         try:
             yield
         finally:
-            self.requests -= 1
+            self._process.requests -= 1
 
     @contextmanager
-    def tenant(self, tenant_id: UUID | None) -> Iterator[None]:
-        """Count a request of a tenant in; operators (None) are not capped.
+    def tenant(self, tenant_id: UUID | None) -> Iterator[BodyShare]:
+        """Count a request of a tenant in, and give it what its body is counted with.
+
+        Operators (None) may send as many as there is room for; their bodies together are counted as a tenant's.
 
         Raises:
             TenantBusy: the tenant has as many as allowed.
         """
-        if tenant_id is None:
-            yield
-            return
-        count = self._tenants.get(tenant_id, 0)
-        if count >= self.tenant_requests_max:
+        load = self._tenants.get(tenant_id)
+        if load is None:
+            load = self._tenants[tenant_id] = _Load()
+        if tenant_id is not None and load.requests >= self.tenant_requests_max:
             raise TenantBusy
-        self._tenants[tenant_id] = count + 1
+        load.requests += 1
+        share = BodyShare(self._process, load)
         try:
-            yield
+            yield share
         finally:
-            left = self._tenants[tenant_id] - 1
-            if left:
-                self._tenants[tenant_id] = left
-            else:
+            share.give()
+            load.requests -= 1
+            if not load.requests:
                 del self._tenants[tenant_id]
 
     @contextmanager

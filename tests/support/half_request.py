@@ -13,10 +13,17 @@ class HalfRequest:
     """Sends the head of a save and all of its body but the last byte."""
 
     def __init__(
-        self, gateway: ProductionGateway, thread_id: str, *, subject: str = "user-1", api_key: str | None = None
+        self,
+        gateway: ProductionGateway,
+        thread_id: str,
+        *,
+        subject: str = "user-1",
+        api_key: str | None = None,
+        body_bytes: int = 0,
     ) -> None:
         self._address = urlsplit(gateway.url)
         body = json.dumps({"state": {"n": uuid4().hex}}).encode()
+        body = body[:-1].ljust(body_bytes - 1) + body[-1:]
         head = (
             f"POST /v1/threads/{thread_id}/checkpoints HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             f"Authorization: Bearer {api_key or gateway.deployment.api_key}\r\nStateroom-Subject: {subject}\r\n"

@@ -1,6 +1,7 @@
 """Admission over real HTTP: whoever sends too much is told so, and nobody else notices."""
 
 import asyncio
+import json
 
 import asyncpg
 import pytest
@@ -51,6 +52,29 @@ async def test_a_full_process_refuses_everybody_but_probes(deployment, launcher)
         assert (await client.get("/readyz")).status_code == 200
         assert [await each.finish() for each in held] == [201] * 4
         assert (await client.get("/v1/whoami")).status_code == 200
+
+
+async def test_a_tenant_whose_bodies_fill_its_share_of_memory_is_refused_and_another_one_is_served(
+    deployment, launcher
+):
+    port = free_port()
+    largest = limits.BODY_BYTES_MAX
+    many = limits.TENANT_BODIES_BYTES_MAX // largest
+    async with serving(launcher, deployment, metrics_listen=f"127.0.0.1:{port}") as gateway:
+        neighbour = await new_tenant(gateway)
+        held = [await HalfRequest(gateway, f"m-{number}", body_bytes=largest).begin() for number in range(many)]
+        await until_in_flight(port, many)
+        async with gateway.client() as crowded, gateway.client(api_key=neighbour) as served:
+            body = json.dumps({"state": {"n": "x" * 1_000_000}})
+            path, content = "/v1/threads/t/checkpoints", {"Content-Type": "application/json"}
+            async with asyncio.timeout(20):  # until all of theirs has been read
+                while (answer := await crowded.post(path, content=body, headers=content)).status_code == 201:
+                    pass
+            assert_refused(answer, 429, "tenant-busy")
+            assert "MiB" in answer.json()["detail"]
+            assert (await served.post(path, content=body, headers=content)).status_code == 201
+            assert await asyncio.gather(*(each.finish() for each in held)) == [201] * many
+            assert (await crowded.post(path, content=body, headers=content)).status_code == 201
 
 
 @pytest.fixture

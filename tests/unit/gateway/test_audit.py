@@ -23,6 +23,14 @@ async def test_ids_are_noted_as_they_travel_so_that_none_can_look_like_another(c
     assert store.audit.notes[0][3] == f"subject/{subject}/thread/t1"
 
 
+async def test_what_is_no_id_is_not_noted_because_it_can_be_any_text(call, store):
+    async with call("service") as client:
+        for text in ("%00my-password", "a%20word", "~bad", "x" * 5000):
+            answer = await client.get(f"/v1/threads/{text}", headers={"Stateroom-Subject": "user-9"})
+            assert answer.status_code == 422
+    assert [note[2:] for note in store.audit.notes] == [("get_thread", "subject/user-9", 422)] * 4
+
+
 async def test_administration_is_noted_on_the_tenants_and_on_the_operators_chain(call, store):
     async with call("service") as client:
         await client.get("/v1/api-keys")
