@@ -134,6 +134,11 @@ _SCOPES: Final = frozenset(KeyScope)
 _unpack_cached: Final = lru_cache(maxsize=1024)(Header.unpack)
 
 
+def envelope_bytes_min(header: Header) -> int:
+    """Length in bytes of an envelope with this header and nothing in it; nothing shorter is one."""
+    return HEADER_BYTES + header.suite.body_bytes_min + _LENGTHS.size
+
+
 def peek_header(envelope: bytes) -> Header:
     """Read and check an envelope's header without any key.
 
@@ -143,7 +148,7 @@ def peek_header(envelope: bytes) -> Header:
         OpenError: `format` if it is no envelope or too short for one, `unsupported` if it is newer.
     """
     header = _unpack_cached(bytes(envelope[:HEADER_BYTES]))
-    if len(envelope) < HEADER_BYTES + header.suite.body_bytes_min + _LENGTHS.size:
+    if len(envelope) < envelope_bytes_min(header):
         raise OpenError("format")
     return header
 

@@ -11,14 +11,14 @@ the share. Envelopes say so in their flags, and neither sort of sealer opens wha
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from crypto import digests
 from crypto.blob import BlobCipher
 from crypto.compression import compress_if_smaller, inflate
-from crypto.context import Field, Kind, Location, context_start, encode_fields, encode_owner
-from crypto.envelope import Flag, Header, KeyScope, open_body, peek_header, seal_body
+from crypto.context import HEADER_BYTES, Field, Kind, Location, context_start, encode_fields, encode_owner
+from crypto.envelope import Flag, Header, KeyScope, envelope_bytes_min, open_body, peek_header, seal_body
 from crypto.errors import KeyDestroyed, OpenError
 from crypto.keyring import SecretKey
 from crypto.suites import BytesLike, Suite
@@ -37,6 +37,16 @@ _MAC_PURPOSE: Final = b"stateroom/v1/mac"
 _MAC_PURPOSES_MAX: Final = 256
 
 
+class _Opening(NamedTuple):
+    """What opens all envelopes with one header: their kind, key, context's start, whether inflated, shortest length."""
+
+    kind: Kind
+    row_key: SecretKey
+    start: bytes
+    compressed: bool
+    bytes_min: int
+
+
 def _encoded(location: Sequence[Field] | Location) -> bytes:
     return location.encoded if isinstance(location, Location) else encode_fields(location)
 
@@ -51,6 +61,7 @@ class Sealer:
         "_data_keys",
         "_id_key",
         "_mac_keys",
+        "_openings",
         "_owner",
         "_row_keys",
         "_share",
@@ -100,6 +111,7 @@ class Sealer:
         self._digest_with(id_key)
         self._row_keys: dict[tuple[int, Suite], SecretKey] = {}
         self._starts: dict[tuple[Kind, bool], tuple[bytes, bytes]] = {}
+        self._openings: dict[bytes, _Opening] = {}
 
     def _digest_with(self, id_key: SecretKey) -> None:
         self._id_key = id_key
@@ -125,6 +137,7 @@ class Sealer:
         mixed._without_share = self  # noqa: SLF001
         mixed._row_keys = {}  # noqa: SLF001
         mixed._starts = {}  # noqa: SLF001
+        mixed._openings = {}  # noqa: SLF001
         mixed._digest_with(self._id_key.mix(mixed._share))  # noqa: SLF001
         return mixed
 
@@ -222,23 +235,38 @@ class Sealer:
             ValueError: A field of the location cannot be encoded.
             TypeError: A field of the location has no encoding.
         """
+        opening = self._openings.get(envelope[:HEADER_BYTES]) or self._opening(kind, envelope)
+        if len(envelope) < opening.bytes_min:
+            raise OpenError("format")
+        if opening.kind is not kind:
+            raise OpenError("authentication")
+        raw_bytes, body = open_body(envelope, opening.row_key.borrow(), opening.start + _encoded(location))
+        if raw_bytes > raw_bytes_max:
+            raise OpenError("size")
+        if opening.compressed:
+            return inflate(body, raw_bytes)
+        if raw_bytes != len(body):
+            raise OpenError("size")
+        return body
+
+    def _opening(self, kind: Kind, envelope: bytes) -> _Opening:
+        """What a header says, checked; kept, because it repeats for every row of a kind.
+
+        Only what this sealer has a key for is kept, so that there are no more of them than kinds, flags and keys.
+        """
         header = peek_header(envelope)
         if header.kind is not kind or header.scope is not KeyScope.SUBJECT:
             raise OpenError("authentication")
         if (Flag.CLIENT_SHARE in header.flags) != self.shared:
             raise OpenError("authentication")
-        raw_bytes, body = open_body(
-            envelope,
-            self._row_key(header.key_version, header.suite).borrow(),
-            context_start(envelope, self._owner) + _encoded(location),
+        opening = self._openings[bytes(envelope[:HEADER_BYTES])] = _Opening(
+            kind,
+            self._row_key(header.key_version, header.suite),
+            context_start(envelope, self._owner),
+            Flag.ZSTD in header.flags,
+            envelope_bytes_min(header),
         )
-        if raw_bytes > raw_bytes_max:
-            raise OpenError("size")
-        if header.flags & Flag.ZSTD:
-            return inflate(body, raw_bytes)
-        if raw_bytes != len(body):
-            raise OpenError("size")
-        return body
+        return opening
 
     @staticmethod
     def new_blob_key() -> SecretKey:

@@ -3,13 +3,15 @@ import json
 import os
 import pickle  # noqa: TID251  the claim is that it refuses
 import struct
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from backports import zstd
 
 from crypto import digests
-from crypto.compression import compress_if_smaller, inflate, zstd
-from crypto.context import Kind, Location, encode_context
+from crypto.compression import compress_if_smaller, inflate
+from crypto.context import HEADER_BYTES, Kind, Location, encode_context
 from crypto.envelope import OVERHEAD_BYTES, Flag, Header, KeyScope, peek_header, seal_body
 from crypto.errors import KeyDestroyed, OpenError
 from crypto.keyring import SecretKey
@@ -130,7 +132,7 @@ FRAME = zstd.compress(b"a" * 1000)
         pytest.param(1000, unsized_frame(b"a" * 1000), "size", id="frame states no size"),
         pytest.param(1000, FRAME + b"\0", "format", id="bytes after the frame"),
         pytest.param(1000, FRAME + FRAME, "format", id="second frame"),
-        pytest.param(1000, FRAME[:-1], "size", id="frame cut short"),
+        pytest.param(1000, FRAME[:-1], "format", id="frame cut short"),
         pytest.param(4, b"\x50\x2a\x4d\x18\x04\0\0\0abcd", "format", id="skippable frame"),
         pytest.param(9, b"not zstd!", "format", id="no frame"),
         pytest.param(0, b"", "format", id="nothing"),
@@ -285,6 +287,39 @@ def test_a_shared_sealer_and_its_origin_do_not_open_each_others_envelopes() -> N
     sealed = shared.seal(Kind.MANIFEST, LOCATION, b"x" * 500)
     assert peek_header(sealed).flags == Flag.ZSTD | Flag.CLIENT_SHARE
     assert own.with_share(SHARE).open(Kind.MANIFEST, LOCATION, sealed) == b"x" * 500
+
+
+def test_a_header_that_opened_before_admits_no_other_kind_share_key_or_stump() -> None:
+    own = make_sealer(v1=DATA_KEY, v2=SecretKey(bytes(32)))
+    sealed = own.seal(Kind.MANIFEST, LOCATION, b"x" * 500)
+    assert own.open(Kind.MANIFEST, LOCATION, sealed) == b"x" * 500
+    shared = own.with_share(SHARE)
+    shared_too = shared.seal(Kind.MANIFEST, LOCATION, b"x" * 500)
+    assert shared.open(Kind.MANIFEST, LOCATION, shared_too) == b"x" * 500
+    refusals = [
+        (own, Kind.CHUNK, sealed, "authentication"),
+        (make_sealer(v1=DATA_KEY, v2=SecretKey(bytes(32))), Kind.CHUNK, sealed, "authentication"),
+        (own, Kind.MANIFEST, sealed[: OVERHEAD_BYTES - 1], "format"),
+        (own, Kind.CHUNK, sealed[: OVERHEAD_BYTES - 1], "format"),
+        (own, Kind.MANIFEST, sealed[:HEADER_BYTES], "format"),
+        (own, Kind.MANIFEST, shared_too, "authentication"),
+        (own.with_share(SHARE), Kind.MANIFEST, sealed, "authentication"),
+        (make_sealer(v1=SecretKey(bytes(32)), v2=DATA_KEY), Kind.MANIFEST, sealed, "authentication"),
+    ]
+    for reader, kind, envelope, code in refusals:
+        with pytest.raises(OpenError) as caught:
+            reader.open(kind, LOCATION, envelope)
+        assert caught.value.code == code
+
+
+def test_headers_that_do_not_open_are_not_kept() -> None:
+    sealer = make_sealer()
+    kept = Header(Suite.COBBLESTONE_256, Flag(0), Kind.CHUNK, KeyScope.SUBJECT, 1)
+    for key_version in range(2, 500):
+        stranger = replace(kept, key_version=key_version)
+        with pytest.raises(KeyDestroyed):
+            sealer.open(Kind.CHUNK, LOCATION, stranger.pack() + bytes(200))
+    assert len(sealer._openings) == 0
 
 
 def test_a_share_changes_every_digest_and_is_undone_by_leaving_it_out() -> None:

@@ -13,6 +13,9 @@ import aiohttp
 
 from stateroom._transport import CONNECTIONS_MAX, KEEPALIVE_SECONDS, SLICED_BYTES_MIN, NoAnswer, Reply, slices
 
+# An answer is read whole, so nothing is gained by stopping at 128 KB of it until those are taken: two stops in one of
+# 465 KB took a tenth of the time that reading it takes here, and a seventh of what sending it takes there.
+_UNPAUSED_BYTES = 1024 * 1024
 _NEVER_RECEIVED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
 
 
@@ -32,6 +35,7 @@ class AiohttpTransport:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEPALIVE_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=_UNPAUSED_BYTES,
             )
         return self._session
 
