@@ -290,16 +290,26 @@ class TaskWrites(Response):
 
 
 class ChannelHistory(Response, omit_defaults=True):
-    """Writes to a channel, oldest first, since ``seed``: the nearest ancestor's value (absent: none)."""
+    """Writes to a channel, oldest first, since ``seed``: the nearest ancestor's value (absent: none).
+
+    ``continues``: they come after those that were given together with the ``mark`` of the request, and the seed is the
+    one given then.
+    """
 
     writes: list[WriteOut]
     seed: ChannelOut | UnsetType = UNSET
+    continues: bool = False
 
 
 class ChannelHistories(Response):
-    """Channel name to its history."""
+    """Channel name to its history.
+
+    With ``mark`` as the next request's, only what came since is given, as long as the rest of this answer still holds;
+    null where the next answer will be whole in any case.
+    """
 
     channels: dict[str, ChannelHistory]
+    mark: str | None = None
 
 
 class ThreadArchive(Response):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from crypto import Sealer
-from storage import reading
+from storage import channel_histories
 from storage.access import Access
 from storage.archive_views import Snapshot
 from storage.completeness import (
@@ -33,7 +33,7 @@ from storage.format.record import (
 )
 from storage.loading import Wanted, load_at_once, load_in
 from storage.model import (
-    ChannelHistory,
+    ChannelHistories,
     Checkpoint,
     HistoryQuery,
     ListedCheckpoint,
@@ -77,6 +77,7 @@ class Checkpoints:
             ClientShareWrong: the thread was made under another share.
             ClientShareUnexpected: the thread was made without one.
             CheckpointExists: the id is stored with other content.
+            StateTooLarge: the id is stored in other pieces, too many of them in the object store to be compared.
             ChannelUnchangedUnknown: an unchanged channel is not in the parent at that version.
             HeadMoved: the precondition does not hold.
             PreconditionRequired: the thread is strict, or the save is a patch, and there is no precondition.
@@ -338,30 +339,31 @@ class Checkpoints:
         share: ClientShare | None = None,
         refs: bool = False,
         names: WantedNames | None = None,
-    ) -> dict[str, ChannelHistory]:
+        mark: str | None = None,
+    ) -> ChannelHistories:
         """For each channel: its value at the nearest ancestor that holds one, and the writes since, oldest first.
 
         The target's own value and writes are left out; those of the ancestor that holds the value are included.
         This is how LangGraph rebuilds a DeltaChannel. With ``names``, channels go by a reader's names, and what has to
         be converted to be theirs is not: writes say their version, and a seed where it is (``seed_at``).
 
+        With the ``mark`` of an earlier answer, only what came since is given, where the rest of that answer still
+        holds (`storage.channel_histories`); any other text gives the whole.
+
         Raises:
             CheckpointNotFound: there is no such checkpoint.
             ThreadArchived, RestoreNeeded: as `load`.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
         """
-
-        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> dict[str, ChannelHistory]:
-            async with snapshot() as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
-                together, fetching = await reading.channel_history(
-                    transaction, scope, sealer, thread_id, namespace, checkpoint_id, channels, known_token,
-                    self._access.offload, refs=refs, names=names,
-                )  # fmt: skip
-            await fetching.fill(self._access.offload, scope)
-            return together()
-
-        return await self._access.reading_thread(scope, thread_id, with_sealer, _without_keys(known_token), share)
+        wanted = channel_histories.Wanted(thread_id, namespace, checkpoint_id, channels, known_token, refs, names, mark)
+        access = self._access
+        return await access.reading_thread(
+            scope,
+            thread_id,
+            lambda sealer, snapshot: channel_histories.read(snapshot, access, scope, sealer, wanted),
+            _without_keys(known_token),
+            share,
+        )
 
 
 def _without_keys(known_token: str | None) -> CheckpointNotFound | RollbackDetected:

@@ -281,12 +281,22 @@ class WritesReceipt:
 class ChannelHistory:
     """Writes to a channel since ``seed``, oldest first.
 
-    ``seed_at``: the seed is what another version makes of this checkpoint's state, and is not here.
+    ``seed_at``: the seed is what another version makes of this checkpoint's state, and is not here. ``continues``: what
+    is here comes after what was given with the mark that the reader sent, the seed of which still is the seed.
     """
 
     writes: list[PendingWrite]
     seed: Channel | None
     seed_at: str | None = None
+    continues: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelHistories:
+    """Histories by channel; ``mark``: what to send the next time, None where the next answer will be whole anyway."""
+
+    channels: dict[str, ChannelHistory]
+    mark: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,18 +4,18 @@ Every function sees one snapshot and either returns what authenticates or raises
 transaction, and nothing is written.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from crypto import Sealer
 from storage.blob_ledger import LiveBlob
-from storage.completeness import admit_reader, check_absent, check_count, check_token, check_writes
-from storage.errors import CheckpointNotFound, ClientShareRequired, ClientShareWrong, IntegrityFailure
+from storage.completeness import check_writes
+from storage.errors import ClientShareRequired, ClientShareWrong, IntegrityFailure
 from storage.format.chain import NO_WRITES, LiveSet, ThreadSeal
-from storage.format.manifest import CheckpointColumns, WriteColumns
+from storage.format.manifest import WriteColumns
 from storage.format.record import (
     OpenedCheckpoint,
     OpenedWrite,
@@ -23,17 +23,15 @@ from storage.format.record import (
     check_share,
     clear_checkpoint,
     open_checkpoint,
-    open_head,
     open_thread_seal,
     open_write,
 )
-from storage.model import ChannelHistory, Checkpoint, HistoryQuery, Page, PendingWrite
+from storage.model import Checkpoint, HistoryQuery, Page
 from storage.offload import Offload
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.tags import search_for
-from storage.versions import WantedNames
 
 # How many rows a request may open to match metadata that tags do not find, before it answers with a cursor instead.
 HISTORY_SCAN_ROWS_MAX = 10_000
@@ -322,154 +320,3 @@ def _by_place(rows: Sequence[Match]) -> list[tuple[tuple[str, str], list[Match]]
         else:
             groups.append((place, [each]))
     return groups
-
-
-async def channel_history(
-    transaction: Transaction,
-    scope: Scope,
-    sealer: Sealer,
-    thread_id: str,
-    namespace: str,
-    checkpoint_id: str | None,
-    channels: Sequence[str],
-    known_token: str | None,
-    offload: Offload,
-    *,
-    refs: bool,
-    names: WantedNames | None,
-) -> tuple[Callable[[], dict[str, ChannelHistory]], Fetching]:
-    """What `Checkpoints.channel_history` promises, in an open snapshot: how to put it together, and what to fetch."""
-    place = (scope.tenant_id, scope.subject_id, thread_id, namespace)
-    if known_token is not None:
-        await check_token(transaction, scope, sealer, thread_id, known_token)
-    thread = await admit_reader(transaction, scope, sealer, thread_id)
-    row = await transaction.fetchrow(sql.HEAD, *place)
-    if row is None:
-        await check_absent(transaction, scope, sealer, thread_id, namespace)
-        raise CheckpointNotFound
-    head = open_head(sealer, thread_id, namespace, row["head_id"], row["sequence"], row["seal"])
-    target = await one(transaction, scope, sealer, thread_id, namespace, checkpoint_id or row["head_id"])
-    if target is None:
-        await check_count(transaction, scope, thread_id, namespace, head)
-        raise CheckpointNotFound
-    ancestry = Ancestry(names)
-    lines, seeds, found_all = await _walk(transaction, sealer, place, target.columns.parent_id, channels, ancestry)
-    if not found_all:
-        await check_count(transaction, scope, thread_id, namespace, head)
-    ancestors = max((len(line) for line in lines.values()), default=0)
-    longest = next((line for line in lines.values() if len(line) == ancestors), [])
-    if longest:
-        await check_writes(transaction, scope, sealer, thread_id, thread)
-    rows = await ancestry.writes(transaction, place, longest, channels, target)
-    known_as = [(each, ancestry.names_of(each)) for each in (open_write(sealer, row) for row in rows)]
-    opened = [each for each, own_names in known_as if not own_names.isdisjoint(channels)]
-    reader = PieceReader(sealer, refs=refs)
-    here = [each for each in seeds.values() if not ancestry.is_elsewhere(each)]
-    await read_chunks(transaction, scope, reader, thread_id, ids_of([*opened, *here]))
-
-    def together() -> dict[str, ChannelHistory]:
-        result: dict[str, ChannelHistory] = {}
-        for name in channels:
-            depth = {each: at for at, each in enumerate(lines[name])}
-            own = [each for each, as_ in known_as if name in as_ and each.columns.checkpoint_id in depth]
-            own.sort(key=lambda each: -depth[each.columns.checkpoint_id])  # stable: order inside a checkpoint stays
-            writes = [ancestry.versioned(each, each.value(reader)) for each in own]
-            result[name] = ancestry.history(name, writes, seeds.get(name), reader)
-        return result
-
-    return together, Fetching(sealer, reader, await offload.find(transaction, scope, sealer, reader))
-
-
-class Ancestry:
-    """Ancestors' channels and writes by the names of a reader, who may be at another version than they are."""
-
-    def __init__(self, names: WantedNames | None) -> None:
-        self._names = names
-        self._columns: dict[str, CheckpointColumns] = {}
-        self.differs = False
-
-    def held(self, ancestor: OpenedCheckpoint) -> set[str]:
-        """Take an ancestor; returns the names of the channels that it holds."""
-        stored = [each.name for each in ancestor.manifest.channels]
-        columns = ancestor.columns
-        if self._names is None:
-            return set(stored)
-        self._columns[columns.checkpoint_id] = columns
-        self.differs = self.differs or self._names.differs(columns)
-        return {name for each in stored for name in self._names.of(columns, each)}
-
-    def is_elsewhere(self, seed: OpenedCheckpoint) -> bool:
-        """Whether a channel's value is what another version makes of the whole state that holds it."""
-        return self._names is not None and self._names.differs(seed.columns)
-
-    async def writes(
-        self,
-        transaction: Transaction,
-        place: tuple[Any, ...],
-        ancestors: Sequence[str],
-        channels: Sequence[str],
-        target: OpenedCheckpoint,
-    ) -> list[Any]:
-        """Rows of all writes to the ancestors that may be to these channels."""
-        if self._names is None:
-            return await transaction.fetch(sql.WRITES_OF, *place, ancestors, list(channels), None)
-        at = self._names.version_of(target.columns)
-        return await transaction.fetch(sql.WRITES_BY_VERSION, *place, ancestors, list(channels), self.differs, at)
-
-    def history(
-        self, name: str, writes: list[PendingWrite], seed: OpenedCheckpoint | None, reader: PieceReader
-    ) -> ChannelHistory:
-        """A channel's history, as far as it is here."""
-        if seed is not None and self.is_elsewhere(seed):
-            return ChannelHistory(writes=writes, seed=None, seed_at=seed.columns.checkpoint_id)
-        return ChannelHistory(writes=writes, seed=None if seed is None else seed.channel(name, reader))
-
-    def _version(self, write: OpenedWrite) -> WriteColumns | CheckpointColumns:
-        return write.columns if write.columns.state_schema is not None else self._columns[write.columns.checkpoint_id]
-
-    def names_of(self, write: OpenedWrite) -> frozenset[str]:
-        """The names of the channels that a write to one of the ancestors is to."""
-        if self._names is None:
-            return frozenset({write.columns.channel})
-        return frozenset(self._names.of(self._version(write), write.columns.channel))
-
-    def versioned(self, write: OpenedWrite, value: PendingWrite) -> PendingWrite:
-        """A write's value, and the version it is at, also where that is its checkpoint's."""
-        if self._names is None:
-            return value
-        at = self._version(write)
-        return replace(value, state_schema=at.state_schema, state_version=at.state_version)
-
-
-async def _walk(
-    transaction: Transaction,
-    sealer: Sealer,
-    place: tuple[Any, ...],
-    parent_id: str | None,
-    channels: Sequence[str],
-    ancestry: Ancestry,
-) -> tuple[dict[str, list[str]], dict[str, OpenedCheckpoint], bool]:
-    """For each channel its ancestors, nearest first, up to and with the one that holds a value, if any.
-
-    The third result is false when an ancestor was not there: it was removed, or is a parent that never was.
-    """
-    lines: dict[str, list[str]] = {name: [] for name in channels}
-    seeds: dict[str, OpenedCheckpoint] = {}
-    seen: set[str] = set()
-    while parent_id is not None and parent_id not in seen and len(seeds) < len(lines):
-        rows = await transaction.fetch(sql.ANCESTORS, *place, parent_id, _ANCESTORS_ROWS)
-        if not rows:
-            return lines, seeds, False
-        for row in rows:
-            ancestor = open_checkpoint(sealer, row)
-            if ancestor.columns.checkpoint_id in seen:
-                return lines, seeds, True
-            seen.add(ancestor.columns.checkpoint_id)
-            held = ancestry.held(ancestor)
-            for name in channels:
-                if name not in seeds:
-                    lines[name].append(ancestor.columns.checkpoint_id)
-                    if name in held:
-                        seeds[name] = ancestor
-            parent_id = ancestor.columns.parent_id
-    return lines, seeds, True

@@ -18,6 +18,7 @@ from migrations.state.chain import Chain
 from storage.checkpoints import Checkpoints
 from storage.errors import ChannelUnchangedUnknown, CheckpointNotFound, InvalidState
 from storage.model import (
+    ChannelHistories,
     ChannelHistory,
     Checkpoint,
     FullState,
@@ -313,10 +314,12 @@ class States:
         known_token: str | None = None,
         share: ClientShare | None = None,
         refs: bool = False,
-    ) -> dict[str, ChannelHistory]:
+        mark: str | None = None,
+    ) -> ChannelHistories:
         """Channels' histories, by the reader's names of them, at its version; see `Checkpoints.channel_history`.
 
-        Ancestors that were saved at other versions may hold a channel under other names, and so may writes.
+        Ancestors that were saved at other versions may hold a channel under other names, and so may writes. At a
+        version everything is given, whatever the ``mark``.
 
         Raises:
             StateTooNew, StateTooNewToSave, UpcastFailed: as `load`.
@@ -324,8 +327,9 @@ class States:
         """
         if wanted is AS_SAVED:
             return await self._checkpoints.channel_history(
-                scope, thread_id, namespace, checkpoint_id, channels, known_token=known_token, share=share, refs=refs
-            )
+                scope, thread_id, namespace, checkpoint_id, channels, known_token=known_token, share=share, refs=refs,
+                mark=mark,
+            )  # fmt: skip
         found = await self._reading_schemas(
             scope,
             lambda: self._checkpoints.channel_history(
@@ -342,7 +346,7 @@ class States:
         )
         result: dict[str, ChannelHistory] = {}
         seeds: dict[str, Checkpoint] = {}
-        for name, history in found.items():
+        for name, history in found.channels.items():
             converted = await self._writes_at(scope, wanted, None, history.writes)
             seed = history.seed
             if history.seed_at is not None:
@@ -353,7 +357,7 @@ class States:
                     seeds[history.seed_at] = loaded.checkpoint
                 seed = (seeds[history.seed_at].channels or {}).get(name)
             result[name] = ChannelHistory(writes=[each for each in converted if each.channel == name], seed=seed)
-        return result
+        return ChannelHistories(channels=result, mark=None)
 
     async def at(self, scope: Scope, wanted: WantedVersions, checkpoint: Checkpoint) -> Checkpoint:
         """A checkpoint that was loaded with its state, at another version.

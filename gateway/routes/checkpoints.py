@@ -31,6 +31,8 @@ LATEST = "latest"  # so no checkpoint can have this id
 _PRIVATE = wire.PRIVATE_PREFIX
 _TIMES = Annotated[datetime, Meta(tz=True)]
 _LIMIT = Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)]
+# A digest and a checkpoint's id.
+_MARK_LENGTH_MAX = 512
 
 
 class WritesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -73,11 +75,12 @@ class SearchFilter(HistoryFilter, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChannelHistoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which channels of which namespace; ``channel`` may repeat."""
+    """Which channels of which namespace; ``channel`` may repeat. ``mark``: an earlier answer's, for what came since."""
 
     channel: Annotated[list[wire.Name], Meta(min_length=1, max_length=limits.CHANNELS_MAX)]
     namespace: wire.Namespace = ""
     pieces: wire.Pieces = "resolved"
+    mark: Annotated[str, Meta(max_length=_MARK_LENGTH_MAX)] | None = None
 
 
 # --- in -------------------------------------------------------------------------------------------
@@ -726,16 +729,19 @@ async def channel_history(
         known_token=exchange.known_token(),
         share=exchange.client_share(),
         refs=_refs(exchange, query.pieces, "channels"),
+        mark=query.mark,
     )
     return exchange.reply(
         wire.ChannelHistories(
+            mark=found.mark,
             channels={
                 channel: wire.ChannelHistory(
                     writes=[_write_out(write, "channels", exchange.format) for write in history.writes],
                     seed=UNSET if history.seed is None else _channel_out(history.seed),
+                    continues=history.continues,
                 )
-                for channel, history in found.items()
-            }
+                for channel, history in found.channels.items()
+            },
         )
     )
 

@@ -8,6 +8,7 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from stateroom import DeltaChainNeeded
+from stateroom.langgraph import StateroomSaver
 
 
 class Chain:
@@ -158,6 +159,26 @@ async def test_without_an_id_the_newest_checkpoint_is_meant(saver, chain, config
     await chain.write(("items", 1))
     await chain.put()
     assert await both(saver, config, ["items"]) == await both(saver, chain.tip, ["items"])
+
+
+async def test_two_processes_that_write_one_thread_in_turns_rebuild_the_same(gateway_env, subject, thread_id, config):
+    def process():
+        return StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject)
+
+    async with process() as one, process() as other:
+        chain = Chain(one, thread_id)
+        await chain.put({"items": _DeltaSnapshot(["s"])})
+        for number in range(12):
+            chain.saver = (one, one, other, one, other)[number % 5]
+            assert values((await both(chain.saver, chain.tip, ["items"]))["items"]) == list(range(number))
+            await chain.write(("items", number), task_id="a")
+            await chain.put()
+        previous = values((await both(one, chain.tip, ["items"]))["items"])
+        earlier = [found.config async for found in other.alist(config, limit=4)][-1]
+        await other.aput_writes(earlier, [("items", "late")], "b")
+        assert values((await both(one, chain.tip, ["items"]))["items"]) == [*previous[:-2], "late", *previous[-2:]]
+        forked = await other.aget_delta_channel_history(config=earlier, channels=["items"])
+        assert forked == await one.aget_delta_channel_history(config=earlier, channels=["items"])
 
 
 async def test_the_walk_is_longer_than_a_page(saver, chain):

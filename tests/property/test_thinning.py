@@ -87,7 +87,7 @@ class Thinned(RuleBasedStateMachine):
 
     async def _delta(self, checkpoint_id):
         found = await self.world.store.checkpoints.channel_history(self.scope, "t1", "", checkpoint_id, ["d"])
-        return found["d"]
+        return found.channels["d"]
 
     async def _save(self, content, parent, **parts):
         if parent is not None:

@@ -245,7 +245,7 @@ async def test_with_the_share_everything_works(watched, watch, scope, share, sha
     assert [contents(each)["n"] for each in page.items if each.namespace == ""] == [2, 1, 0]
     assert not any(each.withheld for each in page.items)
     found = await watched.checkpoints.channel_history(scope, "t1", "", None, ["a"], share=share)
-    assert found["a"].seed is not None
+    assert found.channels["a"].seed is not None
     appended = await save(
         watched, scope, share, content=patch(put={"n": 3}), precondition=Precondition(shared.checkpoint_id)
     )

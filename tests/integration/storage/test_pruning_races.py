@@ -59,7 +59,7 @@ async def ids(store, scope):
 
 
 async def delta(store, scope, checkpoint_id=None):
-    found = (await store.checkpoints.channel_history(scope, "t1", "", checkpoint_id, ["d"]))["d"]
+    found = (await store.checkpoints.channel_history(scope, "t1", "", checkpoint_id, ["d"])).channels["d"]
     seed = None if found.seed is None else msgpack.unpackb(found.seed.value.data)
     return seed, [msgpack.unpackb(each.value.data) for each in found.writes]
 

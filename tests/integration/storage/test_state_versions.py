@@ -160,14 +160,14 @@ async def test_a_delta_channel_that_was_renamed_is_followed_through_its_ancestor
     )  # fmt: skip
     for wanted, name in ((V1, "msgs"), (V2, "messages")):
         found = await store.states.channel_history(scope, wanted, "t1", "", ids[3], [name])
-        history = found[name]
+        history = found.channels[name]
         assert msgpack.unpackb(history.seed.value.data) == ["seed"]
         assert [msgpack.unpackb(each.value.data) for each in history.writes] == [["m0"], ["m1"], ["late"], ["m2"]]
         assert {each.channel for each in history.writes} == {name}
         assert (await load(store, scope, wanted, ids[3])).delta_channels == (name,)
     # As saved, each is under the name it had then: the wrong one finds nothing of the others.
     as_saved = await store.states.channel_history(scope, AS_SAVED, "t1", "", ids[3], ["messages"])
-    assert [msgpack.unpackb(each.value.data) for each in as_saved["messages"].writes] == [["m2"]]
+    assert [msgpack.unpackb(each.value.data) for each in as_saved.channels["messages"].writes] == [["m2"]]
 
 
 async def test_a_patch_of_another_version_applies_to_the_converted_parent_and_can_be_repeated(store, scope):
@@ -288,7 +288,7 @@ async def test_writes_that_a_step_is_still_needed_for_are_counted(database, root
         await save(opened, scope, 2, content=state(other=2), delta_channels=("user_profile",))
         name = {1: "user_pref", 2: "user_profile"}[wanted.any_schema]
         found = await opened.states.channel_history(scope, wanted, "t1", "", None, [name])
-        assert len(found[name].writes) == 1
+        assert len(found.channels[name].writes) == 1
         assert ((1, 2) in reads.seen) == (wanted is V2)
         reads.seen.clear()
         await opened.states.task_writes(scope, wanted, "t1", "", old.checkpoint_id, "a")

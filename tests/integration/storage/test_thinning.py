@@ -145,7 +145,7 @@ async def test_old_writes_go_where_nothing_is_rebuilt_from_them(store, scope, cl
     assert writes_of(await load(store, scope, checkpoint_id=plain.checkpoint_id)) == []
     assert writes_of(await load(store, scope)) == [("task", 0, "a", document("head"))]
     assert len(await store.checkpoints.task_writes(scope, "t1", "", early, "task")) == 1
-    found = (await store.checkpoints.channel_history(scope, "t1", "", plain.checkpoint_id, ["d"]))["d"]
+    found = (await store.checkpoints.channel_history(scope, "t1", "", plain.checkpoint_id, ["d"])).channels["d"]
     assert [msgpack.unpackb(each.value.data) for each in found.writes] == [document("delta")]
     assert await pieces(admin, scope) == 3
     await whole(store, scope)

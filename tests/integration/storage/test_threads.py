@@ -259,7 +259,7 @@ async def test_pruning_keeps_the_line_a_delta_channel_is_rebuilt_from(store, sco
     kept = {each.checkpoint_id for each in await history(store, scope)}
     assert kept == {seed.checkpoint_id, middle.checkpoint_id, head.checkpoint_id}
     assert {forgotten.checkpoint_id, side.checkpoint_id}.isdisjoint(kept)
-    found = (await store.checkpoints.channel_history(scope, "t1", "", None, ["d"]))["d"]
+    found = (await store.checkpoints.channel_history(scope, "t1", "", None, ["d"])).channels["d"]
     assert msgpack.unpackb(found.seed.value.data) == "seed"
     assert [msgpack.unpackb(each.value.data) for each in found.writes] == ["w1", "w2"]
 

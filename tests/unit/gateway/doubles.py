@@ -130,8 +130,10 @@ class Checkpoints:
         known_token: str | None = None,
         share: ClientShare | None = None,
         refs: bool = False,
-    ) -> dict[str, model.ChannelHistory]:
-        return {name: model.ChannelHistory(writes=[], seed=None) for name in channels}
+        mark: str | None = None,
+    ) -> model.ChannelHistories:
+        histories = {name: model.ChannelHistory(writes=[], seed=None) for name in channels}
+        return model.ChannelHistories(channels=histories, mark=mark)
 
 
 class States:
@@ -163,7 +165,7 @@ class States:
 
     async def channel_history(
         self, scope: Scope, wanted: WantedVersions, *place: Any, **how: Any
-    ) -> dict[str, model.ChannelHistory]:
+    ) -> model.ChannelHistories:
         self.wanted.append(wanted)
         return await self._checkpoints.channel_history(scope, *place, **how)
 

@@ -296,13 +296,17 @@ def channel_history(
     channels: Sequence[str],
     *,
     accepts: str | None = None,
+    mark: str | None = None,
 ) -> Steps[ChannelHistories]:
     """What ancestors wrote to channels; nothing when the checkpoint does not exist."""
+    query = [("namespace", namespace), ("pieces", "refs"), *(("channel", name) for name in channels)]
+    if mark is not None:
+        query.append(("mark", mark))
     place = ("latest",) if checkpoint_id is None else (":", checkpoint_id)
     call = Call(
         method="GET",
         path=path("threads", ":", thread_id, "checkpoints", *place, "channel-history"),
-        query=(("namespace", namespace), ("pieces", "refs"), *(("channel", name) for name in channels)),
+        query=tuple(query),
         headers=_accepting(accepts),
         repeatable=True,
         seen=(thread_id, namespace),

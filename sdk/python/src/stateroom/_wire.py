@@ -207,16 +207,18 @@ class ChannelsPage(Struct, kw_only=True):
 
 
 class ChannelHistory(Struct, kw_only=True):
-    """Writes to a channel, oldest first, since ``seed``."""
+    """Writes to a channel, oldest first, since ``seed``; ``continues``: behind those that came with the mark."""
 
     writes: list[SerialisedWrite]
     seed: ChannelOut | UnsetType = UNSET
+    continues: bool = False
 
 
 class ChannelHistories(Struct, kw_only=True):
-    """Histories by channel."""
+    """Histories by channel; with ``mark`` the next time, only what came since is given."""
 
     channels: dict[str, ChannelHistory]
+    mark: str | None = None
 
 
 class ThreadPage(Struct, kw_only=True):

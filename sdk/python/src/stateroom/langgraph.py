@@ -39,6 +39,7 @@ from msgspec import UNSET
 from stateroom import _calls
 from stateroom._core import Endpoint, Pinned, Steps, Timeouts
 from stateroom._growth import Growth, Sent, grown, place_of
+from stateroom._histories import Histories, joined
 from stateroom._pieces import PieceCache, receiving, sending
 from stateroom._wire import (
     ChannelIn,
@@ -170,7 +171,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
     One saver serves any number of users, threads of execution and event loops at once; nothing is locked
     around a request. A put, a write and a load are one request each. Blocking methods may be called from
     worker threads while loops run. A put sends the channels that changed, and of a long list that only grew
-    since the put before the new elements; where the gateway cannot append them, everything is sent.
+    since the put before the new elements; where the gateway cannot append them, everything is sent. What delta
+    channels were rebuilt from last stays in memory, 32 MiB of it at most, and only what came since is asked for.
 
     Status is derived: an ``__error__`` write marks the checkpoint ``failed``, an ``__interrupt__`` write
     ``waiting``.
@@ -243,6 +245,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self._restore_seconds_max = restore_seconds_max
         self._pieces = PieceCache()
         self._growth = Growth()
+        self._histories = Histories()
         self._connections = _Connections(
             lambda: Client(
                 url,
@@ -793,18 +796,23 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         if not channels:
             return {}
         place = _Place.of(config)
+        remembered = place_of(pinned, place.thread_id, place.namespace)
+        before = self._histories.at(remembered, channels)
         found = yield from _calls.channel_history(
             place.thread_id,
             place.namespace,
             place.checkpoint_id,
             [*dict.fromkeys(channels)],
             accepts=self._accepts,
+            mark=None if before is None else before.mark,
         )
         values: list[ChannelOut | SerialisedWrite] = []
         for each in found.channels.values():
             values += each.writes
             values += [each.seed] if isinstance(each.seed, ChannelOut) else []
         yield from receiving(self._pieces, pinned, place.thread_id, values)
+        found = joined(before, found)
+        self._histories.keep(remembered, found)
         histories: dict[str, DeltaChannelHistory] = {}
         for name in channels:
             history = found.channels.get(name)

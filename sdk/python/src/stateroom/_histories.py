@@ -1,0 +1,79 @@
+"""Histories of delta channels: what the gateway gave last, so that it need only give what came since.
+
+A graph with a ``DeltaChannel`` asks for the writes since its last snapshot whenever it is run, and nearly all of them
+are those of the run before. They are kept as they came, together with the gateway's mark, and only the gateway says
+whether they still hold: without its word nothing that is kept here is used. What is kept is bounded, and losing it
+costs a longer answer and nothing else.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+from msgspec import UNSET
+
+from stateroom._growth import Place
+from stateroom._wire import ChannelHistories, ChannelHistory
+from stateroom.errors import IntegrityFailure
+
+BYTES_MAX = 32 * 1024 * 1024
+# What a write takes beside its data, about.
+_WRITE_BYTES = 500
+
+
+class Histories:
+    """The last histories of each thread and namespace; the least recently used go first. Threads may share it.
+
+    Args:
+        bytes_max: About how much is kept.
+    """
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._lock = threading.Lock()
+        self._places: OrderedDict[Place, tuple[ChannelHistories, int]] = OrderedDict()
+        self._bytes = 0
+        self._bytes_max = bytes_max
+
+    def at(self, place: Place, channels: Iterable[str]) -> ChannelHistories | None:
+        """What was given last, if it has all of these channels; not to be changed."""
+        with self._lock:
+            found = self._places.get(place)
+            if found is None or not found[0].channels.keys() >= {*channels}:
+                return None
+            self._places.move_to_end(place)
+            return found[0]
+
+    def keep(self, place: Place, histories: ChannelHistories) -> None:
+        """Keep what was given, in place of what was given before."""
+        size = sum(map(_size, histories.channels.values()))
+        with self._lock:
+            self._bytes -= self._places.pop(place, (None, 0))[1]
+            if histories.mark is None or size > self._bytes_max:
+                return
+            self._places[place] = histories, size
+            self._bytes += size
+            while self._bytes > self._bytes_max:
+                self._bytes -= self._places.popitem(last=False)[1][1]
+
+
+def joined(before: ChannelHistories | None, found: ChannelHistories) -> ChannelHistories:
+    """An answer, put behind what was given before where it goes on from there.
+
+    Raises:
+        IntegrityFailure: It goes on from what was never given.
+    """
+    known: Mapping[str, ChannelHistory] = {} if before is None else before.channels
+    channels = {}
+    for name, each in found.channels.items():
+        if not each.continues:
+            channels[name] = each
+        elif name in known:
+            channels[name] = ChannelHistory(writes=known[name].writes + each.writes, seed=known[name].seed)
+        else:
+            raise IntegrityFailure("a history goes on from one that was not given")
+    return ChannelHistories(channels=channels, mark=found.mark)
+
+
+def _size(history: ChannelHistory) -> int:
+    seed = 0 if history.seed is UNSET else len(history.seed.data)
+    return seed + sum(_WRITE_BYTES + len(each.data) for each in history.writes)

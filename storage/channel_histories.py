@@ -1,0 +1,314 @@
+"""Channels' histories: what was written to a channel since its nearest stored value, for LangGraph's DeltaChannel.
+
+A history is read from a checkpoint back along its parents, and nearly all of it was given to the same reader a few
+steps before. So an answer carries a *mark*: a MAC of the checkpoint it is of, and of everything else that the thread's
+seals count. Who sends it along the next time is given only what came since, provided that nothing else has changed in
+the thread: what the seals count now, less what was found since, must be what they counted then. A write that was added
+elsewhere, a checkpoint that was removed or a thread that was made anew give another sum, and then the whole is given.
+
+A mark opens nothing and grants nothing, and nothing is remembered here: the reader keeps what it was given. What is
+asked for at another state version is given whole.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from crypto import Sealer
+from storage.access import Access
+from storage.archive_views import Snapshot
+from storage.archived import check_tier
+from storage.completeness import check_absent, check_count, check_token, check_writes
+from storage.errors import CheckpointNotFound, IntegrityFailure
+from storage.format.chain import HeadSeal, LiveSet, Macs, ThreadSeal, write_mac
+from storage.format.manifest import CheckpointColumns, WriteColumns
+from storage.format.record import (
+    OpenedCheckpoint,
+    OpenedWrite,
+    PieceReader,
+    open_checkpoint,
+    open_head,
+    open_thread,
+    open_write,
+)
+from storage.model import ChannelHistories, ChannelHistory, PendingWrite
+from storage.postgres import checkpoints as sql
+from storage.postgres.unit_of_work import Transaction
+from storage.reading import Fetching, ids_of, read_chunks
+from storage.scope import Scope
+from storage.versions import WantedNames
+
+# Ancestors that are read at a time: all of a long history, or few where it is known up to some step ago.
+_ANCESTORS_ROWS = 256
+_NEAR_ROWS = 8
+# Of a mark, in hexadecimal digits; the id of the checkpoint follows.
+_MARK_DIGITS = 32
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What to read; the fields are the arguments of `storage.checkpoints.Checkpoints.channel_history`."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None
+    channels: Sequence[str]
+    known_token: str | None
+    refs: bool
+    names: WantedNames | None
+    mark: str | None
+
+
+class _Standing:
+    """What the thread's seals count at this moment."""
+
+    def __init__(self, sealer: Sealer, wanted: Wanted, row: Any) -> None:
+        if row["at_thread_seal"] is None:
+            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
+        thread_id, namespace = wanted.thread_id, wanted.namespace
+        self.head_id: str = row["at_head_id"]
+        self.thread: ThreadSeal = open_thread(sealer, thread_id, row["at_thread_created_at"], row["at_thread_seal"])
+        self.head: HeadSeal = open_head(
+            sealer, thread_id, namespace, self.head_id, row["at_sequence"], row["at_head_seal"]
+        )
+        if self.head.incarnation != self.thread.incarnation:
+            raise IntegrityFailure("the head belongs to another life of this thread")
+        self._macs: Macs = sealer
+        self._namespace = namespace
+
+    def mark(self, checkpoint_id: str, newer: Iterable[OpenedCheckpoint], writes: LiveSet) -> str:
+        """The mark of a history: of all that is counted but the checkpoints that came after it and these writes.
+
+        Args:
+            checkpoint_id: The checkpoint that it is of.
+            newer: The checkpoints that came after it.
+            writes: The pending writes of that checkpoint and of the newer ones.
+
+        Raises:
+            IntegrityFailure: There are more of them than are counted.
+        """
+        live = self.head.live
+        for each in newer:
+            live = live.subtract(each.member)
+        counted = [f"{each.count}:{each.total:x}".encode() for each in (live, self.thread.writes.part(writes))]
+        place = (self.thread.incarnation, self._namespace.encode(), checkpoint_id.encode())
+        return self._macs.mac(b"channel-history", *place, *counted).hex()[:_MARK_DIGITS] + checkpoint_id
+
+
+async def read(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted) -> ChannelHistories:
+    """What `storage.checkpoints.Checkpoints.channel_history` promises, and raises."""
+    place = (scope.tenant_id, scope.subject_id, wanted.thread_id, wanted.namespace)
+    async with snapshot() as transaction:
+        row = await transaction.fetchrow(sql.LOAD, *place, wanted.checkpoint_id, False, sealer.active_key_version)
+        if row is None:  # perhaps because a shred has removed the rows, too
+            await access.check_key_in(transaction, scope, sealer)
+        else:
+            access.check_key(scope, row["key_state"])
+        if wanted.known_token is not None:
+            await check_token(transaction, scope, sealer, wanted.thread_id, wanted.known_token)
+        if row is None:
+            await check_absent(transaction, scope, sealer, wanted.thread_id, wanted.namespace)
+            raise CheckpointNotFound
+        standing = _Standing(sealer, wanted, row)
+        check_tier(transaction, row["at_tier"])
+        if row["checkpoint_id"] is None:
+            if wanted.checkpoint_id is None or wanted.checkpoint_id == standing.head_id:
+                raise IntegrityFailure("the head's checkpoint is missing")
+            await check_count(transaction, scope, wanted.thread_id, wanted.namespace, standing.head)
+            raise CheckpointNotFound
+        target = open_checkpoint(sealer, row)
+        together, fetching = await _read(transaction, access, scope, sealer, wanted, standing, target)
+    await fetching.fill(access.offload, scope)
+    return together()
+
+
+async def _read(
+    transaction: Transaction,
+    access: Access,
+    scope: Scope,
+    sealer: Sealer,
+    wanted: Wanted,
+    standing: _Standing,
+    target: OpenedCheckpoint,
+) -> tuple[Callable[[], ChannelHistories], Fetching]:
+    """How to put the histories together, and what to fetch for it once the snapshot has ended."""
+    place = (scope.tenant_id, scope.subject_id, wanted.thread_id, wanted.namespace)
+    line = _Line(transaction, sealer, place, target, wanted)
+    newer = None
+    if wanted.mark is not None and wanted.names is None:
+        newer = await _newer_writes(line, standing, wanted.mark)
+    target_id, mark = target.columns.checkpoint_id, None
+    if newer is not None:
+        own = [row for row in newer if row["checkpoint_id"] == target_id]
+        mark = standing.mark(target_id, (), _sum(sealer, own))
+        rows = [row for row in newer if row["channel"] in wanted.channels and row["checkpoint_id"] != target_id]
+    else:
+        await line.walk(None)
+        if not line.is_whole:
+            await check_count(transaction, scope, wanted.thread_id, wanted.namespace, standing.head)
+        if line.ancestors:
+            writes = await check_writes(transaction, scope, sealer, wanted.thread_id, standing.thread)
+            if wanted.names is None:
+                mark = standing.mark(target_id, (), writes.of(wanted.namespace, target_id))
+        rows = await line.writes()
+    known_as = [(each, line.names_of(each)) for each in (open_write(sealer, row) for row in rows)]
+    opened = [each for each, own_names in known_as if not own_names.isdisjoint(wanted.channels)]
+    reader = PieceReader(sealer, refs=wanted.refs)
+    here = [each for each in line.seeds.values() if not line.is_elsewhere(each)]
+    await read_chunks(transaction, scope, reader, wanted.thread_id, ids_of([*opened, *here]))
+
+    def together() -> ChannelHistories:
+        histories = {}
+        for name in wanted.channels:
+            own = [each for each, own_names in known_as if name in own_names]
+            continues = newer is not None and name not in line.seeds
+            histories[name] = line.history(name, own, reader, continues=continues)
+        return ChannelHistories(channels=histories, mark=mark)
+
+    return together, Fetching(sealer, reader, await access.offload.find(transaction, scope, sealer, reader))
+
+
+async def _newer_writes(line: "_Line", standing: _Standing, mark: str) -> list[Any] | None:
+    """Walk to the checkpoint that a mark is of: the rows of all writes to it and to what is newer, the target included.
+
+    None: it is no ancestor, or what its reader was given may not hold any more.
+    """
+    since = mark[_MARK_DIGITS:]
+    if not await line.walk(since):
+        return None
+    checkpoints = (line.target, *line.ancestors)
+    rows = await line.all_writes(checkpoints)
+    newer = [each for each in checkpoints if each.columns.checkpoint_id != since]
+    with suppress(IntegrityFailure):  # more than is counted: if that is damage, whoever reads everything finds it
+        if standing.mark(since, newer, _sum(line.sealer, rows)) == mark:
+            return rows
+    return None
+
+
+def _sum(macs: Macs, rows: Iterable[Any]) -> LiveSet:
+    """What a seal counts for pending writes, by their members and places."""
+    total = LiveSet()
+    for row in rows:
+        place = (row["namespace"], row["checkpoint_id"], row["task_id"], row["idx"])
+        total = total.add(write_mac(macs, *place, row["member"]))
+    return total
+
+
+class _Line:
+    """A checkpoint's ancestors, nearest first, as far as the wanted channels need them; by the names of a reader.
+
+    Attributes:
+        sealer: The caller's.
+        target: The checkpoint.
+        ancestors: Those that were walked.
+        seeds: By channel, the nearest ancestor that holds a value of it.
+        is_whole: False: an ancestor was not there; it was removed, or is a parent that never was.
+    """
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        sealer: Sealer,
+        place: tuple[Any, ...],
+        target: OpenedCheckpoint,
+        wanted: Wanted,
+    ) -> None:
+        self.sealer = sealer
+        self.target = target
+        self.ancestors: list[OpenedCheckpoint] = []
+        self.seeds: dict[str, OpenedCheckpoint] = {}
+        self.is_whole = True
+        self._transaction = transaction
+        self._place = place
+        self._channels = wanted.channels
+        self._names = wanted.names
+        self._next_id = target.columns.parent_id
+        # By channel, the ancestors up to and with its seed.
+        self._depths: dict[str, dict[str, int]] = {name: {} for name in wanted.channels}
+        self._columns: dict[str, CheckpointColumns] = {}
+        self._differs = False
+
+    async def walk(self, until: str | None) -> bool:
+        """Go on to the checkpoint ``until``, or else to the last seed; returns whether ``until`` was reached."""
+        if until == self.target.columns.checkpoint_id:
+            return True
+        rows_max = _ANCESTORS_ROWS if until is None else _NEAR_ROWS
+        while self._next_id is not None and len(self.seeds) < len(self._depths):
+            rows = await self._transaction.fetch(sql.ANCESTORS, *self._place, self._next_id, rows_max)
+            if not rows:
+                self.is_whole = False
+                self._next_id = None
+            for row in rows:
+                ancestor = open_checkpoint(self.sealer, row)
+                if ancestor.columns.checkpoint_id in self._columns:  # parents in a circle
+                    self._next_id = None
+                    break
+                self._take(ancestor)
+                if ancestor.columns.checkpoint_id == until:
+                    return True
+            rows_max = _ANCESTORS_ROWS
+        return False
+
+    def _take(self, ancestor: OpenedCheckpoint) -> None:
+        columns = ancestor.columns
+        self.ancestors.append(ancestor)
+        self._columns[columns.checkpoint_id] = columns
+        self._next_id = columns.parent_id
+        held = {each.name for each in ancestor.manifest.channels}
+        if self._names is not None:
+            self._differs = self._differs or self._names.differs(columns)
+            held = {name for each in held for name in self._names.of(columns, each)}
+        for name, depths in self._depths.items():
+            if name not in self.seeds:
+                depths[columns.checkpoint_id] = len(depths)
+                if name in held:
+                    self.seeds[name] = ancestor
+
+    def is_elsewhere(self, seed: OpenedCheckpoint) -> bool:
+        """Whether a channel's value is what another version makes of the whole state that holds it."""
+        return self._names is not None and self._names.differs(seed.columns)
+
+    async def writes(self) -> list[Any]:
+        """Rows of all writes to the ancestors that may be to the wanted channels."""
+        ids = list(self._columns)
+        if self._names is None:
+            return await self._transaction.fetch(sql.WRITES_OF, *self._place, ids, list(self._channels), None)
+        at = self._names.version_of(self.target.columns)
+        wanted = (ids, list(self._channels), self._differs, at)
+        return await self._transaction.fetch(sql.WRITES_BY_VERSION, *self._place, *wanted)
+
+    async def all_writes(self, checkpoints: Iterable[OpenedCheckpoint]) -> list[Any]:
+        """Rows of all writes to these checkpoints."""
+        ids = [each.columns.checkpoint_id for each in checkpoints]
+        return await self._transaction.fetch(sql.WRITES_OF, *self._place, ids, None, None)
+
+    def history(
+        self, name: str, writes: Iterable[OpenedWrite], reader: PieceReader, *, continues: bool
+    ) -> ChannelHistory:
+        """A channel's history, as far as it is here, of the writes to it."""
+        depths, seed = self._depths[name], self.seeds.get(name)
+        own = [each for each in writes if each.columns.checkpoint_id in depths]
+        own.sort(key=lambda each: -depths[each.columns.checkpoint_id])  # stable: order inside a checkpoint stays
+        values = [self._versioned(each, each.value(reader)) for each in own]
+        if seed is not None and self.is_elsewhere(seed):
+            return ChannelHistory(writes=values, seed=None, seed_at=seed.columns.checkpoint_id)
+        value = None if seed is None else seed.channel(name, reader)
+        return ChannelHistory(writes=values, seed=value, continues=continues)
+
+    def _version(self, write: OpenedWrite) -> WriteColumns | CheckpointColumns:
+        return write.columns if write.columns.state_schema is not None else self._columns[write.columns.checkpoint_id]
+
+    def names_of(self, write: OpenedWrite) -> frozenset[str]:
+        """The names of the channels that a write to one of the ancestors is to."""
+        if self._names is None:
+            return frozenset({write.columns.channel})
+        return frozenset(self._names.of(self._version(write), write.columns.channel))
+
+    def _versioned(self, write: OpenedWrite, value: PendingWrite) -> PendingWrite:
+        """A write's value, and the version it is at, also where that is its checkpoint's."""
+        if self._names is None:
+            return value
+        at = self._version(write)
+        return replace(value, state_schema=at.state_schema, state_version=at.state_version)
