@@ -62,6 +62,7 @@ from storage.offload import Uploads, artifacts_in, pack_artifacts
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.reading import one, read_chunks
+from storage.repeats import CutOtherwiseError, Repeat, same_but_for_pieces
 from storage.scope import Scope
 from storage.standings import Standing, reachable
 from storage.tags import Tagging, tagging_of
@@ -96,11 +97,27 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save, up
         LostRaceError: run it again.
         StorageError: as `Checkpoints.save`.
     """
-    draft = _Draft.of(access, sealer, save)
-    known = access.standings.take(scope, sealer, save.thread_id, save.namespace)
-    if known is not None and _goes_on(access, save, known, draft):
-        return await _save_on(access, scope, sealer, save, known, draft)
-    saved = await _save_reading(access, scope, sealer, save, draft, uploads)
+    try:
+        return await _save_in_turn(access, scope, sealer, save, _Draft.of(access, sealer, save), uploads)
+    except CutOtherwiseError as other:  # nothing is fetched under a lock
+        same = await other.repeat.compare(scope, sealer, access.offload)
+    return await _save_in_turn(access, scope, sealer, save, _Draft.of(access, sealer, save), uploads, same)
+
+
+async def _save_in_turn(
+    access: Access,
+    scope: Scope,
+    sealer: Sealer,
+    save: Save,
+    draft: "_Draft",
+    uploads: Uploads,
+    same: bytes | None = None,
+) -> Saved:
+    async with access.standings.turn(scope, save.thread_id):
+        known = access.standings.take(scope, sealer, save.thread_id, save.namespace)
+        if known is not None and _goes_on(access, save, known, draft):
+            return await _save_on(access, scope, sealer, save, known, draft)
+        saved = await _save_reading(access, scope, sealer, save, draft, uploads, same)
     if saved.token:
         access.head_anchors.note(scope, sealer, save.thread_id, ThreadToken.parse(saved.token))
     return saved
@@ -138,9 +155,15 @@ class _Draft(msgspec.Struct, frozen=True):
 
 
 async def _save_reading(
-    access: Access, scope: Scope, sealer: Sealer, save: Save, draft: _Draft, uploads: Uploads
+    access: Access,
+    scope: Scope,
+    sealer: Sealer,
+    save: Save,
+    draft: _Draft,
+    uploads: Uploads,
+    same: bytes | None,
 ) -> Saved:
-    """A save that reads what it stands on, under the thread's lock."""
+    """A save that reads what it stands on, under the thread's lock; ``same``: as `_saved_before`."""
     now, cutter, cut, named = draft.now, draft.cutter, draft.cut, draft.named
     full = save.content if isinstance(save.content, FullState) else None
     needs_parent = full is None or len(cut) < len(full.channels) or save.step is None
@@ -177,7 +200,7 @@ async def _save_reading(
         standing = _Standing.open(sealer, save, row)
         base = None if row["checkpoint_id"] is None else open_checkpoint(sealer, row)
         if row["stored_before"]:
-            saved = await _saved_before(transaction, scope, sealer, save, standing, cut, cutter, named)
+            saved = await _saved_before(access, transaction, scope, sealer, save, standing, cut, cutter, named, same)
             await _settle(transaction, scope, sealer, save, saved)
             return saved
         standing.check(save, row["strict"])
@@ -190,7 +213,8 @@ async def _save_reading(
             if base is None and save.parent is None:
                 raise IntegrityFailure("the head's checkpoint is missing")
         save = _at_version(save, base)
-        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base, named, base)
+        reader = PieceReader(sealer, refs=True)
+        channels = await _compose(transaction, scope, reader, save, cut, cutter, base, named, base)
         await access.offload.name_artifacts(
             transaction, scope, save.thread_id, [each for some in named.values() for each in some]
         )
@@ -204,7 +228,19 @@ async def _save_reading(
             piece_ids=cutter.listed.pack(),
         )
         saved, left = await _write(
-            access, transaction, scope, sealer, save, standing, columns, channels, cutter, row, uploads, draft.tagging
+            access,
+            transaction,
+            scope,
+            sealer,
+            save,
+            standing,
+            columns,
+            channels,
+            cutter,
+            reader,
+            row,
+            uploads,
+            draft.tagging,
         )
         await _settle(transaction, scope, sealer, save, saved)
     if left is not None:
@@ -341,6 +377,7 @@ async def _write(
     columns: CheckpointColumns,
     channels: list[ChannelRecord],
     cutter: Cutter,
+    reader: PieceReader,
     row: Any,
     uploads: Uploads,
     tagging: Tagging | None,
@@ -415,7 +452,7 @@ async def _write(
         head=head,
         base=OpenedCheckpoint(columns, manifest, sealed.member, None),
         pieces=_left_pieces(cutter, {}),
-        tails=_left_tails(channels, cutter, {}),
+        tails=_left_tails(channels, cutter, reader.plaintexts()),
         seen=seen,
         token=token,
     )
@@ -423,6 +460,7 @@ async def _write(
 
 
 async def _saved_before(
+    access: Access,
     transaction: Transaction,
     scope: Scope,
     sealer: Sealer,
@@ -431,8 +469,15 @@ async def _saved_before(
     cut: dict[str, Body],
     cutter: Cutter,
     named: Mapping[str, Sequence[Pointer]],
+    same: bytes | None,
 ) -> Saved:
-    """Answer a save whose id is stored: the same save again is a no-op, another one a conflict."""
+    """Answer a save whose id is stored: the same save again is a no-op, another one a conflict.
+
+    ``same``: the member of the checkpoint whose values were found to be this save's, although they are other pieces.
+
+    Raises:
+        CutOtherwiseError: they may be.
+    """
     stored = await one(transaction, scope, sealer, save.thread_id, save.namespace, save.checkpoint_id)
     if stored is None or standing.head is None or standing.head_id is None:
         raise LostRaceError
@@ -450,7 +495,8 @@ async def _saved_before(
             raise CheckpointExists
     try:
         save = _at_version(save, base)
-        channels = await _compose(transaction, scope, sealer, save, cut, cutter, base, named, parent)
+        reader = PieceReader(sealer, refs=True)
+        channels = await _compose(transaction, scope, reader, save, cut, cutter, base, named, parent)
     except (ChannelUnchangedUnknown, InvalidState):
         if appends:  # the parent may be gone: whole values show whether it is the same save
             raise
@@ -464,8 +510,13 @@ async def _saved_before(
         created_at=stored.columns.created_at,
         piece_ids=cutter.listed.pack(),
     )
-    if again != stored.columns or _manifest(save, channels) != stored.manifest:
-        raise CheckpointExists
+    manifest = _manifest(save, channels)
+    if (again, manifest) != (stored.columns, stored.manifest):
+        if not same_but_for_pieces(stored, again, manifest):
+            raise CheckpointExists
+        if same != stored.member:
+            offload = access.offload
+            raise CutOtherwiseError(await Repeat.read(transaction, scope, sealer, offload, stored, manifest, cutter))
     macs = sealer.without_share
     seen = ThreadToken.of(macs, stored.columns.namespace, standing.head_id, standing.head)
     token = seen.encode(macs, stored.columns.thread_id)
@@ -620,7 +671,7 @@ def _saved(columns: CheckpointColumns, head: HeadSeal, token: str, *, head_id: s
 async def _compose(
     transaction: Transaction,
     scope: Scope,
-    sealer: Sealer,
+    reader: PieceReader,
     save: Save,
     cut: Mapping[str, Body],
     cutter: Cutter,
@@ -633,14 +684,13 @@ async def _compose(
     Elements are appended to what ``parent`` holds.
     """
     if isinstance(save.content, FullState):
-        reader = PieceReader(sealer, refs=True)
         await read_chunks(transaction, scope, reader, save.thread_id, _appended_to(save.content, parent) or ())
         if reader.in_blobs():  # nothing is fetched under a lock
             raise ChannelUnchangedUnknown(
                 next(name for name, each in save.content.channels.items() if each.append_to is not None)
             )
         return _composed(save.content, cut, cutter, base, parent, named, reader.look_up)
-    return await _apply(transaction, scope, sealer, save.content, cutter, base, save.thread_id, named)
+    return await _apply(transaction, scope, reader, save.content, cutter, base, save.thread_id, named)
 
 
 def _composed(
@@ -717,7 +767,7 @@ def _adopt(body: Body, ids: Sequence[bytes], cutter: Cutter) -> Body:
 async def _apply(
     transaction: Transaction,
     scope: Scope,
-    sealer: Sealer,
+    reader: PieceReader,
     patch: Patch,
     cutter: Cutter,
     base: OpenedCheckpoint | None,
@@ -733,7 +783,6 @@ async def _apply(
     for name in patch.append:
         if name in held:
             tails += tail_ids(held[name].body, ids)
-    reader = PieceReader(sealer, refs=True)
     await read_chunks(transaction, scope, reader, thread_id, tails)
     channels: dict[str, ChannelRecord] = {}
     for name, each in held.items():

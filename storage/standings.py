@@ -5,6 +5,9 @@ A save stands on the thread's seal, the namespace's head and the head's checkpoi
 the remembered ones (`storage.postgres.checkpoints`). Nothing is ever answered from here: when the condition fails, or a
 save would be refused, it starts over by reading. So a stale entry costs a round trip and never a wrong head.
 
+Writers of one thread take turns, as they would for its row's lock: a graph puts a task's writes and saves its next
+checkpoint at the same moment, and the second of them stands on what the first one leaves.
+
 Entries hold what was opened: manifests with their small values, and the open tails of lists. They are as safe as the
 open keys beside them, few, small, and not kept for long; what is under a client-held share is not kept at all.
 """
@@ -12,17 +15,20 @@ open keys beside them, few, small, and not kept for long; what is under a client
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Final
 
 import msgspec
 
 from crypto import Sealer
+from storage.errors import Unavailable
 from storage.format.chain import HeadSeal, ThreadSeal
 from storage.format.pieces import Cutter, Piece, unpack_ids
 from storage.format.record import OpenedCheckpoint
 from storage.format.token import ThreadToken
 from storage.scope import Scope
+from storage.turns import Turns
 
 ENTRIES_MAX: Final = 2048
 INLINE_BYTES_MAX: Final = 64 * 1024
@@ -31,6 +37,8 @@ ENTRY_BYTES_MAX: Final = 128 * 1024
 BYTES_MAX: Final = 128 * 1024 * 1024
 PIECES_MAX: Final = 1024
 KEPT_SECONDS: Final = 300.0
+# As long as for the lock of the thread's row, which is what a turn stands for.
+TURN_SECONDS_MAX: Final = 5.0
 
 _Place = tuple[Scope, int, str, str]
 
@@ -72,6 +80,10 @@ class Standing(msgspec.Struct, frozen=True):
         return cutter.referenced.keys() <= self.pieces.keys() and not any(map(is_large, fresh))
 
 
+def _busy() -> Unavailable:
+    return Unavailable("other writes to this thread take too long")
+
+
 class Standings:
     """The standings that one process remembers, the least recently used of which go first."""
 
@@ -79,9 +91,19 @@ class Standings:
         self._monotonic = monotonic
         self._kept: OrderedDict[_Place, tuple[float, int, Standing]] = OrderedDict()
         self._bytes = 0
+        # How many writers of a thread there are was counted by whoever admitted them.
+        self._turns = Turns(1, None, TURN_SECONDS_MAX, _busy)
+
+    def turn(self, scope: Scope, thread_id: str) -> AbstractAsyncContextManager[None]:
+        """Be the only one of this process that writes to a thread, while the block runs.
+
+        Raises:
+            Unavailable: another write took too long.
+        """
+        return self._turns.of((scope, thread_id))
 
     def take(self, scope: Scope, sealer: Sealer, thread_id: str, namespace: str) -> Standing | None:
-        """What is remembered, and is so no more: whoever comes meanwhile reads, and who succeeds remembers again."""
+        """What is remembered, and is so no more: who succeeds remembers again."""
         found = self._drop((scope, sealer.active_key_version, thread_id, namespace))
         if found is None or sealer.shared or self._monotonic() - found[0] > KEPT_SECONDS:
             return None

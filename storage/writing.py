@@ -7,7 +7,7 @@ state.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -82,9 +82,25 @@ async def put_once(access: Access, scope: Scope, sealer: Sealer, new: TaskWrites
         write.idx: artifacts_in(write.value, f"/writes/{position}/value") for position, write in enumerate(new.writes)
     }
     sealed = [_seal(sealer, new, write, cutter, named[write.idx], now) for write in new.writes]
-    known = access.standings.take(scope, sealer, new.thread_id, new.namespace)
-    if known is not None and _goes_on(access, new, known, cutter) and not any(named.values()):
-        return await _put_on(access, scope, sealer, new, known, sealed, cutter, now)
+    async with access.standings.turn(scope, new.thread_id):
+        known = access.standings.take(scope, sealer, new.thread_id, new.namespace)
+        if known is not None and _goes_on(access, new, known, cutter) and not any(named.values()):
+            return await _put_on(access, scope, sealer, new, known, sealed, cutter, now)
+        return await _put_reading(access, scope, sealer, new, sealed, named, cutter, now, uploads)
+
+
+async def _put_reading(
+    access: Access,
+    scope: Scope,
+    sealer: Sealer,
+    new: TaskWrites,
+    sealed: Sequence[tuple[WriteColumns, SealedWrite]],
+    named: Mapping[int, Sequence[Pointer]],
+    cutter: Cutter,
+    now: datetime,
+    uploads: Uploads,
+) -> WritesReceipt:
+    """Writes that read what they stand on, under the thread's lock."""
     async with access.unit_of_work.begin(scope) as transaction:
         row = await transaction.fetchrow(
             sql.OPEN_WRITES,

@@ -638,7 +638,7 @@ def look_up_in(digests: Digests, pieces: Mapping[bytes, Piece]) -> Callable[[byt
 
 
 def look_up_own(plaintexts: Mapping[bytes, bytes]) -> Callable[[bytes], Opened]:
-    """Pieces of list tails that this process cut itself and kept, as `join_holed` wants them: not computed again."""
+    """Pieces of list tails that this process cut or opened, as `join_holed` wants them: not computed again."""
 
     def look_up(piece_id: bytes) -> Opened:
         plaintext = plaintexts.get(piece_id)

@@ -153,6 +153,11 @@ class PieceReader:
             kind = self.look_up(piece_id).kind
             self._opened[piece_id] = open_content(self._sealer, piece_id, kind, data, children)
 
+    def plaintexts(self) -> dict[bytes, bytes]:
+        """What was opened so far, as it was sealed: without what was not fetched."""
+        opened = self._opened.items()
+        return {each: bytes((found.kind,)) + found.data for each, found in opened if found.data is not None}
+
     def size_of(self, body: Body, ids: Sequence[bytes]) -> int:
         """About how long a value will be, put together."""
         return joined_bytes(body, ids, self.look_up, refs=self.refs)

@@ -134,6 +134,17 @@ async def test_a_remembered_turn_reads_nothing(store, scope, gateway):
     }
 
 
+async def test_an_open_tail_that_had_to_be_read_is_remembered(store, scope, gateway):
+    await save(gateway, scope, content=whole(LONG, 1))
+    for turn in range(2, 40, 2):  # whether there is a tail at all, the subject's key says
+        gateway.checkpoints._access.standings.forget(scope)
+        await save(gateway, scope, content=more([document(f"t{turn}", 900)], turn, turn - 1))
+        assert gateway.counted() > 0
+        await save(gateway, scope, content=more([document(f"t{turn + 1}", 900)], turn + 1, turn))
+        assert gateway.counted() == 0
+    assert contents(await load(store, scope))["m"] == LONG + [document(f"t{turn}", 900) for turn in range(2, 40)]
+
+
 async def test_a_list_that_waited_unchanged_is_appended_to_from_memory(store, scope, gateway):
     await save(gateway, scope, content=whole(LONG, 1))
     gateway.counted()

@@ -61,6 +61,39 @@ async def test_a_run_as_langgraph_makes_it_reads_nothing_after_its_first_save(st
     assert (await store.verification.thread(scope, "t1")).findings == []
 
 
+async def test_who_writes_at_the_same_moment_waits_for_what_the_other_leaves_and_reads_nothing(store, scope, gateway):
+    await save(gateway, scope, checkpoint_id=ID_1)
+    gateway.counted()
+    # As a graph does: its tasks' writes and its next checkpoint, each on its own.
+    await asyncio.gather(
+        put(gateway, scope, ID_1, write(0, "m", "a"), task_id="a"),
+        put(gateway, scope, ID_1, write(0, "m", "b"), task_id="b"),
+        save(gateway, scope, checkpoint_id=ID_2, content=state(n=2)),
+        put(gateway, scope, ID_2, write(0, "m", "c")),
+    )
+    assert gateway.counted() == 0
+    assert [each[3] for each in writes_of(await load(store, scope, checkpoint_id=ID_1))] == ["a", "b"]
+    assert [each[3] for each in writes_of(await load(store, scope))] == ["c"]
+    assert (await store.verification.thread(scope, "t1")).findings == []
+
+
+async def test_who_waits_fails_or_gives_up_holds_nobody_up(scope, gateway):
+    for thread_id in ("t0", "t1"):
+        await save(gateway, scope, thread_id, checkpoint_id=ID_1)
+    standings = gateway.checkpoints._access.standings
+    async with standings.turn(scope, "t0"):
+        waiting = asyncio.create_task(save(gateway, scope, "t0", checkpoint_id=ID_2))
+        for number in range(40):  # long enough for the other's connection
+            await save(gateway, scope, "t1", content=state(n=number))
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    with pytest.raises(CheckpointExists):
+        await save(gateway, scope, "t0", checkpoint_id=ID_1, content=state(n="other"))
+    await save(gateway, scope, "t0", checkpoint_id=ID_2)
+
+
 def _value(name, version):
     return ChannelValue(version, state(x=document(name)).channels["x"].value)
 
