@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.support.engines",
     "tests.support.stores",
     "tests.support.interleaving",
+    "tests.support.own_database",
     "tests.support.gateway",
     "tests.support.production",
 ]

@@ -1,4 +1,4 @@
-"""A wire between a gateway and PostgreSQL that can be cut, also exactly at a COMMIT."""
+"""A wire between a gateway and PostgreSQL whose bytes are counted, and that can be cut, also exactly at a COMMIT."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,15 @@ class Interruption:
         at_commit: Cut the connection of the next COMMIT, or of the next call of a function that is a transaction
             of its own, ``before`` PostgreSQL hears of it or ``after`` it has answered, and then no other.
         cut_a_function: Whether it was one of those.
+        asked_bytes: How many bytes PostgreSQL was sent.
+        answered_bytes: How many bytes it sent.
     """
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
         self.at_commit: Literal["before", "after"] | None = None
         self.cut_a_function = False
+        self.asked_bytes = self.answered_bytes = 0
         self.port = 0
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
@@ -84,6 +87,7 @@ class Interruption:
                     if how == "before":
                         return
                     answer_lost.set()
+                self.asked_bytes += len(block)
                 upstream.write(block)
                 await upstream.drain()
 
@@ -92,5 +96,6 @@ class Interruption:
     ) -> None:
         with contextlib.suppress(OSError):
             while (block := await upstream.read(_BLOCK_BYTES)) and not answer_lost.is_set():
+                self.answered_bytes += len(block)
                 writer.write(block)
                 await writer.drain()

@@ -5,13 +5,10 @@ Rows that statements looked at, as PostgreSQL counts them, in databases that mis
 
 # ruff: noqa: S608  names of tables are constants of these tests
 
-import asyncpg
 import pytest
 
-from storage.service import Store
-from tests.support.engines import fresh_database
+from tests.support.own_database import rows
 from tests.support.states import document, history, load, put, save, state, write
-from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID
 
 TABLES = ("threads", "heads", "checkpoints", "chunks", "pending_writes", "checkpoint_tags")
 STEPS = 12
@@ -20,42 +17,13 @@ THREADS = 3_000
 
 
 @pytest.fixture
-async def own_database(postgres, migrated_template):
-    """A superuser's connection to a database that nobody analyzes unless the test does, and gw_app's URL."""
-    async with fresh_database(postgres, template=migrated_template) as made:
-        admin = await asyncpg.connect(made.dsn)
-        for table in TABLES:
-            await admin.execute(f"ALTER TABLE stateroom.{table} SET (autovacuum_enabled = off)")
-        port = made.dsn.rsplit(":", 1)[1].split("/")[0]
-        yield admin, f"postgresql://gw_app:{APP_PASSWORD}@127.0.0.1:{port}/{made.name}"
-        await admin.close()
-
-
-@pytest.fixture
-async def admin(own_database):
-    return own_database[0]
-
-
-@pytest.fixture
-async def own_store(own_database, root_key):
-    """A store with one connection, so that all its statements are counted together."""
-    _, url = own_database
-    opened = await Store.open(url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=1, durable=False)
-    yield opened
-    await opened.close()
+def admin(own_database):
+    return own_database.admin
 
 
 async def read(store, admin, table):
     """How many rows of a table were read so far: by scans of the whole table, and by look-ups."""
-    async with store.unit_of_work.connection() as connection:
-        await connection.execute("SELECT pg_stat_force_next_flush()")
-    await admin.execute("SELECT pg_stat_clear_snapshot()")
-    row = await admin.fetchrow(
-        "SELECT seq_tup_read AS scanned, coalesce(idx_tup_fetch, 0) AS fetched FROM pg_stat_user_tables"
-        " WHERE schemaname = 'stateroom' AND relname = $1",
-        table,
-    )
-    return row["scanned"], row["fetched"]
+    return (await rows(store, admin))[table][:2]
 
 
 async def test_a_save_and_its_writes_scan_no_table_however_misleading_its_statistics(own_store, admin, scope):
