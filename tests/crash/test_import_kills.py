@@ -1,29 +1,30 @@
 """A gateway that is killed in the middle of an import has whole threads only, and the next run brings the others."""
 
+import asyncio
 import json
 import os
-import shutil
-import tempfile
-from pathlib import Path
+import signal
 
 import httpx2
 import pytest
 
 import stateroom
-from tests.support.gateway import GatewayProcess, new_tenant
+from tests.support.gateway import Tenant, new_tenant
+from tests.support.production import serving
 
 THREADS = 30
 
 
 @pytest.fixture
-def there():
+async def mortal(launcher, deployment, s3_server):
     """The gateway that is killed."""
-    folder = Path(tempfile.mkdtemp(prefix="stateroom-import-"))
-    try:
-        with GatewayProcess(folder / "data") as gateway:
-            yield gateway
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    async with serving(launcher, deployment.with_buckets(s3_server.url())) as gateway:
+        yield gateway
+
+
+def at(gateway):
+    """Where it is now, and its tenant."""
+    return Tenant(gateway.url, gateway.deployment.api_key, gateway.deployment.operator_key)
 
 
 @pytest.fixture
@@ -41,20 +42,20 @@ def run(launcher):
     return execute
 
 
-def killed_after(gateway, file, share):
+def killed_after(mortal, file, share):
     """Send a share of a file and kill the gateway."""
     content = file.read_bytes()
-    headers = {"Authorization": f"Bearer {gateway.api_key}", "Content-Length": str(len(content))}
+    headers = {"Authorization": f"Bearer {at(mortal).api_key}", "Content-Length": str(len(content))}
 
     def body():
         end = int(len(content) * share)
         for at in range(0, end, 65_536):
             yield content[at : min(at + 65_536, end)]
-        gateway.kill()
+        mortal.send(signal.SIGKILL)
         yield content[end:]
 
     with (
-        httpx2.Client(base_url=gateway.url + "/v1", headers=headers, timeout=60) as client,
+        httpx2.Client(base_url=mortal.url + "/v1", headers=headers, timeout=60) as client,
         pytest.raises(httpx2.RequestError),
     ):
         client.post("/import", content=body())
@@ -65,8 +66,8 @@ def threads_of(gateway):
         return {each.thread_id: client.thread(each.thread_id).load().state for each in client.threads()}
 
 
-def test_an_import_that_is_killed_again_and_again_ends_whole(running_gateway, there, run, tmp_path):
-    here = new_tenant(running_gateway)
+async def test_an_import_that_is_killed_again_and_again_ends_whole(running_gateway, mortal, run, tmp_path):
+    here, there = new_tenant(running_gateway), at(mortal)
     with stateroom.Client(here.url, here.api_key, subject="user") as client:
         for n in range(THREADS):
             client.thread(f"t{n:02}").save(
@@ -79,8 +80,9 @@ def test_an_import_that_is_killed_again_and_again_ends_whole(running_gateway, th
     run(here, "export", "tenant", "--to", recipient, "-o", file)
     before = 0
     for share in (0.35, 0.7):
-        killed_after(there, file, share)
-        there.start()
+        await asyncio.to_thread(killed_after, mortal, file, share)
+        assert await mortal.wait() == -signal.SIGKILL
+        there = at(await mortal.start())
         found = threads_of(there)
         assert before <= len(found) < THREADS
         assert found == {name: expected[name] for name in found}

@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import shutil
-import tempfile
-from pathlib import Path
 from uuid import UUID
 
 import asyncpg
@@ -14,6 +11,7 @@ import pytest
 from gateway.cli.main import run
 from storage.format.audit import verify_export
 from tests.support.gateway import GatewayProcess
+from tests.support.production import serving
 
 
 @pytest.fixture(scope="module")
@@ -97,27 +95,21 @@ def test_a_log_is_made_anchored_exported_verified_falsified_and_found_out(
     assert "missing" in kinds
 
 
-@pytest.fixture
-def folder():
-    # Not pytest's own folder: its parents are closed to the unprivileged user PostgreSQL runs as.
-    path = Path(tempfile.mkdtemp(prefix="stateroom-audit-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def test_accesses_are_on_record_when_the_gateway_was_stopped(folder):
-    with GatewayProcess(folder / "data") as gateway:
-        headers = {"Authorization": f"Bearer {gateway.api_key}", "Stateroom-Subject": "user-7"}
-        with httpx.Client(base_url=f"{gateway.url}/v1", headers=headers) as client:
+async def test_accesses_are_on_record_when_the_gateway_was_stopped(launcher, deployment):
+    async with serving(launcher, deployment) as gateway:
+        async with gateway.client("user-7") as client:
             for _ in range(3):
-                client.post("/threads/t9/checkpoints", json={"state": {}})
-        assert gateway.stop() == 0
-        gateway.start()
-        with httpx.Client(base_url=f"{gateway.url}/v1", headers=headers) as client:
-            batches = [each["detail"]["accesses"] for each in events(client) if each["action"] == "access"]
-        operator = {"Authorization": f"Bearer {gateway.operator_key}"}
-        found = httpx.get(f"{gateway.url}/v1/admin/audit", headers=operator).json()["events"]
+                saved = await client.post("/v1/threads/t9/checkpoints", json={"state": {}})
+                assert saved.status_code == 201
+        assert await gateway.stop() == 0
+        await gateway.start()
+        async with gateway.client() as client:
+            found = (await client.get("/v1/audit")).json()
+            assert found["next_cursor"] is None
+            operator = {"Authorization": f"Bearer {deployment.operator_key}"}
+            of_operators = (await client.get("/v1/admin/audit", headers=operator)).json()["events"]
+    batches = [each["detail"]["accesses"] for each in found["events"] if each["action"] == "access"]
     saves = [each for batch in batches for each in batch if each["action"] == "save_checkpoint"]
     assert sum(each["count"] for each in saves) == 3
     assert {each["target"] for each in saves} == {"subject/user-7/thread/t9"}
-    assert {each["action"] for each in found} >= {"api-key.create", "tenant.create"}
+    assert {each["action"] for each in of_operators} >= {"api-key.create", "tenant.create"}

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -12,8 +13,8 @@ import pytest
 from litestar.routes import HTTPRoute
 
 from gateway.app import create_app
-from tests.support.break_glass import decrypting_key
-from tests.support.gateway import GatewayProcess
+from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
+from tests.support.gateway import Tenant
 from tests.support.operations import (
     AUTHENTICATED,
     CANARY,
@@ -36,6 +37,7 @@ from tests.support.operations import (
     save_files,
     save_thread,
 )
+from tests.support.production import Deployment, Launcher, ProductionGateway, serving
 from tests.unit.gateway.doubles import MemoryStore, settings
 
 OWNER = "owner"
@@ -181,13 +183,31 @@ async def _expire(dsn: str, api_key: str) -> None:
 
 
 @pytest.fixture(scope="module")
-async def world(running_gateway: GatewayProcess) -> World:
-    tenancy = Tenancy(running_gateway)
+async def own_gateway(
+    launcher: Launcher, deployment: Deployment, s3_server: EmbeddedS3
+) -> AsyncIterator[ProductionGateway]:
+    """At a deployment of this module's own: what is begun on all of a deployment goes over its tenants only."""
+    async with serving(launcher, deployment.with_buckets(s3_server.url(), s3_server.archive_url())) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def database_dsn(durable_postgres: EmbeddedPostgres, deployment: Deployment) -> str:
+    return durable_postgres.superuser_url(deployment.database).replace("+asyncpg", "", 1)
+
+
+@pytest.fixture(scope="module")
+async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn: str) -> World:
+    deployment = own_gateway.deployment
+    environ = {"PATH": os.environ["PATH"], **deployment.environ}
+    made = launcher.run(environ, "init", "--another", "--decrypt-any", "--json")
+    assert made.returncode == 0, made.stderr
+    tenancy = Tenancy(Tenant(own_gateway.url, deployment.api_key, deployment.operator_key))
     service_key, foreign_key = tenancy.tenant(), tenancy.tenant()
     owner_key = tenancy.key(service_key, OWNER)
     revoked, expired = tenancy.key(service_key, OWNER), tenancy.key(service_key, OWNER)
     tenancy.revoke(service_key, revoked)
-    await _expire(running_gateway.database_dsn, expired)
+    await _expire(database_dsn, expired)
     typo = owner_key[:-10] + ("a" if owner_key[-10] != "a" else "b") + owner_key[-9:]
     callers = {
         STRANGERS_AT_HOME[0]: Caller(tenancy.key(foreign_key, OWNER)),
@@ -195,8 +215,8 @@ async def world(running_gateway: GatewayProcess) -> World:
         STRANGERS_AT_HOME[2]: Caller(tenancy.key(service_key, "other")),
         STRANGERS_AT_HOME[3]: Caller(service_key, "another"),
         "a subject that names the owner": Caller(tenancy.key(service_key, "other"), OWNER),
-        "the operator": Caller(running_gateway.operator_key),
-        "the operator who names the owner": Caller(running_gateway.operator_key, OWNER),
+        "the operator": Caller(deployment.operator_key),
+        "the operator who names the owner": Caller(deployment.operator_key, OWNER),
         "nobody": Caller(None, OWNER),
         "a revoked key": Caller(revoked),
         "an expired key": Caller(expired),
@@ -209,18 +229,19 @@ async def world(running_gateway: GatewayProcess) -> World:
     for one in (service_key, foreign_key):
         with tenancy.client(one) as service:
             tenant_ids.append(service.get("/v1/whoami").json()["tenant_id"])
-    for one in (service_key, foreign_key, running_gateway.operator_key):  # so that everybody has an anchor of his own
+    for one in (service_key, foreign_key, deployment.operator_key):  # so that everybody has an anchor of his own
         with tenancy.client(one) as client:
-            path = "/v1/admin/audit/anchor" if one == running_gateway.operator_key else "/v1/audit/anchor"
+            path = "/v1/admin/audit/anchor" if one == deployment.operator_key else "/v1/audit/anchor"
             anchored = client.post(path)
         assert (anchored.status_code, anchored.json()["stored"]) == (200, True), anchored.text
-    return World(tenancy, *tenant_ids, service_key, owner_key, decrypting_key(running_gateway), callers, {})
+    reading_any = json.loads(made.stdout)["api_key"]
+    return World(tenancy, *tenant_ids, service_key, owner_key, reading_any, callers, {})
 
 
 @pytest.fixture(scope="module")
-async def connection(running_gateway: GatewayProcess) -> AsyncIterator[asyncpg.Connection]:
+async def connection(database_dsn: str) -> AsyncIterator[asyncpg.Connection]:
     """The gateway's database, as its superuser, who sees every row."""
-    opened = await asyncpg.connect(running_gateway.database_dsn)
+    opened = await asyncpg.connect(database_dsn)
     yield opened
     await opened.close()
 

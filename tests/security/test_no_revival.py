@@ -69,9 +69,17 @@ def _read_everything(client: httpx.Client, checkpoint_id: str) -> None:
         headers = {"Accept": accept}
         for view in ("none", "state", "channels"):
             assert client.get(f"{SAVE}/{checkpoint_id}?view={view}", headers=headers).status_code == 200
-            assert client.get(f"{SAVE}?view={view}", headers=headers).status_code == 200
             assert client.get(f"{SAVE}/{checkpoint_id}/writes/w?view={view}", headers=headers).status_code == 200
         assert client.get(f"{SAVE}/latest/channel-history?channel=a", headers=headers).status_code == 200
+
+
+def _list_everything(client: httpx.Client, checkpoints: int) -> None:
+    for accept in ("application/json", "application/msgpack"):
+        for view in ("none", "state", "channels"):
+            listed = client.get(f"{SAVE}?view={view}&limit=1000", headers={"Accept": accept})
+            assert listed.status_code == 200
+            unpacked = listed.json() if accept == "application/json" else msgpack.unpackb(listed.content)
+            assert len(unpacked["checkpoints"]) == checkpoints
 
 
 def test_nothing_that_is_stored_or_read_becomes_an_object(guarded: GatewayProcess) -> None:
@@ -91,6 +99,7 @@ def test_nothing_that_is_stored_or_read_becomes_an_object(guarded: GatewayProces
             saved = client.post(SAVE, json={"state": state})
             assert saved.status_code == 201, saved.text
             _read_everything(client, saved.json()["id"])
+        _list_everything(client, len(ENCODINGS) * len(contents) + 2)
         assert client.post("/v1/verify", json={}).json()["findings"] == []
         assert client.post("/v1/threads/t/copy", json={"target_thread_id": "u"}).status_code in {200, 201}
     assert "UNPICKLED" not in guarded.log

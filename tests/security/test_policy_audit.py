@@ -40,7 +40,7 @@ ADMINISTRATIVE = {
 class Administration:
     """A tenant of its own, with everything that administrative requests name."""
 
-    def __init__(self, gateway: GatewayProcess) -> None:
+    def __init__(self, gateway: GatewayProcess, reading_any: str) -> None:
         self.tenancy = Tenancy(gateway)
         self.service_key = self.tenancy.tenant()
         self.subject_id = f"user-{uuid4()}"
@@ -50,7 +50,7 @@ class Administration:
         with self.tenancy.client(self.service_key) as service:
             self.schema = register_schema(service)
         self.key_id = key_id(self.tenancy.key(self.service_key, self.subject_id))
-        self.keys = {"operator": gateway.operator_key, "decrypt-any": decrypting_key(gateway)}
+        self.keys = {"operator": gateway.operator_key, "decrypt-any": reading_any}
 
     def send(self, name: str) -> httpx.Response:
         declared = AUTHENTICATED[name]
@@ -62,9 +62,14 @@ class Administration:
             return request_of(declared, **named).send(client)
 
 
+@pytest.fixture(scope="module")
+def reading_any(running_gateway: GatewayProcess) -> str:
+    return decrypting_key(running_gateway)
+
+
 @pytest.fixture
-def administration(running_gateway: GatewayProcess) -> Administration:
-    return Administration(running_gateway)
+def administration(running_gateway: GatewayProcess, reading_any: str) -> Administration:
+    return Administration(running_gateway, reading_any)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 from uuid import uuid4
@@ -23,15 +23,11 @@ STOP_SECONDS_MAX = 30
 class GatewayProcess:
     """One gateway on one data folder. Starting again after `stop` or `kill` serves the same keys.
 
-    ``environ`` holds what the process is told beside its command line (``STATEROOM_LOG_LEVEL``...), ``arguments`` what
-    more it is told there.
+    ``environ`` holds what the process is told beside its command line (``STATEROOM_LOG_LEVEL``...).
     """
 
-    def __init__(
-        self, data_dir: Path, environ: Mapping[str, str] | None = None, *, arguments: Sequence[str | Path] = ()
-    ) -> None:
+    def __init__(self, data_dir: Path, environ: Mapping[str, str] | None = None) -> None:
         self.data_dir = data_dir
-        self._arguments = arguments
         self._environ = dict(environ or {})
         self.env_file = data_dir.with_name(data_dir.name + ".env")
         self.log_file = data_dir.with_name(data_dir.name + ".log")
@@ -65,7 +61,6 @@ class GatewayProcess:
                 [
                     *(command, "serve", "--embedded", "--data-dir", self.data_dir),
                     *("--port", "0", "--write-env", self.env_file),
-                    *self._arguments,
                 ],
                 stdout=log,
                 stderr=log,

@@ -6,10 +6,12 @@ happened is one JSON line: for each child whether it was killed, and whether its
 """
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import traceback
+from importlib import import_module
 from typing import Any
 from uuid import UUID
 
@@ -51,7 +53,7 @@ class _Countdown:
         self.left -= 1
 
 
-async def _save(job: dict[str, Any], point: int) -> None:
+async def _save(job: dict[str, Any], point: int, s3: S3BlobStore) -> None:
     countdown = _Countdown(point)
 
     async def at_blob(_moment: str, _operation: str) -> None:
@@ -60,7 +62,7 @@ async def _save(job: dict[str, Any], point: int) -> None:
     async def at_statement(_statement: str) -> None:
         countdown.pass_by()
 
-    bucket = FaultyBlobStore(S3BlobStore(S3Location.parse(job["s3_url"])), at_blob)
+    bucket = FaultyBlobStore(s3, at_blob)
     store = await Store.open(
         job["database_url"],
         root_key=root_key(bytes.fromhex(job["root_key"])),
@@ -89,13 +91,17 @@ async def _save(job: dict[str, Any], point: int) -> None:
 def main() -> None:
     """Run all points."""
     job = json.loads(os.environ["KILL_POINTS_JOB"])
+    # What takes longer than the save itself is done before forking: neither has a thread or a connection yet.
+    import_module("sqlalchemy.dialects.postgresql.asyncpg")
+    s3 = S3BlobStore(S3Location.parse(job["s3_url"]))
+    gc.freeze()
     killed = []
     for point in range(POINTS_MAX):
         child = os.fork()
         if child == 0:
             status = 3
             try:
-                asyncio.run(_save(job, point))
+                asyncio.run(_save(job, point, s3))
                 status = 0
             except Exception:  # noqa: BLE001  the parent reads the status, and nothing of the child's is to be finished
                 traceback.print_exc()

@@ -55,6 +55,11 @@ class Deployment:
     operator_key: str = field(repr=False)
     api_key: str = field(repr=False)
 
+    def with_buckets(self, s3_url: str, archive_url: str | None = None) -> "Deployment":
+        """The same, with an object store, and perhaps one for archives."""
+        urls = {"STATEROOM_S3_URL": s3_url} | ({} if archive_url is None else {"STATEROOM_ARCHIVE_URL": archive_url})
+        return Deployment(self.database, self.environ | urls, self.operator_key, self.api_key)
+
     def at_port(self, port: int) -> "Deployment":
         """The same, its database reached through another port."""
         url = make_url(self.environ["STATEROOM_DATABASE_URL"]).set(port=port).render_as_string(False)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -92,7 +93,12 @@ def folder() -> Iterator[Path]:
 def test_the_whole_life_of_an_embedded_gateway(folder):
     data_dir = folder / "data"
     with serving(data_dir) as first:
+        # It reads the file at the first moment there is one: it is whole, and the gateway is ready.
         environ = first.ready()
+        assert set(environ) == {"STATEROOM_URL", "STATEROOM_API_KEY", "STATEROOM_OPERATOR_KEY"}
+        with urllib.request.urlopen(f"{environ['STATEROOM_URL']}/readyz", timeout=10) as answer:  # noqa: S310 - its own
+            assert json.load(answer)["ready"] is True
+        assert sorted(path.name for path in folder.iterdir()) == ["data", "data.env", "data.stderr"]
         assert first.env_file.stat().st_mode & 0o777 == 0o600
         shown = first.errors.read_text()
         assert environ["STATEROOM_URL"] in shown
@@ -131,9 +137,10 @@ def test_the_whole_life_of_an_embedded_gateway(folder):
     assert "Traceback" not in gone.stderr
 
 
-def test_two_gateways_live_side_by_side_and_know_nothing_of_each_other(folder):
-    with serving(folder / "a") as one, serving(folder / "b") as two:
-        first, second = one.ready(), two.ready()
+def test_two_gateways_live_side_by_side_and_know_nothing_of_each_other(folder, running_gateway):
+    second = dict(line.split("=", 1) for line in shlex.split(running_gateway.env_file.read_text()))
+    with serving(folder / "a") as one:
+        first = one.ready()
         assert len({first["STATEROOM_URL"], second["STATEROOM_URL"]}) == 2
         crossed = first | {"STATEROOM_API_KEY": second["STATEROOM_API_KEY"]}
         assert stateroom("api-key", "list", environ=crossed).returncode == 4
@@ -155,15 +162,6 @@ def test_a_database_without_its_secrets_is_not_given_new_ones(folder):
     assert refused.returncode == 1
     assert "embedded.json is missing" in refused.stderr
     assert not (folder / "data" / "embedded.json").exists()
-
-
-def test_the_environment_file_appears_whole_and_only_when_the_gateway_is_ready(folder):
-    with serving(folder / "data") as gateway:
-        environ = gateway.ready()  # it reads the file at the first moment there is one
-        assert set(environ) == {"STATEROOM_URL", "STATEROOM_API_KEY", "STATEROOM_OPERATOR_KEY"}
-        with urllib.request.urlopen(f"{environ['STATEROOM_URL']}/readyz", timeout=10) as answer:  # noqa: S310 - its own
-            assert json.load(answer)["ready"] is True
-        assert sorted(path.name for path in folder.iterdir()) == ["data", "data.env", "data.stderr"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`stateroom fsck` and `sweep` on the folder of an embedded gateway, while it runs and while it does not."""
 
 import json
+import os
 import signal
 import urllib.request
 from uuid import UUID, uuid4
@@ -11,14 +12,23 @@ import pytest
 from gateway.cli.embedded import EmbeddedS3
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.s3 import S3BlobStore, S3Location
-from tests.integration.gateway.test_black_box_entry import folder, serving, stateroom
+from tests.integration.gateway.test_black_box_entry import folder, serving
 
 __all__ = ["folder"]  # a fixture
 
 
-def check(data_dir, *more):
-    done = stateroom("fsck", "--all", "--json", "--data-dir", str(data_dir), *more)
-    return done, [json.loads(line) for line in done.stdout.splitlines()]
+@pytest.fixture
+def stateroom(launcher):
+    return lambda *arguments: launcher.run({"PATH": os.environ["PATH"]}, *arguments)
+
+
+@pytest.fixture
+def check(stateroom):
+    def run(data_dir):
+        done = stateroom("fsck", "--all", "--json", "--data-dir", data_dir)
+        return done, [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
 
 
 async def plant(url, location):
@@ -29,7 +39,7 @@ async def plant(url, location):
         await bucket.aclose()
 
 
-async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder):
+async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder, check, stateroom):
     data_dir = folder / "data"
     with serving(data_dir) as running:
         environ = running.ready()
@@ -48,7 +58,7 @@ async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder):
         assert done.returncode == 0, done.stderr
         assert [(each["blobs"], each["objects"], each["faults"]) for each in reports] == [(1, 1, {})]
         assert running.process.poll() is None
-        swept = stateroom("sweep", "--all", "--json", "--data-dir", str(data_dir))
+        swept = stateroom("sweep", "--all", "--json", "--data-dir", data_dir)
         assert (swept.returncode, json.loads(swept.stdout)["failed"]) == (0, 0)
         assert running.stop(signal.SIGTERM) == 0
     with EmbeddedS3(data_dir) as server:
@@ -62,8 +72,8 @@ async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder):
 
 
 @pytest.mark.parametrize("command", ["fsck", "sweep"])
-def test_a_folder_that_is_none_is_refused_and_not_made_one(folder, command):
-    done = stateroom(command, "--all", "--data-dir", str(folder / "typo"))
+def test_a_folder_that_is_none_is_refused_and_not_made_one(folder, stateroom, command):
+    done = stateroom(command, "--all", "--data-dir", folder / "typo")
     assert done.returncode == 1
-    assert "not the folder of an embedded gateway" in done.stderr
+    assert b"not the folder of an embedded gateway" in done.stderr
     assert not (folder / "typo").exists()

@@ -1,5 +1,6 @@
 """Steps in Python that an operator installs beside the gateway: found at its start, used by whoever names them."""
 
+import asyncio
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ from gateway.asgi import FromEnvironment
 from gateway.settings import SettingsError
 from stateroom import Client, StateroomError, StateUpcastFailed
 from tests.support.gateway import GatewayProcess
+from tests.support.production import ProductionGateway, serving
 
 STEP = """
 def upcast(state):
@@ -92,23 +94,26 @@ def own_folder(folder):
     shutil.rmtree(made)
 
 
-def test_steps_of_the_folder_that_serve_is_told_are_run(folder, own_folder):
-    with (
-        GatewayProcess(folder / "own-data", arguments=("--state-schemas", own_folder)) as gateway,
-        Client(gateway.url, gateway.api_key, subject="user-1") as client,
-    ):
+def save_old_and_load_new(url, api_key):
+    with Client(url, api_key, subject="user-1") as client:
         client.request("PUT", "/state-schemas/contacts/versions/1", body={})
         client.request("PUT", "/state-schemas/contacts/versions/2", body={"deployment": "people"})
         client.thread("t", state_version="contacts@1").save({"name": "Ada Lovelace", "age": 36})
         shown = client.thread("t", state_version="contacts@2").load()
         assert shown.state == {"first": "Ada", "last": "Lovelace", "age": 36}
+
+
+async def test_steps_of_the_folder_that_serve_is_told_are_run(launcher, deployment, own_folder):
+    told = ("--state-schemas", str(own_folder))
+    async with serving(launcher, deployment, *told) as gateway:
+        await asyncio.to_thread(save_old_and_load_new, gateway.url, deployment.api_key)
     (own_folder / "people" / "v1_to_v2.py").chmod(0o666)
-    with pytest.raises(AssertionError, match="before it was ready") as refused:
-        GatewayProcess(folder / "own-data", arguments=("--state-schemas", own_folder)).start()
-    told = str(refused.value)
-    assert "other users can change this" in told
-    assert "v1_to_v2.py" in told
-    assert "Traceback" not in told
+    refused = ProductionGateway(launcher, deployment, *told)
+    with pytest.raises(AssertionError, match="other users can change this") as why:
+        await refused.start()
+    assert await refused.wait() == 1
+    assert "v1_to_v2.py" in str(why.value)
+    assert "Traceback" not in str(why.value)
 
 
 async def test_an_application_for_other_servers_takes_the_folder_too(own_folder, monkeypatch, deployment):

@@ -3,9 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TypedDict
 
 import httpx2
@@ -15,17 +12,14 @@ from langgraph.types import Command, interrupt
 
 import stateroom
 from stateroom.langgraph import StateroomSaver
-from tests.support.gateway import GatewayProcess, new_tenant
+from tests.support.gateway import Tenant, new_tenant
+from tests.support.production import serving
 
 
 @pytest.fixture(scope="module")
-def gateways(running_gateway):
-    folder = Path(tempfile.mkdtemp(prefix="stateroom-transfer-"))
-    try:
-        with GatewayProcess(folder / "data") as other:
-            yield new_tenant(running_gateway), other
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+async def gateways(running_gateway, launcher, deployment, s3_server):
+    async with serving(launcher, deployment.with_buckets(s3_server.url())) as other:
+        yield new_tenant(running_gateway), Tenant(other.url, deployment.api_key, deployment.operator_key)
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ SEALED = {
     "idempotency": "receipt",
 }
 ACTOR = "api-key:test"
+THREADS_OF_AN_AGENT = 3
 
 
 async def opened(database, root_key, connections_max=8):
@@ -183,7 +184,11 @@ class Load:
     async def _agent(self, store, scope, name):
         step = 0
         while not self._stop.is_set():
-            thread_id = f"{name}-{step // 8}"
+            thread_id = f"{name}-{step // 8 % THREADS_OF_AN_AGENT}"
+            if step % 8 == 0:  # begun anew: however long a rotation takes, there is never much more to seal again
+                for each in (thread_id, f"{thread_id}-copy"):
+                    if self.last.pop((scope, each), None):
+                        await store.threads.delete(scope, each)
             text = document(f"{thread_id}/{step % 7}", 5000)
             saved = await save(store, scope, thread_id, content=state(text=text, step=step))
             await put(store, scope, saved.checkpoint_id, write(0, "out", step), thread_id=thread_id)
