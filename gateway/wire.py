@@ -304,8 +304,8 @@ class ChannelHistory(Response, omit_defaults=True):
 class ChannelHistories(Response):
     """Channel name to its history.
 
-    With ``mark`` as the next request's, only what came since is given, as long as the rest of this answer still holds;
-    null where the next answer will be whole in any case.
+    With ``mark`` as the next request's, for the same channels, only what came since is given, as long as the rest of
+    this answer still holds; null where the next answer will be whole in any case.
     """
 
     channels: dict[str, ChannelHistory]

@@ -1,10 +1,11 @@
 """Channels' histories: what was written to a channel since its nearest stored value, for LangGraph's DeltaChannel.
 
 A history is read from a checkpoint back along its parents, and nearly all of it was given to the same reader a few
-steps before. So an answer carries a *mark*: a MAC of the checkpoint it is of, and of everything else that the thread's
-seals count. Who sends it along the next time is given only what came since, provided that nothing else has changed in
-the thread: what the seals count now, less what was found since, must be what they counted then. A write that was added
-elsewhere, a checkpoint that was removed or a thread that was made anew give another sum, and then the whole is given.
+steps before. So an answer carries a *mark*: a MAC of the checkpoint and the channels it is of, and of everything else
+that the thread's seals count. Who sends it along the next time is given only what came since, provided that the same
+channels are asked for and nothing else has changed in the thread: what the seals count now, less what was found since,
+must be what they counted then. A write that was added elsewhere, a checkpoint that was removed or a thread that was
+made anew give another sum, and then the whole is given.
 
 A mark opens nothing and grants nothing, and nothing is remembered here: the reader keeps what it was given. What is
 asked for at another state version is given whole.
@@ -77,6 +78,7 @@ class _Standing:
             raise IntegrityFailure("the head belongs to another life of this thread")
         self._macs: Macs = sealer
         self._namespace = namespace
+        self._channels = sorted({*wanted.channels})
 
     def mark(self, checkpoint_id: str, newer: Iterable[OpenedCheckpoint], writes: LiveSet) -> str:
         """The mark of a history: of all that is counted but the checkpoints that came after it and these writes.
@@ -94,7 +96,8 @@ class _Standing:
             live = live.subtract(each.member)
         counted = [f"{each.count}:{each.total:x}".encode() for each in (live, self.thread.writes.part(writes))]
         place = (self.thread.incarnation, self._namespace.encode(), checkpoint_id.encode())
-        return self._macs.mac(b"channel-history", *place, *counted).hex()[:_MARK_DIGITS] + checkpoint_id
+        channels = (each.encode() for each in self._channels)
+        return self._macs.mac(b"channel-history", *place, *channels, *counted).hex()[:_MARK_DIGITS] + checkpoint_id
 
 
 async def read(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted) -> ChannelHistories:

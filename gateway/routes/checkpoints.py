@@ -75,7 +75,7 @@ class SearchFilter(HistoryFilter, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChannelHistoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which channels of which namespace; ``channel`` may repeat. ``mark``: an earlier answer's, for what came since."""
+    """Which channels of which namespace; ``channel`` may repeat. ``mark``: an earlier answer's for the same ones."""
 
     channel: Annotated[list[wire.Name], Meta(min_length=1, max_length=limits.CHANNELS_MAX)]
     namespace: wire.Namespace = ""

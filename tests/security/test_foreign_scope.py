@@ -455,9 +455,10 @@ async def _stored(connection: asyncpg.Connection, *tenant_ids: str) -> dict[str,
             continue
         where = "(tenant_id = ANY($1) OR tenant_id IS NULL)" if of_tenants else "$1::uuid[] IS NOT NULL"
         where += " AND action NOT IN ('access', 'access.dropped')" if table == "audit_log" else ""
-        swept = "- 'sweep_after' - 'walk_after' - 'swept_at' - 'census'"
+        swept = "- 'sweep_after' - 'walk_after' - 'swept_at' - 'due_since' - 'census' - 'bytes'"
         rounds = "- 'due_at' - 'lease_until' - 'started_at' - 'progress' - 'finished_at' - 'census' - 'thinned_until'"
-        moving = {"api_keys": "- 'last_used_at'", "blob_usage": swept, "retention_rounds": rounds}
+        gone = "- 'removed_at' - 'reserved_bytes'"  # of an upload that was given up, when its object is
+        moving = {"api_keys": "- 'last_used_at'", "blob_usage": swept, "blob_intents": gone, "retention_rounds": rounds}
         row = f"(to_jsonb(t) {moving[table]})::text" if table in moving else "t.ctid::text || ' ' || t.xmin::text"
         digest = "count(*) || ' ' || md5(coalesce(string_agg(row, ',' ORDER BY row), ''))"
         digests.append(

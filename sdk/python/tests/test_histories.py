@@ -126,13 +126,14 @@ def test_what_callers_do_to_their_values_is_not_remembered(gateway, saver):
         found["a"]["writes"].clear()
 
 
-def test_channels_that_were_not_asked_for_before_come_whole(gateway, saver):
+def test_other_channels_than_those_asked_for_before_come_whole(gateway, saver):
     for channel in "ab":
         gateway.write(channel, channel)
     history(saver, "a")
     assert history(saver, "a", "b") == {"a": (["a"], None), "b": (["b"], None)}
+    assert history(saver, "b", "a") == {"a": (["a"], None), "b": (["b"], None)}
     assert history(saver, "b") == {"b": (["b"], None)}
-    assert gateway.asked == [None, None, "1-of"]
+    assert gateway.asked == [None, None, "1-of", None]
 
 
 def test_nothing_is_kept_without_a_mark_or_of_a_thread_that_is_gone(gateway, saver):

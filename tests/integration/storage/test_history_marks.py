@@ -81,6 +81,20 @@ async def test_writes_to_the_checkpoint_that_was_asked_about_come_with_its_desce
     assert await reader.has() == (["0", "1", "2", "late", "3"], True)
 
 
+async def test_a_mark_is_of_the_channels_that_were_asked_for(store, scope, reader):
+    await step(store, scope, "4")
+    place = (scope, "t1", "", None)
+    for channels in (["e"], ["d", "e"]):
+        found = await store.checkpoints.channel_history(*place, channels, mark=reader.kept.mark)
+        assert not any(each.continues for each in found.channels.values())
+    both = await store.checkpoints.channel_history(*place, ["d", "e"])
+    await step(store, scope, "5")
+    found = await store.checkpoints.channel_history(*place, ["e", "d", "d"], mark=both.mark)  # in any order
+    assert {name: each.continues for name, each in found.channels.items()} == {"d": True, "e": True}
+    found = await store.checkpoints.channel_history(*place, ["d"], mark=both.mark)
+    assert (values(found.channels["d"]), found.channels["d"].continues) == (["0", "1", "2", "3", "4"], False)
+
+
 async def test_what_was_given_is_not_read_again(store, scope, reader, admin):
     await step(store, scope, "4")
     for table in ("checkpoints", "pending_writes"):

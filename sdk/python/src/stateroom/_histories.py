@@ -35,10 +35,10 @@ class Histories:
         self._bytes_max = bytes_max
 
     def at(self, place: Place, channels: Iterable[str]) -> ChannelHistories | None:
-        """What was given last, if it has all of these channels; not to be changed."""
+        """What was given last, if it was of these channels; not to be changed."""
         with self._lock:
             found = self._places.get(place)
-            if found is None or not found[0].channels.keys() >= {*channels}:
+            if found is None or found[0].channels.keys() != {*channels}:
                 return None
             self._places.move_to_end(place)
             return found[0]
