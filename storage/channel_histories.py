@@ -22,17 +22,15 @@ from crypto import Sealer
 from storage.access import Access
 from storage.archive_views import Snapshot
 from storage.archived import check_tier
-from storage.completeness import check_absent, check_count, check_token, check_writes
+from storage.completeness import RowSeals, check_absent, check_count, check_token, check_writes
 from storage.errors import CheckpointNotFound, IntegrityFailure
-from storage.format.chain import HeadSeal, LiveSet, Macs, ThreadSeal, write_mac
+from storage.format.chain import LiveSet, Macs, write_mac
 from storage.format.manifest import CheckpointColumns, WriteColumns
 from storage.format.record import (
     OpenedCheckpoint,
     OpenedWrite,
     PieceReader,
     open_checkpoint,
-    open_head,
-    open_thread,
     open_write,
 )
 from storage.model import ChannelHistories, ChannelHistory, PendingWrite
@@ -66,18 +64,11 @@ class _Standing:
     """What the thread's seals count at this moment."""
 
     def __init__(self, sealer: Sealer, wanted: Wanted, row: Any) -> None:
-        if row["at_thread_seal"] is None:
-            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
-        thread_id, namespace = wanted.thread_id, wanted.namespace
-        self.head_id: str = row["at_head_id"]
-        self.thread: ThreadSeal = open_thread(sealer, thread_id, row["at_thread_created_at"], row["at_thread_seal"])
-        self.head: HeadSeal = open_head(
-            sealer, thread_id, namespace, self.head_id, row["at_sequence"], row["at_head_seal"]
-        )
-        if self.head.incarnation != self.thread.incarnation:
-            raise IntegrityFailure("the head belongs to another life of this thread")
+        seals = RowSeals.open(sealer, wanted.thread_id, wanted.namespace, row)
+        self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
+        self.target = None if row["checkpoint_id"] is None else seals.checkpoint(sealer, row)
         self._macs: Macs = sealer
-        self._namespace = namespace
+        self._namespace = wanted.namespace
         self._channels = sorted({*wanted.channels})
 
     def mark(self, checkpoint_id: str, newer: Iterable[OpenedCheckpoint], writes: LiveSet) -> str:
@@ -116,13 +107,12 @@ async def read(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer,
             raise CheckpointNotFound
         standing = _Standing(sealer, wanted, row)
         check_tier(transaction, row["at_tier"])
-        if row["checkpoint_id"] is None:
+        if standing.target is None:
             if wanted.checkpoint_id is None or wanted.checkpoint_id == standing.head_id:
                 raise IntegrityFailure("the head's checkpoint is missing")
             await check_count(transaction, scope, wanted.thread_id, wanted.namespace, standing.head)
             raise CheckpointNotFound
-        target = open_checkpoint(sealer, row)
-        together, fetching = await _read(transaction, access, scope, sealer, wanted, standing, target)
+        together, fetching = await _read(transaction, access, scope, sealer, wanted, standing, standing.target)
     await fetching.fill(access.offload, scope)
     return together()
 

@@ -55,6 +55,40 @@ def compare_namespaces(sealer: Sealer, thread: ThreadSeal, namespaces: Iterable[
         raise IntegrityFailure("a namespace was added to or taken from this thread outside the gateway")
 
 
+class RowSeals(msgspec.Struct, frozen=True):
+    """The seals that `LOAD` and `stateroom.load_checkpoint` give with a row, opened: of the thread's life of now."""
+
+    head_id: str
+    thread: ThreadSeal
+    head: HeadSeal
+
+    @classmethod
+    def open(cls, sealer: Sealer, thread_id: str, namespace: str, row: Any) -> "RowSeals":
+        """Open them.
+
+        Raises:
+            IntegrityFailure: one does not authenticate, is missing, or is of another life of the thread.
+        """
+        if row["at_thread_seal"] is None:
+            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
+        thread = open_thread(sealer, thread_id, row["at_thread_created_at"], row["at_thread_seal"])
+        head_id = row["at_head_id"]
+        head = open_head(sealer, thread_id, namespace, head_id, row["at_sequence"], row["at_head_seal"])
+        if head.incarnation != thread.incarnation:
+            raise IntegrityFailure("the head belongs to another life of this thread")
+        return cls(head_id, thread, head)
+
+    def checkpoint(self, sealer: Sealer, row: Any) -> OpenedCheckpoint:
+        """Open the checkpoint that the row has.
+
+        Raises:
+            IntegrityFailure: it does not authenticate, or no head can have come before it.
+        """
+        if row["checkpoint_id"].encode() > self.head_id.encode():
+            raise IntegrityFailure("the checkpoint is newer than the head")
+        return open_checkpoint(sealer, row)
+
+
 def open_own_head(sealer: Sealer, thread_id: str, thread: ThreadSeal, row: Any) -> HeadSeal:
     """Open a head row that must belong to this life of the thread.
 

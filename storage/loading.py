@@ -18,10 +18,17 @@ from storage.access import Access
 from storage.archive_views import Snapshot
 from storage.archived import ThreadElsewhere, check_tier
 from storage.blob_ledger import LiveBlob
-from storage.completeness import check_absent, check_count, check_members, check_token, check_writes, compare_writes
+from storage.completeness import (
+    RowSeals,
+    check_absent,
+    check_count,
+    check_members,
+    check_token,
+    check_writes,
+    compare_writes,
+)
 from storage.errors import CheckpointNotFound, IntegrityFailure, StorageError
-from storage.format.chain import HeadSeal, ThreadSeal
-from storage.format.record import OpenedCheckpoint, OpenedWrite, PieceReader, open_checkpoint, open_head, open_thread
+from storage.format.record import OpenedCheckpoint, OpenedWrite, PieceReader
 from storage.format.token import ThreadToken
 from storage.model import Loaded
 from storage.postgres import checkpoints as sql
@@ -44,19 +51,12 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class _Standing:
-    """The seals that came with a row, opened; the head must belong to the thread's life of now."""
+    """A row's seals, and what is answered with them."""
 
     def __init__(self, sealer: Sealer, wanted: Wanted, row: Any) -> None:
-        thread_id, namespace = wanted.thread_id, wanted.namespace
-        if row["at_thread_seal"] is None:
-            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
-        self.head_id: str = row["at_head_id"]
-        self.thread: ThreadSeal = open_thread(sealer, thread_id, row["at_thread_created_at"], row["at_thread_seal"])
-        self.head: HeadSeal = open_head(
-            sealer, thread_id, namespace, self.head_id, row["at_sequence"], row["at_head_seal"]
-        )
-        if self.head.incarnation != self.thread.incarnation:
-            raise IntegrityFailure("the head belongs to another life of this thread")
+        seals = RowSeals.open(sealer, wanted.thread_id, wanted.namespace, row)
+        self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
+        self._seals = seals
         self._sealer = sealer
         self._wanted = wanted
 
@@ -68,9 +68,7 @@ class _Standing:
 
     def checkpoint(self, row: Any) -> OpenedCheckpoint:
         """The checkpoint that the row has."""
-        if row["checkpoint_id"].encode() > self.head_id.encode():
-            raise IntegrityFailure("the checkpoint is newer than the head")
-        return open_checkpoint(self._sealer, row)
+        return self._seals.checkpoint(self._sealer, row)
 
     def loaded(
         self, opened: OpenedCheckpoint, reader: PieceReader | None = None, written: Sequence[OpenedWrite] = ()

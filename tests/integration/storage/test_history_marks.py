@@ -109,6 +109,20 @@ async def test_what_was_given_is_not_read_again(store, scope, reader, admin):
         await store.checkpoints.channel_history(*place)
 
 
+async def test_a_checkpoint_above_a_head_that_was_put_back_is_noticed(store, scope, admin):
+    await step(store, scope, "1")
+    columns = "head_id, sequence, seal"
+    before = await admin.fetchrow(f"SELECT {columns} FROM stateroom.heads WHERE tenant_id = $1", scope.tenant_id)  # noqa: S608
+    newest = await save(store, scope)
+    await admin.execute(
+        f"UPDATE stateroom.heads SET ({columns}) = ($2, $3, $4) WHERE tenant_id = $1",  # noqa: S608
+        scope.tenant_id,
+        *before,
+    )
+    with pytest.raises(IntegrityFailure):
+        await store.checkpoints.channel_history(scope, "t1", "", newest.checkpoint_id, ["d"])
+
+
 @pytest.mark.parametrize("table", ["checkpoints", "pending_writes"])
 async def test_whoever_takes_away_what_is_new_is_noticed(store, scope, reader, admin, table):
     await step(store, scope, "4")
