@@ -306,7 +306,8 @@ async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, kno
     )
     manifest = _manifest(save, channels)
     sealed = seal_checkpoint(sealer, columns, manifest)
-    head = standing.with_member(sealed.member, NO_WRITES)
+    early = known.early.get(columns.checkpoint_id, NO_WRITES)
+    head = standing.with_member(sealed.member, early)
     head_seal = seal_head(sealer, save.thread_id, save.namespace, columns.checkpoint_id, head)
     fresh = [each for each in cutter.pieces.values() if each.piece_id not in known.pieces]
     if any(map(access.offload.is_large, fresh)):  # among what was appended
@@ -330,6 +331,7 @@ async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, kno
         known.strict,
         columns.named_ids,
         known.head_seal,
+        early.count,
     )
     seen = known.seen.after(sealer.without_share, columns.checkpoint_id, head)
     access.head_anchors.note(scope, sealer, save.thread_id, seen)
@@ -342,6 +344,7 @@ async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, kno
         base=OpenedCheckpoint(columns, manifest, sealed.member, None),
         pieces=_left_pieces(cutter, known.pieces),
         tails=_left_tails(channels, cutter, known.tails),
+        early={each: known.early[each] for each in known.early if each.encode() > columns.checkpoint_id.encode()},
         seen=seen,
         token=token,
     )
@@ -453,6 +456,7 @@ async def _write(
         base=OpenedCheckpoint(columns, manifest, sealed.member, None),
         pieces=_left_pieces(cutter, {}),
         tails=_left_tails(channels, cutter, reader.plaintexts()),
+        early={},
         seen=seen,
         token=token,
     )

@@ -23,7 +23,7 @@ import msgspec
 
 from crypto import Sealer
 from storage.errors import Unavailable
-from storage.format.chain import HeadSeal, ThreadSeal
+from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
 from storage.format.pieces import Cutter, Piece, unpack_ids
 from storage.format.record import OpenedCheckpoint
 from storage.format.token import ThreadToken
@@ -36,6 +36,8 @@ INLINE_BYTES_MAX: Final = 64 * 1024
 ENTRY_BYTES_MAX: Final = 128 * 1024
 BYTES_MAX: Final = 128 * 1024 * 1024
 PIECES_MAX: Final = 1024
+# Checkpoints to come that have writes already; a graph has one.
+EARLY_MAX: Final = 16
 KEPT_SECONDS: Final = 300.0
 # As long as for the lock of the thread's row, which is what a turn stands for.
 TURN_SECONDS_MAX: Final = 5.0
@@ -57,6 +59,7 @@ class Standing(msgspec.Struct, frozen=True):
         base: The head's checkpoint.
         pieces: Pieces that the head consists of, so that they are there as long as it is the head, and their children.
         tails: Plaintexts of pieces in the open tails of the head's list channels: what appending to one re-cuts.
+        early: Pending writes that were put since, before their checkpoints, by its id: `write_mac`. None has a status.
         seen: The thread token that was given for it.
         token: Its text.
     """
@@ -71,6 +74,7 @@ class Standing(msgspec.Struct, frozen=True):
     base: OpenedCheckpoint
     pieces: Mapping[bytes, bytes | None]
     tails: Mapping[bytes, bytes]
+    early: Mapping[str, LiveSet]
     seen: ThreadToken
     token: str
 

@@ -18,7 +18,7 @@ from crypto import Sealer
 from storage.access import Access
 from storage.completeness import check_token
 from storage.errors import IntegrityFailure, LostRaceError, PieceUnknown, ThreadArchived
-from storage.format.chain import HeadSeal, LiveSet, ThreadSeal, write_mac
+from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.leaves import Pointer
 from storage.format.manifest import FORMAT, WriteColumns, WriteRecord
 from storage.format.pieces import Cutter, Piece
@@ -38,7 +38,7 @@ from storage.offload import Uploads, artifacts_in, pack_artifacts
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
-from storage.standings import Standing
+from storage.standings import EARLY_MAX, Standing
 from storage.versions import OtherVersionError
 
 
@@ -145,13 +145,24 @@ async def _put_reading(
 
 
 def _goes_on(access: Access, new: TaskWrites, known: Standing, cutter: Cutter) -> bool:
-    """Whether the writes are of a head that is remembered, and need nothing else from the database."""
+    """Whether the writes are of a head that is remembered or one to come, and need nothing else from the database."""
     return (
-        new.checkpoint_id == known.head_id
-        and bool(new.writes)
+        bool(new.writes)
         and (new.known_token is None or new.known_token == known.token)
-        and (new.state_schema is not None or known.base.columns.state_schema is None)
         and known.covers(cutter, access.offload.is_large)
+        and (_is_early(new, known) if new.checkpoint_id != known.head_id else _is_at_version(new, known))
+    )
+
+
+def _is_at_version(new: TaskWrites, known: Standing) -> bool:
+    return new.state_schema is not None or known.base.columns.state_schema is None
+
+
+def _is_early(new: TaskWrites, known: Standing) -> bool:
+    return (
+        new.checkpoint_id.encode() > known.head_id.encode()
+        and new.status is None  # which the checkpoint, when it comes, takes from the stored rows
+        and (new.checkpoint_id in known.early or len(known.early) < EARLY_MAX)
     )
 
 
@@ -165,18 +176,33 @@ async def _put_on(
     cutter: Cutter,
     now: datetime,
 ) -> WritesReceipt:
-    """Writes of a head that is remembered: nothing is read.
+    """Writes of a head that is remembered, or of a checkpoint that comes after it: nothing is read.
 
     Raises:
         LostRaceError: begin by reading; what is remembered is another state, or some of them are stored.
     """
     fresh = [_Fresh(columns, each, None) for columns, each in sealed]
+    stored = [each for each in cutter.pieces.values() if each.piece_id not in known.pieces]
     thread = dataclasses.replace(known.thread, writes=_moved(sealer, new, known.thread.writes, fresh))
     thread_seal = seal_thread(sealer, new.thread_id, known.thread_created_at, thread)
-    writes = _moved(sealer, new, known.head.writes, fresh)
-    head = msgspec.structs.replace(known.head, sequence=known.head.sequence + 1, writes=writes)
-    head_seal = seal_head(sealer, new.thread_id, new.namespace, new.checkpoint_id, head)
-    stored = [each for each in cutter.pieces.values() if each.piece_id not in known.pieces]
+    left = msgspec.structs.replace(known, thread_seal=thread_seal, thread=thread)
+    new_head_seal = None
+    if new.checkpoint_id == known.head_id:
+        writes = _moved(sealer, new, known.head.writes, fresh)
+        head = msgspec.structs.replace(known.head, sequence=known.head.sequence + 1, writes=writes)
+        new_head_seal = seal_head(sealer, new.thread_id, new.namespace, new.checkpoint_id, head)
+        seen = known.seen.after(sealer.without_share, new.checkpoint_id, head)
+        left = msgspec.structs.replace(
+            left,
+            head_seal=new_head_seal,
+            head=head,
+            pieces={**known.pieces, **{each.piece_id: each.children for each in stored}} if stored else known.pieces,
+            seen=seen,
+            token=seen.encode(sealer.without_share, new.thread_id),
+        )
+    else:
+        early = _moved(sealer, new, known.early.get(new.checkpoint_id, NO_WRITES), fresh)
+        left = msgspec.structs.replace(left, early={**known.early, new.checkpoint_id: early})
     await access.unit_of_work.call(
         sql.PUT_WRITES_ON,
         scope,
@@ -201,26 +227,15 @@ async def _put_on(
         new.status if new.namespace == "" else None,
         known.thread_seal,
         thread_seal,
-        head.sequence,
+        left.head.sequence,
         known.head_seal,
-        head_seal,
-    )
-    seen = known.seen.after(sealer.without_share, new.checkpoint_id, head)
-    access.head_anchors.note(scope, sealer, new.thread_id, seen)
-    token = seen.encode(sealer.without_share, new.thread_id)
-    own = {each.piece_id: each.children for each in stored}
-    left = msgspec.structs.replace(
-        known,
-        thread_seal=thread_seal,
-        thread=thread,
-        head_seal=head_seal,
-        head=head,
-        pieces={**known.pieces, **own} if own else known.pieces,
-        seen=seen,
-        token=token,
+        new_head_seal,
     )
     access.standings.remember(scope, sealer, left)
-    return WritesReceipt(stored=len(fresh), unchanged=0, token=token)
+    if new_head_seal is None:
+        return WritesReceipt(stored=len(fresh), unchanged=0, token=None)
+    access.head_anchors.note(scope, sealer, new.thread_id, left.seen)
+    return WritesReceipt(stored=len(fresh), unchanged=0, token=left.token)
 
 
 def _seal(

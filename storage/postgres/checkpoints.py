@@ -158,14 +158,14 @@ def _call(function: str, parameters: int) -> str:
     return f"SELECT stateroom.{function}({', '.join(f'${n}' for n in range(1, parameters + 1))})"
 
 
-# Whole transactions of whoever knows what they stand on, as functions of the database (revision a17) that bind their
+# Whole transactions of whoever knows what they stand on, as functions of the database (revision a19) that bind their
 # scope and commit with their statement: one round trip. They depend on the stored seals being the remembered ones: a
 # thread whose seal is another one, as after any pending write or new namespace, or a head that moved, make them fail
-# as a whole; so do writes that came before their checkpoint, and rows that are there already. Nothing that the head
-# and its writes need can have been pruned while both seals are what they were, so its pieces are there. Whoever fails
-# begins with OPEN or OPEN_WRITES.
-SAVE_ON = _call("save_on_2", 32)
-PUT_WRITES_ON = _call("put_writes_on_2", 26)
+# as a whole; so do more or fewer writes that came before their checkpoint than the save was told of, and rows that are
+# there already. Nothing that the head and its writes need can have been pruned while both seals are what they were, so
+# its pieces are there. Whoever fails begins with OPEN or OPEN_WRITES.
+SAVE_ON = _call("save_on_3", 33)
+PUT_WRITES_ON = _call("put_writes_on_3", 26)
 
 SEAL_THREAD = """
 UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3

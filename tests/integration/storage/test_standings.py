@@ -11,13 +11,14 @@ from crypto import KeyDestroyed
 from storage.errors import CheckpointExists, HeadMoved, IntegrityFailure, PreconditionRequired
 from storage.model import ChannelValue, FullState, Parent, Precondition
 from storage.scope import Scope
-from storage.standings import ENTRIES_MAX, KEPT_SECONDS, Standings, reachable
+from storage.standings import EARLY_MAX, ENTRIES_MAX, KEPT_SECONDS, Standings, reachable
 from tests.support.costs import CountedGateway
 from tests.support.interleaving import blocked
 from tests.support.states import contents, document, history, load, patch, put, save, state, write, writes_of
 
 ID_1 = "1f0c0000-0000-6000-8000-000000000001"
 ID_2 = "1f0c0000-0000-6000-8000-000000000002"
+ID_3 = "1f0c0000-0000-6000-8000-000000000003"
 
 
 @pytest.fixture
@@ -154,6 +155,84 @@ async def test_writes_that_came_before_their_checkpoint_by_the_same_process_are_
     await save(gateway, scope, checkpoint_id=ID_2, content=state(n=2))
     loaded = await load(store, scope)
     assert (loaded.status, [each[3] for each in writes_of(loaded)]) == ("failed", ["early"])
+
+
+async def test_writes_before_their_checkpoint_and_its_save_read_nothing(store, scope, gateway):
+    await save(gateway, scope, checkpoint_id=ID_1)
+    gateway.counted()
+    first = await put(gateway, scope, ID_2, write(0, "m", document("said")), write(1, "branch", "x"), task_id="a")
+    await put(gateway, scope, ID_3, write(0, "m", "later"))
+    await put(gateway, scope, ID_1, write(0, "m", "of the head"))
+    await put(gateway, scope, ID_2, write(0, "m", "b"), task_id="b")
+    await save(gateway, scope, checkpoint_id=ID_2, content=state(n=2))
+    of_head = await put(gateway, scope, ID_2, write(0, "m", "c"), task_id="c")
+    await save(gateway, scope, checkpoint_id=ID_3, content=state(n=3))
+    assert gateway.counted() == 0
+    assert (first.stored, first.token, of_head.token is None) == (2, None, False)
+    loaded = [await load(store, scope, checkpoint_id=each) for each in (ID_1, ID_2, None)]
+    assert [[each[3] for each in writes_of(found)] for found in loaded] == [
+        ["of the head"],
+        [document("said"), "x", "b", "c"],
+        ["later"],
+    ]
+    assert (await store.verification.thread(scope, "t1")).findings == []
+
+
+async def test_writes_of_a_checkpoint_that_another_process_saved_meanwhile_count_for_the_head(
+    store, scope, gateway, other
+):
+    await save(gateway, scope, checkpoint_id=ID_1)
+    await save(other, scope, checkpoint_id=ID_2)
+    await put(gateway, scope, ID_2, write(0, "m", "not early any more"))  # of which this process knows nothing
+    assert [each[3] for each in writes_of(await load(store, scope))] == ["not early any more"]
+    assert (await store.verification.thread(scope, "t1")).findings == []
+
+
+async def test_early_writes_of_two_processes_are_all_sealed_into_the_head(store, scope, gateway, other):
+    await save(gateway, scope, checkpoint_id=ID_1)
+    await put(gateway, scope, ID_2, write(0, "m", "ours"), task_id="a")
+    await put(other, scope, ID_2, write(0, "m", "theirs"), task_id="b")
+    await save(gateway, scope, checkpoint_id=ID_2)
+    assert [each[3] for each in writes_of(await load(store, scope))] == ["ours", "theirs"]
+    assert (await store.verification.thread(scope, "t1")).findings == []
+
+
+async def test_the_same_early_writes_again_change_nothing(store, scope, gateway):
+    await save(gateway, scope, checkpoint_id=ID_1)
+    first, again = [await put(gateway, scope, ID_2, write(0, "m", content)) for content in ("x", "y")]
+    await save(gateway, scope, checkpoint_id=ID_2)
+    assert (first.stored, again.stored, again.unchanged) == (1, 0, 1)
+    assert [each[3] for each in writes_of(await load(store, scope))] == ["x"]
+
+
+async def test_writes_of_more_checkpoints_to_come_than_are_remembered_are_kept(store, scope, gateway):
+    ids = [f"1f0c0000-0000-6000-8000-{number:012}" for number in range(EARLY_MAX + 3)]
+    await save(gateway, scope, checkpoint_id=ids[0])
+    for each in ids[1:]:
+        await put(gateway, scope, each, write(0, "m", each))
+    for each in ids[1:]:
+        await save(gateway, scope, checkpoint_id=each)
+        assert [put[3] for put in writes_of(await load(store, scope))] == [each]
+    assert (await store.verification.thread(scope, "t1")).findings == []
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "DELETE FROM stateroom.pending_writes WHERE tenant_id = $1",
+        "UPDATE stateroom.pending_writes SET task_id = 'other' WHERE tenant_id = $1",
+        "UPDATE stateroom.pending_writes SET member = decode(repeat('00', 16), 'hex') WHERE tenant_id = $1",
+        "UPDATE stateroom.pending_writes SET checkpoint_id = '" + ID_3 + "' WHERE tenant_id = $1",
+    ],
+)
+async def test_who_touches_an_early_write_before_its_checkpoint_comes_is_found_out(
+    store, scope, gateway, admin, attack
+):
+    await save(gateway, scope, checkpoint_id=ID_1)
+    await put(gateway, scope, ID_2, write(0, "m", "early"))
+    await admin.execute(attack, scope.tenant_id)
+    await save(gateway, scope, checkpoint_id=ID_2)
+    assert (await store.verification.thread(scope, "t1")).findings
 
 
 async def test_the_same_writes_again_change_nothing(store, scope, gateway):
