@@ -4,6 +4,7 @@ from typing import Any
 
 import msgpack
 
+from storage.format.pieces import GROUP_BYTES_MAX, INDEX_CHILDREN_MAX
 from storage.model import ChannelValue, Checkpoint, FullState, HistoryQuery, NewWrite, Patch, Save, Saved, Value
 from storage.scope import Scope
 from storage.service import Store
@@ -15,6 +16,13 @@ def packed(content: Any) -> Value:
 
 def state(**channels: Any) -> FullState:
     return FullState({name: ChannelValue(None, packed(content)) for name, content in channels.items()})
+
+
+def list_with_indexes() -> list[str]:
+    """Elements of more groups than an index piece has children: there is one wherever the subject's key cuts."""
+    element = 1500
+    count = (INDEX_CHILDREN_MAX + 1) * (GROUP_BYTES_MAX // element + 1)
+    return [f"{number}:" + "e" * element for number in range(count)]
 
 
 def patch(

@@ -16,7 +16,18 @@ from storage.postgres import threads as threads_sql
 from storage.pruning import Pruning
 from storage.thinning import ThinningRule
 from tests.support.interleaving import WAIT_SECONDS, CommitAfter, Gate, Steered, blocked, without
-from tests.support.states import contents, document, history, load, put, save, state, write, writes_of
+from tests.support.states import (
+    contents,
+    document,
+    history,
+    list_with_indexes,
+    load,
+    put,
+    save,
+    state,
+    write,
+    writes_of,
+)
 
 NEWEST_ONLY = ThinningRule(keep_last=1)
 C = "1f0c0000-0000-6000-8000-00000000000{}"
@@ -287,8 +298,7 @@ class Flat(Pruning):
 
 @pytest.mark.parametrize("kind", [Pruning, Flat])
 async def test_pieces_below_an_index_piece_stay_only_if_somebody_follows_it(store, scope, kind):
-    # More pieces than an index piece has children, so that there is one whatever the keyed digests are.
-    items = [f"{number}:" + "e" * 1500 for number in range(6000)]
+    items = list_with_indexes()
     await a_piece_is_named_again(
         store, scope, kind, lambda _: save(store, scope, content=state(a=items)), content=items
     )

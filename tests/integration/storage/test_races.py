@@ -22,7 +22,20 @@ from storage.postgres import pruning as pruning_sql
 from storage.postgres.engine import invalidate_unfinished
 from storage.service import Store
 from tests.support.interleaving import CancelAtAwait, CommitAfter, Gate, Meeting, Steered, blocked, without
-from tests.support.states import contents, document, history, load, packed, patch, put, save, state, write, writes_of
+from tests.support.states import (
+    contents,
+    document,
+    history,
+    list_with_indexes,
+    load,
+    packed,
+    patch,
+    put,
+    save,
+    state,
+    write,
+    writes_of,
+)
 from tests.support.stores import DEPLOYMENT_ID
 
 # (a) A cancelled request and its connection.
@@ -512,7 +525,7 @@ READ_COMMITTED = {"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY": "BEGIN READ
 
 async def loaded_during_prune(store, scope, variants):
     """A load that has read the checkpoint, but not yet what its index pieces name, when a prune removes it."""
-    items = [f"{number}:" + "e" * 1500 for number in range(4000)]
+    items = list_with_indexes()
     first = await save(store, scope, content=state(items=items))
     await save(store, scope)
     elsewhere = await save(store, scope, namespace="n")
@@ -540,7 +553,7 @@ async def test_without_a_snapshot_a_load_during_a_prune_looks_like_damage(store,
 
 async def test_a_prune_between_the_moments_of_a_load_is_no_damage(store, scope):
     """The pieces below an index are read after what names them: what is gone then is asked for again."""
-    items = [f"{number}:" + "e" * 1500 for number in range(4000)]
+    items = list_with_indexes()
     first = await save(store, scope, content=state(items=items))
     gates = [Gate(sql.CHUNKS), Gate(sql.CHUNKS)]
     latest, removed = (

@@ -18,12 +18,21 @@ from storage.errors import (
 from storage.model import ChannelValue, FullState, Parent, Precondition, Value
 from storage.scope import Scope
 from storage.service import Store
-from tests.support.states import contents, document, history, load, packed, patch, put, save, state, write, writes_of
+from tests.support.states import (
+    contents,
+    document,
+    history,
+    list_with_indexes,
+    load,
+    packed,
+    patch,
+    put,
+    save,
+    state,
+    write,
+    writes_of,
+)
 from tests.support.stores import DEPLOYMENT_ID
-
-
-def long_list(count):
-    return [f"{number}:" + "e" * 1500 for number in range(count)]
 
 
 async def chunks(admin, scope, thread_id="t1"):
@@ -111,7 +120,7 @@ async def test_unknown_threads_are_not_found(store, scope):
 
 
 async def test_a_copy_has_everything_and_stands_alone(store, scope, admin):
-    items = long_list(3000)
+    items = list_with_indexes()
     first = await save(store, scope, content=state(items=items, note="n"), metadata={"k": "v"}, agent="a")
     second = await save(
         store,
@@ -272,7 +281,7 @@ async def test_pruning_by_deletion_removes_the_threads(store, scope):
 
 
 async def test_pieces_shared_with_a_survivor_are_kept_index_pieces_too(store, scope, admin):
-    items = long_list(3000)
+    items = list_with_indexes()
     first = await save(store, scope, content=state(items=items))
     await save(
         store,
