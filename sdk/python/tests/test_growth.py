@@ -2,7 +2,6 @@
 
 import hashlib
 
-import httpx2
 import msgspec
 import pytest
 from hypothesis import given
@@ -10,13 +9,12 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from sdk.python.tests.fakes import API_KEY, URL, packed, problem, receipt
+from sdk.python.tests.fakes import packed, problem, receipt
 from stateroom import StateroomError, acting_for, current_subject
 from stateroom._core import Pinned
 from stateroom._growth import LIST_BYTES_MIN, Growth, Sent, grown, place_of
 from stateroom._pieces import LEAF_BYTES_MIN
 from stateroom._wire import ChannelIn
-from stateroom.langgraph import StateroomSaver
 
 TEXT = "x" * 500
 
@@ -73,28 +71,8 @@ def gateway():
 
 
 @pytest.fixture
-def saver_of(gateway):
-    savers = []
-
-    def make(subject="user-42"):
-        made = StateroomSaver(
-            URL,
-            API_KEY,
-            subject=subject,
-            transport=lambda: httpx2.MockTransport(gateway),
-            async_transport=lambda: httpx2.MockTransport(gateway),
-        )
-        savers.append(made)
-        return made
-
-    yield make
-    for saver in savers:
-        saver.close()
-
-
-@pytest.fixture
-def saver(saver_of):
-    return saver_of()
+def saver(gateway, saver_to):
+    return saver_to(gateway)
 
 
 class Run:
@@ -205,10 +183,10 @@ def test_large_leaves_are_sent_as_ever(gateway, saver):
     assert gateway.bodies[-1]["channels"]["messages"]["holes"]
 
 
-def test_a_parent_that_was_saved_elsewhere_is_not_appended_to(gateway, saver, saver_of):
+def test_a_parent_that_was_saved_elsewhere_is_not_appended_to(gateway, saver, saver_to):
     ours, messages = Run(saver), [TEXT] * 20
     ours.step(messages=messages)
-    theirs = Run(saver_of())
+    theirs = Run(saver_to(gateway))
     theirs.__dict__.update({**ours.__dict__, "saver": theirs.saver})
     theirs.step(messages=[*messages, "theirs"])
     ours.number = theirs.number
@@ -240,8 +218,8 @@ def test_a_save_that_was_not_acknowledged_is_not_remembered(gateway, saver):
     assert gateway.appended() == []
 
 
-def test_subjects_threads_and_namespaces_are_told_apart(gateway, saver_of):
-    saver, messages = saver_of(current_subject), [TEXT] * 20
+def test_subjects_threads_and_namespaces_are_told_apart(gateway, saver_to):
+    saver, messages = saver_to(gateway, current_subject), [TEXT] * 20
     with acting_for("user-42"):
         Run(saver).step(messages=messages)
     for subject, thread_id, namespace in (("user-7", "t", ""), ("user-42", "u", ""), ("user-42", "t", "sub")):

@@ -1,14 +1,12 @@
 """Of a delta channel's history the saver asks for what came since, and uses what it kept only where it is told to."""
 
-import httpx2
 import msgspec
 import pytest
 
-from sdk.python.tests.fakes import API_KEY, URL, packed, problem
+from sdk.python.tests.fakes import packed, problem
 from stateroom import IntegrityFailure, acting_for, current_subject
 from stateroom._histories import Histories, joined
 from stateroom._wire import ChannelHistories, ChannelHistory, ChannelOut, SerialisedWrite
-from stateroom.langgraph import StateroomSaver
 
 LARGE = b"\xc6" + (70_000).to_bytes(4, "big") + b"x" * 70_000
 
@@ -58,29 +56,8 @@ def gateway():
 
 
 @pytest.fixture
-def saver_of(gateway):
-    savers = []
-
-    def make(subject="user-42", **options):
-        made = StateroomSaver(
-            URL,
-            API_KEY,
-            subject=subject,
-            transport=lambda: httpx2.MockTransport(gateway),
-            async_transport=lambda: httpx2.MockTransport(gateway),
-            **options,
-        )
-        savers.append(made)
-        return made
-
-    yield make
-    for saver in savers:
-        saver.close()
-
-
-@pytest.fixture
-def saver(saver_of):
-    return saver_of()
+def saver(gateway, saver_to):
+    return saver_to(gateway)
 
 
 def place(thread_id="t", namespace=""):
@@ -150,8 +127,8 @@ def test_nothing_is_kept_without_a_mark_or_of_a_thread_that_is_gone(gateway, sav
     assert gateway.asked == [None, None, "1-of", None]
 
 
-def test_subjects_threads_and_namespaces_are_told_apart(gateway, saver_of):
-    saver = saver_of(current_subject)
+def test_subjects_threads_and_namespaces_are_told_apart(gateway, saver_to):
+    saver = saver_to(gateway, current_subject)
     for channel in "ab":
         gateway.write(channel, 1)
     for subject, thread_id, namespace in (("u", "t", ""), ("v", "t", ""), ("u", "s", ""), ("u", "t", "sub")):

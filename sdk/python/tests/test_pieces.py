@@ -5,18 +5,16 @@ import base64
 import hashlib
 import struct
 
-import httpx2
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from sdk.python.tests.fakes import API_KEY, URL, checkpoint, packed, problem, receipt
+from sdk.python.tests.fakes import checkpoint, packed, problem, receipt
 from stateroom import GatewayUnavailable, acting_for, current_subject
 from stateroom._pieces import LEAF_BYTES_MIN, PieceCache, large_leaves
 from stateroom.errors import PieceUnknown
-from stateroom.langgraph import StateroomSaver
 
 CONFIG = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": "parent"}}
 PLACEHOLDER = struct.Struct(">3s17sQ")
@@ -75,26 +73,6 @@ class Gateway:
         return [request for request in self.requests if "/pieces/" in request.url.path]
 
 
-@pytest.fixture
-def saver_of():
-    savers = []
-
-    def make(gateway, subject="user-42"):
-        made = StateroomSaver(
-            URL,
-            API_KEY,
-            subject=subject,
-            transport=lambda: httpx2.MockTransport(gateway),
-            async_transport=lambda: httpx2.MockTransport(gateway),
-        )
-        savers.append(made)
-        return made
-
-    yield make
-    for saver in savers:
-        saver.close()
-
-
 def put(saver, **values):
     stored = {
         "v": 4,
@@ -108,31 +86,31 @@ def put(saver, **values):
     return saver.put(CONFIG, stored, {}, dict.fromkeys(values, "1.0"))
 
 
-def test_a_large_leaf_is_uploaded_once_and_then_named(saver_of):
+def test_a_large_leaf_is_uploaded_once_and_then_named(saver_to):
     gateway = Gateway()
-    saver = saver_of(gateway)
+    saver = saver_to(gateway)
     put(saver, messages=[{"image": SCREEN}])
     put(saver, messages=[{"image": SCREEN}, {"text": "hi"}])
     put(saver, messages=[{"image": SCREEN}, {"image": SCREEN + "B"}])
     assert len(gateway.uploads()) == 2
     assert all(len(request.content) < 3000 for request in gateway.requests if request not in gateway.uploads())
-    assert saver_of(gateway).get_tuple(CONFIG).checkpoint["channel_values"] == {
+    assert saver_to(gateway).get_tuple(CONFIG).checkpoint["channel_values"] == {
         "messages": [{"image": SCREEN}, {"image": SCREEN + "B"}]
     }
 
 
-def test_what_is_not_large_is_sent_as_ever(saver_of):
+def test_what_is_not_large_is_sent_as_ever(saver_to):
     gateway = Gateway()
-    put(saver_of(gateway), messages=["x" * 60_000] * 3, raw=b"x" * 100_000)
+    put(saver_to(gateway), messages=["x" * 60_000] * 3, raw=b"x" * 100_000)
     assert not gateway.uploads()
     assert all("holes" not in channel for channel in gateway.saved["channels"].values())
 
 
-def test_a_piece_is_fetched_once_and_the_cache_is_bounded(saver_of):
+def test_a_piece_is_fetched_once_and_the_cache_is_bounded(saver_to):
     gateway = Gateway()
     screens = [chr(65 + number) * 100_000 for number in range(20)]
-    put(saver_of(gateway), screens=screens, last=screens[0])
-    reader = saver_of(gateway)
+    put(saver_to(gateway), screens=screens, last=screens[0])
+    reader = saver_to(gateway)
     for _ in range(2):
         assert reader.get_tuple(CONFIG).checkpoint["channel_values"] == {"screens": screens, "last": screens[0]}
     assert len(gateway.downloads()) == 20
@@ -148,9 +126,9 @@ def test_a_piece_is_fetched_once_and_the_cache_is_bounded(saver_of):
     ]
 
 
-def test_pieces_that_the_gateway_lost_are_uploaded_again(saver_of):
+def test_pieces_that_the_gateway_lost_are_uploaded_again(saver_to):
     gateway = Gateway()
-    saver = saver_of(gateway)
+    saver = saver_to(gateway)
     put(saver, messages=[SCREEN])
     gateway.pieces.clear()
     put(saver, messages=[SCREEN, "more"])
@@ -158,20 +136,20 @@ def test_pieces_that_the_gateway_lost_are_uploaded_again(saver_of):
     assert saver.get_tuple(CONFIG).checkpoint["channel_values"]["messages"] == [SCREEN, "more"]
 
 
-def test_when_pieces_go_as_often_as_they_come_everything_is_sent(saver_of):
+def test_when_pieces_go_as_often_as_they_come_everything_is_sent(saver_to):
     gateway = Gateway()
     gateway.answers = [problem(409, "piece-unknown"), problem(409, "piece-unknown")]
-    put(saver_of(gateway), messages=[SCREEN])
+    put(saver_to(gateway), messages=[SCREEN])
     assert len(gateway.saved["channels"]["messages"]["data"]) > len(SCREEN)
     assert "holes" not in gateway.saved["channels"]["messages"]
     gateway.answers = [problem(409, "piece-unknown")] * 3
     with pytest.raises(PieceUnknown):
-        put(saver_of(gateway), messages=[SCREEN])
+        put(saver_to(gateway), messages=[SCREEN])
 
 
-def test_what_one_subject_or_thread_sent_is_not_named_for_another(saver_of):
+def test_what_one_subject_or_thread_sent_is_not_named_for_another(saver_to):
     gateway = Gateway()
-    saver = saver_of(gateway, subject=current_subject)
+    saver = saver_to(gateway, subject=current_subject)
     for subject in ("user-1", "user-2", "user-1"):
         with acting_for(subject):
             put(saver, messages=[SCREEN])
@@ -182,24 +160,24 @@ def test_what_one_subject_or_thread_sent_is_not_named_for_another(saver_of):
     assert len(gateway.uploads()) == 3
 
 
-def test_writes_name_pieces_too(saver_of):
+def test_writes_name_pieces_too(saver_to):
     gateway = Gateway()
-    saver = saver_of(gateway)
+    saver = saver_to(gateway)
     saver.put_writes(CONFIG, [("messages", [{"image": SCREEN}])], "task")
     put(saver, messages=[{"image": SCREEN}])
     assert len(gateway.uploads()) == 1
     assert len(gateway.writes[0]["data"]) < 200
 
 
-def test_a_leaf_that_may_name_an_artifact_stays_where_the_gateway_sees_it(saver_of):
+def test_a_leaf_that_may_name_an_artifact_stays_where_the_gateway_sees_it(saver_to):
     gateway = Gateway()
-    put(saver_of(gateway), messages=[SCREEN + " stateroom:artifact:0190b5a2-0000-7000-8000-000000000001"])
+    put(saver_to(gateway), messages=[SCREEN + " stateroom:artifact:0190b5a2-0000-7000-8000-000000000001"])
     assert not gateway.uploads()
 
 
-def test_a_piece_of_another_length_than_announced_is_refused(saver_of):
+def test_a_piece_of_another_length_than_announced_is_refused(saver_to):
     gateway = Gateway()
-    saver = saver_of(gateway)
+    saver = saver_to(gateway)
     put(saver, messages=[SCREEN])
     gateway.pieces = {place: data[:-1] for place, data in gateway.pieces.items()}
     with pytest.raises(GatewayUnavailable):
@@ -207,24 +185,24 @@ def test_a_piece_of_another_length_than_announced_is_refused(saver_of):
 
 
 @pytest.mark.parametrize("hole", [-1, 5_000_000, 10])
-def test_an_answer_that_names_a_piece_where_none_is_is_refused(saver_of, hole):
+def test_an_answer_that_names_a_piece_where_none_is_is_refused(saver_to, hole):
     gateway = Gateway()
-    saver = saver_of(gateway)
+    saver = saver_to(gateway)
     put(saver, messages=["x" * 5000])
     gateway.saved["channels"]["messages"]["holes"] = [hole]
     with pytest.raises(GatewayUnavailable):
         saver.get_tuple(CONFIG)
 
 
-async def test_the_loop_sends_and_fetches_the_same(saver_of):
+async def test_the_loop_sends_and_fetches_the_same(saver_to):
     gateway = Gateway()
-    saver = saver_of(gateway)
+    saver = saver_to(gateway)
     screens = [chr(65 + number) * 100_000 for number in range(20)]
     await saver.aput_writes(CONFIG, [("messages", screens)], "task")
     stored = {"v": 4, "id": "child", "ts": "", "channel_values": {"messages": screens}, "channel_versions": {}}
     await saver.aput(CONFIG, stored, {}, {})
     assert len(gateway.uploads()) == 20
-    found = await saver_of(gateway).aget_tuple(CONFIG)
+    found = await saver_to(gateway).aget_tuple(CONFIG)
     assert found.checkpoint["channel_values"]["messages"] == screens
     await saver.aclose()
     await asyncio.sleep(0)
