@@ -77,7 +77,7 @@ class Effort(NamedTuple):
 
 FULL = Effort(
     rounds=3,
-    long_rounds=2,
+    long_rounds=3,
     saves=100,
     saves_each=15,
     loads=20,

@@ -294,12 +294,12 @@ async def test_a_lost_answer_to_commit_is_unknown_and_safe_to_repeat(
         client_of(deployment) as client,
         serving(launcher, deployment.at_port(between.port)) as gateway,
     ):
-        first, second = str(uuid6()), str(uuid6())
+        absent, first, second = (str(uuid6()) for _ in range(3))
         assert await writer.save(client, gateway.url, first, {"log": b"1"}) is True
-        if reads:  # writes of a checkpoint that is not there make the gateway forget what the thread was like
-            early = f"{gateway.url}/v1/threads/{writer.thread_id}/checkpoints/{uuid6()}/writes/task"
-            content = {"writes": [{"idx": 0, "channel": "log", "encoding": "raw", "data": b"early"}]}
-            (await client.put(early, content=msgspec.msgpack.encode(content))).raise_for_status()
+        if reads:  # writes of a checkpoint before the head make the gateway forget what the thread was like
+            late = f"{gateway.url}/v1/threads/{writer.thread_id}/checkpoints/{absent}/writes/task"
+            content = {"writes": [{"idx": 0, "channel": "log", "encoding": "raw", "data": b"late"}]}
+            (await client.put(late, content=msgspec.msgpack.encode(content))).raise_for_status()
         between.at_commit = cut
         writer.unknown[second] = {"log": b"2"}
         assert await writer.save(client, gateway.url, second, {"log": b"2"}) is None

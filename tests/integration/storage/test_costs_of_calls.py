@@ -23,7 +23,7 @@ WRITES_BYTES, WRITE_BYTES = 300, 129
 LOAD_ASKS_BYTES = 121
 # To a load of a checkpoint that is not the head: each pending write of the thread is named, to count them.
 MEMBERS_BYTES, MEMBER_BYTES = 100, 78
-SAVE_ASKS_BYTES, NEW_PIECE_BYTES = 471, 29
+SAVE_ASKS_BYTES, NEW_PIECE_BYTES = 483, 29
 PUT_ASKS_BYTES, NEW_WRITE_BYTES = 450, 41
 NAMES_BYTES = 8
 # A function that returns nothing: that it was called, and that the next call may come.
@@ -170,6 +170,25 @@ async def test_pending_writes_of_the_head_write_their_own_rows_and_send_them_onc
     sent = sum(NEW_PIECE_BYTES + each for each in expected.pieces) + NEW_WRITE_BYTES * writes
     assert cost.asked <= PUT_ASKS_BYTES + sealed + sent + NAMES_BYTES
     assert cost.answered <= DONE_BYTES
+
+
+async def test_pending_writes_before_their_checkpoint_leave_the_head_alone_and_its_save_counts_them(
+    meter, scope, admin
+):
+    store = meter.store
+    ids = [f"1f0c0000-0000-6000-8000-00000000000{number}" for number in range(5)]
+    await save(store, scope, checkpoint_id=ids[0])
+    for each in ids[1:]:
+        cost = await meter.cost(put(store, scope, each, write(0, "m", document("a", 100)), write(1, "m", "b")))
+        expected = await stored(admin, scope, each)
+        saved = await meter.cost(save(store, scope, checkpoint_id=each, content=state(n=each)))
+    assert cost.read == dict.fromkeys(("threads", "heads", "subject_keys"), 1)
+    assert cost.written == {"threads": (0, 1, 0), "pending_writes": (2, 0, 0)}
+    sealed = 2 * expected.thread + expected.head + sum(expected.writes)
+    assert cost.asked <= PUT_ASKS_BYTES + sealed + 2 * NEW_WRITE_BYTES + NAMES_BYTES
+    assert cost.answered <= DONE_BYTES
+    assert saved.read == LOOKED_UP | {"pending_writes": 2}
+    assert saved.written == {"threads": (0, 1, 0), "heads": (0, 1, 0), "checkpoints": (1, 0, 0)}
 
 
 async def test_a_load_of_a_long_chat_reads_each_of_its_few_pieces_once(meter, scope, admin):
