@@ -3,6 +3,7 @@
 # ruff: noqa: S608  table and column names are constants of these tests
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -13,14 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
+    consumes,
     initialize,
     invariant,
+    multiple,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 
 from storage.errors import CheckpointExists, CheckpointNotFound, HeadMoved, ThreadExists, ThreadNotFound
+from storage.format.ids import mint_checkpoint_id
 from storage.format.pieces import unpack_ids
 from storage.model import ChannelValue, FullState, Parent, Precondition
 from storage.scope import Scope
@@ -75,6 +79,7 @@ class World:
 class StoreAndModel(RuleBasedStateMachine):
     world: World
     saved = Bundle("saved")
+    coming = Bundle("coming")  # has writes, and is not saved yet
 
     def __init__(self):
         super().__init__()
@@ -220,6 +225,35 @@ class StoreAndModel(RuleBasedStateMachine):
         if idx < 0 or (task_id, idx) not in kept:
             kept[task_id, idx] = content
         self.threads.add(thread_id)
+
+    @rule(target=coming, thread_id=THREADS, namespace=NAMESPACES, content=SCALARS)
+    def write_before_its_checkpoint(self, thread_id, namespace, content):
+        place = thread_id, namespace, mint_checkpoint_id(datetime.now(UTC), self.head(thread_id, namespace))
+        self.write_against_a_checkpoint(place, "k1", 0, content)
+        return place
+
+    @rule(place=coming, task_id=st.sampled_from(["k1", "k2"]), idx=st.integers(-2, 2), content=SCALARS)
+    def write_once_more_before_it(self, place, task_id, idx, content):
+        self.write_against_a_checkpoint(place, task_id, idx, content)
+
+    @rule(target=saved, place=consumes(coming), state=STATES)
+    def save_what_has_writes_already(self, place, state):
+        thread_id, namespace, checkpoint_id = place
+        head = self.head(thread_id, namespace)
+        if head and checkpoint_id < head:
+            return multiple()
+        answer = self.run(
+            save(
+                self.world.store,
+                self.scope,
+                thread_id,
+                namespace=namespace,
+                content=self.full(state),
+                checkpoint_id=checkpoint_id,
+            )
+        )
+        assert (answer.parent_id, answer.head_id, answer.created) == (head, checkpoint_id, True)
+        return self.remember(answer, thread_id, namespace, state)
 
     @rule(source=THREADS, into=THREADS)
     def copy(self, source, into):
