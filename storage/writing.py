@@ -155,10 +155,12 @@ def _goes_on(access: Access, new: TaskWrites, known: Standing, cutter: Cutter) -
 
 
 def _is_at_version(new: TaskWrites, known: Standing) -> bool:
+    """Whether writes of the head name a version, or it has none that they would have to be at."""
     return new.state_schema is not None or known.base.columns.state_schema is None
 
 
 def _is_early(new: TaskWrites, known: Standing) -> bool:
+    """Whether writes are of a checkpoint to come, and may be remembered for its save."""
     return (
         new.checkpoint_id.encode() > known.head_id.encode()
         and new.status is None  # which the checkpoint, when it comes, takes from the stored rows
