@@ -5,6 +5,7 @@ other's; every condition that fails there starts the whole save over on a fresh 
 the thread (`storage.standings`) spares it the reading; it holds no other state between saves.
 """
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -68,6 +69,9 @@ from storage.standings import Standing, reachable
 from storage.tags import Tagging, tagging_of
 from storage.versions import OtherVersionError
 
+# As much state is cut beside the event loop: a second of cutting is then not a second in which nobody is answered.
+CUT_BESIDE_BYTES_MIN = 256 * 1024
+
 
 def _at_version(save: Save, base: OpenedCheckpoint | None) -> Save:
     """The save, if its version is its parent's where it has to be.
@@ -98,10 +102,10 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save, up
         StorageError: as `Checkpoints.save`.
     """
     try:
-        return await _save_in_turn(access, scope, sealer, save, _Draft.of(access, sealer, save), uploads)
+        return await _save_in_turn(access, scope, sealer, save, await _draft(access, sealer, save), uploads)
     except CutOtherwiseError as other:  # nothing is fetched under a lock
         same = await other.repeat.compare(scope, sealer, access.offload)
-    return await _save_in_turn(access, scope, sealer, save, _Draft.of(access, sealer, save), uploads, same)
+    return await _save_in_turn(access, scope, sealer, save, await _draft(access, sealer, save), uploads, same)
 
 
 async def _save_in_turn(
@@ -152,6 +156,13 @@ class _Draft(msgspec.Struct, frozen=True):
             if each.value is not None and each.append_to is None
         }
         return cls(now, cutter, cut, named, tagging_of(sealer, save))
+
+
+async def _draft(access: Access, sealer: Sealer, save: Save) -> _Draft:
+    given = save.content.channels.values() if isinstance(save.content, FullState) else ()
+    if sum(len(each.value.data) for each in given if each.value is not None) < CUT_BESIDE_BYTES_MIN:
+        return _Draft.of(access, sealer, save)
+    return await asyncio.to_thread(_Draft.of, access, sealer, save)
 
 
 async def _save_reading(

@@ -28,7 +28,7 @@ import msgpack
 import msgspec
 from pyfastcdc import FastCDC
 
-from storage.errors import IntegrityFailure, InvalidState
+from storage.errors import IntegrityFailure, InvalidState, LimitExceeded
 from storage.format.leaves import PIECE_ID_BYTES, PLACEHOLDER_BYTES, large_leaves, placeholder, read_placeholder
 from storage.model import Value
 
@@ -46,6 +46,9 @@ INDEX_CHILDREN_MAX = 128
 # Placeholders that one value may have: at 28 bytes each they cost a client little, and a row each costs us much.
 HOLES_MAX = 10_000
 _COMPOSITE_HOLES_MAX = 64
+# List elements that one save may cut together: each costs a digest and a number for where it is, so that a body full of
+# the shortest ones would cost a minute and a gigabyte.
+LIST_ELEMENTS_MAX = 1_000_000
 # FastCDC's least, average and greatest segment; the second for bytes that nobody but their own program can read, which
 # rarely change in the middle and cost an object each where pieces go to the object store.
 _SEGMENTS = (4 * 1024, 16 * 1024, GROUP_BYTES_MAX)
@@ -127,6 +130,23 @@ def unpack_ids(packed: bytes) -> list[bytes]:
 
 
 @dataclass(slots=True)
+class Elements:
+    """How many list elements were cut for one save, in all of its records."""
+
+    count: int = 0
+
+    def add(self, count: int) -> None:
+        """Count a list before its elements are looked for.
+
+        Raises:
+            LimitExceeded: they are more than one save may have.
+        """
+        self.count += count
+        if self.count > LIST_ELEMENTS_MAX:
+            raise LimitExceeded("LIST_ELEMENTS_MAX", LIST_ELEMENTS_MAX, self.count)
+
+
+@dataclass(slots=True)
 class Cutter:
     """Cuts the values of one record. ``pieces`` collects every piece that the cut values are made of.
 
@@ -139,16 +159,18 @@ class Cutter:
     pieces: dict[bytes, Piece] = field(default_factory=dict)
     offload_bytes_min: int | None = None
     referenced: dict[bytes, int] = field(default_factory=dict)
+    elements: Elements = field(default_factory=Elements)
 
     def beside(self) -> "Cutter":
         """A cutter for another record, which lists its own pieces and collects them with these."""
-        return Cutter(self.digests, PieceList(), self.pieces, self.offload_bytes_min, self.referenced)
+        return Cutter(self.digests, PieceList(), self.pieces, self.offload_bytes_min, self.referenced, self.elements)
 
     def cut(self, value: Value) -> Body:
         """Cut a value; small ones come back inline.
 
         Raises:
             InvalidState: the value says it has a placeholder where there is none.
+            LimitExceeded: the lists of this save have too many elements together.
         """
         data = value.data
         holes: Sequence[int] = value.holes
@@ -158,6 +180,8 @@ class Cutter:
             self._admit(value)
         if value.encoding != "msgpack":
             return self._cut_opaque(data, self._large_segments(data))
+        if _is_list(data):
+            self.elements.add(min(list_count(data), len(data)))
         bounds = list_bounds(data)
         if self.offload_bytes_min is not None and len(data) >= self.offload_bytes_min:
             data, holes, bounds = self._take_leaves(data, holes, bounds)
@@ -671,9 +695,9 @@ def piece_ids_of(body: Body, ids: Sequence[bytes]) -> list[bytes]:
 
 
 def list_count(header: bytes) -> int:
-    """How many elements a msgpack list header announces."""
+    """How many elements the msgpack list header at the beginning announces."""
     first = header[0]
-    return first & 0x0F if first < 0xA0 else int.from_bytes(header[1:])
+    return first & 0x0F if first < 0xA0 else int.from_bytes(header[1:3] if first == 0xDC else header[1:5])
 
 
 def list_header(count: int) -> bytes:
@@ -683,10 +707,14 @@ def list_header(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)
 
 
+def _is_list(data: bytes) -> bool:
+    first = data[0] if data else 0
+    return 0x90 <= first <= 0x9F or first in {0xDC, 0xDD}
+
+
 def list_bounds(data: bytes) -> list[int] | None:
     """Offsets of a msgpack list's elements and of its end, or None if ``data`` is not exactly one list."""
-    first = data[0] if data else 0
-    if not (0x90 <= first <= 0x9F or first in {0xDC, 0xDD}):
+    if not _is_list(data):
         return None
     try:
         unpacker = _unpacker(data)

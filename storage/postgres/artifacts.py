@@ -1,5 +1,7 @@
 """Statements on artifacts: files that a user named, whose content is a blob."""
 
+from storage.postgres.blobs import NAMED_IDS
+
 _COLUMNS = """
     artifact_id, thread_id, name_digest, number, blob_id, url_epoch, size_bytes, client_share, key_version, created_at,
     sealed
@@ -48,18 +50,8 @@ SELECT $1, $2, x.artifact_id, $3 FROM unnest($4::uuid[]) AS x(artifact_id) ORDER
 ON CONFLICT DO NOTHING
 """
 REFERRED = f"SELECT artifact_id FROM stateroom.artifact_refs WHERE {_THREAD} ORDER BY artifact_id"
-# As in `storage.postgres.blobs`.
-_NAMED = f"""
-    SELECT encode(substring(r.named_ids FROM 1 + 16 * n FOR 16), 'hex')::uuid AS named_id
-    FROM (
-        SELECT named_ids FROM stateroom.checkpoints WHERE {_THREAD} AND named_ids IS NOT NULL
-        UNION SELECT named_ids FROM stateroom.pending_writes WHERE {_THREAD} AND named_ids IS NOT NULL
-        UNION SELECT named_ids FROM stateroom.chunks WHERE {_THREAD} AND named_ids IS NOT NULL
-        UNION SELECT uuid_send(blob_id) || coalesce(named_ids, '') FROM stateroom.archives WHERE {_THREAD}
-    ) r, LATERAL generate_series(0, length(r.named_ids) / 16 - 1) n
-"""
 KEEP_REFS = f"""
-WITH named AS ({_NAMED})
+WITH named AS ({NAMED_IDS})
 DELETE FROM stateroom.artifact_refs r
 WHERE r.tenant_id = $1 AND r.subject_id = $2 AND r.thread_id = $3
   AND NOT EXISTS (SELECT FROM named WHERE named.named_id = r.artifact_id)

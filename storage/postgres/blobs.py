@@ -144,9 +144,9 @@ WHERE tenant_id = $1 AND subject_id = $2 AND blob_id = ANY($3::uuid[]) AND point
 # --- what threads refer to -----------------------------------------------------------------------------------------
 
 _THREAD = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
-# The ids, 16 bytes each, that a thread's remaining rows name; those of an archived thread are in its object, whose own
-# id counts, too.
-_NAMED = f"""
+# The ids of blobs and artifacts, 16 bytes each, that a thread's remaining rows name; those of an archived thread are in
+# its object, whose own id counts, too.
+NAMED_IDS = f"""
     SELECT encode(substring(r.named_ids FROM 1 + 16 * n FOR 16), 'hex')::uuid AS named_id
     FROM (
         SELECT named_ids FROM stateroom.checkpoints WHERE {_THREAD} AND named_ids IS NOT NULL
@@ -156,7 +156,7 @@ _NAMED = f"""
     ) r, LATERAL generate_series(0, length(r.named_ids) / 16 - 1) n
 """
 KEEP_BLOB_REFS = f"""
-WITH named AS ({_NAMED})
+WITH named AS ({NAMED_IDS})
 DELETE FROM stateroom.blob_refs r
 WHERE r.tenant_id = $1 AND r.subject_id = $2 AND r.thread_id = $3
   AND NOT EXISTS (SELECT FROM named WHERE named.named_id = r.blob_id)
@@ -389,7 +389,7 @@ SELECT thread_id FROM (
 """
 # Of one thread: each id that its rows name or its references hold, and what there is of it.
 STANDING_OF_NAMES = f"""
-WITH named AS (SELECT DISTINCT named_id FROM ({_NAMED}) n), everything AS (
+WITH named AS (SELECT DISTINCT named_id FROM ({NAMED_IDS}) n), everything AS (
     SELECT named_id AS id FROM named
     UNION SELECT blob_id FROM stateroom.blob_refs WHERE {_THREAD}
     UNION SELECT artifact_id FROM stateroom.artifact_refs WHERE {_THREAD}

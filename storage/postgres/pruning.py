@@ -7,6 +7,7 @@ and nobody saves to the thread, nor refers to a chunk of it, until they commit.
 Look-ups are by equality: row-level security keeps a comparison of text by order from the index.
 """
 
+from storage.postgres.blobs import NAMED_IDS
 from storage.postgres.checkpoints import ROW_COLUMNS
 
 _THREAD = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
@@ -56,15 +57,6 @@ WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
   AND NOT EXISTS (SELECT FROM live WHERE live.piece_id = c.piece_id)
 """
 
-_NAMED = f"""
-    SELECT encode(substring(r.named_ids FROM 1 + 16 * n FOR 16), 'hex')::uuid AS named_id
-    FROM (
-        SELECT named_ids FROM stateroom.checkpoints WHERE {_THREAD} AND named_ids IS NOT NULL
-        UNION SELECT named_ids FROM stateroom.pending_writes WHERE {_THREAD} AND named_ids IS NOT NULL
-        UNION SELECT named_ids FROM stateroom.chunks WHERE {_THREAD} AND named_ids IS NOT NULL
-    ) r, LATERAL generate_series(0, length(r.named_ids) / 16 - 1) n
-"""
-
 # Whether the thread refers to a blob or an artifact that none of its rows names any more: only then is it worth to
 # lock the thread and drop what `storage.blob_ledger` finds then.
 REFERS_TO_UNNAMED = f"""
@@ -73,7 +65,7 @@ WITH referred AS (
     UNION ALL SELECT artifact_id FROM stateroom.artifact_refs WHERE {_THREAD}
 )
 SELECT EXISTS (SELECT FROM referred) AND EXISTS (
-    SELECT FROM referred WHERE referred_id NOT IN (SELECT named_id FROM ({_NAMED}) named))
+    SELECT FROM referred WHERE referred_id NOT IN (SELECT named_id FROM ({NAMED_IDS}) named))
 """
 
 # Archived ones, too: their stubs know of the runs.

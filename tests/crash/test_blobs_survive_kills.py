@@ -268,7 +268,9 @@ async def time_flies(bench: Bench) -> None:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("lives", [LIVES, pytest.param(SOAK_LIVES, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "lives", [LIVES, pytest.param(SOAK_LIVES, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+)
 async def test_killed_gateways_and_sweepers_leave_nothing_dangling_and_nothing_forgotten(
     bench: Bench, launcher: Launcher, lives: int
 ) -> None:
