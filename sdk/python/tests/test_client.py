@@ -233,9 +233,17 @@ def test_long_once_names_stay_within_a_channel_name():
     assert channel.startswith("sha256:")
     assert len(task) == len("once:") + 32
     assert once_place("ü" * 201)[1] != channel
-    for bad in ("", None, 7, "\ud800"):
+    for bad in ("", None, 7, "\ud800", "k\0ey"):
         with pytest.raises(InvalidRequest):
             once_place(bad)
+
+
+def test_a_once_call_whose_name_cannot_be_kept_is_refused_before_its_effect(client_of):
+    client, script = client_of(packed({}))
+    ran = []
+    with pytest.raises(InvalidRequest, match="NUL"):
+        client.thread("t").once("k\0ey", ran.append, 1)
+    assert ran == script.requests == []
 
 
 class WriteStore:

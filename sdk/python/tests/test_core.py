@@ -64,6 +64,13 @@ def test_ids_in_paths_cannot_change_the_path():
     assert path("threads", ":", ":") == "/threads/~Og"
 
 
+def test_a_path_refuses_an_id_that_no_gateway_takes_and_names_the_limit():
+    assert path("threads", ":", "x" * 255) == "/threads/" + "x" * 255
+    for long in ("x" * 256, "é" * 128):
+        with pytest.raises(InvalidRequest, match="at most 255 bytes of UTF-8, and one has 256"):
+            path("threads", ":", long)
+
+
 def test_query_values_are_escaped():
     call = Call(method="GET", path="/checkpoints", query=(("filter", '{"a+b":"&"}'), ("cursor", None)))
     assert Endpoint(URL, API_KEY, None).target(call) == (
@@ -82,6 +89,9 @@ def test_the_url_may_or_may_not_name_the_api_version(url):
         ("ftp://h", "k"),
         ("h:1", "k"),
         ("http://u:p@h", "k"),
+        ("http://h:port", "k"),
+        ("http://h:65536", "k"),
+        ("http://[::1", "k"),
         ("http://h", ""),
         ("http://h", "a\nb"),
         ("http://h", "é"),

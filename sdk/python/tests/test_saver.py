@@ -1,4 +1,7 @@
 import copy
+import subprocess
+import sys
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -277,6 +280,21 @@ def test_a_channel_of_the_savers_own_name_is_refused(saver_of):
     with pytest.raises(InvalidRequest):
         saver.put(FIRST, langgraph_checkpoint({SKELETON: 1}), {}, {})
     assert script.requests == []
+
+
+def test_a_filter_by_what_no_plain_data_equals_is_refused_before_any_request(saver_of):
+    saver, script = saver_of(packed({"checkpoints": []}))
+    with pytest.raises(InvalidRequest, match="'when'"):
+        saver.list(None, filter={"when": datetime(2026, 11, 22, tzinfo=UTC)})
+    assert script.requests == []
+
+
+@pytest.mark.parametrize("missing", ["langgraph", "langchain_core"])
+def test_without_langgraph_the_import_names_the_extra(missing):
+    program = f"import sys; sys.modules[{missing!r}] = None; import stateroom; import stateroom.langgraph"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 1
+    assert "ModuleNotFoundError: stateroom.langgraph needs LangGraph: pip install 'stateroom[langgraph]'" in done.stderr
 
 
 def test_an_unusable_address_is_refused_at_once():

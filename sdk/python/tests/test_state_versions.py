@@ -266,6 +266,21 @@ def test_a_delta_channel_that_was_not_renamed_is_left_alone():
     assert found.metadata == metadata
 
 
+def test_a_renamed_delta_channel_that_nobody_wrote_gets_no_version():
+    counters = {"counters_since_delta_snapshot": {"msgs": [2, 3], "notes": [0, 3], "ticks": [0, 3]}}
+    found = loaded(delta_channels=["messages", "remarks", "ticks"], metadata=counters)
+    assert found.checkpoint["channel_versions"] == {"messages": VERSION, "gone": OLDER, "name": VERSION}
+    renamed = {"messages": [2, 3], "remarks": [0, 3], "ticks": [0, 3]}
+    assert found.metadata["counters_since_delta_snapshot"] == renamed
+
+
+def test_a_delta_channel_that_nobody_wrote_gets_no_version():
+    metadata = {"counters_since_delta_snapshot": {"msgs": [2, 3], "notes": [0, 3]}}
+    found = loaded(delta_channels=["msgs", "notes"], metadata=metadata)
+    assert found.checkpoint["channel_versions"] == {"msgs": VERSION, "gone": OLDER, "name": VERSION}
+    assert found.metadata == metadata
+
+
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [

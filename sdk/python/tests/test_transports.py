@@ -16,10 +16,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sdk.python.tests.fakes import API_KEY
-from stateroom import AsyncClient, Client
+from stateroom import AsyncClient, BodyTooLarge, Client, GatewayUnavailable, Timeouts
 from stateroom._aiohttp import AiohttpTransport
 from stateroom._http_client import HttpClientTransport
+from stateroom._httpx import AsyncHttpxTransport, HttpxTransport
 from stateroom._transport import NoAnswer, proxied
+from stateroom.langgraph import StateroomSaver
 
 WAITS = (5.0, 5.0)
 HEADERS = {"Authorization": "Bearer secret", "Accept": "application/msgpack"}
@@ -77,16 +79,24 @@ class Connection:
         self._socket = connected
         self._file = connected.makefile("rb")
 
-    def read(self):
-        """One request: its head; ``None`` at the end."""
+    def read_head(self):
         lines = []
         while (line := self._file.readline()) not in {b"", b"\r\n"}:
             lines.append(line.decode().strip())
+        return lines
+
+    def read(self):
+        """One request: its head; ``None`` at the end."""
+        lines = self.read_head()
         if not lines:
             return None
         sizes = [int(line.partition(":")[2]) for line in lines if line.lower().startswith("content-length:")]
         self._requests.append((self.number, lines, self._file.read(sizes[0]) if sizes else b""))
         return lines
+
+    def drain(self):
+        while self._file.read1():
+            pass
 
     def say(self, raw):
         self._socket.sendall(raw)
@@ -119,11 +129,11 @@ def server_of():
 
 
 class OnLoop:
-    """The asynchronous transport as the blocking one is used."""
+    """An asynchronous transport as the blocking one is used."""
 
-    def __init__(self, _url):
+    def __init__(self, _url, make=AiohttpTransport):
         self._runner = asyncio.Runner()
-        self._transport = AiohttpTransport()
+        self._transport = make()
 
     def send(self, *request):
         return self._runner.run(self._transport.send(*request))
@@ -141,6 +151,28 @@ def transport_of(request):
         made.append(request.param(url))
         return made[-1]
 
+    yield make
+    for transport in made:
+        transport.close()
+
+
+EVERY_TRANSPORT = {
+    "http.client": HttpClientTransport,
+    "aiohttp": OnLoop,
+    "httpx2": lambda _url: HttpxTransport(None),
+    "httpx2 on a loop": lambda url: OnLoop(url, lambda: AsyncHttpxTransport(None)),
+}
+
+
+@pytest.fixture(params=EVERY_TRANSPORT)
+def any_transport_of(request):
+    made = []
+
+    def make(url):
+        made.append(EVERY_TRANSPORT[request.param](url))
+        return made[-1]
+
+    make.name = request.param
     yield make
     for transport in made:
         transport.close()
@@ -307,6 +339,119 @@ def test_a_large_body_may_take_longer_than_one_wait(server_of, transport_of):
 
     server = server_of(serve)
     assert transport_of(server.url).send("PUT", server.url + "/v1/a", HEADERS, body, (0.5, 2.0)).body == b"answer"
+
+
+def trickling(at_once, rest):
+    """Answers whole in the end, but much later than the attempt of a test lasts, and without pausing so long."""
+    never = threading.Event()
+
+    def serve(connection):
+        while connection.read():
+            connection.say(at_once)
+            for byte in rest:
+                never.wait(0.02)
+                connection.say(bytes([byte]))
+
+    return serve
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\nContent-Length: 100\r\n\r\n"
+
+
+def test_an_attempt_ends_although_the_body_of_its_answer_still_trickles_in(server_of, any_transport_of):
+    server = server_of(trickling(HEAD, bytes(100)))
+    with pytest.raises(NoAnswer, match="Timeout") as caught:
+        any_transport_of(server.url).send("GET", server.url + "/v1/a", HEADERS, None, (5.0, 0.5))
+    assert caught.value.received
+
+
+# httpx2 without a loop has no time limit for a head.
+@pytest.mark.parametrize("any_transport_of", ["http.client", "aiohttp", "httpx2 on a loop"], indirect=True)
+def test_an_attempt_ends_although_the_head_of_its_answer_still_trickles_in(server_of, any_transport_of):
+    server = server_of(trickling(b"", HEAD + bytes(100)))
+    with pytest.raises(NoAnswer, match="Timeout") as caught:
+        any_transport_of(server.url).send("GET", server.url + "/v1/a", HEADERS, None, (5.0, 0.5))
+    assert caught.value.received
+
+
+QUICK = Timeouts(connect_seconds=5.0, attempt_seconds=0.3, total_seconds=0.5)
+
+
+def test_a_call_ends_although_every_answer_trickles_in(server_of):
+    server = server_of(trickling(HEAD, bytes(100)))
+
+    async def on_loop():
+        async with AsyncClient(server.url, API_KEY, timeouts=QUICK) as client:
+            with pytest.raises(GatewayUnavailable):
+                await client.request("GET", "/whoami")
+
+    asyncio.run(on_loop())
+    with Client(server.url, API_KEY, timeouts=QUICK) as client, pytest.raises(GatewayUnavailable):
+        client.request("GET", "/whoami")
+
+
+def too_large(connection):
+    """Refuses every body before it is there, and hangs up, which resets the connection."""
+    connection.read_head()
+    body = b'{"type":"urn:x","title":"too large","status":413,"code":"body-too-large","retryable":false}'
+    connection.say(
+        b"HTTP/1.1 413 Content Too Large\r\nContent-Type: application/problem+json\r\nConnection: close\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+
+
+def too_large_for_long(connection):
+    """As `too_large`, but hangs up after the client: what an event loop had received is lost with a reset."""
+    too_large(connection)
+    connection.drain()
+
+
+# In one piece, and in slices that are more than socket buffers hold.
+@pytest.mark.parametrize("size", [900_000, 16 * 1024 * 1024])
+def test_an_answer_that_comes_before_the_body_was_sent_is_the_answer(server_of, any_transport_of, size):
+    server = server_of(too_large if any_transport_of.name in {"http.client", "httpx2"} else too_large_for_long)
+    transport = any_transport_of(server.url)
+    for _ in range(2):
+        reply = transport.send("POST", server.url + "/v1/a", HEADERS, bytes(size), WAITS)
+        assert (reply.status, b"body-too-large" in reply.body) == (413, True)
+    assert server.connections == 2
+
+
+TOO_LARGE = ["x" * 1000] * 16 * 1024
+PARENT = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": "parent"}}
+CHECKPOINT = {
+    "v": 4,
+    "id": "child",
+    "ts": "2026-11-21T10:00:00+00:00",
+    "channel_values": {"a": TOO_LARGE},
+    "channel_versions": {"a": "1"},
+    "versions_seen": {},
+    "updated_channels": None,
+}
+
+
+def test_what_is_over_the_limit_is_refused_by_one_request_in_every_way_of_saving(server_of):
+    server, patient = server_of(too_large), server_of(too_large_for_long)
+
+    async def on_loop():
+        async with AsyncClient(patient.url, API_KEY, subject="u") as client:
+            with pytest.raises(BodyTooLarge):
+                await client.thread("t").save({"a": TOO_LARGE})
+        async with StateroomSaver(patient.url, API_KEY, subject="u") as saver:
+            with pytest.raises(BodyTooLarge):
+                await saver.aput(PARENT, CHECKPOINT, {}, {"a": "1"})
+            with pytest.raises(BodyTooLarge):
+                await saver.aput_writes(PARENT, [("a", TOO_LARGE)], "task")
+
+    with Client(server.url, API_KEY, subject="u") as client, pytest.raises(BodyTooLarge):
+        client.thread("t").save({"a": TOO_LARGE})
+    with StateroomSaver(server.url, API_KEY, subject="u") as saver:
+        with pytest.raises(BodyTooLarge):
+            saver.put(PARENT, CHECKPOINT, {}, {"a": "1"})
+        with pytest.raises(BodyTooLarge):
+            saver.put_writes(PARENT, [("a", TOO_LARGE)], "task")
+    asyncio.run(on_loop())
+    assert (server.connections, patient.connections) == (3, 3)
 
 
 def test_a_connection_that_the_gateway_ended_is_not_used_again(server_of, blocking_of):

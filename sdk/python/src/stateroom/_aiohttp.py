@@ -1,17 +1,28 @@
 """HTTP by aiohttp: what the asynchronous client sends with.
 
 It takes a fifth of the processor time of httpx2 for a request of a few kilobytes, and an agent waits for every save.
-It owns the reading of aiohttp's failures. Connections belong to the event loop they were made on. Two things are left
-to ``_httpx``: proxies, because aiohttp reads the environment anew for each request, in a thread, which costs more than
-the request; and content that is read as a stream, because it drops what it had buffered when a connection breaks.
+It owns the reading of aiohttp's failures. Connections belong to the event loop and the process that made them. Two
+things are left to ``_httpx``: proxies, because aiohttp reads the environment anew for each request, in a thread, which
+costs more than the request; and content that is read as a stream, because it drops what it had buffered when a
+connection breaks.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import aiohttp
 
-from stateroom._transport import CONNECTIONS_MAX, KEEPALIVE_SECONDS, SLICED_BYTES_MIN, NoAnswer, Reply, slices
+from stateroom._processes import PerProcess
+from stateroom._transport import (
+    CONNECTIONS_MAX,
+    KEEPALIVE_SECONDS,
+    SLICED_BYTES_MIN,
+    NoAnswer,
+    Reply,
+    async_paced,
+)
 
 # An answer is read whole, so nothing is gained by stopping at 128 KB of it until those are taken: two stops in one of
 # 465 KB took a tenth of the time that reading it takes here, and a seventh of what sending it takes there.
@@ -24,71 +35,61 @@ def _lower(response: aiohttp.ClientResponse) -> dict[str, str]:
 
 
 class AiohttpTransport:
-    """An ``AsyncTransport`` to the network."""
+    """An ``AsyncTransport`` to the network. What a fork inherits is neither used nor closed by it."""
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
-
-    def _http(self) -> aiohttp.ClientSession:
-        """The session, made when first needed: it belongs to the running event loop."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEPALIVE_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                read_bufsize=_UNPAUSED_BYTES,
-            )
-        return self._session
+        self._session: PerProcess[aiohttp.ClientSession] = PerProcess(_new_session)
 
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
     ) -> Reply:
         """Send a request and read its answer. Raises ``NoAnswer``."""
         try:
-            if body is not None and len(body) >= SLICED_BYTES_MIN:
-                return await self._send_slices(method, url, headers, body, waits)
-            async with self._request(method, url, headers, body, waits) as response:
-                return Reply(response.status, _lower(response), await response.read())
+            return await self._exchange(method, url, headers, body, waits)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             kind, received = type(error), not isinstance(error, _NEVER_RECEIVED)
         raise NoAnswer(kind, received=received)  # not from its cause, which holds the request with its credential
 
-    async def _send_slices(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes, waits: tuple[float, float]
+    async def _exchange(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
     ) -> Reply:
-        """A large body, slice by slice: aiohttp has no time limit for sending, so each slice has one here."""
-        patience = sum(waits)
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(patience) as limit:
-
-            async def content() -> AsyncIterator[bytes]:
-                for piece in slices(body):
-                    limit.reschedule(loop.time() + patience)
-                    yield piece
-                limit.reschedule(loop.time() + patience)
-
-            headers = {**headers, "Content-Length": str(len(body))}
-            async with self._request(method, url, headers, content(), waits) as response:
+        connect, attempt = waits
+        content: bytes | AsyncIterator[bytes] | None = body
+        # A time limit of aiohttp's is one for everything, whatever is to be sent, or starts anew with each byte.
+        async with asyncio.timeout(attempt) as limit:
+            if body is not None and len(body) >= SLICED_BYTES_MIN:
+                headers, content = {**headers, "Content-Length": str(len(body))}, async_paced(body, limit, attempt)
+            async with self._session.mine().request(
+                method,
+                url,
+                headers=headers,
+                data=content,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None, connect=attempt, sock_connect=connect),
+            ) as response:
                 return Reply(response.status, _lower(response), await response.read())
-
-    def _request(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        body: bytes | AsyncIterator[bytes] | None,
-        waits: tuple[float, float],
-    ) -> "aiohttp.client._RequestContextManager":
-        connect, other = waits
-        return self._http().request(
-            method,
-            url,
-            headers=headers,
-            data=body,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=None, connect=other, sock_connect=connect, sock_read=other),
-        )
 
     async def aclose(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
+        await self._session.mine().close()
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Ends in its own process only: in a fork, that would take its connections out of the selector both have."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._process = os.getpid()
+
+    def __del__(self, *arguments: Any) -> None:
+        if self._process == os.getpid():
+            super().__del__(*arguments)
+
+
+def _new_session() -> aiohttp.ClientSession:
+    """A session, which belongs to the running event loop."""
+    return aiohttp.ClientSession(
+        connector=_Connector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEPALIVE_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        read_bufsize=_UNPAUSED_BYTES,
+    )

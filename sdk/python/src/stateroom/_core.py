@@ -35,6 +35,7 @@ API_PREFIX = "/v1"
 BACKOFF_FIRST_SECONDS = 0.1
 BACKOFF_SECONDS_MAX = 3.0
 
+_ID_BYTES_MAX = 255
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}")
 _HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
 _REPEATABLE_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -50,7 +51,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         connect_seconds: Longest wait for a connection.
-        attempt_seconds: Longest wait inside one attempt without any progress on the connection.
+        attempt_seconds: Longest time that an attempt takes, until its answer is there whole. Where more than 1 MiB goes
+            up, each 128 KiB may take so long; where an artifact's content comes down, each wait for more of it.
         total_seconds: Budget of a call with all of its retries; no attempt or wait begins that would overrun
             it.
     """
@@ -170,6 +172,9 @@ def path(*segments: str) -> str:
 
     Returns:
         The path with a leading slash.
+
+    Raises:
+        InvalidRequest: An id is empty, longer than 255 bytes of UTF-8, or not encodable as UTF-8.
     """
     parts: list[str] = []
     is_id = False
@@ -177,9 +182,17 @@ def path(*segments: str) -> str:
         if segment == ":" and not is_id:
             is_id = True
             continue
-        parts.append(quote(encode_id(segment), safe="~._:@+-") if is_id else segment)
+        parts.append(quote(_checked(segment), safe="~._:@+-") if is_id else segment)
         is_id = False
     return "/" + "/".join(parts)
+
+
+def _checked(identifier: str) -> str:
+    encoded = encode_id(identifier)
+    size = len(identifier.encode())
+    if size > _ID_BYTES_MAX:
+        raise InvalidRequest(f"an id has at most {_ID_BYTES_MAX} bytes of UTF-8, and one has {size}")
+    return encoded
 
 
 class Pinned(msgspec.Struct, frozen=True):
@@ -206,7 +219,11 @@ class Endpoint:
     """
 
     def __init__(self, url: str, api_key: str, subject: Subject, client_share: ClientShare = None) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            _ = parts.port  # read here only to be refused here
+        except ValueError:
+            raise NotConfigured("the gateway's URL is malformed: is its port a number up to 65535?") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise NotConfigured("the gateway's URL must begin with http:// or https:// and name a host")
         if parts.username or parts.query or parts.fragment:
@@ -326,7 +343,7 @@ class Attempts:
         """Start an attempt.
 
         Returns:
-            Seconds for connecting and for each wait inside the attempt.
+            Seconds for connecting and for the whole attempt.
         """
         self.count += 1
         left = max(self._remaining_seconds(), 0.001)

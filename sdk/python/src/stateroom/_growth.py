@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from stateroom._core import Pinned
 from stateroom._pieces import large_leaves, owner_tag
+from stateroom._processes import PerProcess
 from stateroom._wire import ChannelIn, Version
 
 # A shorter list is stored inside its checkpoint anyway.
@@ -50,13 +51,13 @@ class Growth:
     """
 
     def __init__(self, places_max: int = PLACES_MAX) -> None:
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._places: OrderedDict[Place, _Checkpoint] = OrderedDict()
         self._places_max = places_max
 
     def at(self, place: Place, checkpoint_id: str | None) -> Mapping[str, Sent]:
         """The lists of a checkpoint, if it is the one that was saved last."""
-        with self._lock:
+        with self._lock.mine():
             found = self._places.get(place)
             if found is None or found.refused or found.checkpoint_id != checkpoint_id:
                 return {}
@@ -64,14 +65,14 @@ class Growth:
 
     def note(self, place: Place, checkpoint_id: str, lists: dict[str, Sent], *, first: bool) -> None:
         """Remember an acknowledged save; ``first``: it has no parent, so what was refused before does not count."""
-        with self._lock:
+        with self._lock.mine():
             found = self._places.get(place)
             if found is None or first or not found.refused:
                 self._keep(place, _Checkpoint(checkpoint_id, lists))
 
     def refuse(self, place: Place, checkpoint_id: str) -> None:
         """Remember that the gateway does not append here: its state version's JSON Schema wants whole lists, say."""
-        with self._lock:
+        with self._lock.mine():
             self._keep(place, _Checkpoint(checkpoint_id, {}, refused=True))
 
     def _keep(self, place: Place, kept: _Checkpoint) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import UNSET
 
 from stateroom._growth import Place
+from stateroom._processes import PerProcess
 from stateroom._wire import ChannelHistories, ChannelHistory
 from stateroom.errors import IntegrityFailure
 
@@ -29,14 +30,14 @@ class Histories:
     """
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._places: OrderedDict[Place, tuple[ChannelHistories, int]] = OrderedDict()
         self._bytes = 0
         self._bytes_max = bytes_max
 
     def at(self, place: Place, channels: Iterable[str]) -> ChannelHistories | None:
         """What was given last, if it was of these channels; not to be changed."""
-        with self._lock:
+        with self._lock.mine():
             found = self._places.get(place)
             if found is None or found[0].channels.keys() != {*channels}:
                 return None
@@ -46,7 +47,7 @@ class Histories:
     def keep(self, place: Place, histories: ChannelHistories) -> None:
         """Keep what was given, in place of what was given before."""
         size = sum(map(_size, histories.channels.values()))
-        with self._lock:
+        with self._lock.mine():
             self._bytes -= self._places.pop(place, (None, 0))[1]
             if histories.mark is None or size > self._bytes_max:
                 return

@@ -4,7 +4,9 @@
 of its connections and the reading of its failures. It knows no proxies and streams no content; ``_httpx`` does.
 """
 
+import contextlib
 import http.client
+import io
 import math
 import select
 import socket
@@ -14,19 +16,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from stateroom._transport import CONNECTIONS_MAX, KEEPALIVE_SECONDS, SLICED_BYTES_MIN, NoAnswer, Reply, slices
+from stateroom._processes import PerProcess
+from stateroom._transport import CONNECTIONS_MAX, KEEPALIVE_SECONDS, SLICED_BYTES_MIN, Deadline, NoAnswer, Reply, paced
 
-
-class _Idle(NamedTuple):
-    connection: http.client.HTTPConnection
-    since: float
+# What sending says when the other side has ended the connection.
+_ENDED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class HttpClientTransport:
-    """As ``AsyncTransport``, for blocking callers: a pool of connections to one gateway. Threads may share it.
+    """As ``AsyncTransport``, for blocking callers: connections to one gateway. Threads may share it, and forks.
 
     Args:
         url: The gateway's URL; only its paths may be asked for.
@@ -39,57 +41,36 @@ class HttpClientTransport:
         self._origin = url[: url.index("://") + 3 + len(parts.netloc)]
         self._address = parts.hostname or "", parts.port
         self._secure, self._tls = parts.scheme == "https", tls
-        self._places = threading.BoundedSemaphore(connections_max)
-        self._lock = threading.Lock()
-        self._idle: deque[_Idle] = deque()  # the one used last is last
+        self._pool = PerProcess(lambda: _Pool(connections_max), _Pool.leave)
         self._closed = False
 
     def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
     ) -> Reply:
         """Send a request and read its answer. Raises ``NoAnswer``."""
-        connect, other = waits
-        if not self._places.acquire(timeout=other):
+        connect, attempt = waits
+        deadline, pool = Deadline(attempt), self._pool.mine()
+        if not pool.places.acquire(timeout=attempt):
             raise NoAnswer(TimeoutError, received=False)
         received = False
         try:
-            connection = self._take() or self._open(connect)
+            if self._closed:
+                raise RuntimeError("the client has been closed")
+            connection = pool.take() or self._open(min(connect, deadline.left()))
             received = True
             try:
-                return self._exchange(connection, method, url.removeprefix(self._origin), headers, body, other)
+                reply = _exchange(connection, method, url.removeprefix(self._origin), headers, body, deadline)
             except BaseException:
                 connection.close()  # an answer to this request must not be taken for that of another one
                 raise
+            pool.give(connection)
         except (OSError, http.client.HTTPException, ValueError) as error:
             kind = type(error)
+        else:
+            return reply
         finally:
-            self._places.release()
+            pool.places.release()
         raise NoAnswer(kind, received=received)  # not from its cause, which may hold what was sent or received
-
-    def _exchange(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes | None,
-        patience_seconds: float,
-    ) -> Reply:
-        content: bytes | Iterator[bytes] | None = body
-        if body is not None and len(body) >= SLICED_BYTES_MIN:
-            # A socket's time limit is one for everything it is given to send.
-            headers, content = {**headers, "Content-Length": str(len(body))}, slices(body)
-        connection.sock.settimeout(patience_seconds)
-        connection.request(method, target, content, headers)
-        response = connection.getresponse()
-        if response.length is None and not response.chunked:
-            # It would end with the connection, and `http.client` takes a head that breaks off for such a one.
-            raise http.client.IncompleteRead(b"")
-        answer = response.read()
-        reply = Reply(response.status, {name.lower(): text for name, text in response.getheaders()}, answer)
-        if not response.will_close:
-            self._give(connection)
-        return reply
 
     def _open(self, patience_seconds: float) -> http.client.HTTPConnection:
         host, port = self._address
@@ -105,12 +86,30 @@ class HttpClientTransport:
             raise
         return connection
 
-    def _take(self) -> http.client.HTTPConnection | None:
+    def close(self) -> None:
+        """Close the connections; those in use, when they have their answers."""
+        self._closed = True
+        self._pool.mine().close()
+
+
+class _Idle(NamedTuple):
+    connection: http.client.HTTPConnection
+    since: float
+
+
+class _Pool:
+    """The connections of one process."""
+
+    def __init__(self, connections_max: int) -> None:
+        self.places = threading.BoundedSemaphore(connections_max)
+        self._lock = threading.Lock()
+        self._idle: deque[_Idle] = deque()  # the one used last is last
+        self._closed = False
+
+    def take(self) -> http.client.HTTPConnection | None:
         """The connection used last that is still good, if there is one."""
         while True:
             with self._lock:
-                if self._closed:
-                    raise RuntimeError("the client has been closed")
                 self._close_idle(before=time.monotonic() - KEEPALIVE_SECONDS)
                 if not self._idle:
                     return None
@@ -119,7 +118,10 @@ class HttpClientTransport:
                 return connection
             connection.close()
 
-    def _give(self, connection: http.client.HTTPConnection) -> None:
+    def give(self, connection: http.client.HTTPConnection) -> None:
+        """Give back a connection that has had its answer; nothing happens to one that ended with it."""
+        if connection.sock is None:
+            return
         with self._lock:
             if not self._closed:
                 self._idle.append(_Idle(connection, time.monotonic()))
@@ -127,14 +129,79 @@ class HttpClientTransport:
         connection.close()
 
     def close(self) -> None:
-        """Close the connections; those in use, when they have their answers."""
+        """Close what is idle now, and the rest when it is given back."""
         with self._lock:
             self._closed = True
             self._close_idle(before=math.inf)
 
+    def leave(self) -> None:
+        """Close what a fork duplicated. That sends nothing, also with TLS: the connection stays whole elsewhere."""
+        for idle in self._idle:
+            idle.connection.close()
+
     def _close_idle(self, *, before: float) -> None:
         while self._idle and self._idle[0].since < before:
             self._idle.popleft().connection.close()
+
+
+def _exchange(
+    connection: http.client.HTTPConnection,
+    method: str,
+    target: str,
+    headers: Mapping[str, str],
+    body: bytes | None,
+    deadline: Deadline,
+) -> Reply:
+    content: bytes | Iterator[bytes] | None = body
+    if body is not None and len(body) >= SLICED_BYTES_MIN:
+        # A socket's time limit is one for everything it is given to send.
+        headers = {**headers, "Content-Length": str(len(body))}
+        content = _timed(paced(body, deadline), connection.sock, deadline)
+    connection.sock.settimeout(deadline.left())
+    is_sent = False
+    with contextlib.suppress(*_ENDED):  # who refuses a body before it is there has answered, and ended the connection
+        connection.request(method, target, content, headers)
+        is_sent = True
+    connection.response_class = partial(_Response, deadline)  # type: ignore[assignment]
+    response = connection.getresponse()
+    if response.length is None and not response.chunked:
+        # It would end with the connection, and `http.client` takes a head that breaks off for such a one.
+        raise http.client.IncompleteRead(b"")
+    answer = response.read()
+    if not is_sent or response.will_close:
+        connection.close()
+    return Reply(response.status, {name.lower(): text for name, text in response.getheaders()}, answer)
+
+
+def _timed(pieces: Iterator[bytes], connected: socket.socket, deadline: Deadline) -> Iterator[bytes]:
+    for piece in pieces:
+        connected.settimeout(deadline.left())
+        yield piece
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer that has arrived whole by a deadline; ``http.client`` gives each byte a time limit of its own."""
+
+    def __init__(self, deadline: Deadline, connected: socket.socket, **options: Any) -> None:
+        super().__init__(connected, **options)
+        self.fp = io.BufferedReader(_Arriving(self.fp.detach(), connected, deadline))
+
+
+class _Arriving(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase, connected: socket.socket, deadline: Deadline) -> None:
+        super().__init__()
+        self._raw, self._connected, self._deadline = raw, connected, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        self._connected.settimeout(self._deadline.left())
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _has_something_to_read(connected: socket.socket) -> bool:

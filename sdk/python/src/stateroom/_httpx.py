@@ -1,16 +1,29 @@
 """HTTP by httpx2: through proxies, content as a stream, and whatever httpx2 transport a caller brings.
 
 It owns the reading of httpx2's failures. For whole answers straight from the gateway ``_aiohttp`` and ``_http_client``
-are used, which take less processor time.
+are used, which take less processor time. A fork makes connections of its own; those it inherits it neither uses nor
+closes, since httpx2 would take a lock for that. A transport that a caller brings is the caller's in every process. The
+blocking transport does not bound the head of an answer that trickles: httpx2 has a time limit for each read only.
 """
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import httpx2
 
-from stateroom._transport import CONNECTIONS_MAX, KEEPALIVE_SECONDS, SLICED_BYTES_MIN, NoAnswer, Reply, slices
+from stateroom._processes import PerProcess
+from stateroom._transport import (
+    CONNECTIONS_MAX,
+    KEEPALIVE_SECONDS,
+    SLICED_BYTES_MIN,
+    Deadline,
+    NoAnswer,
+    Reply,
+    async_paced,
+    paced,
+)
 
 _LIMITS = httpx2.Limits(
     max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX, keepalive_expiry=KEEPALIVE_SECONDS
@@ -33,20 +46,24 @@ def _lower(headers: httpx2.Headers) -> dict[str, str]:
     return {name.lower(): text for name, text in headers.items()}
 
 
+_WITH_DEADLINE = (httpx2.RequestError, TimeoutError)
+
+
 @contextmanager
-def _told() -> Iterator[None]:
+def _told(failures: tuple[type[Exception], ...] = (httpx2.RequestError,)) -> Iterator[None]:
     """Tell a failure without its cause, which holds the request with its credential."""
     try:
         yield
-    except httpx2.RequestError as error:
+    except failures as error:
         kind, received = type(error), not isinstance(error, _NEVER_RECEIVED)
     else:
         return
     raise NoAnswer(kind, received=received)
 
 
-async def _async_slices(body: bytes) -> AsyncIterator[bytes]:
-    for piece in slices(body):
+def _by(deadline: Deadline, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        deadline.left()
         yield piece
 
 
@@ -78,28 +95,33 @@ class HttpxTransport:
     """
 
     def __init__(self, transport: httpx2.BaseTransport | None, tls: ssl.SSLContext | None = None) -> None:
-        self._http = httpx2.Client(transport=transport, limits=_LIMITS, follow_redirects=False, verify=tls or True)
+        self._http = PerProcess(
+            lambda: httpx2.Client(transport=transport, limits=_LIMITS, follow_redirects=False, verify=tls or True)
+        )
+        self._http.mine()  # what is wrong with the environment is told now
 
     def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
     ) -> Reply:
         """Send a request and read its answer. Raises ``NoAnswer``."""
+        deadline = Deadline(waits[1])
         content: bytes | Iterator[bytes] | None = body
         if body is not None and len(body) >= SLICED_BYTES_MIN:
-            headers, content = {**headers, "Content-Length": str(len(body))}, slices(body)
-        with _told():
-            answer = self._http.request(method, url, headers=headers, content=content, timeout=_timeout(waits))
-            return Reply(answer.status_code, _lower(answer.headers), answer.content)
+            headers, content = {**headers, "Content-Length": str(len(body))}, paced(body, deadline)
+        request = self._http.mine().stream(method, url, headers=headers, content=content, timeout=_timeout(waits))
+        with _told(_WITH_DEADLINE), request as answer:
+            return Reply(answer.status_code, _lower(answer.headers), b"".join(_by(deadline, answer.iter_bytes())))
 
     @contextmanager
     def stream(self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]) -> Iterator[Stream]:
         """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
-        with _told(), self._http.stream(method, url, headers=headers, timeout=_timeout(waits)) as response:
+        request = self._http.mine().stream(method, url, headers=headers, timeout=_timeout(waits))
+        with _told(), request as response:
             yield Stream(response)
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._http.mine().close()
 
 
 class _AsyncStream:
@@ -126,28 +148,33 @@ class AsyncHttpxTransport:
     """
 
     def __init__(self, transport: httpx2.AsyncBaseTransport | None) -> None:
-        self._http = httpx2.AsyncClient(transport=transport, limits=_LIMITS, follow_redirects=False)
+        self._http = PerProcess(lambda: httpx2.AsyncClient(transport=transport, limits=_LIMITS, follow_redirects=False))
+        self._http.mine()  # what is wrong with the environment is told now
 
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
     ) -> Reply:
         """Send a request and read its answer. Raises ``NoAnswer``."""
+        attempt = waits[1]
         content: bytes | AsyncIterator[bytes] | None = body
-        if body is not None and len(body) >= SLICED_BYTES_MIN:
-            headers, content = {**headers, "Content-Length": str(len(body))}, _async_slices(body)
-        with _told():
-            answer = await self._http.request(method, url, headers=headers, content=content, timeout=_timeout(waits))
-            return Reply(answer.status_code, _lower(answer.headers), answer.content)
+        with _told(_WITH_DEADLINE):
+            async with asyncio.timeout(attempt) as limit:
+                if body is not None and len(body) >= SLICED_BYTES_MIN:
+                    headers, content = {**headers, "Content-Length": str(len(body))}, async_paced(body, limit, attempt)
+                http = self._http.mine()
+                answer = await http.request(method, url, headers=headers, content=content, timeout=_timeout(waits))
+                return Reply(answer.status_code, _lower(answer.headers), answer.content)
 
     @asynccontextmanager
     async def stream(
         self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]
     ) -> AsyncIterator[_AsyncStream]:
         """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
+        request = self._http.mine().stream(method, url, headers=headers, timeout=_timeout(waits))
         with _told():
-            async with self._http.stream(method, url, headers=headers, timeout=_timeout(waits)) as response:
+            async with request as response:
                 yield _AsyncStream(response)
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._http.mine().aclose()

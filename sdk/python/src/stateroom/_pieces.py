@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from stateroom._core import Answer, Call, Pinned, Steps, encode_body, path
+from stateroom._processes import PerProcess
 from stateroom._wire import (
     ChannelIn,
     ChannelOut,
@@ -155,7 +156,7 @@ class PieceCache:
     """
 
     def __init__(self, content_bytes_max: int = _CONTENT_BYTES_MAX) -> None:
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._sent: OrderedDict[bytes, bytes] = OrderedDict()
         self._content: OrderedDict[tuple[bytes, bytes], bytes] = OrderedDict()
         self._content_bytes = 0
@@ -163,7 +164,7 @@ class PieceCache:
 
     def sent(self, name: bytes) -> bytes | None:
         """The piece id of a leaf that was sent."""
-        with self._lock:
+        with self._lock.mine():
             found = self._sent.get(name)
             if found is not None:
                 self._sent.move_to_end(name)
@@ -171,20 +172,20 @@ class PieceCache:
 
     def note_sent(self, name: bytes, piece_id: bytes) -> None:
         """Remember that a leaf was sent."""
-        with self._lock:
+        with self._lock.mine():
             self._sent[name] = piece_id
             while len(self._sent) > _SENT_PIECES_MAX:
                 self._sent.popitem(last=False)
 
     def forget_sent(self, names: Iterable[bytes]) -> None:
         """Forget that leaves were sent: the gateway does not know them."""
-        with self._lock:
+        with self._lock.mine():
             for name in names:
                 self._sent.pop(name, None)
 
     def content(self, owner: bytes, piece_id: bytes) -> bytes | None:
         """The content of a piece, if it is here."""
-        with self._lock:
+        with self._lock.mine():
             found = self._content.get((owner, piece_id))
             if found is not None:
                 self._content.move_to_end((owner, piece_id))
@@ -192,7 +193,7 @@ class PieceCache:
 
     def keep_content(self, owner: bytes, piece_id: bytes, content: bytes) -> None:
         """Keep the content of a piece for a while."""
-        with self._lock:
+        with self._lock.mine():
             if len(content) > self._content_bytes_max or (owner, piece_id) in self._content:
                 return
             self._content[owner, piece_id] = content

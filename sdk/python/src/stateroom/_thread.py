@@ -50,10 +50,12 @@ def once_place(once_key: str) -> tuple[str, str]:
         itself, or its digest when it is too long for a channel.
 
     Raises:
-        InvalidRequest: The name is empty or not a valid text.
+        InvalidRequest: The name is empty, holds a NUL, or is not a valid text.
     """
     if not isinstance(once_key, str) or not once_key:
         raise InvalidRequest("a once-call needs a name that is a non-empty text")
+    if "\0" in once_key:
+        raise InvalidRequest("a once-call's name must not hold a NUL")
     try:
         raw = once_key.encode()
     except UnicodeEncodeError:

@@ -4,7 +4,9 @@ This module owns the seam: how a request is handed over, what comes back, and ho
 what was sent or received. ``_aiohttp``, ``_http_client`` and ``_httpx`` are behind it. It sends nothing.
 """
 
-from collections.abc import Iterator, Mapping
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -37,8 +39,34 @@ class NoAnswer(Exception):
         self.received = received
 
 
+class Deadline:
+    """When an attempt of a blocking caller ends.
+
+    Args:
+        seconds: From now on, and again from each ``renew`` on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """A slice of a large body went out, so the other side is alive: put the end off."""
+        self._at = time.monotonic() + self._seconds
+
+    def left(self) -> float:
+        """How many seconds are left, more than none. Raises ``TimeoutError``."""
+        left = self._at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+
 class AsyncTransport(Protocol):
-    """Sends requests from an event loop. ``waits`` are seconds for connecting, and for every other wait."""
+    """Sends requests from an event loop.
+
+    ``waits`` are seconds for connecting, and for the whole attempt; while a large body is sent, for each slice of it.
+    """
 
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
@@ -59,7 +87,19 @@ def proxied(url: str) -> bool:
     return bool(proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.netloc)
 
 
-def slices(body: bytes) -> Iterator[bytes]:
-    """A large body in slices, so that a time limit is one of a slice: a slow connection that moves is no dead one."""
+def paced(body: bytes, deadline: Deadline) -> Iterator[bytes]:
+    """A large body in slices, each of which puts the deadline off: a slow connection that moves is no dead one."""
     for start in range(0, len(body), SLICE_BYTES):
+        deadline.renew()
         yield body[start : start + SLICE_BYTES]
+    deadline.renew()
+
+
+async def async_paced(body: bytes, limit: asyncio.Timeout, seconds: float) -> AsyncIterator[bytes]:
+    """As ``paced``, on an event loop."""
+    loop = asyncio.get_running_loop()
+    for start in range(0, len(body), SLICE_BYTES):
+        limit.reschedule(loop.time() + seconds)
+        await asyncio.sleep(0)  # an answer that has come is read before sending more finds the connection ended
+        yield body[start : start + SLICE_BYTES]
+    limit.reschedule(loop.time() + seconds)

@@ -733,7 +733,13 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         )
         return await self._client.drive(steps, pinned)
 
-    async def once(self, once_key: str, fn: Callable[P, Awaitable[R] | R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    async def once(self, once_key: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    async def once(self, once_key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    async def once(self, once_key: str, fn: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call ``fn`` unless a call of this name finished before in this thread and namespace.
 
         The result is kept in the gateway as a pending write, outlives later saves and pruning, and is found
@@ -763,7 +769,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             if inspect.isawaitable(result):
                 result = await result
             kept = await self._client.drive(self._record(once_key, result))
-        return cast(R, self._typed_result(kept, fn))
+        return self._typed_result(kept, fn)
 
     def history(
         self,

@@ -1,36 +1,33 @@
 """LangGraph's checkpointer on Stateroom.
 
-This module owns how a LangGraph checkpoint becomes channels of a Stateroom checkpoint and back. Values are
-serialised here, channel by channel, and the gateway never instantiates them; only what LangGraph says has
-changed is sent. It does not decide who may see what: tenant and subject come from the API key and from
-``subject``, never from a graph's config.
+This module owns the saver and its requests: only what LangGraph says has changed is sent. Values are serialised on
+this side, channel by channel (``_langgraph_values``), and the gateway never instantiates them. It does not decide who
+may see what: tenant and subject come from the API key and from ``subject``, never from a graph's config.
 """
 
-import asyncio
-import math
-import re
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from secrets import randbelow
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Self, TypeVar
 
 import httpx2
 import msgspec
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import (
-    EXCLUDED_METADATA_KEYS,
-    WRITES_IDX_MAP,
-    BaseCheckpointSaver,
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTuple,
-    DeltaChannelHistory,
-    get_checkpoint_id,
-    get_serializable_checkpoint_metadata,
-)
+
+try:
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import (
+        WRITES_IDX_MAP,
+        BaseCheckpointSaver,
+        ChannelVersions,
+        Checkpoint,
+        CheckpointMetadata,
+        CheckpointTuple,
+        DeltaChannelHistory,
+    )
+except ModuleNotFoundError as error:
+    message = "stateroom.langgraph needs LangGraph: pip install 'stateroom[langgraph]'"
+    raise ModuleNotFoundError(message, name=error.name) from error
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
@@ -40,6 +37,10 @@ from stateroom import _calls
 from stateroom._core import Endpoint, Pinned, Steps, Timeouts
 from stateroom._growth import Growth, Sent, grown, place_of
 from stateroom._histories import Histories, joined
+from stateroom._langgraph_columns import Place, graph_name, is_step, name_of, word_of
+from stateroom._langgraph_connections import Connections
+from stateroom._langgraph_listing import Listing
+from stateroom._langgraph_values import SKELETON, Values
 from stateroom._pieces import PieceCache, receiving, sending
 from stateroom._wire import (
     ChannelIn,
@@ -57,7 +58,6 @@ from stateroom.client import Client
 from stateroom.errors import (
     ChannelUnchangedUnknown,
     CheckpointNotFound,
-    IntegrityFailure,
     InvalidRequest,
     ThreadArchived,
 )
@@ -67,102 +67,11 @@ from stateroom.subject import Subject, current_subject
 from stateroom.tokens import TokenStore
 from stateroom.types import CopyReceipt, RemovalReceipt, Status
 
-SKELETON = "~langgraph"
-"""The channel that holds what a LangGraph checkpoint has besides its channels' values."""
-
-_OWN_ENCODINGS = frozenset({"null", "bytes", "bytearray", "msgpack"})
 _FORKING_SOURCES = frozenset({"fork", "update"})
-_WORD = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_CREDENTIAL_NAME = re.compile(
-    r"(api[_-]?key|secret|passw(or)?d|passphrase|token|authorization|credentials?|cookie|private[_-]?key)\Z",
-    re.IGNORECASE,
-)
-_NAME_LENGTH_MAX = 255
-_STEP_MIN, _STEP_MAX = -(2**31), 2**31 - 1
-_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1
-_PAGE = 100
 
 R = TypeVar("R")
 
-
-class _Place(msgspec.Struct, frozen=True):
-    """The only three things a request takes from a graph's config, which also holds live objects."""
-
-    thread_id: str
-    namespace: str
-    checkpoint_id: str | None
-
-    @classmethod
-    def of(cls, config: RunnableConfig) -> "_Place":
-        configurable = config["configurable"]
-        return cls(
-            str(configurable["thread_id"]),
-            str(configurable.get("checkpoint_ns") or ""),
-            get_checkpoint_id(config) or None,
-        )
-
-    def config(self, checkpoint_id: str) -> RunnableConfig:
-        return {
-            "configurable": {
-                "thread_id": self.thread_id,
-                "checkpoint_ns": self.namespace,
-                "checkpoint_id": checkpoint_id,
-            }
-        }
-
-
-class _Connections:
-    """The clients of a saver and of its shallow copies: one for worker threads, one for every event loop."""
-
-    def __init__(self, blocking: Callable[[], Client], on_loop: Callable[[], AsyncClient]) -> None:
-        self._make_blocking = blocking
-        self._make_on_loop = on_loop
-        self._lock = threading.Lock()
-        self._blocking: Client | None = None
-        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[AsyncClient, AsyncGenerator[None, None]]] = (
-            WeakKeyDictionary()
-        )
-
-    def blocking(self) -> Client:
-        with self._lock:
-            if self._blocking is None:
-                self._blocking = self._make_blocking()
-            return self._blocking
-
-    async def on_loop(self) -> AsyncClient:
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            found = self._by_loop.get(loop)
-            if found is not None:
-                return found[0]
-            for other in [other for other in self._by_loop if other.is_closed()]:
-                del self._by_loop[other]
-            client = self._make_on_loop()
-            lifetime = _until_loop_ends(client)
-            self._by_loop[loop] = client, lifetime
-        # Starting the generator registers it with the loop, which finishes it when it shuts down.
-        await anext(lifetime)
-        return client
-
-    def close_blocking(self) -> None:
-        with self._lock:
-            client, self._blocking = self._blocking, None
-        if client is not None:
-            client.close()
-
-    async def close_on_loop(self) -> None:
-        with self._lock:
-            found = self._by_loop.pop(asyncio.get_running_loop(), None)
-        if found is not None:
-            await found[1].aclose()
-
-
-async def _until_loop_ends(client: AsyncClient) -> AsyncGenerator[None, None]:
-    """Close a client together with its event loop (``asyncio.run`` finishes pending async generators)."""
-    try:
-        yield
-    finally:
-        await client.close()
+__all__ = ["SKELETON", "StateroomSaver"]
 
 
 class StateroomSaver(BaseCheckpointSaver[str]):
@@ -246,7 +155,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self._pieces = PieceCache()
         self._growth = Growth()
         self._histories = Histories()
-        self._connections = _Connections(
+        self._connections = Connections(
             lambda: Client(
                 url,
                 api_key,
@@ -343,6 +252,10 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         await self._connections.close_on_loop()
         self._connections.close_blocking()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """As a shallow copy: it shares connections, which cannot be copied."""
+        return copy.copy(self)
+
     # Reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -374,7 +287,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         # The subject is decided now: the caller may take later pages outside of its `acting_for` block.
         pinned = self._endpoint.pin()
         client = self._connections.blocking()
-        listing = _Listing(config, filter, before, limit, self._accepts)
+        listing = Listing(config, filter, before, limit, self._accepts)
 
         def pages() -> Iterator[CheckpointTuple]:
             while listing.wants_more:
@@ -394,7 +307,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
     ) -> AsyncIterator[CheckpointTuple]:
         """Checkpoints, newest first, fetched page by page; arguments as for ``list``."""
         pinned = self._endpoint.pin()
-        listing = _Listing(config, filter, before, limit, self._accepts)
+        listing = Listing(config, filter, before, limit, self._accepts)
 
         async def pages() -> AsyncIterator[CheckpointTuple]:
             client = await self._connections.on_loop()
@@ -594,22 +507,27 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         number = int(current.partition(".")[0]) if isinstance(current, str) else int(current or 0)
         return f"{number + 1:032}.{randbelow(10**16):016}"
 
+    @property
+    def _values(self) -> Values:
+        # Not kept: a copy with an allow list has another serialiser.
+        return Values(self.serde, is_own=self._own_serde)
+
     # Steps without I/O, driven by either client
 
     def _thawing(self, thread_id: str, make: Callable[[], Steps[R]]) -> Steps[R]:
         """Steps on one thread, which is restored first if it has to be thawed and the saver may wait for that."""
         return _calls.restoring(make, thread_id, self._restore_seconds_max)
 
-    def _page(self, listing: "_Listing") -> Steps[ChannelsPage]:
+    def _page(self, listing: Listing) -> Steps[ChannelsPage]:
         if listing.thread_id is None:
             return listing.page()
         return self._thawing(listing.thread_id, listing.page)
 
     def _get(self, config: RunnableConfig, pinned: Pinned) -> Steps[CheckpointTuple | None]:
-        return self._thawing(_Place.of(config).thread_id, lambda: self._get_once(config, pinned))
+        return self._thawing(Place.of(config).thread_id, lambda: self._get_once(config, pinned))
 
     def _get_once(self, config: RunnableConfig, pinned: Pinned) -> Steps[CheckpointTuple | None]:
-        place = _Place.of(config)
+        place = Place.of(config)
         found = yield from _calls.load_channels(
             place.thread_id, place.namespace, place.checkpoint_id, accepts=self._accepts
         )
@@ -619,7 +537,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         """A checkpoint with the large parts of its values, which came as references."""
         values: list[ChannelOut | SerialisedWrite] = [*found.channels.values(), *found.pending_writes]
         yield from receiving(self._pieces, pinned, found.thread_id, values)
-        return self._tuple(found)
+        return self._values.tuple_of(found)
 
     def _put(
         self,
@@ -630,7 +548,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         pinned: Pinned,
     ) -> Steps[RunnableConfig]:
         return self._thawing(
-            _Place.of(config).thread_id,
+            Place.of(config).thread_id,
             lambda: self._put_once(config, checkpoint, metadata, new_versions, pinned),
         )
 
@@ -642,15 +560,15 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
         pinned: Pinned,
     ) -> Steps[RunnableConfig]:
-        place = _Place.of(config)
-        kept = self._metadata(config, metadata)
+        place = Place.of(config)
+        kept, rich = self._values.metadata(config, metadata, self._metadata_exclude)
         step = kept.get("step")
         source = kept.get("source")
         counters = kept.get("counters_since_delta_snapshot")
         # Without a parent there is nothing that a channel could be unchanged from.
         changed = None if place.checkpoint_id is None else new_versions
         version = self._state_versions.get(_subgraph(place.namespace))
-        channels = self._channels(checkpoint, changed)
+        channels = self._values.channels(checkpoint, changed, rich)
         remembered = place_of(pinned, place.thread_id, place.namespace)
         before = self._growth.at(remembered, place.checkpoint_id)
         lists = _leave_out(channels, before)
@@ -659,10 +577,10 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             id=checkpoint["id"],
             parent_id=place.checkpoint_id,
             namespace=place.namespace,
-            step=unset_if_none(step if _is_step(step) else None),
-            source=source if isinstance(source, str) and _WORD.fullmatch(source) else None,
-            run_id=_name(kept.get("run_id")),
-            agent=_name(self._agent) or _graph_name(config),
+            step=unset_if_none(step if is_step(step) else None),
+            source=word_of(source),
+            run_id=name_of(kept.get("run_id")),
+            agent=name_of(self._agent) or graph_name(config),
             metadata=kept,
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
@@ -673,7 +591,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             yield from self._save(place.thread_id, request, pinned)
         except ChannelUnchangedUnknown:
             appended = any(each.append_to is not UNSET for each in channels.values())
-            request.channels = channels = self._channels(checkpoint, None)
+            request.channels = channels = self._values.channels(checkpoint, None, rich)
             lists = _leave_out(channels, {})
             yield from self._save(place.thread_id, request, pinned)
             if appended:
@@ -686,7 +604,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
     def _compact(
         self, config: RunnableConfig, channel: str, keep_last: int, summary: Sequence[Any]
     ) -> Steps[RunnableConfig]:
-        place = _Place.of(config)
+        place = Place.of(config)
         found = yield from _calls.show_head(place.thread_id, place.namespace)
         if found is None:
             raise CheckpointNotFound("the namespace has no checkpoint to compact")
@@ -694,14 +612,14 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         if encoding != "msgpack":
             raise InvalidRequest("a summary must be MessagePack, and this serialiser writes something else")
         counted = found.metadata.get("step")
-        step = counted if isinstance(counted, int) and _is_step(counted) else found.step
+        step = counted if isinstance(counted, int) and is_step(counted) else found.step
         version = self._state_versions.get(_subgraph(place.namespace))
         request = CompactRequest(
             channel=channel,
             keep_last=keep_last,
             summary=msgspec.Raw(bytes(data)),
             namespace=place.namespace,
-            agent=_name(self._agent),
+            agent=name_of(self._agent),
             # LangGraph counts on from here; what else it keeps in metadata still holds.
             metadata={**found.metadata, "source": "update", "step": step + 1},
             state_schema=None if version is None else version.schema,
@@ -723,7 +641,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         pinned: Pinned,
     ) -> Steps[None]:
         return self._thawing(
-            _Place.of(config).thread_id,
+            Place.of(config).thread_id,
             lambda: self._put_writes_once(config, writes, task_id, task_path, pinned),
         )
 
@@ -735,7 +653,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         task_path: str,
         pinned: Pinned,
     ) -> Steps[None]:
-        place = _Place.of(config)
+        place = Place.of(config)
         if place.checkpoint_id is None:
             raise ValueError("pending writes need a checkpoint_id in the config")
         # By index, because of two special writes in one call the later one counts.
@@ -788,14 +706,14 @@ class StateroomSaver(BaseCheckpointSaver[str]):
     def _delta_history(
         self, config: RunnableConfig, channels: Sequence[str], pinned: Pinned
     ) -> Steps[Mapping[str, DeltaChannelHistory]]:
-        return self._thawing(_Place.of(config).thread_id, lambda: self._delta_history_once(config, channels, pinned))
+        return self._thawing(Place.of(config).thread_id, lambda: self._delta_history_once(config, channels, pinned))
 
     def _delta_history_once(
         self, config: RunnableConfig, channels: Sequence[str], pinned: Pinned
     ) -> Steps[Mapping[str, DeltaChannelHistory]]:
         if not channels:
             return {}
-        place = _Place.of(config)
+        place = Place.of(config)
         remembered = place_of(pinned, place.thread_id, place.namespace)
         before = self._histories.at(remembered, channels)
         found = yield from _calls.channel_history(
@@ -819,152 +737,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             if history is None:
                 histories[name] = {"writes": []}
                 continue
-            entry: DeltaChannelHistory = {"writes": [self._write(kept) for kept in history.writes]}
+            entry: DeltaChannelHistory = {"writes": [self._values.write(kept) for kept in history.writes]}
             if isinstance(history.seed, ChannelOut):
-                entry["seed"] = self._value(history.seed)
+                entry["seed"] = self._values.value(history.seed)
             histories[name] = entry
         return histories
-
-    # Between LangGraph's values and the wire's
-
-    def _channels(self, checkpoint: Checkpoint, changed: ChannelVersions | None) -> dict[str, ChannelIn]:
-        """The channels of a save; those not in ``changed`` go without data, unless it is ``None``."""
-        values = checkpoint["channel_values"]
-        versions = checkpoint["channel_versions"]
-        if SKELETON in values:
-            raise InvalidRequest(f"a graph cannot have a channel named {SKELETON}")
-        skeleton: dict[str, Any] = {
-            name: part for name, part in checkpoint.items() if name not in {"id", "channel_values"}
-        }
-        skeleton["channel_versions"] = {name: version for name, version in versions.items() if name not in values}
-        encoding, data = self.serde.dumps_typed(skeleton)
-        channels = {SKELETON: ChannelIn(encoding=encoding, data=bytes(data))}
-        for name, value in values.items():
-            version = versions.get(name)
-            if changed is not None and version is not None and name not in changed:
-                channels[name] = ChannelIn(version=version)
-            else:
-                encoding, data = self.serde.dumps_typed(value)
-                channels[name] = ChannelIn(version=version, encoding=encoding, data=bytes(data))
-        return channels
-
-    def _tuple(self, found: CheckpointWithChannels) -> CheckpointTuple:
-        place = _Place(found.thread_id, found.namespace, found.id)
-        kept = found.channels.get(SKELETON)
-        skeleton = {} if kept is None else self._value(kept)
-        if not isinstance(skeleton, dict):
-            raise IntegrityFailure("the checkpoint was not saved by LangGraph")
-        values: dict[str, Any] = {}
-        versions: ChannelVersions = dict(skeleton.get("channel_versions") or {})
-        for name, channel in found.channels.items():
-            if name == SKELETON:
-                continue
-            values[name] = self._value(channel)
-            if channel.version is not None:
-                versions[name] = channel.version
-        metadata = _with_delta_channels(found, versions)
-        checkpoint = {
-            # What a checkpoint lacks that a plain client saved into the thread.
-            "v": 4,
-            "ts": found.created_at.isoformat(),
-            "versions_seen": {},
-            "updated_channels": None,
-            **skeleton,
-            "id": found.id,
-            "channel_values": values,
-            "channel_versions": versions,
-        }
-        return CheckpointTuple(
-            config=place.config(found.id),
-            checkpoint=cast(Checkpoint, checkpoint),
-            metadata=cast(CheckpointMetadata, metadata),
-            parent_config=None if found.parent_id is None else place.config(found.parent_id),
-            pending_writes=[self._write(kept) for kept in found.pending_writes],
-        )
-
-    def _write(self, kept: SerialisedWrite) -> tuple[str, str, Any]:
-        return kept.task_id, kept.channel, self._value(kept)
-
-    def _value(self, kept: ChannelOut | SerialisedWrite) -> Any:
-        if self._own_serde and kept.encoding not in _OWN_ENCODINGS:
-            # The serialiser would also read its legacy encoding, which constructs objects by name.
-            raise IntegrityFailure("a value has an encoding that this saver does not write")
-        return self.serde.loads_typed((kept.encoding, kept.data))
-
-    def _metadata(self, config: RunnableConfig, metadata: CheckpointMetadata) -> dict[str, Any]:
-        """Plain metadata: the checkpoint's own, and what LangGraph copies from the config, less secrets."""
-        bare: dict[str, Any] = {**config}
-        for part in ("metadata", "configurable"):
-            bare[part] = {
-                name: value
-                for name, value in (cast(dict[str, Any], config).get(part) or {}).items()
-                if name not in EXCLUDED_METADATA_KEYS
-                and not (name in self._metadata_exclude or _CREDENTIAL_NAME.search(name))
-            }
-        merged = get_serializable_checkpoint_metadata(cast(RunnableConfig, bare), metadata)
-        return cast(dict[str, Any], _plain(merged))
-
-
-class _Listing:
-    """The progress of one listing."""
-
-    def __init__(
-        self,
-        config: RunnableConfig | None,
-        matching: dict[str, Any] | None,
-        before: RunnableConfig | None,
-        limit: int | None,
-        accepts: str | None,
-    ) -> None:
-        self._accepts = accepts
-        configurable = config["configurable"] if config else {}
-        thread_id = configurable.get("thread_id")
-        self.thread_id = None if thread_id is None else str(thread_id)
-        rest = dict(matching or {})
-        columns = _take_columns(rest)
-        self._only_id = get_checkpoint_id(config) if config else None
-        self._before = get_checkpoint_id(before) if before else None
-        self._left = limit
-        self._cursor: str | None = None
-        self._ended = False
-        ceiling = self._before
-        if self._only_id:
-            # The smallest id above the wanted one: "+" is the least character an id can have.
-            above = self._only_id + "+"
-            ceiling = above if ceiling is None else min(ceiling, above, key=str.encode)
-        self._selection = _calls.Selection(
-            thread_id=self.thread_id,
-            namespace=configurable.get("checkpoint_ns"),
-            before=ceiling,
-            step=columns.get("step"),
-            source=columns.get("source"),
-            run_id=columns.get("run_id"),
-            matching=rest or None,
-        )
-
-    @property
-    def wants_more(self) -> bool:
-        return not self._ended and (self._left is None or self._left > 0)
-
-    def page(self) -> Steps[ChannelsPage]:
-        size = _PAGE if self._left is None else min(self._left, _calls.PAGE_MAX)
-        return _calls.list_channels(self._selection, size, self._cursor, accepts=self._accepts)
-
-    def take(self, page: Any) -> Iterator[CheckpointWithChannels]:
-        self._cursor = page.next_cursor
-        self._ended = page.next_cursor is None
-        for found in page.checkpoints:
-            if self._only_id and found.id != self._only_id:
-                if found.id < self._only_id:
-                    self._ended = True
-                continue
-            if found.withheld:
-                continue
-            if self._left is not None:
-                if self._left <= 0:
-                    return
-                self._left -= 1
-            yield found
 
 
 def _leave_out(channels: Mapping[str, ChannelIn], before: Mapping[str, Sent]) -> dict[str, Sent]:
@@ -1001,86 +778,7 @@ def _subgraph(namespace: str) -> str:
     return "|".join(part.partition(":")[0] for part in namespace.split("|") if not part.isdecimal())
 
 
-def _with_delta_channels(found: CheckpointWithChannels, versions: ChannelVersions) -> dict[str, Any]:
-    """The metadata, after giving delta channels their versions.
-
-    A delta channel that a step of the state schema renamed has its new name in ``delta_channels`` only: its version is
-    in the skeleton and its counters are in the metadata, which are LangGraph's own and which no step sees. A channel
-    without a version would be taken for one that was never written, and load empty.
-
-    Args:
-        found: The checkpoint as it was loaded.
-        versions: Versions by channel; what is missing is added.
-    """
-    counters = found.metadata.get("counters_since_delta_snapshot")
-    missing = [name for name in found.delta_channels if name not in versions]
-    if not missing or not isinstance(counters, dict):
-        return found.metadata
-    # A save lists the counted channels in this order, and each step keeps it.
-    before = sorted(counters)
-    if len(before) == len(found.delta_channels):
-        renamed = dict(zip(before, found.delta_channels, strict=True))
-        for old, new in renamed.items():
-            if new in missing and old in versions:
-                versions[new] = versions.pop(old)
-        counters = {renamed[name]: counted for name, counted in counters.items()}
-    # Versions are texts, or numbers from before another saver; as `get_next_version` has it, a text is newer.
-    newest = max(versions.values(), key=lambda each: (isinstance(each, str), each), default=None)
-    if newest is not None:
-        for name in missing:
-            versions.setdefault(name, newest)
-    return {**found.metadata, "counters_since_delta_snapshot": counters}
-
-
-def _take_columns(matching: dict[str, Any]) -> dict[str, Any]:
-    """Take out of a filter what the gateway keeps in columns of its own and can look up."""
-    taken: dict[str, Any] = {}
-    if _is_step(matching.get("step")):
-        taken["step"] = matching.pop("step")
-    source = matching.get("source")
-    if isinstance(source, str) and _WORD.fullmatch(source):
-        taken["source"] = matching.pop("source")
-    if _name(matching.get("run_id")) is not None:
-        taken["run_id"] = matching.pop("run_id")
-    return taken
-
-
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and _STEP_MIN <= value <= _STEP_MAX
-
-
-def _name(value: Any) -> str | None:
-    return value if isinstance(value, str) and 0 < len(value) <= _NAME_LENGTH_MAX else None
-
-
-def _graph_name(config: RunnableConfig) -> str | None:
-    metadata = config.get("metadata") or {}
-    return _name(metadata.get("lc_agent_name")) or _name(metadata.get("graph_id")) or _name(config.get("run_name"))
-
-
 def _status_of(channels: set[str]) -> Status | None:
     if ERROR in channels:
         return "failed"
     return "waiting" if INTERRUPT in channels else None
-
-
-_NOTHING = object()
-
-
-def _plain(value: Any) -> Any:
-    """A value without whatever is no plain data: live objects in a config must not travel."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        # As the serialiser does with values: a lone surrogate has no UTF-8.
-        return value.encode("utf-8", "replace").decode() if not value.isascii() else value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else _NOTHING
-    if isinstance(value, int):
-        return value if _INTEGER_MIN <= value <= _INTEGER_MAX else _NOTHING
-    if isinstance(value, (dict, Mapping)):  # a dict is told at once, another mapping is not
-        pairs = ((name, _plain(inner)) for name, inner in value.items() if isinstance(name, str))
-        return {name: inner for name, inner in pairs if inner is not _NOTHING}
-    if isinstance(value, (list, tuple)):
-        return [inner for inner in map(_plain, value) if inner is not _NOTHING]
-    return _NOTHING

@@ -23,6 +23,7 @@ from typing import Protocol
 import msgspec
 
 from stateroom._core import Answer, Call
+from stateroom._processes import PerProcess
 
 _BODY = struct.Struct(">B16sQ")  # format, incarnation, sequence; the rest is the gateway's
 
@@ -77,24 +78,24 @@ class MemoryTokenStore:
     """Keeps tokens as long as the process lives."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._tokens: dict[TokenPlace, str] = {}
 
     def get(self, place: TokenPlace) -> str | None:
         """See ``TokenStore``."""
-        with self._lock:
+        with self._lock.mine():
             return self._tokens.get(place)
 
     def put(self, place: TokenPlace, token: str) -> None:
         """See ``TokenStore``."""
-        with self._lock:
+        with self._lock.mine():
             if is_newer(token, self._tokens.get(place)):
                 self._tokens[place] = token
 
     def forget(self, place: TokenPlace) -> None:
         """See ``TokenStore``."""
         thread = msgspec.structs.replace(place, namespace="")
-        with self._lock:
+        with self._lock.mine():
             for kept in [kept for kept in self._tokens if msgspec.structs.replace(kept, namespace="") == thread]:
                 del self._tokens[kept]
 
@@ -112,7 +113,7 @@ class FileTokenStore:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
 
     def _thread_folder(self, place: TokenPlace) -> Path:
         return self._folder / _digest(place.tenant_id, place.subject) / _digest(place.thread_id)
@@ -133,7 +134,7 @@ class FileTokenStore:
         Raises:
             OSError: The token could not be stored.
         """
-        with self._lock:
+        with self._lock.mine():
             kept = self.get(place)
             if kept == token or not is_newer(token, kept):
                 return
@@ -153,7 +154,7 @@ class FileTokenStore:
 
     def forget(self, place: TokenPlace) -> None:
         """See ``TokenStore``."""
-        with self._lock, contextlib.suppress(FileNotFoundError):
+        with self._lock.mine(), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._thread_folder(place))
 
 
