@@ -62,9 +62,15 @@ def _checksum(body: str) -> str:
     return _base62(zlib.crc32(body.encode("ascii")), _CHECKSUM_DIGITS)
 
 
-def generate() -> PresentedKey:
-    """Make a key with a 256-bit secret from the operating system."""
-    key_id = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_DIGITS))
+def key_id_of(digest: bytes) -> str:
+    """The key id that at least 16 bytes of a digest spell."""
+    return _base62(int.from_bytes(digest) % 62**_ID_DIGITS, _ID_DIGITS)
+
+
+def generate(key_id: str | None = None) -> PresentedKey:
+    """Make a key with a 256-bit secret from the operating system; its id is random, too, where none is given."""
+    if key_id is None:
+        key_id = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_DIGITS))
     return PresentedKey(key_id, _base62(secrets.randbits(256), _SECRET_DIGITS))
 
 
@@ -130,9 +136,10 @@ def mint(
     tenant_id: UUID | None = None,
     subject_id: str | None = None,
     expires_at: datetime | None = None,
+    key_id: str | None = None,
 ) -> tuple[ApiKeyRecord, str]:
     """Make a key: the record to store, and the text to show once."""
-    key = generate()
+    key = generate(key_id)
     record = ApiKeyRecord(
         key_id=key.key_id,
         kind=kind,

@@ -40,7 +40,7 @@ from gateway.auth import AuthenticationMiddleware, Authenticator, ListingScope, 
 from gateway.background import in_the_background
 from gateway.cursors import Cursors
 from gateway.documentation import Documentation
-from gateway.exchange import Exchange, Facts, encode_id, travels_as_id
+from gateway.exchange import COMMON_HEADERS, Exchange, Facts, encode_id, travels_as_id
 from gateway.hot_path import HotPath
 from gateway.limits import Admission, Commits, Drain, Draining, Refused
 from gateway.openapi import api_document
@@ -68,10 +68,6 @@ GC_THRESHOLDS = (
     50,
 )  # with gc.freeze(): twice the requests a second, a seventh of the p99 (measured)
 _PROBE_PATHS = frozenset({"/livez", "/readyz"})  # answered even when full: a full process is alive
-_COMMON_HEADERS = [
-    (b"cache-control", b"private, no-store"),  # everything is somebody's state
-    (b"x-content-type-options", b"nosniff"),
-]
 
 _log = structlog.get_logger()
 
@@ -118,7 +114,7 @@ class Gateway(Litestar):
             if message["type"] == "http.response.start":
                 facts.status = message["status"]
                 message["headers"] = [
-                    *message["headers"], *_COMMON_HEADERS, (b"x-request-id", facts.request_id.encode())
+                    *message["headers"], *COMMON_HEADERS, (b"x-request-id", facts.request_id.encode())
                 ]  # fmt: skip
             elif bodiless and message["type"] == "http.response.body":
                 message["body"] = b""

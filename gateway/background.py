@@ -22,6 +22,7 @@ from storage.anchors import ANCHOR_SECONDS
 from storage.audit import FLUSH_SECONDS
 from storage.errors import StorageError
 from storage.service import Store
+from storage.shred import UPHOLD_SECONDS
 
 _log = structlog.get_logger()
 
@@ -46,6 +47,7 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
     if for_all:
         working += [
             asyncio.create_task(_anchor(store, ended, metrics)),
+            asyncio.create_task(_repeat("shreds", UPHOLD_SECONDS, store.shred.uphold, ended, metrics)),
             asyncio.create_task(store.runner.keep_running(_job_round_failed)),
             asyncio.create_task(
                 store.sweep.keep_running(metrics.swept, functools.partial(_sweep_failed, metrics), metrics.counted)

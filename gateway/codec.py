@@ -18,8 +18,9 @@ a whole channel in another encoding          ``{"$encoded": [encoding, base64]}`
 ===========================================  ========================================================
 
 Integers beyond 64 bits do not exist in MessagePack: such a channel is kept as the JSON it came as. A JSON object
-that names a member twice is refused, because two readers of it may believe different ones (RFC 8259, 4); maps in
-MessagePack are not looked into. Nothing here instantiates anything.
+that names a member twice is refused, because two readers of it may believe different ones (RFC 8259, 4). So is a map in
+MessagePack, as far as the body is the gateway's to read: its own members, names of channels and of metadata. Maps
+inside values pass as they are. Nothing here instantiates anything.
 """
 
 import base64
@@ -45,7 +46,7 @@ from gateway.problems import (
     pointer,
 )
 from gateway.wire import Fault
-from storage.errors import InvalidState
+from storage.errors import InvalidState, LimitExceeded
 from storage.model import Value
 
 Format = Literal["json", "msgpack"]
@@ -59,6 +60,7 @@ T = TypeVar("T")
 
 _json_any = msgspec.json.Decoder()
 _msgpack_raw = msgspec.msgpack.Decoder(Raw)
+_msgpack_members = msgspec.msgpack.Decoder(dict[str, Raw])
 _msgpack_foreign = msgspec.msgpack.Decoder(dict[str, tuple[str, bytes]])
 _encode_json = msgspec.json.Encoder().encode
 _encode_msgpack = msgspec.msgpack.Encoder().encode
@@ -81,13 +83,20 @@ def body_format(content_type: bytes | None, content_encoding: bytes | None) -> F
     return _FORMATS[name]
 
 
-@functools.lru_cache(maxsize=256)
 def reply_format(accept: bytes | None) -> Format:
     """The format to answer in: the one with the greatest quality (RFC 9110, 12.5.1), JSON when equal.
 
     Raises:
-        NotAcceptable: neither JSON nor MessagePack is acceptable.
+        NotAcceptable: neither JSON nor MessagePack is acceptable, or the header is longer than
+            `limits.ACCEPT_BYTES_MAX`, so that it is neither read nor remembered.
     """
+    if accept is not None and len(accept) > limits.ACCEPT_BYTES_MAX:
+        raise NotAcceptable(f"Accept may have {limits.ACCEPT_BYTES_MAX:,} bytes (ACCEPT_BYTES_MAX)")
+    return _negotiated(accept)
+
+
+@functools.lru_cache(maxsize=256)
+def _negotiated(accept: bytes | None) -> Format:
     if accept is None or accept.strip() in {b"", b"*/*"}:
         return "json"
     ranges: dict[str, float] = {}
@@ -120,17 +129,18 @@ def decode_body(name: Format, body: bytes, shape: type[T]) -> T:
     """Read a body.
 
     Raises:
-        MalformedBody: it is empty, does not parse, is not UTF-8, is nested too deeply or, in JSON, names a member
-            of an object twice.
+        MalformedBody: it is empty, does not parse, is not UTF-8, or names a member of an object twice (in MessagePack
+            only where this module looks: see above).
+        LimitExceeded: it is nested more than `limits.DEPTH_MAX` deep.
         InvalidRequest: it parses but is not a ``shape``; the fault points at the first difference.
     """
     if not body:
         raise MalformedBody("the body is empty")
     if too_deep(name, body):
-        raise MalformedBody(f"the body is nested more than {limits.DEPTH_MAX} deep (DEPTH_MAX)")
+        raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX)
     try:
         decoded: T = _decoder(name, shape)(body)  # type: ignore[arg-type]  # a class is hashable
-        if name == "json" and _names_twice(body):
+        if _names_twice(body) if name == "json" else _names_twice_packed(body, _LOOKED_INTO):
             raise MalformedBody("an object of the body names a member twice")
     except msgspec.ValidationError as error:
         what, steps = explain(error)
@@ -140,7 +150,7 @@ def decode_body(name: Format, body: bytes, shape: type[T]) -> T:
     except msgspec.DecodeError:
         raise MalformedBody(f"the body is not valid {'JSON' if name == 'json' else 'MessagePack'}") from None
     except RecursionError:
-        raise MalformedBody("the body is nested too deeply") from None
+        raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     return decoded
 
 
@@ -150,6 +160,38 @@ def _names_twice(body: bytes) -> bool:
         return _STRINGS.sub(b"", body).count(b":") > _members(_json_any.decode(body))
     except msgspec.ValidationError:  # a number out of range in a part not read yet: whoever reads it says where
         return False
+
+
+# Members of a body whose names are the gateway's to read, and members of those. What is below is somebody's value.
+_LOOKED_INTO: dict[str, Any] = {
+    "state": {}, "state_holes": {}, "metadata": {}, "model": {}, "usage": {},
+    "channels": None, "changes": {"set": {}, "append": {}},
+}  # fmt: skip
+
+
+def _names_twice_packed(body: bytes | Raw, below: dict[str, Any] | None) -> bool:
+    """Whether a map of valid MessagePack has fewer members than it says, or one of those in it that ``below`` names.
+
+    None: all of those in it.
+    """
+    count = _map_count(body)
+    if count is None:
+        return False
+    members = _msgpack_members.decode(body)
+    if len(members) < count:
+        return True
+    if below is None:
+        return any(_names_twice_packed(member, {}) for member in members.values())
+    return any(_names_twice_packed(members[name], deeper) for name, deeper in below.items() if name in members)
+
+
+def _map_count(data: bytes | Raw) -> int | None:
+    """How many members a MessagePack map says that it has; None: it is no map."""
+    view = memoryview(data)
+    first = view[0]
+    if first & 0xF0 == 0x80:
+        return first & 0x0F
+    return int.from_bytes(view[1 : 1 + _CONTAINERS[first][0]]) if first in {0xDE, 0xDF} else None
 
 
 def _members(tree: Any) -> int:

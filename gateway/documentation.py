@@ -74,6 +74,14 @@ def _schema_link(content: dict[str, Any]) -> str:
     return f'<a href="#schema-{_text(name)}"><code>{_text(name)}</code></a>' if name else ""
 
 
+def _example(content: dict[str, Any]) -> str:
+    media = content.get("application/json", {})
+    if "example" not in media:
+        return ""
+    shown = msgspec.json.format(msgspec.json.encode(media["example"]), indent=2).decode()
+    return f"<pre>{_text(shown)}</pre>"
+
+
 def _operation(path: str, method: str, operation: dict[str, Any], document: dict[str, Any]) -> str:
     name, about = _text(operation["operationId"]), _text(operation.get("description", ""))
     title = f'<h3 id="{name}"><span class=method>{method.upper()}</span> <code>{_text(path)}</code></h3>'
@@ -90,10 +98,8 @@ def _operation(path: str, method: str, operation: dict[str, Any], document: dict
     if "requestBody" in operation:
         content = operation["requestBody"]["content"]
         parts.append(f"<p>Body: {_schema_link(content) or 'bytes of any media type'}</p>")
-        if "example" in content.get("application/json", {}):
-            example = msgspec.json.format(msgspec.json.encode(content["application/json"]["example"]), indent=2)
-            parts.append(f"<pre>{_text(example.decode())}</pre>")
+        parts.append(_example(content))
     for status, answer in operation["responses"].items():
         if "content" in answer and int(status) < 400:
-            parts.append(f"<p>{status}: {_schema_link(answer['content'])}</p>")
+            parts.append(f"<p>{status}: {_schema_link(answer['content'])}</p>{_example(answer['content'])}")
     return "".join(parts)

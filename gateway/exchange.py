@@ -46,6 +46,10 @@ SHARE_HEADER = "Stateroom-Client-Share"
 VERSION_HEADER = "Accept-State-Version"
 VERSION_SCHEMAS_MAX = 100  # what one agent could possibly know
 CLIENT_SHARE_CHARACTERS = 44  # so that a share has one spelling
+COMMON_HEADERS = [
+    (b"cache-control", b"private, no-store"),  # everything is somebody's state
+    (b"x-content-type-options", b"nosniff"),
+]
 _FACTS = "stateroom"
 _GIVEN_HEADER = GIVEN_HEADER.lower().encode()
 _CONTENT_TYPES = {name: (b"content-type", media_type.encode()) for name, media_type in MEDIA_TYPES.items()}
@@ -99,9 +103,19 @@ class Facts:
         if len(headers) != len(pairs):
             names = [name for name, _ in pairs if name in _ONCE]
             duplicate = next((name.decode() for name in names if names.count(name) > 1), None)
+            headers |= _lists_of_values(pairs)
         offered = headers.get(b"x-request-id")
         usable = offered is not None and _REQUEST_ID.match(offered)
         return cls(offered.decode() if offered and usable else minted_id, headers, duplicate)
+
+
+def _lists_of_values(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """What came in several lines and may, as the one line it is the same as (RFC 9110, section 5.3)."""
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in pairs:
+        if name not in _ONCE:
+            values.setdefault(name, []).append(value)
+    return {name: b", ".join(lines) for name, lines in values.items()}
 
 
 def encode_id(text: str) -> str:
@@ -154,6 +168,17 @@ def path_id(text: str, parameter: str) -> str:
             parameter=parameter,
         ),
     )
+
+
+def path_uuid(text: str, otherwise: type[Exception]) -> UUID:
+    """A UUID from the path; what is none in its one spelling (lower case, hyphens) names nothing: ``otherwise``."""
+    try:
+        wanted = UUID(text)
+    except ValueError:
+        raise otherwise from None
+    if str(wanted) != text:
+        raise otherwise
+    return wanted
 
 
 @functools.cache
@@ -486,9 +511,25 @@ class Answer(Response[bytes]):
 
     async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
         """Send it."""
-        length = (b"content-length", str(len(self._body)).encode())
+        body = self._body
+        length = (b"content-length", str(len(body)).encode())
         await send({"type": "http.response.start", "status": self._status, "headers": [*self._headers, length]})
-        await send({"type": "http.response.body", "body": self._body, "more_body": False})
+        if len(body) > limits.ANSWER_SLICE_BYTES:
+            await send_slices(body, send)
+            body = b""  # the end is said when the last slice has been taken, too
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_slices(body: bytes, send: Send, idle_seconds_max: float = limits.STREAM_IDLE_SECONDS_MAX) -> None:
+    """Send ``body`` as fast as it is read, and no faster: what is not read yet stays with the request that holds it.
+
+    Raises:
+        TimeoutError: its reader took nothing for ``idle_seconds_max``.
+    """
+    for start in range(0, len(body), limits.ANSWER_SLICE_BYTES):
+        part = body[start : start + limits.ANSWER_SLICE_BYTES]
+        async with asyncio.timeout(idle_seconds_max):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 class _Nothing(Struct):

@@ -17,6 +17,10 @@ import structlog
 
 from storage.turns import Turns
 
+HEADER_BYTES_MAX = 64 * 1024  # of a request with its target; an artifact's metadata and preview take 30
+HEADERS_MAX = 100  # of a request; ours and those of two proxies are 40
+HEADER_SECONDS_MAX = 10.0  # from a connection or a request's first byte to its last header: it is one packet
+CONNECTIONS_MAX = 2048  # of a process: eight for each request it serves at once; an idle one takes some 10 KiB
 BODY_BYTES_MAX = 32 * 1024 * 1024  # a large agent state; anything bigger belongs into an artifact
 BODIES_BYTES_MAX = 8 * BODY_BYTES_MAX  # of a process; what is made of a body takes several times as much
 TENANT_BODIES_BYTES_MAX = BODIES_BYTES_MAX // 2  # one tenant may fill half of it, as of the requests
@@ -25,8 +29,11 @@ BODY_SECONDS_MAX = 120.0  # 32 MiB at 280 KB/s
 ARTIFACT_BYTES_MAX = 50 * 1024**3  # what a person still uploads; well within the 10,000 parts of an object
 PREVIEW_BYTES_MAX = 4096  # sealed into every row of a listing
 STREAM_BYTES_PER_SECOND_MIN = 16 * 1024  # on average, after BODY_SECONDS_MAX; slower holds a slot for nothing
-STREAM_IDLE_SECONDS_MAX = 60.0  # how long a reader of a download may take nothing at all
+STREAM_IDLE_SECONDS_MAX = 60.0  # how long a reader of an answer may take nothing at all
+ANSWER_SLICE_BYTES = 256 * 1024  # what is sent of an answer before its reader is waited for; most fit in one
 CHANNELS_MAX = 1000  # channels in one save; more is a list spelled as channels
+WRITES_MAX = 1000  # pending writes in one request, as many as channels
+BULK_ITEMS_MAX = 1000  # threads or runs that one request removes
 DEPTH_MAX = 64  # nesting of a body; deeper input only serves to exhaust a parser's stack
 NAME_BYTES_MAX = 255  # the longest name PostgreSQL indexes without thinking, and a file name everywhere
 METADATA_BYTES_MAX = 16 * 1024  # sealed into every checkpoint of a history page
@@ -36,6 +43,7 @@ INLINED_ARTIFACTS_MAX = 1000  # named by an answer and looked up: as many as a p
 INLINED_AT_ONCE = 4  # contents of an answer that are fetched at once; the object store's connections are everybody's
 PAGE_ITEMS_MAX = 1000  # a page is built in memory
 PAGE_ITEMS_DEFAULT = 100
+ACCEPT_BYTES_MAX = 1024  # several times what any browser sends; it is read range by range, and remembered
 QUERY_FIELDS_MAX = 1100  # 1,000 channels and everything else a query may name
 TENANT_REQUESTS_IN_FLIGHT_MAX = 128  # one tenant may fill half the default of 256, never all of it
 THREAD_WRITES_ACTIVE_MAX = 2  # one commits (the thread's row lock allows no more), one prepares meanwhile
@@ -68,8 +76,20 @@ class Refused(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
+class HeadersTooLarge(Exception):
+    """The headers of a request are larger, or more, than allowed.
+
+    Attributes:
+        limit: The name of the limit.
+    """
+
+    def __init__(self, limit: str, allowed: int, unit: str) -> None:
+        super().__init__(f"the headers of a request, with its target, may have {allowed:,} {unit} ({limit})")
+        self.limit = limit
+
+
 class Overloaded(Refused):
-    """The process serves as many requests, or holds as much of their bodies, as it may."""
+    """The process serves as many requests or connections, or holds as much of their bodies, as it may."""
 
     def __init__(self, detail: str = "this process serves as many requests as REQUESTS_IN_FLIGHT_MAX allows") -> None:
         super().__init__("overloaded", detail)

@@ -12,16 +12,19 @@ from msgspec import Struct
 
 from gateway import routes, wire
 from gateway.codec import MEDIA_TYPES
+from gateway.examples import answer_of, body_of
 from gateway.operations import Operation
 from gateway.problems import KINDS
 
 API_VERSION = "1.0.0"
 _NOT_MODIFIED = 304
 _PATH_PARAMETER = re.compile(r"\{(\w+):str\}")
-_ANY = ("unauthenticated", "not-acceptable", "invalid-request", "internal", "overloaded", "draining",
-        "tenant-busy", "database-unavailable")  # fmt: skip
+_ANY = ("bad-request", "headers-too-large", "unauthenticated", "not-acceptable", "invalid-request", "internal",
+        "overloaded", "draining", "tenant-busy", "database-unavailable")  # fmt: skip
 _WITH_RAW_BODY = ("malformed-body", "body-timeout", "body-too-large", "unsupported-media-type")
-_WITH_BODY = ("malformed-body", "body-timeout", "body-too-large", "unsupported-media-type")
+_WITH_BODY = (*_WITH_RAW_BODY, "limit-exceeded")
+# A write brings its thread back from the archive.
+_WITH_RESTORE = ("archive-too-large", "archive-unavailable")
 _WITH_SUBJECT = ("subject-required", "subject-mismatch", "key-unavailable")
 _LISTING = (
     " A service key with tenant:admin that names no subject lists over all of the tenant's subjects, by clear columns"
@@ -89,7 +92,8 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "Idempotency-Key": {
         "name": "Idempotency-Key", "in": "header",
         "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
-        "description": "Makes repeating a save without id safe.",
+        "description": "Makes repeating the request safe: again, with the same body, it gives the answer of the first "
+        "time, but for a secret, which is shown once; with another body, 422 idempotency-key-reused.",
     },
     "Stateroom-Subject": {
         "name": "Stateroom-Subject", "in": "header", "schema": {"type": "string"},
@@ -119,31 +123,6 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "Echoed, logged, and in problems.",
     },
 }  # fmt: skip
-_CHECKPOINT = {
-    "thread_id": "trip-7", "namespace": "", "id": "1f0c6c3e-0000-6000-8000-000000000001", "parent_id": None,
-    "step": 0, "status": "active",
-}  # fmt: skip
-_EXAMPLES: dict[str, Any] = {
-    "SaveRequest": {
-        "state": {"plan": ["book the flight"], "done": []},
-        "agent": "travel",
-        "status": "active",
-    },
-    "SaveReceipt": {**_CHECKPOINT, "sequence": 1, "created_at": "2026-01-02T03:04:05Z", "created": True},
-    "WritesRequest": {"writes": [{"channel": "done", "idx": 0, "value": "book the flight"}]},
-    "ThreadSettings": {"strict": True},
-    "StateSchemaDefinition": {
-        "label": "2.0.0",
-        "up": [{"op": "rename", "from": "/user_pref", "to": "/user_profile"}],
-        "down": [{"op": "rename", "from": "/user_profile", "to": "/user_pref"}],
-    },
-    "StateMigrationRequest": {"target_version": 2},
-    "CopyRequest": {"target_thread_id": "trip-8"},
-    "PruneRequest": {"thread_ids": ["trip-7"], "strategy": "keep_latest"},
-    "RunsDeleteRequest": {"run_ids": ["run-1"]},
-    "ApiKeyRequest": {"kind": "subject", "name": "laptop", "subject_id": "user-42"},
-    "TenantRequest": {"name": "Example"},
-}
 
 
 def document(operations: list[tuple[str, Operation]], *, public_url: str) -> dict[str, Any]:
@@ -204,14 +183,10 @@ def _unique_schemas(shapes: list[Any]) -> dict[str, Any]:
     return schemas
 
 
-def _content(shape: type[Struct], *, both: bool = True) -> dict[str, Any]:
+def _content(shape: type[Struct], example: Any, *, both: bool = True) -> dict[str, Any]:
     media: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{shape.__name__}"}}
-    example = _EXAMPLES.get(shape.__name__)
-    types = list(MEDIA_TYPES.values()) if both else [MEDIA_TYPES["json"]]
-    return {
-        name: {**media, "example": example} if example is not None and name == MEDIA_TYPES["json"] else media
-        for name in types
-    }
+    content = {MEDIA_TYPES["json"]: {**media, "example": example}}
+    return {**content, MEDIA_TYPES["msgpack"]: media} if both else content
 
 
 def _query_parameters(shape: type[Struct]) -> list[dict[str, Any]]:
@@ -251,7 +226,7 @@ def _problem_responses(codes: list[str]) -> dict[str, Any]:
 
 def _codes(one: Operation) -> list[str]:
     if one.public:
-        return ["method-not-allowed", "internal", *one.problems]
+        return ["bad-request", "method-not-allowed", "internal", *one.problems]
     codes = [*_ANY, *one.problems]
     if one.permission is not None:
         codes.append("permission-denied")
@@ -261,6 +236,8 @@ def _codes(one: Operation) -> list[str]:
         codes += _WITH_SHARE
     if "Accept-State-Version" in one.headers:
         codes += _WITH_VERSION
+    if one.permission == "state:write" and "thread-archived" in one.problems:
+        codes += _WITH_RESTORE
     if one.body is not None:
         codes += _WITH_BODY
     if one.raw_body:
@@ -289,7 +266,7 @@ def _operation(one: Operation) -> dict[str, Any]:  # noqa: C901, PLR0912  one br
             headers[name] = {"$ref": f"#/components/headers/{name}"}
         answer["headers"] = headers
         if one.returns is not None:
-            answer["content"] = _content(one.returns, both=not one.public)
+            answer["content"] = _content(one.returns, answer_of(one.name, status), both=not one.public)
         elif one.content:
             if status != _NOT_MODIFIED:
                 answer["content"] = {"*/*": {"schema": {}}}
@@ -307,7 +284,7 @@ def _operation(one: Operation) -> dict[str, Any]:  # noqa: C901, PLR0912  one br
     if one.permission is not None:
         described["description"] = f"Needs the permission {one.permission}.{_LISTING if one.tenant_listing else ''}"
     if one.body is not None:
-        described["requestBody"] = {"required": True, "content": _content(one.body)}
+        described["requestBody"] = {"required": True, "content": _content(one.body, body_of(one.name))}
     if one.raw_body:
         described["requestBody"] = {
             "required": True,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from crypto import errors as crypto_errors
 from gateway import limits
@@ -22,21 +22,48 @@ from storage import errors as storage_errors
 from storage.blob_io import BlobDamaged, BlobTooLarge
 from storage.blobs.store import BlobExists, BlobFrozen, BlobNotFound, BlobUnavailable, MultipartNotFound, PartMismatch
 
+# What the bounds of shapes in `gateway.wire` are called: by type and member, or else by type and bound.
+_LIMITS = {
+    ("int", "limit"): "PAGE_ITEMS_MAX",
+    ("str", "namespace"): "NAMESPACE_BYTES_MAX",
+    ("array", "channel"): "CHANNELS_MAX",
+    ("array", "writes"): "WRITES_MAX",
+    ("array", "thread_ids"): "BULK_ITEMS_MAX",
+    ("array", "run_ids"): "BULK_ITEMS_MAX",
+    ("array", "10000"): "HOLES_MAX",
+    ("str", "255"): "NAME_BYTES_MAX",
+    ("str", "1024"): "ID_CHARACTERS_MAX",
+    ("str", "2048"): "TASK_PATH_CHARACTERS_MAX",
+    ("str", "64"): "WORD_CHARACTERS_MAX",
+    ("bytes", "4096"): "PREVIEW_BYTES_MAX",
+}
+_BOUND = re.compile(r"Expected `(?P<type>\w+)` (?:of length )?<= (?P<bound>\d+)")
+
+
+def _exceeded(fault: Fault) -> str | None:
+    """The name of the limit that a fault is about."""
+    found = _BOUND.match(fault.detail)
+    if found is None:
+        return None
+    member = fault.parameter or (fault.pointer or "").rpartition("/")[2]
+    return _LIMITS.get((found["type"], member)) or _LIMITS.get((found["type"], found["bound"]))
+
 
 class GatewayError(Exception):
     """The gateway refused the request before storage saw it; the message is for the client."""
 
 
 class InvalidRequest(GatewayError):
-    """The request is readable but wrong; `faults` say where."""
+    """The request is readable but wrong; `faults` say where, and `limit` names the limit it exceeds, if it does."""
 
-    def __init__(self, *faults: Fault) -> None:
+    def __init__(self, *faults: Fault, limit: str | None = None) -> None:
         super().__init__(faults[0].detail if faults else "the request is wrong")
         self.faults = list(faults)
+        self.limit = limit or next(filter(None, map(_exceeded, faults)), None)
 
 
 class MalformedBody(GatewayError):
-    """The body is empty, does not parse, or is nested too deeply."""
+    """The body is empty, does not parse, or names a member twice."""
 
 
 class BodyTimeout(GatewayError):
@@ -164,6 +191,11 @@ TABLE: dict[type[Exception], Kind] = {
     limits.Overloaded: Kind(
         503, "overloaded", "Overloaded", True, "Retry after Retry-After; send fewer requests at once.", 1.0
     ),
+    limits.HeadersTooLarge: Kind(
+        431, "headers-too-large", "Headers too large", False,
+        f"The target and headers of a request have at most {limits.HEADER_BYTES_MAX:,} bytes and {limits.HEADERS_MAX} "
+        "fields; the member limit says which it was.",
+    ),
     limits.Draining: Kind(503, "draining", "Draining", True, "Retry: another process answers.", 1.0),
     limits.TenantBusy: Kind(
         429, "tenant-busy", "Tenant busy", True, "The tenant sends too many at once; retry later.", 1.0
@@ -189,7 +221,7 @@ TABLE: dict[type[Exception], Kind] = {
     InvalidRequest: _INVALID,
     MalformedBody: Kind(
         400, "malformed-body", "Malformed body", False,
-        f"Send valid UTF-8 JSON or MessagePack nested at most {limits.DEPTH_MAX} deep.",
+        "Send valid UTF-8 JSON or MessagePack in which no object names a member twice.",
     ),
     BodyTimeout: Kind(408, "body-timeout", "Body timeout", True, "Send the body without long pauses.", 1.0),
     BodyTooLarge: Kind(
@@ -312,8 +344,9 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     storage_errors.StateTooLarge: Kind(
         413, "state-too-large", "State too large", False,
-        "Its large parts do not fit one answer: ask for MessagePack with view=channels and pieces=refs, and fetch them "
-        "one by one.",
+        "Its values do not fit one answer. Ask for MessagePack with pieces=refs and fetch large parts one by one; read "
+        "pending writes task by task, and channels one by one where they can be named. What to do where that is not "
+        "enough is in the documentation of large values.",
     ),
     storage_errors.DigestMismatch: Kind(
         400, "digest-mismatch", "Digest mismatch", False,
@@ -396,6 +429,7 @@ TABLE: dict[type[Exception], Kind] = {
         "The thread is older than what this client has seen, or was replaced. Tell the operator; do not retry.",
     ),
     storage_errors.Unavailable: _DATABASE_UNAVAILABLE,
+    storage_errors.DatabaseAway: _DATABASE_UNAVAILABLE,
     storage_errors.LostRaceError: _DATABASE_UNAVAILABLE,
     storage_errors.UploadExpired: _DATABASE_UNAVAILABLE,
     MultipartNotFound: INTERNAL,  # a verb says which upload it was
@@ -424,7 +458,7 @@ TABLE: dict[type[Exception], Kind] = {
     crypto_errors.KeyDestroyed: Kind(
         410, "key-destroyed", "Key destroyed", False, "The state was crypto-shredded; it cannot come back."
     ),
-    crypto_errors.RootKeyInvalid: INTERNAL,
+    crypto_errors.RootKeyInvalid: _KEY_UNAVAILABLE,  # its file is away, or not safe to read any more
     crypto_errors.SelfTestFailed: INTERNAL,
     crypto_errors.NoteInvalid: INTERNAL,
     crypto_errors.TransferKeyInvalid: _INVALID,
@@ -467,18 +501,15 @@ def describe(error: Exception, *, public_url: str, instance: str, request_id: st
         detail=str(error) if ours and kind is not INTERNAL else kind.advice,
         instance=instance,
         request_id=request_id,
+        limit=_limit(error),
     )
     match error:
         case InvalidRequest():
             problem.errors = error.faults
         case storage_errors.InvalidState():
             problem.errors = [_fault(error)]
-        case storage_errors.LimitExceeded():
-            problem.limit = error.limit
-            if error.pointer:
-                problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
-        case BodyTooLarge():
-            problem.limit = error.limit
+        case storage_errors.LimitExceeded() if error.pointer:
+            problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
         case storage_errors.ArtifactUnknown() | state_errors.UpcastFailed():
             problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
         case storage_errors.HeadMoved():
@@ -491,6 +522,20 @@ def describe(error: Exception, *, public_url: str, instance: str, request_id: st
         case _:
             pass
     return problem, _headers(error, kind)
+
+
+def _limit(error: Exception) -> str | UnsetType:
+    match error:
+        case (
+            BodyTooLarge() | limits.HeadersTooLarge() | storage_errors.LimitExceeded() | storage_errors.StateTooLarge()
+        ):
+            return error.limit
+        case InvalidRequest(limit=str(name)):
+            return name
+        case BlobTooLarge():  # storage streams nothing else
+            return "ARTIFACT_BYTES_MAX"
+        case _:
+            return UNSET
 
 
 def _headers(error: Exception, kind: Kind) -> dict[str, str]:
@@ -563,8 +608,9 @@ in seconds. The `type` is the deployment's `/docs#<code>`.
 |---|---|---|---|
 {rows}
 
-`head-moved` carries `head_id`, the head there is now (null: none). `limit-exceeded` and `body-too-large`
-carry `limit`, the name of the limit. `range-not-satisfiable` carries the content's length in `Content-Range`.
+`head-moved` carries `head_id`, the head there is now (null: none). `limit-exceeded`, `body-too-large`,
+`state-too-large` and an `invalid-request` that is too long or too much carry `limit`, the name of the limit.
+`range-not-satisfiable` carries the content's length in `Content-Range`.
 `thread-archived` carries `state` (`archived`, `frozen` or `thawing`) and, while a restore waits for a thaw, `progress`
 from 0 to 1.
 Problems never carry state.

@@ -5,6 +5,7 @@ migrated at least as far as this build needs. S3, the archive and the root key a
 service that stutters must not take down processes that still serve from their caches.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
@@ -16,6 +17,7 @@ from gateway.telemetry import Metrics
 from gateway.wire import Response
 from storage.service import Store
 
+PROBE_SECONDS_MAX = 3.0  # a dependency that takes longer is of no use to a request either; balancers wait 5 s
 PROBE_SECONDS = 1.0  # the endpoint is public: however often it is asked, the database is asked once a second
 
 Probe = Callable[[], Awaitable[bool]]
@@ -46,6 +48,7 @@ class Readiness:
         blob_health: Probe of S3, or None.
         archive_health: Probe of the bucket of archived threads, or None.
         root_key_health: Probe of the root key, or None.
+        probe_seconds_max: How long a probe may take; then what it asks is down.
     """
 
     def __init__(
@@ -57,11 +60,13 @@ class Readiness:
         blob_health: Probe | None = None,
         archive_health: Probe | None = None,
         root_key_health: Probe | None = None,
+        probe_seconds_max: float = PROBE_SECONDS_MAX,
     ) -> None:
         self._store = store
         self._drain = drain
         self._metrics = metrics
         self._probes = {"blobs": blob_health, "archive": archive_health, "root_key": root_key_health}
+        self._probe_seconds_max = probe_seconds_max
         self._database = False
         self._revision: str | None = None
         self._revision_ok = False
@@ -92,20 +97,23 @@ class Readiness:
         )
 
     async def _probe(self) -> None:
+        others = {name: probe for name, probe in self._probes.items() if probe is not None}
+        self._database, *found = await asyncio.gather(
+            self._is_up("database", self._ask_database), *(self._is_up(*other) for other in others.items())
+        )
+        self._others = dict(zip(others, found, strict=True))
+
+    async def _ask_database(self) -> bool:
+        found = await self._store.health()
+        self._revision, self._revision_ok = found.db_revision, found.revision_ok
+        return found.writable
+
+    async def _is_up(self, name: str, probe: Probe) -> bool:
         try:
-            found = await self._store.health()
-            self._database, self._revision = found.writable, found.db_revision
-            self._revision_ok = found.revision_ok
+            async with asyncio.timeout(self._probe_seconds_max):
+                up = await probe()
         except Exception as reason:  # noqa: BLE001  whatever it is, the answer is "not ready", not an error
-            _log.warning("database probe failed", error=type(reason).__name__)
-            self._database = False
-        self._metrics.up("database", self._database)
-        for name, probe in self._probes.items():
-            if probe is None:
-                continue
-            try:
-                self._others[name] = await probe()
-            except Exception as reason:  # noqa: BLE001  as above
-                _log.warning("probe failed", dependency=name, error=type(reason).__name__)
-                self._others[name] = False
-            self._metrics.up(name, self._others[name])
+            _log.warning("probe failed", dependency=name, error=type(reason).__name__)
+            up = False
+        self._metrics.up(name, up)
+        return up

@@ -1,8 +1,9 @@
-"""The settings of a process, and the only reader of the environment.
+"""The settings of a server's process, and their only reader: what the environment holds, and what is wrong with it.
 
-Fifteen variables, all prefixed ``STATEROOM_``; a secret may also come from a file named by ``<NAME>_FILE``.
-No secret has a default, none is shown by ``repr``. Everything else that could be configured is a named
-constant with a reason, or a row in the database. This module does not connect to anything.
+Fifteen variables, all prefixed ``STATEROOM_``; a secret may also come from a file named by ``<NAME>_FILE``, and so
+may a client's credentials, which `read_secret` reads by the same rule. No secret has a default, none is shown by
+``repr`` or by a fault. Everything else that could be configured is a named constant with a reason, or a row in the
+database. This module does not connect to anything.
 """
 
 import base64
@@ -17,6 +18,7 @@ from uuid import UUID
 import msgspec
 
 PREFIX = "STATEROOM_"
+CONNECTIONS_MAX = 20  # of a process, where nothing is said
 PEPPER_BYTES_MIN = 32  # the strength of HMAC-SHA256
 SECRETS = frozenset(
     {"database_url", "database_owner_url", "s3_url", "archive_url", "root_key", "api_key_pepper"}
@@ -40,14 +42,13 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a process is told from outside.
+    """Everything a serving process is told from outside: all but ``STATEROOM_DATABASE_OWNER_URL`` (`owner_url`).
 
     Attributes:
         database_url: PostgreSQL as the serving role (neither superuser nor owner).
         root_key: What wraps tenant keys: ``file:...``, ``aws-kms:...`` or ``vault:...``.
         api_key_pepper: At least 32 bytes, mixed into every stored API key.
         deployment_id: Part of every seal's context; must equal the database's.
-        database_owner_url: PostgreSQL as the migrating role, for ``stateroom init`` and ``db`` only.
         database_connections_max: Connections of this process.
         s3_url: Bucket of blobs. None: values stay in PostgreSQL.
         archive_url: Bucket of archived threads. None: nothing is archived.
@@ -64,8 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     root_key: str
     api_key_pepper: bytes
     deployment_id: UUID
-    database_owner_url: str | None = None
-    database_connections_max: int = 20
+    database_connections_max: int = CONNECTIONS_MAX
     s3_url: str | None = None
     archive_url: str | None = None
     listen: Address = Address("127.0.0.1", 8080)
@@ -97,14 +97,63 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             SettingsError: a variable is missing or wrong.
         """
-        given = {name: _PARSERS[name](name, text) for name in _PARSERS if (text := _text(environ, name)) is not None}
-        for name, hint in _REQUIRED.items():
-            if name not in given:
-                also = f" or {_variable(name)}_FILE" if name in SECRETS else ""
-                raise SettingsError(f"{_variable(name)}{also} is not set; {hint}")
+        given, faults = parse(environ)
+        if faults:
+            raise SettingsError("\n".join(faults))
+        given.pop(_OWNER_URL, None)
         return cls(**given)
 
 
+def parse(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """What can be used of ``environ``, by the names of `Settings`' attributes, and what is missing or wrong in it."""
+    given: dict[str, Any] = {}
+    faults = []
+    for name, parser in _PARSERS.items():
+        try:
+            if (text := _text(environ, name)) is not None:
+                given[name] = parser(name, text)
+            elif hint := _REQUIRED.get(name):
+                also = f" or {_variable(name)}_FILE" if name in SECRETS else ""
+                faults.append(f"{_variable(name)}{also} is not set; {hint}")
+        except SettingsError as fault:
+            faults.append(str(fault))
+    return given, faults
+
+
+def owner_url(environ: Mapping[str, str]) -> str | None:
+    """The URL of the role that migrates, which needs no other setting; None where there is none.
+
+    Raises:
+        SettingsError: it is wrong.
+    """
+    text = _text(environ, _OWNER_URL)
+    return None if text is None else _database_url(_OWNER_URL, text)
+
+
+def read_secret(environ: Mapping[str, str], variable: str) -> str | None:
+    """The secret in a variable, or in the file that ``<variable>_FILE`` names; None where neither is set.
+
+    Raises:
+        SettingsError: both are set, or the file cannot be read or holds nothing.
+    """
+    text = environ.get(variable, "").strip() or None
+    path = environ.get(f"{variable}_FILE")
+    if not path:
+        return text
+    if text is not None:
+        raise SettingsError(f"{variable} and {variable}_FILE are both set; remove one")
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as reason:
+        raise SettingsError(
+            f"{variable}_FILE names a file that cannot be read ({type(reason).__name__}); check path and mode"
+        ) from None
+    if not text:
+        raise SettingsError(f"{variable}_FILE names an empty file; write the secret into it")
+    return text
+
+
+_OWNER_URL = "database_owner_url"
 _REQUIRED = {
     "database_url": "set it to postgresql://user:password@host/database of the serving role",
     "root_key": "set it to file:<path>, aws-kms:<key arn> or vault:<url and key name>",
@@ -123,22 +172,23 @@ def _wrong(name: str, how: str) -> SettingsError:
 
 def _text(environ: Mapping[str, str], name: str) -> str | None:
     variable = _variable(name)
-    text = environ.get(variable) or None
-    if name in SECRETS and (path := environ.get(f"{variable}_FILE")):
-        if text is not None:
-            raise SettingsError(f"{variable} and {variable}_FILE are both set; remove one")
-        try:
-            text = Path(path).read_text(encoding="utf-8").strip() or None
-        except (OSError, UnicodeDecodeError) as reason:
-            raise SettingsError(
-                f"{variable}_FILE names a file that cannot be read ({type(reason).__name__}); check path and mode"
-            ) from None
-        if text is None:
-            raise SettingsError(f"{variable}_FILE names an empty file; write the secret into it")
-    return text
+    return read_secret(environ, variable) if name in SECRETS else environ.get(variable) or None
 
 
 def _plain(_name: str, text: str) -> str:
+    return text
+
+
+def _database_url(name: str, text: str) -> str:
+    from sqlalchemy.engine import make_url  # noqa: PLC0415  a client's credentials are read without it
+    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415
+
+    try:
+        backend = make_url(text).get_backend_name()
+    except (ArgumentError, ValueError):  # a port that is no number; its message quotes what may be the password
+        backend = ""
+    if backend != "postgresql":
+        raise _wrong(name, "is not a database URL; set it to postgresql://user:password@host:port/database")
     return text
 
 
@@ -204,8 +254,8 @@ def _log_level(name: str, text: str) -> str:
 
 
 _PARSERS: dict[str, Any] = {
-    "database_url": _plain,
-    "database_owner_url": _plain,
+    "database_url": _database_url,
+    "database_owner_url": _database_url,
     "database_connections_max": _integer(1, 1000),
     "s3_url": _plain,
     "archive_url": _plain,

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
+from gateway.limits import RETRY_AFTER_SECONDS
 from gateway.settings import Address
 from storage.retaining import RetentionCensus, Round
 from storage.retention import ACTIONS
@@ -290,6 +291,8 @@ class MetricsServer:
                 return exposition(environ, start_response)
             is_ready, body = ready()
             headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+            if not is_ready:
+                headers.append(("Retry-After", str(round(RETRY_AFTER_SECONDS))))
             start_response("200 OK" if is_ready else "503 Service Unavailable", headers)
             return [body]
 

@@ -470,9 +470,9 @@ class ApiKey(Response):
 
 
 class NewApiKey(ApiKey):
-    """An API key with its secret, which is shown this once."""
+    """An API key with its secret, which is shown this once: null where an Idempotency-Key says that it is a repeat."""
 
-    api_key: str
+    api_key: str | None
 
 
 class ApiKeyPage(Response):
@@ -497,9 +497,12 @@ class Tenant(Response):
 
 
 class NewTenant(Tenant):
-    """A tenant with its first key (permissions: everything but ``operator``), shown this once."""
+    """A tenant with its first key (permissions: everything but ``operator``), shown this once.
 
-    api_key: str
+    It is null where an Idempotency-Key says that it is a repeat.
+    """
+
+    api_key: str | None
 
 
 class DecryptRequest(Request):

@@ -118,8 +118,8 @@ def artifact_download(*, artifact_id: str, target: Path, subject: str | None, ur
     """Bring an artifact's content to a file (or - for stdout) and check its digest; goes on where it broke off."""
     with _open(url, subject, patient=True) as connection, connection.sdk() as client:
         if str(target) == "-":
-            client.artifacts.download(artifact_id, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+            client.artifacts.download(artifact_id, render.results().buffer)
+            render.results().buffer.flush()
             return
         try:
             found = client.artifacts.download(artifact_id, target, progress=_progress())

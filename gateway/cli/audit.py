@@ -130,7 +130,7 @@ def audit_anchor(*, latest: bool, operator: bool, url: str | None) -> None:
     with _open(url, operator=operator) as connection:
         anchor = connection.call("GET" if latest else "POST", _path(operator, "anchor"))
     for line in anchor["note"].rstrip("\n").split("\n"):
-        print(line)
+        print(line, file=render.results())
     if not anchor["stored"]:
         render.say("There is no object store: this printed copy is the only one.")
 

@@ -16,7 +16,7 @@ import rich_click as click
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
 from gateway.cli.local import run_local, settings_from_environment
-from gateway.cli.parameters import json_option
+from gateway.cli.parameters import data_dir_option, json_option
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
@@ -27,11 +27,6 @@ _FINDING_COLUMNS = ("Tenant", "Fault", "What", "Subject", "Thread", "Mended", "D
 
 tenant_option = click.option("--tenant", "tenant_id", type=click.UUID, metavar="ID", help="Only this tenant.")
 all_option = click.option("--all", "everything", is_flag=True, help="Every tenant of the deployment.")
-data_dir_option = click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of an embedded gateway, running or not, instead of settings in the environment.",
-)
 
 
 def _chosen(tenant_id: UUID | None, *, everything: bool) -> None:

@@ -1,30 +1,33 @@
 """What `stateroom doctor` looks at: one check after another, each with what to do when it fails.
 
 It connects as the serving role, changes nothing, and reports identifiers and settings, never secrets. A check
-whose ground failed is skipped and says so. It does not prove that the gateway will keep working; it proves
-that it is set up as it requires.
+whose ground failed is skipped and says so; everything else is checked, so that all faults show at once. It does not
+prove that the gateway will keep working; it proves that it is set up as it requires.
 """
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+from uuid import UUID
 
 import asyncpg
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from crypto import selftest
 from crypto.errors import CryptoError
-from crypto.roots import create_root_key
+from crypto.roots import RootKey, create_root_key
+from gateway import api_keys
 from gateway.cli.render import byte_count
-from gateway.settings import Settings, SettingsError
+from gateway.settings import CONNECTIONS_MAX, SettingsError, parse, read_secret
 from storage.blobs.opening import open_bucket
 from storage.blobs.s3 import S3Location
 from storage.blobs.store import FROZEN_CLASSES
-from storage.errors import StorageError
+from storage.errors import SetupError, StorageError
 from storage.format.leaves import OFFLOAD_BYTES_MIN
-from storage.postgres import bloat, blobs, setup
+from storage.model import ApiKeyRecord
+from storage.postgres import bloat, blobs, setup, tenants, wrappings
 from storage.postgres.engine import (
     IDLE_IN_TRANSACTION_TIMEOUT_MS,
     LOCK_TIMEOUT_MS,
@@ -47,6 +50,7 @@ TIME_OUTS = {
 # A tenant is swept every minute by whichever gateway is first.
 SWEEP_AGE_SECONDS_MAX = 900.0
 SWEEP_DUE_SECONDS_MAX = 3600.0
+KEY_VARIABLES = ("STATEROOM_OPERATOR_KEY", "STATEROOM_API_KEY")
 ROLES = {
     "gw_migrate": True,
     "gw_app": False,
@@ -94,20 +98,28 @@ async def examine(environ: Mapping[str, str]) -> list[Finding]:
     Returns:
         The findings, in the order of a start.
     """
+    given, faults = parse(environ)
     findings = [_check_selftest()]
-    try:
-        settings = Settings.from_environment(environ)
-    except SettingsError as error:
-        findings.append(failed("settings", str(error), "See docs/operations/cli.md for all settings."))
-        rest = ("root key", "database", "object storage")
-        return findings + [skipped(name, "needs valid settings") for name in rest]
-    findings.append(ok("settings", f"deployment {settings.deployment_id}"))
-    findings.append(ok("API key pepper", f"{len(settings.api_key_pepper)} bytes"))
-    findings.append(await _check_root_key(settings.root_key))
-    findings += await _check_database(settings)
-    findings.append(await _check_s3("object storage", "STATEROOM_S3_URL", settings.s3_url))
-    if settings.archive_url is not None:
-        findings.append(await _check_s3("archive", "STATEROOM_ARCHIVE_URL", settings.archive_url))
+    if faults:
+        findings.append(failed("settings", "\n".join(faults), "See README.md for all settings."))
+    else:
+        findings.append(ok("settings", f"deployment {given['deployment_id']}"))
+    root_key = None
+    async with AsyncExitStack() as stack:
+        if "root_key" not in given:
+            findings.append(skipped("root key", "needs STATEROOM_ROOT_KEY"))
+        else:
+            finding, root_key = await _check_root_key(given["root_key"])
+            findings.append(finding)
+        if root_key is not None:
+            stack.push_async_callback(root_key.aclose)
+        if "database_url" in given:
+            findings += await _check_database(given, root_key, environ)
+        else:
+            findings.append(skipped("database", "needs STATEROOM_DATABASE_URL"))
+    findings.append(await _check_s3("object storage", "STATEROOM_S3_URL", given.get("s3_url")))
+    if "archive_url" in given:
+        findings.append(await _check_s3("archive", "STATEROOM_ARCHIVE_URL", given["archive_url"]))
     return findings
 
 
@@ -127,21 +139,21 @@ _HEALTHY = {
 }
 
 
-async def _check_root_key(spec: str) -> Finding:
+async def _check_root_key(spec: str) -> tuple[Finding, RootKey | None]:
+    """Whether it can be used now, and the root key itself where the setting names one."""
+    root_key = None
     try:
         root_key = create_root_key(spec)
-        try:
-            await root_key.health()
-        finally:
-            await root_key.aclose()
+        await root_key.health()
     except CryptoError as error:
         fix = "New deployment: stateroom root-key create PATH. Existing one: restore the key from its backup."
         if not spec.startswith("file:"):
             fix = (
                 "Check STATEROOM_ROOT_KEY, the network, the service's health and what its policy lets this process do."
             )
-        return failed("root key", str(error) or type(error).__name__, fix)
-    return ok("root key", f"provider {root_key.provider}: {_HEALTHY.get(root_key.provider, 'it answers')}")
+        return failed("root key", str(error) or type(error).__name__, fix), root_key
+    detail = f"provider {root_key.provider}: {_HEALTHY.get(root_key.provider, 'it answers')}"
+    return ok("root key", detail), root_key
 
 
 async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
@@ -169,12 +181,10 @@ async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
     return ok(check, detail)
 
 
-async def _check_database(settings: Settings) -> list[Finding]:
-    try:
-        url = make_url(settings.database_url).set(drivername="postgresql")
-    except ArgumentError:
-        fix = "Set STATEROOM_DATABASE_URL to postgresql://user:password@host/database."
-        return [failed("database", "STATEROOM_DATABASE_URL is not a database URL", fix)]
+async def _check_database(
+    given: Mapping[str, Any], root_key: RootKey | None, environ: Mapping[str, str]
+) -> list[Finding]:
+    url = make_url(given["database_url"]).set(drivername="postgresql")
     # Of our own query parameters asyncpg knows nothing; without prepared statements, a pooler is no obstacle.
     dsn = url.difference_update_query(["statement_cache_size"]).render_as_string(hide_password=False)
     place = f"{url.host or 'local socket'}{f':{url.port}' if url.port else ''}/{url.database or ''}"
@@ -186,14 +196,35 @@ async def _check_database(settings: Settings) -> list[Finding]:
         # The class tells enough (InvalidPasswordError, ConnectionRefusedError); the text may quote the URL.
         fix = "Check STATEROOM_DATABASE_URL, the network, the password, and that the server runs."
         return [failed("database", f"{place} does not answer: {type(error).__name__}", fix)]
+
+    async def wrapped(connection: Any) -> Finding:
+        return await _check_wrapped(connection, root_key, given.get("deployment_id"))
+
+    async def deployment(connection: Any) -> Finding:
+        return await _check_deployment(connection, given.get("deployment_id"))
+
+    async def pepper(connection: Any) -> Finding:
+        return await _check_pepper(connection, given.get("api_key_pepper"), environ)
+
+    async def connections(connection: Any) -> Finding:
+        return await _check_connections(connection, given.get("database_connections_max", CONNECTIONS_MAX))
+
     try:
+        room = _check_pooler if speaks_to_a_pooler(given["database_url"]) else connections
+    except StorageError as error:
+        findings = [failed("database", str(error), "Correct STATEROOM_DATABASE_URL.")]
+        room = connections
+    else:
         findings = [ok("database", f"{place} answers")]
-        for check, examine_one in _DATABASE_CHECKS.items():
+    checks = _DATABASE_CHECKS | {
+        "connections": room,
+        "deployment id": deployment,
+        "wrapped keys": wrapped,
+        "API key pepper": pepper,
+    }
+    try:
+        for check, examine_one in checks.items():
             findings.append(await _guarded(check, examine_one, connection))
-        pooled = speaks_to_a_pooler(settings.database_url)
-        examine_connections = _check_pooler if pooled else _check_connections
-        findings.append(await _guarded("connections", lambda conn: examine_connections(conn, settings), connection))
-        findings.append(await _guarded("deployment id", lambda conn: _check_deployment(conn, settings), connection))
     finally:
         await connection.close()
     return findings
@@ -202,7 +233,7 @@ async def _check_database(settings: Settings) -> list[Finding]:
 async def _guarded(check: str, examine_one: Callable[[Any], Awaitable[Finding]], connection: Any) -> Finding:
     try:
         return await examine_one(connection)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, SetupError, OSError, TimeoutError) as error:
         fix = "Run stateroom db upgrade; then see that STATEROOM_DATABASE_URL names the role gw_app."
         return failed(check, f"the database refused: {type(error).__name__}", fix)
 
@@ -273,6 +304,9 @@ async def _check_row_level_security(connection: Any) -> Finding:
     if bare := [row["relname"] for row in rows if not row["forced"]]:
         fix = "ALTER TABLE ... FORCE ROW LEVEL SECURITY; then find out who changed it."
         return failed("row-level security", f"not forced on {', '.join(bare)}", fix)
+    if found := await setup.policy_faults(connection):
+        fix = "Another policy may show the serving role what its transaction is not bound to: docs/operations/roles.md."
+        return failed("row-level security", "; ".join(found), fix)
     return ok("row-level security", f"forced on all {len(rows)} tables of tenants")
 
 
@@ -304,20 +338,60 @@ async def _check_revision(connection: Any) -> Finding:
     return ok("database schema", f"db_revision {found}, newer than this build's {required}")
 
 
-async def _check_deployment(connection: Any, settings: Settings) -> Finding:
+async def _check_deployment(connection: Any, deployment_id: UUID | None) -> Finding:
     found = await connection.fetchval(f"SELECT deployment_id FROM {SCHEMA}.deployment")  # noqa: S608 - a constant
     if found is None:
         return skipped("deployment id", "the database belongs to no deployment yet: stateroom init")
-    if found != settings.deployment_id:
+    if deployment_id is None:
+        return skipped("deployment id", f"needs STATEROOM_DEPLOYMENT_ID; the database says {found}")
+    if found != deployment_id:
         fix = f"Set STATEROOM_DEPLOYMENT_ID to {found}, or STATEROOM_DATABASE_URL to the right database."
         return failed("deployment id", "the database belongs to another deployment", fix)
     return ok("deployment id", "the database belongs to this deployment")
 
 
-async def _check_connections(connection: Any, settings: Settings) -> Finding:
+async def _check_wrapped(connection: Any, root_key: RootKey | None, deployment_id: UUID | None) -> Finding:
+    """Whether the root key is the one that wrapped what is stored."""
+    if root_key is None or deployment_id is None:
+        return skipped("wrapped keys", "needs the root key and STATEROOM_DEPLOYMENT_ID")
+    found = await wrappings.uses(connection, root_key, deployment_id)
+    if foreign := [use for use in found if use.opens is False]:
+        fix = (
+            "Set STATEROOM_ROOT_KEY to the root key that wrapped them (a file: from its backup), or list that one after"
+            " the new one until `stateroom key rewrap --operator` is done: docs/operations/root-keys.md."
+        )
+        return failed("wrapped keys", f"the root key does not open {'; '.join(map(str, foreign))}", fix)
+    if unknown := [use for use in found if use.opens is None]:
+        return skipped("wrapped keys", f"the root key cannot be asked now about {'; '.join(map(str, unknown))}")
+    count = sum(use.keys for use in found)
+    return ok("wrapped keys", f"the root key opens what wraps all {count}" if count else "there are none yet")
+
+
+async def _check_pepper(connection: Any, pepper: bytes | None, environ: Mapping[str, str]) -> Finding:
+    """Whether API keys verify: a stored MAC covers a secret that is not stored, so it takes a key to tell."""
+    check = "API key pepper"
+    if pepper is None:
+        return skipped(check, "needs STATEROOM_API_KEY_PEPPER")
+    for variable in KEY_VARIABLES:
+        try:
+            text = read_secret(environ, variable)
+        except SettingsError as error:
+            return failed(check, str(error), f"Correct {variable}, or unset it.")
+        presented = api_keys.parse(text) if text else None
+        row = await connection.fetchrow(tenants.LOOK_UP, presented.key_id) if presented else None
+        if presented is None or row is None:
+            continue
+        stored = ApiKeyRecord(**{**row, "permissions": tuple(row["permissions"])})
+        if api_keys.matches(pepper, presented, stored):
+            return ok(check, f"{len(pepper)} bytes; the key in {variable} verifies")
+        fix = "Set STATEROOM_API_KEY_PEPPER to what it was when keys were made; with another one no key verifies."
+        return failed(check, f"the key in {variable} is stored and does not verify", fix)
+    return ok(check, f"{len(pepper)} bytes; whether keys verify shows with one in {' or '.join(KEY_VARIABLES)}")
+
+
+async def _check_connections(connection: Any, own: int) -> Finding:
     """Whether the database can hold this process, and still has room for what all of them may ask for."""
     allowed = await setup.connections_allowed(connection)
-    own = settings.database_connections_max
     taken = await connection.fetchval("SELECT count(*) - 1 FROM pg_stat_activity WHERE usename = current_user")
     shown = f"{own} for each process, {allowed} for all: enough for {allowed // own}; {taken} are open"
     if own > allowed:
@@ -329,7 +403,7 @@ async def _check_connections(connection: Any, settings: Settings) -> Finding:
     return ok("connections", shown)
 
 
-async def _check_pooler(connection: Any, _settings: Settings) -> Finding:
+async def _check_pooler(connection: Any) -> Finding:
     """Whether the role has the time-outs that a pooler in transaction mode drops when a gateway connects."""
     rows = await connection.fetch("SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])", list(TIME_OUTS))
     found = {row["name"]: row["setting"] for row in rows}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 import stateroom
 from gateway.cli.environment import secret
@@ -85,22 +85,39 @@ def _exit_code(error: errors.StateroomError) -> ExitCode:
             return ExitCode.FAILURE
 
 
-def _knock(url: str) -> None:
-    """See whether anybody listens at ``url``: the SDK would wait and try again, a person wants to know now.
+def _place(url: str | None) -> tuple[str, str, int]:
+    """The scheme, host and port of the gateway's URL.
+
+    Raises:
+        Failure: There is none, or it is no URL.
+    """
+    hint = "Name the gateway with --url or STATEROOM_URL, such as http://127.0.0.1:8080"
+    if not url:
+        raise Failure("STATEROOM_URL is not set", hint=hint, exit_code=ExitCode.USAGE)
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):  # no scheme of ours, a port that is none, brackets that do not end
+        parts = None
+    if parts is None or not parts.hostname:
+        raise Failure("STATEROOM_URL is not an http or https URL", hint=hint, exit_code=ExitCode.USAGE)
+    return parts.scheme, parts.hostname, port
+
+
+def _knock(scheme: str, host: str, port: int) -> None:
+    """See whether anybody listens there: the SDK would wait and try again, a person wants to know now.
 
     Raises:
         Failure: Nobody does. Through a proxy nothing can be said, and nothing is.
     """
-    parts = urlsplit(url)
-    if parts.scheme in getproxies():
+    if scheme in getproxies() and not proxy_bypass(host):
         return
-    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     try:
-        socket.create_connection((parts.hostname or "", port), timeout=TIMEOUTS.connect_seconds).close()
-    except OSError as error:
+        socket.create_connection((host, port), timeout=TIMEOUTS.connect_seconds).close()
+    except (OSError, UnicodeError) as error:  # a host name that cannot be one
         raise Failure(
             "Gateway unavailable",
-            detail=f"{parts.hostname}:{port}: {error.strerror or type(error).__name__}",
+            detail=f"{host}:{port}: {getattr(error, 'strerror', None) or type(error).__name__}",
             hint=_NOBODY_THERE,
             exit_code=ExitCode.UNAVAILABLE,
         ) from None
@@ -140,18 +157,13 @@ class Connection:
         Raises:
             Failure: The URL or the credential is missing or unusable, or nobody listens there.
         """
-        if not url:
-            raise Failure(
-                "STATEROOM_URL is not set",
-                hint="Name the gateway with --url or STATEROOM_URL, such as http://127.0.0.1:8080",
-                exit_code=ExitCode.USAGE,
-            )
+        place = _place(url)
         api_key = secret(credential, hint=KEY_HINT, environ=environ)
         try:
-            client = stateroom.Client(url, api_key, subject=subject, timeouts=timeouts)
+            client = stateroom.Client(url or "", api_key, subject=subject, timeouts=timeouts)
         except errors.StateroomError as error:
             raise failure_from(error, credential) from None
-        _knock(url)
+        _knock(*place)
         return cls(client, credential)
 
     def __enter__(self) -> Self:

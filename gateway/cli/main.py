@@ -1,111 +1,70 @@
-"""Entry of the command line `stateroom`: its groups, `--version`, and how a failure leaves the process.
+"""Entry of the command line `stateroom`: from the first instant of its process to the exit code.
 
-Nothing here or in the command modules imports a server, a database or an SDK before a command runs, so that
-every `--help` answers at once.
+Owns what a person sees when a command cannot go on: a failure, Ctrl-C at any moment, an output that cannot be written.
+The commands are imported when they run, so that Ctrl-C ends a process that still imports them without a traceback.
 """
 
+import errno
+import os
+import signal
 import sys
 from typing import NoReturn
 
-import rich_click as click
-from rich_click.utils import CommandGroupDict
-
-from gateway.cli import (
-    archive,
-    artifact,
-    audit,
-    blobs,
-    decrypt,
-    key,
-    local,
-    remote,
-    render,
-    retention,
-    state,
-    transfer,
-    verify,
-)
-from gateway.cli.failure import ExitCode, Failure
-
-COMMAND_GROUPS: list[CommandGroupDict] = [
-    {"name": "Run a gateway", "commands": ["serve", "worker", "init", "doctor", "db", "root-key", "fsck", "sweep"]},
-    {
-        "name": "Use a gateway over HTTP",
-        "commands": [
-            "tenant",
-            "api-key",
-            "thread",
-            "checkpoint",
-            "artifact",
-            "audit",
-            "archive",
-            "restore",
-            "state",
-            "retention",
-            "verify",
-            "key",
-            "subject",
-            "job",
-            "jobs",
-            "decrypt",
-            "export",
-            "import",
-            "transfer-key",
-        ],
-    },
-]
-EPILOGUE = (
-    "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, "
-    "5 gateway or database unavailable, 6 conflict."
-)
-
-
-def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
-    if asked and not context.resilient_parsing:
-        from importlib.metadata import version
-
-        print(f"stateroom {version('stateroom-gateway')}")
-        context.exit()
-
-
-@click.group(
-    name="stateroom",
-    epilog=EPILOGUE,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@click.option(
-    "--version",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_print_version,
-    help="Print the version and exit.",
-)
-def commands() -> None:
-    """Stateroom: secure multi-tenant persistence for AI agents, their save game.
-
-    `stateroom serve --embedded` starts a whole gateway on this machine.
-    """
-
-
-for _module in (local, blobs, remote, archive, artifact, audit, verify, state, key, decrypt, transfer, retention):
-    for _command in _module.COMMANDS:
-        commands.add_command(_command)
-click.rich_click.COMMAND_GROUPS = {"stateroom": COMMAND_GROUPS}
+# What writing says when the disk is full, a descriptor is closed or a device fails; a reader that left is click's.
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; failures are printed, never raised."""
+    from gateway.cli import render
+    from gateway.cli.commands import commands
+    from gateway.cli.failure import ExitCode, Failure
+
+    code: int = ExitCode.OK
     try:
-        commands.main(arguments, prog_name="stateroom")
+        try:
+            commands.main(arguments, prog_name="stateroom")
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else ExitCode.OK
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except Failure as found:
         render.failure(found)
         return found.exit_code
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else ExitCode.OK
-    return ExitCode.OK
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        render.failure(Failure("the output cannot be written", detail=str(error.strerror)))
+        return ExitCode.FAILURE
+    return code
+
+
+def _occupy_closed_descriptors() -> None:
+    """Keep 0 to 2 from being given to a socket or a file, which would then be written to as if it were the output."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free, hence this one
 
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    sys.exit(run(sys.argv[1:]))
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.default_int_handler:  # else somebody had it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has begun that would have to be tidied up
+    _occupy_closed_descriptors()
+    from gateway.cli import commands  # noqa: F401 - the quarter of a second that this is about
+    from gateway.cli.environment import bypass_proxies
+
+    signal.signal(signal.SIGINT, interrupt)
+    if sys.stderr is None:  # print would take None for standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - a device, for the whole process
+    bypass_proxies(os.environ)
+    code = run(sys.argv[1:])
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # said already; what is left in the buffer would be tried, and complained about, once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

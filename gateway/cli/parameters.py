@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import rich_click as click
@@ -104,4 +105,14 @@ def subject_option(command: Command) -> Command:
         show_envvar=True,
         metavar="ID",
         help="The subject to act for, when the API key is a service key; ~shared is the tenant's own.",
+    )(command)
+
+
+def data_dir_option(command: Command) -> Command:
+    """Add ``--data-dir``."""
+    return click.option(
+        "--data-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Folder of an embedded gateway, running or not, instead of settings in the environment.",
     )(command)

@@ -5,7 +5,9 @@ names) is never interpreted: no rich markup, and control characters are shown as
 message cannot drive the operator's terminal.
 """
 
+import errno
 import json
+import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,6 +51,17 @@ def console(stream: TextIO) -> "Console":
     )
 
 
+def results() -> TextIO:
+    """Return the stream of results.
+
+    Raises:
+        OSError: The process was started without standard output.
+    """
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return sys.stdout
+
+
 def say(text: str) -> None:
     """Print a remark of one or more lines to stderr."""
     print("\n".join(map(safe, text.split("\n"))), file=sys.stderr, flush=True)
@@ -56,12 +69,12 @@ def say(text: str) -> None:
 
 def line(text: str) -> None:
     """Print one line of the result to stdout."""
-    print(safe(text), flush=True)
+    print(safe(text), file=results(), flush=True)
 
 
 def emit_json(value: Any) -> None:
     """Print one JSON document on one line; ASCII only, so that it is harmless on a terminal as well."""
-    print(json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=_plain), flush=True)
+    print(json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=_plain), file=results(), flush=True)
 
 
 def _plain(value: Any) -> Any:
@@ -130,7 +143,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) 
     for row in rows:
         grid.add_row(*(Text(value) for value in row))
     if grid.row_count:
-        console(sys.stdout).print(grid)
+        console(results()).print(grid)
     else:
         say(empty)
 
@@ -139,7 +152,7 @@ def record(fields: Mapping[str, str]) -> None:
     """Print named values to stdout, one a line."""
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
-        print(f"{name:<{width}}  {value}", flush=True)
+        print(f"{name:<{width}}  {value}", file=results(), flush=True)
 
 
 def failure(found: Failure) -> None:
@@ -158,7 +171,7 @@ def failure(found: Failure) -> None:
 def document(value: Any) -> None:
     """Print a JSON value over several lines, indented, harmless on a terminal."""
     for text in json.dumps(value, ensure_ascii=False, indent=2, default=_plain).splitlines():
-        print(safe(text), flush=True)
+        print(safe(text), file=results(), flush=True)
 
 
 def change(found: "Change", *, value_characters_max: int | None) -> None:
@@ -167,7 +180,7 @@ def change(found: "Change", *, value_characters_max: int | None) -> None:
 
     from gateway.cli.state_diff import ABSENT
 
-    output = console(sys.stdout)
+    output = console(results())
     sign, style = {"added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow")}[found.kind]
     output.print(Text(f"{sign} {safe(found.path or '/')}", style=style), soft_wrap=True)
     for side, value, colour in (("-", found.before, "red"), ("+", found.after, "green")):
@@ -179,13 +192,16 @@ def change(found: "Change", *, value_characters_max: int | None) -> None:
 
 
 def finding(found: "Finding") -> None:
-    """Print one check of `stateroom doctor` on one line, and below it what to do when it failed."""
+    """Print one check of `stateroom doctor`, a line for each line of its detail, and what to do when it failed."""
     from rich.text import Text
 
-    output = console(sys.stdout)
+    output = console(results())
     word, style = {"ok": ("ok", "green"), "failed": ("FAILED", "bold red"), "skipped": ("skipped", "yellow")}[
         found.outcome
     ]
-    output.print(Text.assemble((f"{word:<8}", style), f"{found.check:<20}{safe(found.detail)}"), soft_wrap=True)
+    first, *more = found.detail.split("\n")
+    output.print(Text.assemble((f"{word:<8}", style), f"{found.check:<20}{safe(first)}"), soft_wrap=True)
+    for text in more:
+        output.print(Text(f"{'':<8}{'':<20}{safe(text)}"), soft_wrap=True)
     if found.outcome == "failed":
         output.print(Text(f"{'':<8}{'':<20}{safe(found.fix)}", style="green"), soft_wrap=True)

@@ -2,11 +2,12 @@
 
 Owns the order of a process's life: the application's own start (which may refuse), then the server, then
 ``/readyz`` until it says 200, then requests, then, after SIGTERM or SIGINT, the drain and a clean stop. One
-process, one event loop. TLS, HTTP/2 and slow clients are a proxy's business.
+process, one event loop. What one connection may take is `gateway.connections`'s affair; TLS and HTTP/2 are a proxy's.
 """
 
 import asyncio
 import contextlib
+import functools
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import uvicorn
 
 from gateway.cli import render
 from gateway.cli.failure import Failure
+from gateway.connections import BoundedConnection, Connections
 from gateway.limits import Drain
 
 if TYPE_CHECKING:
@@ -160,6 +162,7 @@ async def serve(
     *,
     stop: StopRequest,
     drain: Drain,
+    connections: Connections,
     on_ready: Callable[[], None],
 ) -> None:
     """Serve ``app`` until a stop is asked for.
@@ -171,14 +174,15 @@ async def serve(
         listener: A bound socket.
         stop: Who asks.
         drain: The application's way out.
-        on_ready: Called once, when ``/readyz`` said 200.
+        connections: What connections go by.
+        on_ready: Called once, when ``/readyz`` said 200. What it raises ends the serving.
 
     Raises:
-        Exception: Whatever the application refused to start with.
+        Exception: Whatever the application refused to start with, or ``on_ready`` raised.
     """
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=functools.partial(BoundedConnection, connections),  # type: ignore[arg-type]  # it is only called
         ws="none",
         lifespan="off",  # entered below, so that a refusal arrives as itself and not as a log line
         log_config=None,
@@ -201,13 +205,12 @@ async def serve(
     with stop.told_to(note), _single():
         async with app.lifespan():
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            beside = [
-                asyncio.create_task(_announce(listener.getsockname(), on_ready)),
-                asyncio.create_task(drain.run(over.set)),
-                asyncio.create_task(over.wait()),
-            ]
+            announcing = asyncio.create_task(_announce(listener.getsockname(), on_ready))
+            announcing.add_done_callback(lambda said: None if said.cancelled() or not said.exception() else over.set())
+            ending = asyncio.create_task(over.wait())
+            beside = [announcing, ending, asyncio.create_task(drain.run(over.set))]
             try:
-                await asyncio.wait({serving, *beside[2:]}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 server.should_exit = True
                 for task in beside:

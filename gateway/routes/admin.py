@@ -15,11 +15,11 @@ from uuid_utils import uuid7
 
 from gateway import api_keys, limits, wire
 from gateway.auth import Principal
-from gateway.exchange import Exchange, path_id
+from gateway.codec import Format
+from gateway.exchange import Exchange, path_id, path_uuid
 from gateway.operations import Operation, route
-from gateway.problems import InvalidRequest
+from gateway.repeats import Repeated
 from gateway.services import Services
-from gateway.wire import Fault
 from storage import model
 from storage.errors import InvalidState, TenantNotFound
 from storage.scope import SHARED_SUBJECT, OperatorScope, TenantScope, check_subject
@@ -68,6 +68,16 @@ async def whoami(exchange: NamedDependency[Exchange], principal: NamedDependency
             expires_at=principal.expires_at,
         )
     )
+
+
+def repeated_as(
+    exchange: Exchange, services: Services, tenant_id: UUID | None, name: Format, body: bytes
+) -> Repeated | None:
+    """What the request's Idempotency-Key names, if it has one."""
+    given = exchange.idempotency("", name, body)
+    if given is None:
+        return None
+    return Repeated(services.settings.api_key_pepper, tenant_id, exchange.route, given.idempotency_key)
 
 
 def _api_key(record: model.ApiKeyRecord) -> wire.ApiKey:
@@ -126,11 +136,13 @@ def _check_request(request: wire.ApiKeyRequest, services: Services) -> None:
         name="create_api_key",
         method=HttpMethod.POST,
         path="/api-keys",
-        summary="Make an API key. Its secret is in this answer and nowhere else.",
+        summary="Make an API key. Its secret is in this answer and nowhere else. 200: it was made before, without it.",
         permission="tenant:admin",
         body=wire.ApiKeyRequest,
         returns=wire.NewApiKey,
-        statuses=(201,),
+        statuses=(201, 200),
+        headers=("Idempotency-Key",),
+        problems=("idempotency-key-reused",),
     )
 )
 async def create_api_key(
@@ -141,8 +153,9 @@ async def create_api_key(
 ) -> Response[bytes]:
     """Make a key."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.ApiKeyRequest)
+    request, name, body = await exchange.body(wire.ApiKeyRequest)
     _check_request(request, services)
+    repeated = repeated_as(exchange, services, tenant_scope.tenant_id, name, body)
     record, text = api_keys.mint(
         services.settings.api_key_pepper,
         kind=request.kind,
@@ -152,10 +165,12 @@ async def create_api_key(
         tenant_id=tenant_scope.tenant_id,
         subject_id=request.subject_id,
         expires_at=request.expires_at,
+        key_id=None if repeated is None else repeated.key_id(),
     )
-    await services.commits.run(services.store.tenants.add_key(tenant_scope, record, principal.actor))
-    shown = wire.NewApiKey(**msgspec.structs.asdict(_api_key(record)), api_key=text)
-    return exchange.reply(shown, status=201)
+    stored = await services.commits.run(services.store.tenants.add_key(tenant_scope, record, principal.actor))
+    made = stored is record
+    shown = wire.NewApiKey(**msgspec.structs.asdict(_api_key(stored)), api_key=text if made else None)
+    return exchange.reply(shown, status=201 if made else 200)
 
 
 @route(
@@ -221,11 +236,14 @@ def _tenant(tenant: model.Tenant) -> wire.Tenant:
         name="create_tenant",
         method=HttpMethod.POST,
         path="/admin/tenants",
-        summary="Make a tenant and its first administration key, which is in this answer and nowhere else.",
+        summary="Make a tenant and its first administration key, which is in this answer and nowhere else. 200: it was "
+        "made before, and comes without the key.",
         permission="operator",
         body=wire.TenantRequest,
         returns=wire.NewTenant,
-        statuses=(201,),
+        statuses=(201, 200),
+        headers=("Idempotency-Key",),
+        problems=("idempotency-key-reused",),
     )
 )
 async def create_tenant(
@@ -236,8 +254,10 @@ async def create_tenant(
 ) -> Response[bytes]:
     """Make a tenant."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.TenantRequest)
-    tenant = model.Tenant(tenant_id=UUID(str(uuid7())), name=request.name, created_at=services.clock.now())
+    request, name, body = await exchange.body(wire.TenantRequest)
+    repeated = repeated_as(exchange, services, None, name, body)
+    tenant_id = UUID(str(uuid7())) if repeated is None else repeated.uuid()
+    tenant = model.Tenant(tenant_id=tenant_id, name=request.name, created_at=services.clock.now())
     record, text = api_keys.mint(
         services.settings.api_key_pepper,
         kind="service",
@@ -247,11 +267,10 @@ async def create_tenant(
         tenant_id=tenant.tenant_id,
     )
     founding = replace(operator_scope, founding=tenant.tenant_id)
-    await services.commits.run(services.store.tenants.create(founding, tenant, record, principal.actor))
-    shown = wire.NewTenant(
-        tenant_id=str(tenant.tenant_id), name=tenant.name, created_at=tenant.created_at, api_key=text
-    )
-    return exchange.reply(shown, status=201)
+    stored = await services.commits.run(services.store.tenants.create(founding, tenant, record, principal.actor))
+    made = stored is tenant
+    shown = wire.NewTenant(**msgspec.structs.asdict(_tenant(stored)), api_key=text if made else None)
+    return exchange.reply(shown, status=201 if made else 200)
 
 
 @route(
@@ -301,12 +320,7 @@ async def get_tenant(
 ) -> Response[bytes]:
     """Show a tenant."""
     exchange.no_query()
-    try:
-        wanted = UUID(tenant_id)
-    except ValueError:
-        raise InvalidRequest(Fault(detail="must be a UUID", parameter="tenant_id")) from None
-    if str(wanted) != tenant_id:
-        raise TenantNotFound
+    wanted = path_uuid(tenant_id, TenantNotFound)
     return exchange.reply(_tenant(await services.store.tenants.get(operator_scope, wanted)))
 
 

@@ -18,7 +18,7 @@ from gateway import artifact_headers as headers
 from gateway import limits, wire
 from gateway.auth import Principal
 from gateway.content import stream
-from gateway.exchange import Exchange, encode_id, path_id
+from gateway.exchange import Exchange, encode_id, path_id, path_uuid
 from gateway.operations import Operation, route
 from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, InvalidRequest
 from gateway.services import Services
@@ -50,19 +50,8 @@ class ArtifactsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     cursor: str | None = None
 
 
-def _uuid(text: str, otherwise: type[Exception]) -> UUID:
-    """An id from a path; what is no UUID in its one spelling names nothing."""
-    try:
-        wanted = UUID(text)
-    except ValueError:
-        raise otherwise from None
-    if str(wanted) != text:
-        raise otherwise
-    return wanted
-
-
 def _artifact_id(text: str) -> UUID:
-    return _uuid(text, ArtifactNotFound)
+    return path_uuid(text, ArtifactNotFound)
 
 
 def _artifact(artifact: model.Artifact) -> wire.Artifact:
@@ -232,7 +221,7 @@ async def get_upload(
 ) -> Response[bytes]:
     """Show an upload."""
     exchange.no_query()
-    wanted = _uuid(upload_id, UploadNotFound)
+    wanted = path_uuid(upload_id, UploadNotFound)
     return exchange.reply(
         _upload(await services.store.artifacts.upload(subject_scope, wanted, share=exchange.client_share()))
     )
@@ -261,7 +250,7 @@ async def put_upload_part(
 ) -> Response[bytes]:
     """Send a part."""
     exchange.no_query()
-    wanted = _uuid(upload_id, UploadNotFound)
+    wanted = path_uuid(upload_id, UploadNotFound)
     if not (number.isascii() and number.isdecimal() and len(number) <= 5 and str(int(number)) == number):
         raise InvalidRequest(Fault(detail="must be a number from 0 on", parameter="number"))
     artifacts = services.store.artifacts
@@ -310,7 +299,7 @@ async def complete_upload(
     artifact = await services.commits.run(
         services.store.artifacts.complete(
             subject_scope,
-            _uuid(upload_id, UploadNotFound),
+            path_uuid(upload_id, UploadNotFound),
             request.parts,
             digest=headers.parse_digest(request.digest, wrong),
             share=exchange.client_share(),
@@ -339,7 +328,7 @@ async def abort_upload(
 ) -> Response[None]:
     """Give an upload up."""
     exchange.no_query()
-    wanted = _uuid(upload_id, UploadNotFound)
+    wanted = path_uuid(upload_id, UploadNotFound)
     await services.commits.run(services.store.artifacts.abort(subject_scope, wanted))
     return Response(None, status_code=204)
 
@@ -731,7 +720,7 @@ async def get_tenant_usage(
 ) -> Response[bytes]:
     """Show a quota."""
     exchange.no_query()
-    wanted = _uuid(tenant_id, TenantNotFound)
+    wanted = path_uuid(tenant_id, TenantNotFound)
     return exchange.reply(_usage(wanted, await services.store.tenants.usage(operator_scope, wanted)))
 
 
@@ -757,7 +746,7 @@ async def set_tenant_quota(
     """Set a quota."""
     exchange.no_query()
     request, _, _ = await exchange.body(wire.Quota)
-    wanted = _uuid(tenant_id, TenantNotFound)
+    wanted = path_uuid(tenant_id, TenantNotFound)
     usage = await services.commits.run(services.store.tenants.set_quota(wanted, request.quota_bytes, principal.actor))
     return exchange.reply(_usage(wanted, usage))
 

@@ -262,7 +262,7 @@ def _check_namespace(namespace: str, **where: str) -> str:
     """A namespace: `wire.NAMESPACE_BYTES_MAX` bytes; ``where`` is ``pointer=`` or ``parameter=``."""
     if len(namespace.encode()) > wire.NAMESPACE_BYTES_MAX:
         detail = f"a namespace has at most {wire.NAMESPACE_BYTES_MAX:,} bytes"
-        raise InvalidRequest(Fault(detail=detail, **where))
+        raise InvalidRequest(Fault(detail=detail, **where), limit="NAMESPACE_BYTES_MAX")
     return namespace
 
 
@@ -396,7 +396,7 @@ async def save_checkpoint(
     try:
         save = _save(exchange, thread, request, name, body)
     except RecursionError:
-        raise MalformedBody("the body is nested too deeply") from None
+        raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     share = exchange.client_share()
     saved = await services.write(subject_scope, thread, services.store.states.save(subject_scope, save, share))
     return _saved_out(exchange, saved)
@@ -478,7 +478,7 @@ async def compact_thread(
     try:
         compaction = _compaction(exchange, thread, request, name, body)
     except RecursionError:
-        raise MalformedBody("the body is nested too deeply") from None
+        raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     compacting = services.store.compacting.compact(subject_scope, compaction, exchange.client_share())
     return _saved_out(exchange, await services.write(subject_scope, thread, compacting))
 
@@ -548,8 +548,12 @@ def _metadata_filter(text: str | None) -> dict[str, Any]:
         return {}
     try:
         return decode_body("json", text.encode(), dict[str, Any])
-    except (MalformedBody, InvalidRequest):
+    except MalformedBody:
         raise InvalidRequest(Fault(detail="must be a JSON object", parameter="filter")) from None
+    except LimitExceeded as error:
+        raise InvalidRequest(Fault(detail=str(error), parameter="filter"), limit=error.limit) from None
+    except InvalidRequest as error:
+        raise InvalidRequest(*(Fault(detail=each.detail, parameter="filter") for each in error.faults)) from None
 
 
 def _binding(exchange: Exchange, query: HistoryFilter, *place: object) -> bytes:
@@ -793,7 +797,7 @@ async def put_writes(
     try:
         writes = [_new_write(sent, index, name) for index, sent in enumerate(request.writes)]
     except RecursionError:
-        raise MalformedBody("the body is nested too deeply") from None
+        raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     receipt = await services.write(
         subject_scope,
         thread,
@@ -844,7 +848,7 @@ async def get_writes(
         exchange.state_versions(),
         path_id(thread_id, "thread_id"),
         _check_namespace(query.namespace, parameter="namespace"),
-        path_id(checkpoint_id, "checkpoint_id"),
+        _named_checkpoint(checkpoint_id),
         path_id(task_id, "task_id"),
         exchange.client_share(),
         refs=_refs(exchange, query.pieces, query.view),

@@ -6,7 +6,6 @@ gives. It opens what any load opens, so a thread under a client-held share stays
 """
 
 from typing import Any
-from uuid import UUID
 
 from litestar import Response
 from litestar.di import NamedDependency
@@ -15,7 +14,7 @@ from litestar.params import FromPath
 
 from gateway import auth, wire
 from gateway.auth import Principal
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, path_uuid
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
 from gateway.routes.checkpoints import checkpoint_out
@@ -27,12 +26,7 @@ from storage.scope import OperatorScope, check_id, check_subject
 
 
 def _opening(tenant_id: str, request: wire.DecryptRequest) -> Opening:
-    try:
-        tenant = UUID(tenant_id)
-    except ValueError:
-        raise InvalidRequest(Fault(detail="must be a UUID", parameter="tenant_id")) from None
-    if str(tenant) != tenant_id:
-        raise TenantNotFound
+    tenant = path_uuid(tenant_id, TenantNotFound)
     checks: list[tuple[str, Any]] = [
         ("subject", lambda: check_subject(request.subject)),
         ("thread_id", lambda: check_id(request.thread_id, "an id")),
@@ -45,7 +39,7 @@ def _opening(tenant_id: str, request: wire.DecryptRequest) -> Opening:
             raise InvalidRequest(Fault(detail=str(error), pointer=f"/{member}")) from None
     if len(request.namespace.encode()) > wire.NAMESPACE_BYTES_MAX:
         detail = f"a namespace has at most {wire.NAMESPACE_BYTES_MAX:,} bytes"
-        raise InvalidRequest(Fault(detail=detail, pointer="/namespace"))
+        raise InvalidRequest(Fault(detail=detail, pointer="/namespace"), limit="NAMESPACE_BYTES_MAX")
     return Opening(
         tenant_id=tenant,
         subject_id=request.subject,

@@ -6,6 +6,7 @@ from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
 
 from gateway import wire
+from gateway.limits import RETRY_AFTER_SECONDS
 from gateway.operations import Operation, route
 from gateway.readiness import Report
 from gateway.services import Services
@@ -52,6 +53,7 @@ async def readyz(services: NamedDependency[Services]) -> Response[bytes]:
     return Response(
         msgspec.json.encode(report),
         status_code=200 if report.ready else 503,
+        headers={} if report.ready else {"retry-after": str(round(RETRY_AFTER_SECONDS))},
         media_type="application/json",
     )
 

@@ -12,10 +12,10 @@ from msgspec import Meta, Struct, msgpack, structs
 
 from gateway import wire
 from gateway.auth import Principal
-from gateway.exchange import Exchange, path_id
+from gateway.exchange import Exchange, path_id, path_uuid
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
-from gateway.routes.admin import PageQuery
+from gateway.routes.admin import PageQuery, repeated_as
 from gateway.services import Services
 from gateway.wire import Fault
 from storage.errors import InvalidState, JobNotFound, TenantNotFound
@@ -37,16 +37,6 @@ def _subject(tenant_id: UUID, text: str, fault: Fault) -> Scope:
         return Scope(tenant_id, check_subject(text))
     except InvalidState as error:
         raise InvalidRequest(structs.replace(fault, detail=str(error))) from None
-
-
-def _uuid(text: str, parameter: str, otherwise: type[Exception]) -> UUID:
-    try:
-        wanted = UUID(text)
-    except ValueError:
-        raise InvalidRequest(Fault(detail="must be a UUID", parameter=parameter)) from None
-    if str(wanted) != text:
-        raise otherwise
-    return wanted
 
 
 def _job(job: Job) -> wire.Job:
@@ -77,7 +67,8 @@ def _job(job: Job) -> wire.Job:
         body=wire.RotateRequest,
         returns=wire.Rotation,
         statuses=(202,),
-        problems=_KEY_PROBLEMS,
+        headers=("Idempotency-Key",),
+        problems=(*_KEY_PROBLEMS, "idempotency-key-reused"),
     )
 )
 async def rotate_key(
@@ -88,17 +79,19 @@ async def rotate_key(
 ) -> Response[bytes]:
     """Rotate a key."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.RotateRequest)
+    request, name, body = await exchange.body(wire.RotateRequest)
+    repeated = repeated_as(exchange, services, tenant_scope.tenant_id, name, body)
+    wanted = None if repeated is None else repeated.uuid()
     rotation = services.store.rotation
     if request.level == "tenant":
         if request.subject_id is not None:
             raise InvalidRequest(Fault(detail="the tenant key is no subject's", pointer="/subject_id"))
-        rotated = await services.commits.run(rotation.rotate_tenant(tenant_scope, principal.actor))
+        rotated = await services.commits.run(rotation.rotate_tenant(tenant_scope, principal.actor, wanted))
     else:
         if request.subject_id is None:
             raise InvalidRequest(Fault(detail="name the subject whose key to rotate", pointer="/subject_id"))
         scope = _subject(tenant_scope.tenant_id, request.subject_id, Fault(detail="", pointer="/subject_id"))
-        rotated = await services.commits.run(rotation.rotate_subject(scope, principal.actor))
+        rotated = await services.commits.run(rotation.rotate_subject(scope, principal.actor, wanted))
     answer = wire.Rotation(level=request.level, key_version=rotated.key_version, job_id=str(rotated.job_id))
     return exchange.reply(answer, status=202)
 
@@ -279,7 +272,7 @@ async def shred_tenant(
 ) -> Response[bytes]:
     """Shred a tenant."""
     exchange.no_query()
-    wanted = _uuid(tenant_id, "tenant_id", TenantNotFound)
+    wanted = path_uuid(tenant_id, TenantNotFound)
     request, _, _ = await exchange.body(wire.ShredRequest)
     done = await services.commits.run(services.store.shred.tenant(wanted, request.confirm, principal.actor))
     return exchange.reply(_shredded(done.job_id, done.shred_effective_at, tombstone=done.tombstone))
@@ -306,7 +299,7 @@ async def _one_job(
     exchange: Exchange, services: Services, scope: TenantScope | OperatorScope, job_id: str
 ) -> Response[bytes]:
     exchange.no_query()
-    return exchange.reply(_job(await services.store.jobs.get(scope, _uuid(job_id, "job_id", JobNotFound))))
+    return exchange.reply(_job(await services.store.jobs.get(scope, path_uuid(job_id, JobNotFound))))
 
 
 @route(

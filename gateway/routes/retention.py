@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from gateway import limits, wire
 from gateway.auth import Principal
-from gateway.exchange import Exchange, path_id
+from gateway.exchange import Exchange, path_id, path_uuid
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, PermissionDenied
 from gateway.services import Services
@@ -296,13 +296,6 @@ async def get_retention_round(
     )
 
 
-def _tenant(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise TenantNotFound from None
-
-
 def _ceilings(tenant_id: UUID, capped: Capped) -> wire.TenantRetentionCeilings:
     return wire.TenantRetentionCeilings(
         tenant_id=str(tenant_id),
@@ -330,7 +323,7 @@ async def get_retention_ceilings(
 ) -> Response[bytes]:
     """Show ceilings."""
     exchange.no_query()
-    wanted = _tenant(tenant_id)
+    wanted = path_uuid(tenant_id, TenantNotFound)
     return exchange.reply(_ceilings(wanted, await services.store.retention_policies.ceilings(wanted)))
 
 
@@ -356,7 +349,7 @@ async def put_retention_ceilings(
     """Set ceilings."""
     exchange.no_query()
     request, _, _ = await exchange.body(wire.RetentionCeilings)
-    wanted = _tenant(tenant_id)
+    wanted = path_uuid(tenant_id, TenantNotFound)
     ceilings = _as(retention.Ceilings, request)
     work = services.store.retention_policies.set_ceilings(wanted, ceilings, principal.actor)
     return exchange.reply(_ceilings(wanted, await services.commits.run(work)))

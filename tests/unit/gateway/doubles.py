@@ -248,8 +248,10 @@ class Tenants:
         self.look_ups.append(key_id)
         return self.api_keys.get(key_id)
 
-    async def add_key(self, scope: TenantScope | OperatorScope, record: model.ApiKeyRecord, actor: str) -> None:
-        self.api_keys[record.key_id] = record
+    async def add_key(
+        self, scope: TenantScope | OperatorScope, record: model.ApiKeyRecord, actor: str
+    ) -> model.ApiKeyRecord:
+        return self.api_keys.setdefault(record.key_id, record)
 
     async def list_keys(
         self, scope: TenantScope, limit: int, after: tuple[str, ...] | None
@@ -280,6 +282,11 @@ class Anchors:
         return None
 
     async def anchor_due(self) -> int:
+        return 0
+
+
+class Shreds:
+    async def uphold(self):
         return 0
 
 
@@ -322,6 +329,7 @@ class MemoryStore:
         self.audit = Audit()
         self.anchors = Anchors()
         self.head_anchors = HeadAnchors()
+        self.shred = Shreds()
         self.runner = Runner()
         self.sweep = Sweep()
         self.retaining = Retaining()

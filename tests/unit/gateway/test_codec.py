@@ -1,5 +1,6 @@
 import base64
 import math
+import sys
 
 import msgpack
 import msgspec
@@ -8,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway import codec, wire
+from gateway import codec, limits, wire
 from gateway.problems import InvalidRequest, MalformedBody, NotAcceptable, UnsupportedMediaType
-from storage.errors import InvalidState
+from storage.errors import InvalidState, LimitExceeded
 from storage.model import Value
 
 
@@ -126,13 +127,13 @@ def test_depth_is_counted_exactly(tree, limit):
 
 @pytest.mark.parametrize("name", ["json", "msgpack"])
 @pytest.mark.parametrize("depth", [65, 5_000, 200_000])
-def test_deep_bodies_are_malformed_not_internal(name, depth):
-    with pytest.raises(MalformedBody):
+def test_deep_bodies_exceed_a_limit_and_are_not_internal(name, depth):
+    with pytest.raises(LimitExceeded, match="DEPTH_MAX"):
         codec.decode_body(name, nested(depth, name), wire.SaveRequest)
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b'{"state":NaN}', b'{"agent":"\xff"}', b"[" * 70, b'{"state":{}} x', b'{"agent":"\\ud800"}']
+    "body", [b"", b"{", b'{"state":NaN}', b'{"agent":"\xff"}', b'{"state":{}} x', b'{"agent":"\\ud800"}']
 )
 def test_bodies_that_do_not_parse_are_malformed(body):
     with pytest.raises(MalformedBody):
@@ -182,6 +183,17 @@ def test_the_best_acceptable_format_answers(accept, expected):
 def test_nothing_acceptable_is_refused(accept):
     with pytest.raises(NotAcceptable):
         codec.reply_format(accept)
+
+
+def test_an_accept_header_that_is_too_long_is_neither_read_nor_remembered():
+    longest = b"application/msgpack," + b"a," * ((limits.ACCEPT_BYTES_MAX - 20) // 2)
+    assert len(longest) == limits.ACCEPT_BYTES_MAX
+    assert codec.reply_format(longest) == "msgpack"
+    for accept in (longest + b",", b"*/*" + b" " * limits.ACCEPT_BYTES_MAX):
+        held = sys.getrefcount(accept)
+        with pytest.raises(NotAcceptable, match="ACCEPT_BYTES_MAX"):
+            codec.reply_format(accept)
+        assert sys.getrefcount(accept) == held
 
 
 @pytest.mark.parametrize(("kind", "coding"), [(None, None), (b"text/plain", None), (b"application/json", b"gzip")])

@@ -119,6 +119,20 @@ async def test_a_header_that_must_come_once_is_refused_twice(call):
     assert answer.json()["errors"] == [{"detail": "the header is given twice", "header": "stateroom-subject"}]
 
 
+@pytest.mark.parametrize(
+    ("lines", "media_type"),
+    [
+        (["application/msgpack", "text/html"], "application/msgpack"),
+        (["application/json;q=0.1", "application/msgpack", "text/html;q=0.9"], "application/msgpack"),
+    ],
+)
+async def test_a_list_in_several_lines_is_one_list(call, lines, media_type):
+    async with call() as client:
+        del client.headers["accept"]
+        answer = await client.get("/v1/whoami", headers=[("Accept", line) for line in lines])
+    assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
+
+
 async def test_a_state_saved_in_json_loads_in_msgpack_and_back(call, store):
     async with call() as client:
         saved = await client.post(SAVE, json={"state": {"a": {"$bytes": "AAE="}, "b": [1, None]}})
@@ -220,7 +234,8 @@ async def test_readiness_follows_the_database_and_the_drain_but_livez_does_not(c
 async def test_an_unfit_database_is_not_ready(call, store, found):
     store.health_found = found
     async with call(None) as client:
-        assert (await client.get("/readyz")).status_code == 503
+        answer = await client.get("/readyz")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
 async def test_object_stores_that_are_away_show_and_do_not_count():

@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from crypto.errors import CryptoError, KeyUnavailable
+from crypto.errors import CryptoError, KeyDenied, KeyUnavailable, RootKeyInvalid
 from gateway import limits, problems
 from gateway.openapi import golden
-from storage.errors import HeadMoved, StorageError
+from storage.blob_io import BlobTooLarge
+from storage.errors import HeadMoved, StateTooLarge, StorageError
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,6 +50,14 @@ def test_retry_after_is_whole_seconds_and_at_least_one():
     assert describe(KeyUnavailable(7.4))[1]["retry-after"] == "7"
 
 
+@pytest.mark.parametrize("error", [RootKeyInvalid("no root key file at /etc/secret"), KeyDenied("token expired")])
+def test_a_root_key_that_is_away_or_refuses_may_come_back_and_is_not_named(error):
+    problem, headers = describe(error)
+    assert (problem.status, problem.code, problem.retryable) == (503, "key-unavailable", True)
+    assert int(headers["retry-after"]) > 0
+    assert str(error) not in repr(problem)
+
+
 def test_a_moved_head_names_the_head_even_when_there_is_none():
     assert describe(HeadMoved(None))[0].head_id is None
 
@@ -70,3 +79,17 @@ def test_the_page_of_problems_is_up_to_date():
 
 def test_the_openapi_document_is_up_to_date():
     assert (ROOT / "tests/golden/openapi.json").read_text() == golden(), "run python -m gateway.openapi"
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [
+        (StateTooLarge(64), "RESOLVED_BYTES_MAX"),
+        (BlobTooLarge(), "ARTIFACT_BYTES_MAX"),
+        (problems.BodyTooLarge(), "BODY_BYTES_MAX"),
+        (problems.BodyTooLarge("PART_BYTES_MAX", 5), "PART_BYTES_MAX"),
+    ],
+)
+def test_what_is_too_large_names_its_limit(error, limit):
+    problem, _ = describe(error)
+    assert (problem.status, problem.limit) == (413, limit)

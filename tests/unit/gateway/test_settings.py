@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import VARIABLES, Address, Settings, SettingsError
+from gateway.settings import VARIABLES, Address, Settings, SettingsError, owner_url, parse, read_secret
 
 GIVEN = {
     "STATEROOM_DATABASE_URL": "postgresql://gw_app:hunter2@127.0.0.1/stateroom",
@@ -13,7 +13,9 @@ GIVEN = {
 
 
 def test_there_are_fifteen():
-    assert len(VARIABLES) == len(Settings.__struct_fields__) == 15
+    assert len(VARIABLES) == 15
+    serving = {f"STATEROOM_{name.upper()}" for name in Settings.__struct_fields__}
+    assert serving == set(VARIABLES) - {"STATEROOM_DATABASE_OWNER_URL"}
 
 
 def test_the_required_ones_suffice():
@@ -46,6 +48,9 @@ def test_a_secret_may_come_from_a_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("DATABASE_URL", "postgresql://gw_app:hunter2@host:hunter3/stateroom"),
+        ("DATABASE_URL", "mysql://gw_app:hunter2@host/stateroom"),
+        ("DATABASE_OWNER_URL", "nothing like a URL"),
         ("API_KEY_PEPPER", "ab" * 31),
         ("API_KEY_PEPPER", "not base64!"),
         ("DEPLOYMENT_ID", "not-one"),
@@ -62,3 +67,47 @@ def test_a_wrong_one_is_named_without_its_value(name, text):
     with pytest.raises(SettingsError, match=f"STATEROOM_{name}") as refused:
         Settings.from_environment({**GIVEN, f"STATEROOM_{name}": text})
     assert text not in str(refused.value)
+
+
+def test_everything_that_is_wrong_is_said_at_once_and_the_rest_is_read():
+    given, faults = parse({"STATEROOM_DEPLOYMENT_ID": "4", "STATEROOM_ROOT_KEY": "file:/k", "STATEROOM_LISTEN": "::1"})
+    assert given == {"root_key": "file:/k"}
+    named = [fault.split()[0] for fault in faults]
+    assert sorted(named) == [
+        f"STATEROOM_{name}" for name in ("API_KEY_PEPPER", "DATABASE_URL", "DEPLOYMENT_ID", "LISTEN")
+    ]
+    with pytest.raises(SettingsError) as refused:
+        Settings.from_environment({"STATEROOM_ROOT_KEY": "file:/k"})
+    assert len(str(refused.value).splitlines()) == 3
+
+
+def test_a_fault_of_a_url_shows_no_part_of_it():
+    for variable in ("DATABASE_URL", "DATABASE_OWNER_URL"):
+        _, faults = parse({**GIVEN, f"STATEROOM_{variable}": "postgresql://gw_app:hunter2@host:hunter3/stateroom"})
+        assert len(faults) == 1
+        assert "hunter" not in faults[0]
+
+
+def test_the_owners_url_needs_no_other_setting_and_follows_the_same_rules(tmp_path: Path):
+    url = "postgresql://gw_migrate:hunter2@127.0.0.1/stateroom"
+    assert owner_url({}) is None
+    assert owner_url({"STATEROOM_DATABASE_OWNER_URL": url}) == url
+    (tmp_path / "url").write_text(f"{url}\n")
+    from_file = {"STATEROOM_DATABASE_OWNER_URL_FILE": str(tmp_path / "url")}
+    assert owner_url(from_file) == url
+    with pytest.raises(SettingsError, match="both set"):
+        owner_url({"STATEROOM_DATABASE_OWNER_URL": url, **from_file})
+    with pytest.raises(SettingsError, match="not a database URL"):
+        owner_url({"STATEROOM_DATABASE_OWNER_URL": "postgresql://host:port/x"})
+    assert Settings.from_environment({**GIVEN, **from_file}) == Settings.from_environment(GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "cannot be read"), (b"\xff", "cannot be read"), (b" \n", "empty")]
+)
+def test_a_file_without_a_secret_is_named_by_its_variable(tmp_path: Path, content, says):
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SettingsError, match=f"STATEROOM_API_KEY_FILE .*{says}"):
+        read_secret({"STATEROOM_API_KEY_FILE": str(path)}, "STATEROOM_API_KEY")

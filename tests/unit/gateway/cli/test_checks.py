@@ -25,6 +25,25 @@ async def test_missing_settings_are_named_and_the_rest_is_skipped():
     assert {found[name].outcome for name in ("root key", "database", "object storage")} == {"skipped"}
 
 
+async def test_one_wrong_setting_does_not_hide_what_else_is_wrong(tmp_path):
+    from crypto.roots.file import FileRootKey
+
+    FileRootKey.create(tmp_path / "root.key")
+    (tmp_path / "root.key").chmod(0o640)
+    environ = {name: value for name, value in SETTINGS.items() if name != "STATEROOM_DEPLOYMENT_ID"}
+    environ |= {
+        "STATEROOM_ROOT_KEY": f"file:{tmp_path / 'root.key'}",
+        "STATEROOM_S3_URL": "nothing",
+        "STATEROOM_LISTEN": "x",
+    }
+    found = await outcomes(environ)
+    assert {check for check, finding in found.items() if finding.outcome == "failed"} == {
+        "settings", "root key", "database", "object storage",
+    }  # fmt: skip
+    assert "STATEROOM_LISTEN" in found["settings"].detail
+    assert "STATEROOM_DEPLOYMENT_ID" in found["settings"].detail
+
+
 async def test_a_root_key_others_can_read_fails_with_the_remedy(tmp_path):
     from crypto.roots.file import FileRootKey
 

@@ -8,7 +8,9 @@ from litestar import Litestar, Response, get
 
 from gateway.cli import serving
 from gateway.cli.failure import Failure
+from gateway.connections import Connections
 from gateway.limits import Drain
+from gateway.telemetry import Metrics
 
 
 class Probe:
@@ -42,7 +44,14 @@ class Probe:
 
     def run(self, listener: socket.socket, stop: serving.StopRequest) -> asyncio.Task[None]:
         return asyncio.create_task(
-            serving.serve(self.app, listener, stop=stop, drain=self.drain, on_ready=self.announced.set)
+            serving.serve(
+                self.app,
+                listener,
+                stop=stop,
+                drain=self.drain,
+                connections=Connections(Metrics(), ""),
+                on_ready=self.announced.set,
+            )
         )
 
 
@@ -135,7 +144,34 @@ async def test_an_application_that_refuses_to_start_is_heard():
         serving.bind("127.0.0.1", 0) as listener,
         pytest.raises(RefusedError),
     ):
-        await serving.serve(app, listener, stop=stop, drain=Drain(0), on_ready=lambda: None)
+        await serving.serve(
+            app,
+            listener,
+            stop=stop,
+            drain=Drain(0),
+            connections=Connections(Metrics(), ""),
+            on_ready=lambda: None,
+        )
+
+
+async def test_what_cannot_be_announced_ends_the_serving_with_the_reason():
+    probe = Probe()
+
+    def announce():
+        raise Failure("cannot write the file")
+
+    with serving.StopRequest() as stop, serving.bind("127.0.0.1", 0) as listener:
+        running = serving.serve(
+            probe.app,
+            listener,
+            stop=stop,
+            drain=probe.drain,
+            connections=Connections(Metrics(), ""),
+            on_ready=announce,
+        )
+        with pytest.raises(Failure, match="cannot write the file"):
+            await asyncio.wait_for(running, 20)
+    assert probe.life == ["start", "stop"]
 
 
 async def test_a_signal_after_the_loop_stopped_listening_does_not_end_the_process():

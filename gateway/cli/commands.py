@@ -1,0 +1,89 @@
+"""The commands of `stateroom` as one group, and `--version`.
+
+Nothing here or in the command modules imports a server, a database or an SDK before a command runs, so that
+every `--help` answers at once. It does not end the process: `gateway.cli.main` does.
+"""
+
+import rich_click as click
+from rich_click.utils import CommandGroupDict
+
+from gateway.cli import (
+    archive,
+    artifact,
+    audit,
+    blobs,
+    decrypt,
+    key,
+    local,
+    remote,
+    retention,
+    state,
+    transfer,
+    verify,
+)
+
+COMMAND_GROUPS: list[CommandGroupDict] = [
+    {"name": "Run a gateway", "commands": ["serve", "worker", "init", "doctor", "db", "root-key", "fsck", "sweep"]},
+    {
+        "name": "Use a gateway over HTTP",
+        "commands": [
+            "tenant",
+            "api-key",
+            "thread",
+            "checkpoint",
+            "artifact",
+            "audit",
+            "archive",
+            "restore",
+            "state",
+            "retention",
+            "verify",
+            "key",
+            "subject",
+            "job",
+            "jobs",
+            "decrypt",
+            "export",
+            "import",
+            "transfer-key",
+        ],
+    },
+]
+EPILOGUE = (
+    "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, "
+    "5 gateway or database unavailable, 6 conflict."
+)
+
+
+def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from importlib.metadata import version
+
+        print(f"stateroom {version('stateroom-gateway')}")
+        context.exit()
+
+
+@click.group(
+    name="stateroom",
+    epilog=EPILOGUE,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def commands() -> None:
+    """Stateroom: secure multi-tenant persistence for AI agents, their save game.
+
+    `stateroom serve --embedded` starts a whole gateway on this machine.
+    """
+
+
+for _module in (local, blobs, remote, archive, artifact, audit, verify, state, key, decrypt, transfer, retention):
+    for _command in _module.COMMANDS:
+        commands.add_command(_command)
+click.rich_click.COMMAND_GROUPS = {"stateroom": COMMAND_GROUPS}

@@ -1,0 +1,352 @@
+"""An example of every JSON body and of every answer in the documentation, by operation.
+
+They tell one story: agents of the tenant Example plan trips for user-42. Owns nothing but the text; a test holds every
+example against the shape it is of, and finds none missing. Made-up secrets and digests are of the right form only.
+"""
+
+import base64
+from typing import Any
+
+_HEAD = "1f0c6c3e-4f5a-6b10-8000-5e2d9c7a4b11"
+_PARENT = "1f0c6c3d-0c1e-6a40-8000-5e2d9c7a4b11"
+_TENANT = "01988d2e-7c31-7f60-9a3b-0d4c5e6f7081"
+_JOB = "01988d3f-1a2b-7c3d-8e4f-5a6b7c8d9e0f"
+_ARTIFACT = "01988d40-2b3c-7d4e-9f50-6b7c8d9eaf10"
+_UPLOAD = "01988d41-3c4d-7e5f-8061-7c8d9eafb021"
+_CURSOR = "c2ZrN2oyZFE4bVpfd0F4OJGkdHJpcA"
+_CREATED, _LATER = "2026-03-01T09:00:00Z", "2026-03-01T09:04:12Z"
+_DIGEST = "sha-256=:n4bQgYhMfWWaL+qgxVrQFaO/TxsrC4Is0V1sFbDwCgg=:"
+_HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+_PREVIOUS = "60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752"
+_API_KEY = "sr_live_7Qm2Xc9LpA4z_" + "4mK8vT2nB6xR0qW3yZ5cD7fG9hJ1kL4pN8sV2tX6zA0" + "1b3D5f"
+_TRANSFER_KEY = "sr_transfer_3q2-796tvu_erb7v3q2-796tvu_erb7v3q2-796tvu8"
+
+
+def _packed(data: bytes) -> str:
+    """Bytes as JSON has them."""
+    return base64.b64encode(data).decode("ascii")
+
+
+_RECEIPT = {
+    "thread_id": "trip-7", "namespace": "", "id": _HEAD, "parent_id": _PARENT, "step": 1, "status": "active",
+    "sequence": 2, "created_at": _LATER, "created": True,
+}  # fmt: skip
+_COMPACTED = {**_RECEIPT, "step": 41, "sequence": 42}
+_LISTED = {
+    "thread_id": "trip-7", "namespace": "", "id": _HEAD, "parent_id": _PARENT, "step": 1, "status": "active",
+    "source": None, "agent": "travel", "run_id": "run-1", "created_at": _LATER, "state_schema": "travel",
+    "state_version": 2, "model": {"name": "example-large", "temperature": 0.2},
+    "usage": {"input_tokens": 812, "output_tokens": 64, "cost_micros": 310}, "metadata": {"channel": "web"},
+    "delta_channels": [],
+}  # fmt: skip
+_WRITE = {"task_id": "book-flight", "idx": 0, "channel": "done", "value": "book the flight"}
+_CHECKPOINT = {
+    **_LISTED,
+    "state": {"plan": ["book the flight", "book the hotel"], "done": ["book the flight"]},
+    "pending_writes": [{"task_id": "book-hotel", "idx": 0, "channel": "done", "value": "book the hotel"}],
+}
+_THREAD = {
+    "thread_id": "trip-7", "agent": "travel", "status": "active", "tier": "hot", "strict": True,
+    "client_share": False, "created_at": _CREATED, "updated_at": _LATER, "head_id": _HEAD,
+}  # fmt: skip
+_ARTIFACT_SHOWN = {
+    "artifact_id": _ARTIFACT, "pointer": f"stateroom:artifact:{_ARTIFACT}", "thread_id": "trip-7",
+    "name": "boarding pass.pdf", "number": 1, "media_type": "application/pdf", "size_bytes": 48_213,
+    "digest": _DIGEST, "metadata": {"airline": "Example Air"}, "created_at": _LATER,
+}  # fmt: skip
+_UPLOAD_SHOWN = {
+    "upload_id": _UPLOAD, "thread_id": "trip-7", "name": "walkthrough.mp4", "part_bytes": 8_388_608,
+    "expires_at": "2026-03-02T09:04:12Z", "parts": [],
+}  # fmt: skip
+_PART = {"number": 0, "size_bytes": 8_388_608, "digest": _DIGEST}
+_USAGE = {"tenant_id": _TENANT, "used_bytes": 73_400_320, "quota_bytes": 10_737_418_240}
+_KEY_SHOWN = {
+    "key_id": "7Qm2Xc9LpA4z", "kind": "subject", "name": "laptop", "tenant_id": _TENANT, "subject_id": "user-42",
+    "permissions": ["state:read", "state:write"], "created_at": _CREATED, "expires_at": "2027-03-01T00:00:00Z",
+    "revoked_at": None, "last_used_at": None,
+}  # fmt: skip
+_TENANT_SHOWN = {"tenant_id": _TENANT, "name": "Example", "created_at": _CREATED}
+_ORIGIN = f"stateroom/audit/8a1f6c2e-5b3d-4e7f-9a0b-1c2d3e4f5a6b/{_TENANT}"
+_ANCHOR = {
+    "origin": _ORIGIN, "sequence": 118, "hash": _HASH, "stored": True,
+    "note": f"{_ORIGIN}\n118\nn4bQgYhMfWWaL+qgxVrQFaO/TxsrC4Is0V1sFbDwCgg=\n\n— {_ORIGIN} Az3grlgtzPICa5OS8npVmf1M\n",
+}  # fmt: skip
+_EVENTS = {
+    "origin": _ORIGIN,
+    "events": [
+        {
+            "sequence": 118, "at": _CREATED, "actor": "api-key:9Rf4Tg6Hj8Kl", "action": "api-key.create",
+            "target": "api-key:7Qm2Xc9LpA4z", "detail": {"kind": "subject", "subject_id": "user-42"},
+            "body": '{"action":"api-key.create","actor":"api-key:9Rf4Tg6Hj8Kl"}', "previous": _PREVIOUS, "hash": _HASH,
+        },
+    ],
+    "next_cursor": None,
+}  # fmt: skip
+_AUDIT_KEY = {"origin": _ORIGIN, "public_key": f"{_ORIGIN}+0b1c2d3e+AYEgHTvZ6cBzkXh8zOq0zVZ0cZr1p3mJ8uG4s2Yw5n7L"}
+_JOB_STARTED = {"job_id": _JOB}
+_JOB_SHOWN = {
+    "job_id": _JOB, "kind": "rewrap-subject-keys", "target": "tenant", "state": "running", "done": 1_200,
+    "total": 4_100, "error": None, "note": None, "created_at": _CREATED, "updated_at": _LATER,
+}  # fmt: skip
+_DEPLOYMENT_JOB = {**_JOB_SHOWN, "kind": "rewrap-tenant-keys", "target": "deployment", "done": 12, "total": 40}
+_SHREDDED = {"job_id": _JOB, "shred_effective_at": "2026-04-01T09:00:00Z", "tombstone": True}
+_POLICY = {"idle_ttl_seconds": 2_592_000, "on_expiry": "archive", "archive_ttl_seconds": 31_536_000}
+_EFFECTIVE = {
+    "idle_ttl_seconds": 2_592_000, "absolute_ttl_seconds": None, "done_ttl_seconds": None, "on_expiry": "archive",
+    "checkpoints_max": None, "thinning": None, "pending_writes_seconds": None, "archive_storage_class": None,
+    "archive_ttl_seconds": 31_536_000, "legal_hold": False,
+}  # fmt: skip
+_CEILINGS = {"absolute_ttl_seconds": 63_072_000}
+_RETENTION = {
+    "agent": None, "policy": _POLICY, "effective": _EFFECTIVE, "ceilings": _CEILINGS, "agents": ["travel"],
+    "updated_at": _CREATED,
+}  # fmt: skip
+_THREAD_RETENTION = {
+    "thread_id": "trip-7", "policy": {"legal_hold": True}, "effective": {**_EFFECTIVE, "legal_hold": True},
+    "next": None, "updated_at": _LATER,
+}  # fmt: skip
+_CEILINGS_SHOWN = {"tenant_id": _TENANT, "ceilings": _CEILINGS, "updated_at": _CREATED}
+_UP = [{"op": "rename", "from": "/user_pref", "to": "/user_profile"}]
+_DOWN = [{"op": "rename", "from": "/user_profile", "to": "/user_pref"}]
+_VERSION = {
+    "schema": "travel", "number": 2, "label": "2.0.0", "json_schema": None, "ephemeral": ["scratch"],
+    "searchable": ["channel"], "up": _UP, "down": _DOWN, "deployment": None, "created_at": _CREATED,
+}  # fmt: skip
+_REPORT = {
+    "heads": 310, "current": 12, "changed": 290, "waiting": 4, "recent": 2, "shared": 1, "archived": 0, "moved": 0,
+    "gone": 0, "failed": 1,
+    "failures": [{"step": "1>2", "pointer": "/user_pref", "detail": "there is nothing to rename", "heads": 1}],
+    "samples": [
+        {
+            "subject_id": "user-42", "thread_id": "trip-7", "namespace": "", "checkpoint_id": _HEAD, "from_version": 1,
+            "changes": [{"pointer": "/user_profile", "before": None, "after": "object"}],
+        },
+    ],
+}  # fmt: skip
+_READY = {
+    "ready": True, "self_test": True, "draining": False, "database": True, "db_revision": "a19",
+    "db_revision_ok": True, "blobs": True, "archive": True, "root_key": True,
+}  # fmt: skip
+
+BODIES: dict[str, Any] = {
+    "put_thread": {"strict": True, "agent": "travel"},
+    "copy_thread": {"target_thread_id": "trip-8"},
+    "prune": {"thread_ids": ["trip-7"], "strategy": "keep_latest"},
+    "delete_runs": {"run_ids": ["run-1"]},
+    "save_checkpoint": {
+        "state": {"plan": ["book the flight", "book the hotel"], "done": ["book the flight"]},
+        "agent": "travel", "run_id": "run-1", "step": 1, "state_schema": "travel", "state_version": 2,
+    },
+    "compact_thread": {"channel": "messages", "keep_last": 20, "summary": "The flight is booked; the hotel is not."},
+    "put_writes": {"writes": [{"channel": "done", "idx": 0, "value": "book the flight"}]},
+    "set_tenant_quota": {"quota_bytes": 10_737_418_240},
+    "begin_upload": {"name": "walkthrough.mp4", "media_type": "video/mp4", "size_bytes": 20_971_520},
+    "complete_upload": {"parts": 3, "digest": _DIGEST},
+    "copy_artifact": {"thread_id": "trip-8", "name": "boarding pass.pdf"},
+    "create_artifact_url": {"ttl_seconds": 300, "disposition": "inline"},
+    "put_piece": {"data": _packed(b"\xabhello world")},
+    "create_api_key": {
+        "kind": "subject", "name": "laptop", "subject_id": "user-42", "permissions": ["state:read", "state:write"],
+        "expires_at": "2027-03-01T00:00:00Z",
+    },
+    "create_tenant": {"name": "Example"},
+    "verify": {"thread_id": "trip-7"},
+    "rotate_key": {"level": "subject", "subject_id": "user-42"},
+    "shred_subject": {"confirm": "user-42"},
+    "shred_tenant": {"confirm": _TENANT},
+    "decrypt": {"subject": "user-42", "thread_id": "trip-7", "reason": "Incident 311: the agent repeats a booking"},
+    "put_retention": _POLICY,
+    "put_thread_retention": {"legal_hold": True},
+    "put_retention_ceilings": _CEILINGS,
+    "put_state_schema_version": {
+        "label": "2.0.0", "ephemeral": ["scratch"], "searchable": ["channel"], "up": _UP, "down": _DOWN,
+    },
+    "plan_state_migration": {"target_version": 2},
+    "migrate_state": {"target_version": 2, "threads_per_second": 20, "idle_seconds": 300},
+    "roll_back_state": {"target_version": 1},
+    "export_thread": {"subject_id": "user-42", "recipient": _TRANSFER_KEY},
+    "export_tenant": {"recipient": _TRANSFER_KEY},
+}  # fmt: skip
+
+ANSWERS: dict[str, Any] = {
+    "list_threads": {"threads": [_THREAD], "next_cursor": _CURSOR},
+    "get_thread": {
+        **_THREAD, "status": "done", "tier": "archive",
+        "archive": {
+            "state": "thawing", "storage_class": "GLACIER", "checkpoints": 210, "pending_writes": 0,
+            "hot_bytes": 4_812_300, "size_bytes": 911_204, "archived_at": "2026-06-01T00:00:00Z",
+            "retry_after_seconds": 900.0, "progress": 0.4, "job_id": _JOB,
+        },
+    },
+    "put_thread": _THREAD,
+    "copy_thread": {"thread_id": "trip-8", "checkpoints": 2, "pending_writes": 1},
+    "prune": {"threads": 1, "checkpoints": 40, "pending_writes": 3},
+    "delete_runs": {"threads": 1, "checkpoints": 2, "pending_writes": 1},
+    "archive_thread": {"thread_id": "trip-7", "tier": "hot", "job_id": _JOB},
+    "restore_thread": {"thread_id": "trip-7", "tier": "archive", "job_id": _JOB},
+    "save_checkpoint": _RECEIPT,
+    "compact_thread": _COMPACTED,
+    "load_checkpoint": _CHECKPOINT,
+    "list_checkpoints": {"checkpoints": [_LISTED], "next_cursor": None},
+    "search_checkpoints": {"checkpoints": [{**_LISTED, "status": "failed"}], "next_cursor": _CURSOR},
+    "channel_history": {
+        "channels": {
+            "messages": {
+                "writes": [
+                    {
+                        "task_id": "ask", "idx": 0, "channel": "messages", "encoding": "msgpack",
+                        "data": _packed(b"\x91\xa2hi"),
+                    },
+                ],
+                "seed": {"version": 1, "encoding": "msgpack", "data": _packed(b"\x90")},
+            },
+        },
+        "mark": f"9f86d081884c7d659a2feaa0c55ad015{_HEAD}",
+    },
+    "put_writes": {"stored": 1, "unchanged": 0},
+    "get_writes": {"writes": [_WRITE]},
+    "get_usage": _USAGE,
+    "get_tenant_usage": _USAGE,
+    "set_tenant_quota": _USAGE,
+    "create_artifact": _ARTIFACT_SHOWN,
+    "begin_upload": _UPLOAD_SHOWN,
+    "get_upload": {**_UPLOAD_SHOWN, "parts": [_PART]},
+    "put_upload_part": _PART,
+    "complete_upload": {
+        **_ARTIFACT_SHOWN, "name": "walkthrough.mp4", "media_type": "video/mp4", "size_bytes": 20_971_520,
+        "metadata": {},
+    },
+    "list_artifacts": {"artifacts": [_ARTIFACT_SHOWN], "next_cursor": None},
+    "get_artifact": {**_ARTIFACT_SHOWN, "preview": _packed(b"Example Air, 14 March, seat 7A")},
+    "copy_artifact": {**_ARTIFACT_SHOWN, "thread_id": "trip-8"},
+    "create_artifact_url": {
+        "url": "https://stateroom.example/v1/artifact-urls/q83vASNFZ4mrze8BI0VniQ",
+        "expires_at": "2026-03-01T09:09:12Z",
+    },
+    "put_piece": {"piece": _packed(b"\x01" + bytes(range(16, 32))), "size_bytes": 12},
+    "get_piece": {"data": _packed(b"\xabhello world")},
+    "whoami": {
+        "credential_id": "7Qm2Xc9LpA4z", "kind": "subject", "tenant_id": _TENANT, "subject_id": "user-42",
+        "permissions": ["state:read", "state:write"], "expires_at": "2027-03-01T00:00:00Z",
+    },
+    "create_api_key": {**_KEY_SHOWN, "api_key": _API_KEY},
+    "list_api_keys": {"api_keys": [{**_KEY_SHOWN, "last_used_at": _LATER}], "next_cursor": None},
+    "create_tenant": {**_TENANT_SHOWN, "api_key": _API_KEY},
+    "list_tenants": {"tenants": [_TENANT_SHOWN], "next_cursor": None},
+    "get_tenant": _TENANT_SHOWN,
+    "read_audit": _EVENTS,
+    "get_audit_anchor": _ANCHOR,
+    "anchor_audit": _ANCHOR,
+    "get_audit_key": _AUDIT_KEY,
+    "read_operator_audit": _EVENTS,
+    "get_operator_audit_anchor": _ANCHOR,
+    "anchor_operator_audit": _ANCHOR,
+    "get_operator_audit_key": _AUDIT_KEY,
+    "verify": {
+        "threads": 1, "threads_skipped": 0, "threads_frozen": 0, "checkpoints": 42, "pending_writes": 3, "pieces": 57,
+        "findings": [], "next_cursor": None,
+    },
+    "verify_tenant": _JOB_STARTED,
+    "verify_deployment": _JOB_STARTED,
+    "list_subjects": {"subjects": [{"subject_id": "user-42"}], "next_cursor": None},
+    "rotate_key": {"level": "subject", "key_version": 3, "job_id": _JOB},
+    "rewrap_subject_keys": _JOB_STARTED,
+    "get_keys": {
+        "tenant_keys": [
+            {
+                "key_version": 1, "state": "active", "provider": "aws-kms", "root_key_version": "1",
+                "created_at": _CREATED, "destroyed_at": None, "subject_keys": 2,
+            },
+        ],
+        "subject_keys": [
+            {
+                "purpose": "data", "key_version": 1, "tenant_key_version": 1, "state": "active",
+                "created_at": _CREATED, "destroyed_at": None, "shred_effective_at": None,
+            },
+        ],
+    },
+    "rewrap_tenant_keys": _JOB_STARTED,
+    "get_root_keys": {
+        "root_keys": [
+            {
+                "provider": "aws-kms", "root_key_id": "alias/stateroom", "root_key_version": "1", "tenant_keys": 40,
+            },
+        ],
+    },
+    "shred_subject": _SHREDDED,
+    "shred_tenant": _SHREDDED,
+    "list_jobs": {"jobs": [_JOB_SHOWN], "next_cursor": None},
+    "get_job": _JOB_SHOWN,
+    "list_deployment_jobs": {"jobs": [_DEPLOYMENT_JOB], "next_cursor": None},
+    "get_deployment_job": _DEPLOYMENT_JOB,
+    "decrypt": _CHECKPOINT,
+    "get_retention": _RETENTION,
+    "put_retention": _RETENTION,
+    "preview_retention": {
+        "at": _LATER, "threads": 100, "held": 1,
+        "actions": [
+            {"action": "archive", "threads": 7, "bytes": 3_145_728, "checkpoints": 0, "pending_writes": 0},
+            {"action": "thin", "threads": 2, "bytes": 65_536, "checkpoints": 30, "pending_writes": 4},
+        ],
+        "next_cursor": _CURSOR,
+    },
+    "get_retention_round": {
+        "state": "running", "lease_until": "2026-03-01T09:04:42Z", "due_at": None, "started_at": _CREATED,
+        "finished_at": None, "looked_at": 1_500, "hot": 4_000, "archive": 900, "held": 1,
+        "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "late_since": "2026-03-01T08:59:00Z",
+    },
+    "get_thread_retention": {
+        **_THREAD_RETENTION, "policy": {}, "effective": _EFFECTIVE, "updated_at": None,
+        "next": {"action": "archive", "reason": "idle_ttl", "at": "2026-03-31T09:04:12Z"},
+    },
+    "put_thread_retention": _THREAD_RETENTION,
+    "get_retention_ceilings": _CEILINGS_SHOWN,
+    "put_retention_ceilings": _CEILINGS_SHOWN,
+    "put_state_schema_version": _VERSION,
+    "list_state_schemas": {"state_schemas": [{"schema": "travel", "newest": 2}]},
+    "get_state_schema": {
+        "schema": "travel", "newest": 2,
+        "versions": [{**_VERSION, "number": 1, "label": "1.0.0", "up": None, "down": None}, _VERSION],
+    },
+    "plan_state_migration": _JOB_STARTED,
+    "migrate_state": _JOB_STARTED,
+    "roll_back_state": _JOB_STARTED,
+    "get_state_migration": {
+        "schema": "travel", "newest": 2, "heads": [{"number": 1, "heads": 20}, {"number": 2, "heads": 290}],
+        "jobs": [
+            {
+                "job_id": _JOB, "kind": "state-migrate", "state": "done", "target_version": 2, "done": 310,
+                "total": 310, "error": None, "created_at": _CREATED, "updated_at": _LATER, "report": _REPORT,
+            },
+        ],
+    },
+    "import_threads": {
+        "export_id": "01988d42-4d5e-7f60-9172-8d9eafb0c132", "job_id": _JOB, "threads": 3, "checkpoints": 84,
+        "pending_writes": 5, "artifacts": 2, "state_schemas": 1, "verified": 3, "passed_over": 1,
+        "passed": [{"subject_id": "user-42", "thread_id": "trip-7", "reason": "there"}],
+    },
+    "get_transfer_key": {"public_key": _TRANSFER_KEY, "fingerprint": "9f86d081884c7d659a2feaa0c55ad015"},
+    "livez": {"alive": True},
+    "readyz": _READY,
+}  # fmt: skip
+
+# Answers that are others with another status.
+OTHERWISE: dict[tuple[str, int], Any] = {
+    ("archive_thread", 200): {"thread_id": "trip-7", "tier": "archive", "job_id": None},
+    ("restore_thread", 200): {"thread_id": "trip-7", "tier": "hot", "job_id": None},
+    ("save_checkpoint", 200): {**_RECEIPT, "created": False},
+    ("compact_thread", 200): {**_COMPACTED, "created": False},
+    ("create_api_key", 200): {**_KEY_SHOWN, "api_key": None},
+    ("create_tenant", 200): {**_TENANT_SHOWN, "api_key": None},
+    ("readyz", 503): {**_READY, "ready": False, "draining": True},
+}
+
+
+def body_of(operation: str) -> Any:
+    """The example of an operation's body."""
+    return BODIES[operation]
+
+
+def answer_of(operation: str, status: int) -> Any:
+    """The example of an operation's answer."""
+    return OTHERWISE.get((operation, status), ANSWERS[operation])
