@@ -30,7 +30,15 @@ from crypto.errors import (
     TransferKeyInvalid,
 )
 from crypto.keyring import KCV_BYTES, KeyCache, SecretKey, unwrap_subject_key, wrap_subject_key
-from crypto.roots import FileRootKey, MemoryRootKey, RootKey, RootKeys, WrappedKey, create_root_key
+from crypto.roots import (
+    TOMBSTONE_PURPOSE,
+    FileRootKey,
+    MemoryRootKey,
+    RootKey,
+    RootKeys,
+    WrappedKey,
+    create_root_key,
+)
 from crypto.sealer import Sealer
 from crypto.signing import NoteKey, SigningKey, open_note, sign_note
 from crypto.suites import Suite
@@ -40,6 +48,7 @@ __all__ = [
     "CONTENT_ID_BYTES",
     "KCV_BYTES",
     "READABLE_ENVELOPE_VERSIONS",
+    "TOMBSTONE_PURPOSE",
     "WRITE_ENVELOPE_VERSION",
     "BlobCipher",
     "CryptoError",

@@ -200,6 +200,9 @@ class KeyCache(Generic[K, V]):
     refusals, too. Loads of different entries run `LOADS_MAX` at a time; one that finds no place in
     `QUEUED_SECONDS_MAX` fails with `KeyUnavailable`.
 
+    What is made of something that is itself cached is as old as that (`since`): otherwise the ages would add up. A load
+    that brings a value which is due again already, because nothing newer could be had, counts as an outage.
+
     Not thread safe: one instance belongs to one event loop.
     """
 
@@ -216,6 +219,7 @@ class KeyCache(Generic[K, V]):
         clock: Callable[[], float],
         *,
         jitter: Callable[[], float],
+        since: Callable[[V], float] | None = None,
     ) -> None:
         """Create an empty cache.
 
@@ -225,6 +229,7 @@ class KeyCache(Generic[K, V]):
             hard_ttl_seconds: Age from which an entry is never used.
             clock: Monotonic seconds, for example `time.monotonic`.
             jitter: Seconds, different at every call, so that processes that saw one outage do not return as one.
+            since: When, by the clock, a value's age began; without it, when it is stored.
 
         Raises:
             ValueError: No room for one entry, or the ages are negative or out of order.
@@ -239,6 +244,7 @@ class KeyCache(Generic[K, V]):
         self._refresh_ahead_seconds = soft_ttl_seconds / 10
         self._clock = clock
         self._jitter = jitter
+        self._since = since
         self._entries: OrderedDict[K, tuple[float, V]] = OrderedDict()
         # Until when a refusal counts, and what it was.
         self._refusals: OrderedDict[K, tuple[float, CryptoError]] = OrderedDict()
@@ -351,11 +357,15 @@ class KeyCache(Generic[K, V]):
         return entry
 
     def _store(self, cache_key: K, value: V) -> None:
+        now = self._clock()
+        since = now if self._since is None else self._since(value)
         self._refusals.pop(cache_key, None)
-        self._entries[cache_key] = (self._clock(), value)
+        self._entries[cache_key] = (since, value)
         self._entries.move_to_end(cache_key)
         while len(self._entries) > self._entries_max:
             self._entries.popitem(last=False)
+        if since < now and now - since >= self._soft_ttl_seconds - self._refresh_ahead_seconds:
+            self._refuse(cache_key, KeyUnavailable(self.UNAVAILABLE_TTL_SECONDS))
 
     def _refuse(self, cache_key: K, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):

@@ -13,11 +13,13 @@ from storage.archive_views import ArchiveViews, Snapshot
 from storage.archived import ThreadElsewhere
 from storage.blob_ledger import BlobLedger
 from storage.clock import Clock
+from storage.control_rows import ControlRows
 from storage.errors import IntegrityFailure, NotFound, ThreadArchived
 from storage.head_anchors import HeadAnchors
 from storage.keys import Keys
 from storage.offload import Offload
 from storage.postgres.checkpoints import KEY_STATE
+from storage.postgres.completeness import KEYS_ARE_GONE
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
 from storage.scope import ClientShare, Scope
 from storage.standings import Standings
@@ -44,8 +46,12 @@ class Access:
         head_anchors: HeadAnchors | None = None,
         offload: Offload | None = None,
         views: ArchiveViews | None = None,
+        *,
+        control: ControlRows,
     ) -> None:
         self.unit_of_work = unit_of_work
+        # Says which rows that steer the gateway one wrote.
+        self.control = control
         self.clock = clock
         self._views = views
         # Brings a thread back from the archive; set once, by whoever puts storage together.
@@ -124,7 +130,11 @@ class Access:
         otherwise: NotFound | IntegrityFailure,
         share: ClientShare | None = None,
     ) -> T:
-        """Run ``work`` with the scope's sealer; a scope without keys has no data, so ``otherwise`` is raised."""
+        """Run ``work`` with the scope's sealer; a scope without keys has no data, so ``otherwise`` is raised.
+
+        Raises:
+            IntegrityFailure: it has data.
+        """
         await self._check_keyed(scope, otherwise)
         return await self.writing(scope, work, share)
 
@@ -175,10 +185,19 @@ class Access:
             raise
 
     async def _check_keyed(self, scope: Scope, otherwise: NotFound | IntegrityFailure) -> None:
-        if await self._keys.existing_sealer(scope) is None:
-            if isinstance(otherwise, IntegrityFailure):
-                self._observer.integrity_failure()
-            raise otherwise
+        """Return if the scope has keys; else it has no data, and ``otherwise`` is raised.
+
+        Raises:
+            IntegrityFailure: it has data.
+        """
+        if await self._keys.existing_sealer(scope) is not None:
+            return
+        async with self.unit_of_work.snapshot(scope) as transaction:
+            if await transaction.fetchval(KEYS_ARE_GONE, scope.tenant_id, scope.subject_id):
+                otherwise = IntegrityFailure("the subject's keys were removed outside the gateway, but not its data")
+        if isinstance(otherwise, IntegrityFailure):
+            self._observer.integrity_failure()
+        raise otherwise
 
     def found_damage(self) -> None:
         """Count damage that is reported instead of raised."""
@@ -187,9 +206,12 @@ class Access:
     async def sealer_if_any(self, scope: Scope) -> Sealer | None:
         """The scope's sealer, or None when its keys were never made, are destroyed or refused: for removal.
 
+        What a removal asks for legal holds is ready then, too.
+
         Raises:
-            KeyUnavailable: the root key cannot be reached now and nothing is cached.
+            CryptoError: the root key cannot be reached now and nothing is cached, or refuses the key of control rows.
         """
+        await self.control.ready()
         try:
             return await self._keys.existing_sealer(scope)
         except (KeyDestroyed, KeyDenied, IntegrityFailure):

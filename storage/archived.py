@@ -281,26 +281,6 @@ class ArchivedThread:
             if (channels is None or row["channel"] in channels) and (task_id is None or row["task_id"] == task_id)
         ]
 
-    def writes_by_version(
-        self,
-        namespace: str,
-        checkpoint_ids: Sequence[str],
-        channels: Sequence[str],
-        every: bool,
-        state_version: int | None,
-    ) -> list[Row]:
-        """Answer `storage.postgres.checkpoints.WRITES_BY_VERSION`."""
-
-        def differs(row: _Stored) -> bool:
-            at = row["state_version"]
-            return at is not None and state_version is not None and at != state_version
-
-        return [
-            _WRITE.of(row)
-            for row in self._writes_in(namespace, checkpoint_ids)
-            if every or row["channel"] in channels or differs(row)
-        ]
-
     def _writes_in(self, namespace: str, checkpoint_ids: Sequence[str]) -> Iterator[_Stored]:
         for checkpoint_id in sorted(set(checkpoint_ids)):
             yield from self.writes_of(namespace, checkpoint_id)
@@ -340,6 +320,7 @@ class ArchivedThread:
         """Answer `storage.postgres.checkpoints.LOAD`; ``standing``: its answer where the rows are gone."""
         found = self.checkpoint(namespace, standing["at_head_id"] if checkpoint_id is None else checkpoint_id)
         columns = dict(standing.items())
+        columns["at_newer"] = self._ids.get(namespace, [""])[-1] > standing["at_head_id"]
         columns.update(dict.fromkeys(checkpoints_sql.ROW_COLUMNS) if found is None else _CHECKPOINT.of(found).items())
         writes = self.writes_of(namespace, found["checkpoint_id"]) if with_state and found is not None else []
         named: list[bytes] = []
@@ -386,7 +367,6 @@ ANSWERS: Final[Mapping[str, Callable[..., list[Row]]]] = {
     checkpoints_sql.ANCESTORS: ArchivedThread.ancestors,
     checkpoints_sql.CHUNKS: ArchivedThread.chunks,
     checkpoints_sql.WRITES_OF: ArchivedThread.writes,
-    checkpoints_sql.WRITES_BY_VERSION: ArchivedThread.writes_by_version,
     completeness_sql.HAS_CHECKPOINTS: ArchivedThread.has_checkpoints,
     completeness_sql.COUNT_CHECKPOINTS: ArchivedThread.count_checkpoints,
     completeness_sql.MEMBERS: ArchivedThread.members,

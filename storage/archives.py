@@ -369,7 +369,9 @@ class Archives:
                 stub = Stub.of(row)
                 if blob_id is not None and stub.blob_id != blob_id:
                     return NOTHING
-                removal = await remove_thread(transaction, scope, sealer, thread_id, self._access.clock.now(), guard)
+                removal = await remove_thread(
+                    transaction, self._access.control, scope, sealer, thread_id, self._access.clock.now(), guard
+                )
                 await self._access.offload.ledger.drop(transaction, scope, thread_id)
                 named = _named(scope, thread_id)
                 await self._audit.append(transaction, scope.tenant_id, actor, "thread.expire", named, _told(stub))
@@ -386,6 +388,7 @@ class Archives:
             ThreadNotFound: There is none.
             IntegrityFailure: Its stub or its object is missing.
         """
+        await self._jobs.ready()
         async with self._access.unit_of_work.snapshot(scope) as transaction:
             row = await transaction.fetchrow(threads_sql.ONE, scope.tenant_id, scope.subject_id, thread_id)
             if row is None:
@@ -450,6 +453,7 @@ class Archives:
 
     async def _begin(self, scope: Scope, thread_id: str, kind: str, order: _Order) -> UUID:
         target = archive_target(scope, thread_id)
+        await self._jobs.ready()
         async with self._access.unit_of_work.begin(scope) as transaction:
             # The lock has others who begin the same at this moment find this job.
             if await transaction.fetchrow(sql.LOCK, scope.tenant_id, scope.subject_id, thread_id) is None:

@@ -108,11 +108,12 @@ class Artifacts:
             LegalHold: its thread must be kept, and it with the thread.
         """
         self._rows.ends()
+        await self._access.control.ready()
 
         async def attempt() -> None:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 thread_id = await self._ledger.delete_artifact(transaction, scope, artifact_id)
-                await refuse_held(transaction, scope, thread_id)
+                await refuse_held(transaction, self._access.control, scope, thread_id)
 
         await self._access.unit_of_work.retrying(attempt)
 

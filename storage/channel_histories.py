@@ -34,6 +34,7 @@ from storage.format.record import (
     open_write,
 )
 from storage.model import ChannelHistories, ChannelHistory, PendingWrite
+from storage.offload import answering
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.reading import Fetching, ids_of, read_chunks
@@ -136,7 +137,7 @@ async def _read(
     if newer is not None:
         own = [row for row in newer if row["checkpoint_id"] == target_id]
         mark = standing.mark(target_id, (), _sum(sealer, own))
-        rows = [row for row in newer if row["channel"] in wanted.channels and row["checkpoint_id"] != target_id]
+        rows = [row for row in newer if row["checkpoint_id"] != target_id]
     else:
         await line.walk(None)
         if not line.is_whole:
@@ -145,10 +146,11 @@ async def _read(
             writes = await check_writes(transaction, scope, sealer, wanted.thread_id, standing.thread)
             if wanted.names is None:
                 mark = standing.mark(target_id, (), writes.of(wanted.namespace, target_id))
-        rows = await line.writes()
+        rows = await line.writes(line.ancestors)
+    # All are opened: which channel a write is to is only known then, and one that was renamed must not be passed over.
     known_as = [(each, line.names_of(each)) for each in (open_write(sealer, row) for row in rows)]
     opened = [each for each, own_names in known_as if not own_names.isdisjoint(wanted.channels)]
-    reader = PieceReader(sealer, refs=wanted.refs)
+    reader = answering(sealer, refs=wanted.refs)
     here = [each for each in line.seeds.values() if not line.is_elsewhere(each)]
     await read_chunks(transaction, scope, reader, wanted.thread_id, ids_of([*opened, *here]))
 
@@ -172,7 +174,7 @@ async def _newer_writes(line: "_Line", standing: _Standing, mark: str) -> list[A
     if not await line.walk(since):
         return None
     checkpoints = (line.target, *line.ancestors)
-    rows = await line.all_writes(checkpoints)
+    rows = await line.writes(checkpoints)
     newer = [each for each in checkpoints if each.columns.checkpoint_id != since]
     with suppress(IntegrityFailure):  # more than is counted: if that is damage, whoever reads everything finds it
         if standing.mark(since, newer, _sum(line.sealer, rows)) == mark:
@@ -215,13 +217,11 @@ class _Line:
         self.is_whole = True
         self._transaction = transaction
         self._place = place
-        self._channels = wanted.channels
         self._names = wanted.names
         self._next_id = target.columns.parent_id
         # By channel, the ancestors up to and with its seed.
         self._depths: dict[str, dict[str, int]] = {name: {} for name in wanted.channels}
         self._columns: dict[str, CheckpointColumns] = {}
-        self._differs = False
 
     async def walk(self, until: str | None) -> bool:
         """Go on to the checkpoint ``until``, or else to the last seed; returns whether ``until`` was reached."""
@@ -251,7 +251,6 @@ class _Line:
         self._next_id = columns.parent_id
         held = {each.name for each in ancestor.manifest.channels}
         if self._names is not None:
-            self._differs = self._differs or self._names.differs(columns)
             held = {name for each in held for name in self._names.of(columns, each)}
         for name, depths in self._depths.items():
             if name not in self.seeds:
@@ -263,16 +262,7 @@ class _Line:
         """Whether a channel's value is what another version makes of the whole state that holds it."""
         return self._names is not None and self._names.differs(seed.columns)
 
-    async def writes(self) -> list[Any]:
-        """Rows of all writes to the ancestors that may be to the wanted channels."""
-        ids = list(self._columns)
-        if self._names is None:
-            return await self._transaction.fetch(sql.WRITES_OF, *self._place, ids, list(self._channels), None)
-        at = self._names.version_of(self.target.columns)
-        wanted = (ids, list(self._channels), self._differs, at)
-        return await self._transaction.fetch(sql.WRITES_BY_VERSION, *self._place, *wanted)
-
-    async def all_writes(self, checkpoints: Iterable[OpenedCheckpoint]) -> list[Any]:
+    async def writes(self, checkpoints: Iterable[OpenedCheckpoint]) -> list[Any]:
         """Rows of all writes to these checkpoints."""
         ids = [each.columns.checkpoint_id for each in checkpoints]
         return await self._transaction.fetch(sql.WRITES_OF, *self._place, ids, None, None)

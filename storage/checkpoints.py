@@ -27,7 +27,6 @@ from storage.completeness import (
 from storage.errors import CheckpointNotFound, InvalidState, RollbackDetected
 from storage.format.record import (
     OpenedCheckpoint,
-    PieceReader,
     clear_checkpoint,
     open_write,
 )
@@ -46,6 +45,7 @@ from storage.model import (
     Status,
     WritesReceipt,
 )
+from storage.offload import answering
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.reading import (
@@ -128,7 +128,7 @@ class Checkpoints:
 
         Raises:
             CheckpointNotFound: there is none.
-            StateTooLarge: its large pieces do not fit one answer; ask for ``refs``.
+            StateTooLarge: its values do not fit one answer; ask for ``refs``.
             BlobUnavailable: the object store does not answer.
             ThreadArchived: the thread is in the archive tier, and has to be thawed before it can be read.
             RestoreNeeded: its archive is larger than what is read without restoring.
@@ -297,6 +297,7 @@ class Checkpoints:
         Raises:
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
             ThreadArchived, RestoreNeeded: as `load`.
+            StateTooLarge: as `load`.
             IntegrityFailure: a write does not authenticate, or the thread's are not what its seal says.
         """
 
@@ -316,7 +317,7 @@ class Checkpoints:
                     task_id,
                 )
                 opened = [open_write(sealer, row) for row in rows]
-                reader = PieceReader(sealer, refs=refs)
+                reader = answering(sealer, refs=refs)
                 await read_chunks(transaction, scope, reader, thread_id, ids_of(opened))
                 blobs = await self._access.offload.find(transaction, scope, sealer, reader)
             await self._access.offload.fill(scope, sealer, reader, blobs)

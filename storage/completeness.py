@@ -67,7 +67,8 @@ class RowSeals(msgspec.Struct, frozen=True):
         """Open them.
 
         Raises:
-            IntegrityFailure: one does not authenticate, is missing, or is of another life of the thread.
+            IntegrityFailure: one does not authenticate, is missing, or is of another life of the thread; or there is
+                a newer checkpoint than the head.
         """
         if row["at_thread_seal"] is None:
             raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
@@ -76,6 +77,8 @@ class RowSeals(msgspec.Struct, frozen=True):
         head = open_head(sealer, thread_id, namespace, head_id, row["at_sequence"], row["at_head_seal"])
         if head.incarnation != thread.incarnation:
             raise IntegrityFailure("the head belongs to another life of this thread")
+        if row["at_newer"]:
+            raise IntegrityFailure("a checkpoint is newer than the head")
         return cls(head_id, thread, head)
 
     def checkpoint(self, sealer: Sealer, row: Any) -> OpenedCheckpoint:
@@ -99,6 +102,27 @@ def open_own_head(sealer: Sealer, thread_id: str, thread: ThreadSeal, row: Any) 
     if head.incarnation != thread.incarnation:
         raise IntegrityFailure("the head belongs to another life of this thread")
     return head
+
+
+def open_listed(sealer: Sealer, row: Any) -> ThreadSeal:
+    """Open the seal of a thread that is shown by its clear columns, whether or not the sealer fits what belongs to it.
+
+    Raises:
+        IntegrityFailure: it does not authenticate, or does not say what the columns say.
+    """
+    thread = open_thread_seal(sealer, row["thread_id"], row["created_at"], row["seal"])
+    compare_listed(thread, row)
+    return thread
+
+
+def compare_listed(thread: ThreadSeal, row: Any) -> None:
+    """Compare a thread's seal with the one clear column that says what it says.
+
+    Raises:
+        IntegrityFailure: they differ.
+    """
+    if (thread.share_check is not None) != row["client_share"]:
+        raise IntegrityFailure("whether the thread is under a client-held share was altered")
 
 
 async def walk(

@@ -183,7 +183,12 @@ class PieceNotFound(NotFound):
 
 
 class StateTooLarge(StorageError):
-    """The state's large pieces do not fit one answer; ask for references (pieces=refs) and fetch them one by one."""
+    """The values that were asked for, put together, do not fit one answer."""
+
+    limit = "RESOLVED_BYTES_MAX"
+
+    def __init__(self, allowed: int) -> None:
+        super().__init__(f"an answer holds at most {allowed:,} bytes of values ({self.limit})")
 
 
 class BlobsNotConfigured(StorageError):
@@ -294,6 +299,10 @@ class UploadExpired(LostRaceError):
 
 class SetupError(StorageError):
     """The database is not set up as the gateway requires."""
+
+
+class DatabaseAway(Unavailable, SetupError):
+    """The database cannot be reached, so that its set-up could not be looked at."""
 
 
 class ImportRefused(StorageError):

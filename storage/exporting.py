@@ -73,6 +73,7 @@ from storage.format.manifest import chunk_location
 from storage.format.pieces import BlobChunk, open_content, unpack_ids
 from storage.format.pointer import BlobPointer
 from storage.format.record import open_checkpoint, open_thread, open_write
+from storage.holds import said_by_thread
 from storage.jobs import LEASE_SECONDS, Jobs, Lease, LeaseLostError, Slice
 from storage.postgres import checkpoints as checkpoints_sql
 from storage.postgres import retention as retention_sql
@@ -337,6 +338,7 @@ class Exporting:
         """Record the export, before anything of it is sent."""
         export_id = UUID(str(uuid7()))
         target = WHOLE_TENANT if scope is None or thread_id is None else transfer_target(scope, thread_id)
+        await self._jobs.ready()
         async with self._unit_of_work.begin(tenant) as transaction:
             lease = await self._jobs.add_claimed(transaction, tenant.tenant_id, EXPORT_KIND, target)
             detail = {
@@ -460,6 +462,7 @@ class Exporting:
 
     async def _copy(self, scope: Scope, thread_id: str, share: ClientShare | None) -> _Copied:
         """One moment of a thread."""
+        await self._access.control.ready()
 
         async def work(sealer: Sealer, snapshot: "Snapshot") -> _Copied:
             async with snapshot() as transaction:
@@ -478,6 +481,8 @@ class Exporting:
                 said = await transaction.fetchrow(
                     retention_sql.THREAD_ONE, scope.tenant_id, scope.subject_id, thread_id
                 )
+                if said is not None:
+                    self._access.control.check(said_by_thread(scope, thread_id, said), said["mac"])
                 policy = None if said is None or said["policy"] == NOTHING_SAID_JSON else bytes(said["policy"])
                 copied = _Copied(sealer, row, thread, policy, opened)
                 try:

@@ -47,11 +47,14 @@ async def replayed(
 
     Raises:
         IdempotencyKeyReused: that was another request.
+        IntegrityFailure: its receipt is missing, or is not its own.
     """
     place = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
     row = await transaction.fetchrow(sql.READ_IDEMPOTENCY, *place)
-    if row is None or row["receipt"] is None:
+    if row is None:
         return None
+    if row["receipt"] is None:  # whoever takes a key commits its receipt with it
+        raise IntegrityFailure("the receipt of a request was removed outside the gateway")
     if row["request_digest"] != idempotency.request_digest:
         raise IdempotencyKeyReused
     try:

@@ -46,6 +46,7 @@ from storage.postgres import transfer as sql
 from storage.postgres.checkpoints import SEAL_THREAD
 from storage.postgres.unit_of_work import Transaction
 from storage.retention import Policy, check_policy
+from storage.retention_policies import put_own
 from storage.scope import ClientShare, Scope, check_id
 from storage.spool import Spool
 
@@ -61,7 +62,6 @@ _ORIGIN_BYTES = 16
 _pending = msgspec.msgpack.Decoder(PendingRecord)
 _checkpoint = msgspec.msgpack.Decoder(CheckpointRecord)
 _policy_decoder = msgspec.json.Decoder(Policy)
-_policy_encoder = msgspec.json.Encoder(order="deterministic")
 _artifact = msgspec.msgpack.Decoder(ArtifactRecord)
 
 
@@ -297,11 +297,7 @@ async def _add_policy(
     scope, thread_id = staged.scope, staged.beginning.thread_id
     if policy.legal_hold is not None:
         await transaction.execute(retention_sql.TAKE_HOLDS, retention_sql.holds_lock(scope.tenant_id))
-    encoded = _policy_encoder.encode(policy)
-    place = (scope.tenant_id, scope.subject_id, thread_id)
-    held = bool(policy.legal_hold)
-    await transaction.execute(retention_sql.PUT_THREAD, *place, encoded, held, access.clock.now())
-    await transaction.execute(retention_sql.BEGIN_ROUNDS, scope.tenant_id)
+    await put_own(transaction, access.control, scope, thread_id, policy, access.clock.now())
     detail = {"before": {}, "after": msgspec.to_builtins(policy)}
     target = f"thread:{scope.subject_id}/{thread_id}"
     await audit.append(transaction, scope.tenant_id, actor, "retention.set", target, detail)

@@ -260,6 +260,7 @@ class Importing:
             refuse("the export ends within a record")
 
     async def _begin(self, tenant: TenantScope, opening: Opening, actor: str) -> Progress:
+        await self._jobs.ready()
         async with self._unit_of_work.begin(tenant) as transaction:
             lease = await self._jobs.add_claimed(transaction, tenant.tenant_id, IMPORT_KIND, WHOLE_TENANT)
             detail = {

@@ -4,23 +4,28 @@ A job has a kind, a target and a position; whoever holds its lease works on it a
 in the same transaction as the work, so that a crash repeats nothing and loses nothing. A lease ends by itself when its
 owner dies; its exact end is its owner's token, so that an owner who comes back late changes nothing (`LeaseLostError`).
 
+Every row is proved by a MAC (`storage.control_rows`) that moves with it: a job that somebody else wrote, sent elsewhere
+or made say something else ends without being worked on, and is not shown.
+
 Owns the rows and the loop that picks due jobs. What a job does is decided by the performer of its kind. It promises
 no order between jobs and no moment at which one ends.
 """
 
 import asyncio
+import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 from uuid import UUID
 
 from uuid_utils import uuid7
 
-from crypto import CryptoError, KeyUnavailable
-from storage.errors import JobNotFound, StorageError, Unavailable
+from crypto import CryptoError, KeyCache, KeyDenied, KeyUnavailable, RootKeyInvalid
+from storage.control_rows import ControlRows, Row, job_row
+from storage.errors import IntegrityFailure, JobNotFound, StorageError, Unavailable
 from storage.format.audit import OPERATOR_CHAIN
 from storage.model import Page
 from storage.postgres import jobs as sql
@@ -33,11 +38,16 @@ LEASE_SECONDS = 30.0
 POLL_SECONDS = 2.0
 # What could not be done now (root key, object store or database out of reach) is tried again after so long.
 RETRY_SECONDS = 5.0
+# What the root key refused, and a job that has to end waits for: as long as refusals are remembered.
+REFUSED_SECONDS = KeyCache.DENIED_TTL_SECONDS
 # How often a process counts what is open, for whoever watches.
 COUNT_SECONDS = 10.0
 # What a process that stops takes at most to let another one go on.
 GIVE_BACK_SECONDS_MAX = 5.0
+# Says of a job that no gateway wrote why it ended.
+UNPROVED = "the row of this job was written or edited outside the gateway"
 _DUE_MAX = 20
+_PAGE_ROWS = 100
 # More than a transaction is ever tried.
 _TOKENS_MAX = 32
 
@@ -84,6 +94,12 @@ def job_tenant(scope: TenantScope | OperatorScope) -> UUID:
     return scope.tenant_id if isinstance(scope, TenantScope) else OPERATOR_CHAIN
 
 
+def _proved(tenant_id: UUID, row: Any) -> Row:
+    """What of a job's row its MAC proves."""
+    place = (tenant_id, row["job_id"], row["kind"], row["target"])
+    return job_row(*place, row["state"], row["position"], row["error"], row["note"])
+
+
 class LeaseLostError(Exception):
     """Somebody else works on this job now."""
 
@@ -91,7 +107,8 @@ class LeaseLostError(Exception):
 class Lease:
     """A job in work. Only `Jobs.claim` and `Jobs.add_claimed` make one."""
 
-    def __init__(self, tenant_id: UUID, job_id: UUID, row: Any) -> None:
+    def __init__(self, tenant_id: UUID, job_id: UUID, row: Any, control: ControlRows) -> None:
+        self._control = control
         self.tenant_id = tenant_id
         self.job_id = job_id
         self.kind: str = row["kind"]
@@ -107,6 +124,11 @@ class Lease:
         """What the row's lease may be, if it is still ours."""
         return self._tokens
 
+    def mac(self, state: JobState, position: str, error: str | None = None, note: str | None = None) -> bytes:
+        """What proves the row when it says this."""
+        place = (self.tenant_id, self.job_id, self.kind, self.target)
+        return self._control.mac(job_row(*place, state, position, error, note))
+
     async def advance(self, transaction: Transaction, position: str, done: int = 0, total: int | None = None) -> None:
         """Move on and renew the lease, in the transaction that did the work.
 
@@ -119,8 +141,9 @@ class Lease:
         Raises:
             LeaseLostError: somebody else has it; the transaction must not commit.
         """
+        mac = self.mac("running", position)
         row = await transaction.fetchrow(
-            sql.ADVANCE, self.tenant_id, self.job_id, self._tokens, done, total, position, LEASE_SECONDS
+            sql.ADVANCE, self.tenant_id, self.job_id, self._tokens, done, total, position, LEASE_SECONDS, mac
         )
         if row is None:
             raise LeaseLostError
@@ -129,46 +152,108 @@ class Lease:
 
 
 Performer = Callable[[Lease], Awaitable[Slice]]
+P = ParamSpec("P")
+
+
+def outlasting_refusals(perform: Callable[P, Awaitable[Slice]]) -> Callable[P, Coroutine[Any, Any, Slice]]:
+    """A performer whose job waits, instead of failing, while the root key refuses.
+
+    For what has begun and must end (shreds, rotations, re-seals): an expired token or a key file that is away comes
+    back, and nobody would begin the rest again. What somebody waits for and can ask for once more fails at once.
+    """
+
+    @functools.wraps(perform)
+    async def performed(*args: P.args, **kwargs: P.kwargs) -> Slice:
+        try:
+            return await perform(*args, **kwargs)
+        except (KeyDenied, RootKeyInvalid):
+            return Slice(ended=False, again_seconds=REFUSED_SECONDS)
+
+    return performed
 
 
 class Jobs:
-    """The rows."""
+    """The rows. `ready` comes before every transaction in which one is added or looked for."""
 
-    def __init__(self, unit_of_work: UnitOfWork) -> None:
+    def __init__(self, unit_of_work: UnitOfWork, control: ControlRows) -> None:
         self._unit_of_work = unit_of_work
+        self._control = control
         self.added = asyncio.Event()
 
+    async def ready(self) -> None:
+        """As `ControlRows.ready`."""
+        await self._control.ready()
+
     async def add(
-        self, transaction: Transaction, tenant_id: UUID, kind: str, target: str, position: str, total: int | None = None
+        self,
+        transaction: Transaction,
+        tenant_id: UUID,
+        kind: str,
+        target: str,
+        position: str,
+        total: int | None = None,
+        job_id: UUID | None = None,
     ) -> UUID:
         """Add a job in the transaction that makes it necessary."""
-        job_id = UUID(str(uuid7()))
-        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, total, position)
+        job_id = job_id or UUID(str(uuid7()))
+        mac = self._control.mac(job_row(tenant_id, job_id, kind, target, "queued", position, None, None))
+        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, total, position, mac)
         self.added.set()
         return job_id
 
     async def add_claimed(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> Lease:
         """Add a job that its maker works on itself; nobody else ever sees it without a lease."""
         job_id = UUID(str(uuid7()))
-        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, None, "")
-        return Lease(tenant_id, job_id, await transaction.fetchrow(sql.CLAIM, tenant_id, job_id, LEASE_SECONDS))
+        mac = self._control.mac(job_row(tenant_id, job_id, kind, target, "queued", "", None, None))
+        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, None, "", mac)
+        row = await transaction.fetchrow(sql.CLAIM, tenant_id, job_id, LEASE_SECONDS)
+        return Lease(tenant_id, job_id, row, self._control)
 
     async def open(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> UUID | None:
-        """The job of this kind and target that has not ended, if there is one."""
+        """The job of this kind and target that has not ended, if there is one.
+
+        Raises:
+            IntegrityFailure: no gateway wrote it as it is.
+        """
         row = await transaction.fetchrow(sql.OPEN, tenant_id, kind, target)
-        return None if row is None else row["job_id"]
+        return None if row is None else self._job(row).job_id
+
+    async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, bytes | None]]:
+        """Every job of a tenant, as it is proved, and its stored MAC: for whoever checks all of them."""
+        after = UUID(int=0)
+        while rows := await transaction.fetch(sql.EVERY, tenant_id, after, _PAGE_ROWS):
+            for row in rows:
+                after = row["job_id"]
+                yield _proved(tenant_id, row), row["mac"]
+
+    def check(self, tenant_id: UUID, row: Any) -> None:
+        """Refuse a job's row that no gateway wrote as it is.
+
+        Raises:
+            IntegrityFailure: it is one.
+        """
+        self._control.check(_proved(tenant_id, row), row["mac"])
+
+    def _job(self, row: Any) -> Job:
+        self.check(row["tenant_id"], row)
+        columns = dict(row)
+        del columns["position"], columns["mac"]
+        return Job(**columns)
 
     async def get(self, scope: TenantScope | OperatorScope, job_id: UUID) -> Job:
         """One job.
 
         Raises:
             JobNotFound: this scope has none of this id.
+            IntegrityFailure: no gateway wrote it as it is.
+            CryptoError: the root key cannot be asked whether one did.
         """
+        await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
             row = await transaction.fetchrow(sql.ONE, job_tenant(scope), job_id)
         if row is None:
             raise JobNotFound
-        return Job(**dict(row))
+        return self._job(row)
 
     async def due(self) -> list[tuple[UUID, UUID]]:
         """Jobs that nobody works on, as (tenant, job); those that waited longest first."""
@@ -182,10 +267,23 @@ class Jobs:
             return {row["kind"]: row["open"] for row in await transaction.fetch(sql.COUNT_OPEN)}
 
     async def claim(self, tenant_id: UUID, job_id: UUID) -> Lease | None:
-        """Take a job's lease, or None if somebody has it or it ended."""
+        """Take a job's lease, or None if somebody has it or it ended.
+
+        Raises:
+            IntegrityFailure: no gateway wrote it as it is. It is put aside as failed, and stays without proof.
+            CryptoError: the root key cannot be asked whether one did.
+        """
+        await self._control.ready()
         async with self._unit_of_work.begin(job_scope(tenant_id)) as transaction:
             row = await transaction.fetchrow(sql.CLAIM, tenant_id, job_id, LEASE_SECONDS)
-        return None if row is None else Lease(tenant_id, job_id, row)
+            if row is None:
+                return None
+            lease = Lease(tenant_id, job_id, row, self._control)
+            if not self._control.is_authentic(_proved(tenant_id, row), row["mac"]):
+                ending = ("failed", UNPROVED, row["note"], row["position"], None)
+                await transaction.execute(sql.END, tenant_id, job_id, lease.tokens, *ending)
+        self.check(tenant_id, row)
+        return lease
 
     async def release(self, lease: Lease, seconds: float) -> None:
         """Give a lease back; the job is due again after ``seconds``."""
@@ -194,19 +292,26 @@ class Jobs:
 
     async def end(self, lease: Lease, error: str | None = None, note: str | None = None) -> bool:
         """End a job, as done, or as failed if there is an error; returns whether it was still ours to end."""
-        state = "done" if error is None else "failed"
+        state: JobState = "done" if error is None else "failed"
         async with self._unit_of_work.begin(job_scope(lease.tenant_id)) as transaction:
-            ended = await transaction.execute(sql.END, lease.tenant_id, lease.job_id, lease.tokens, state, error, note)
+            mac = lease.mac(state, lease.position, error, note)
+            ending = (state, error, note, lease.position, mac)
+            ended = await transaction.execute(sql.END, lease.tenant_id, lease.job_id, lease.tokens, *ending)
         return ended > 0
 
     async def list(
         self, scope: TenantScope | OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None
     ) -> Page[Job]:
-        """Jobs, newest first."""
+        """Jobs, newest first.
+
+        Raises:
+            IntegrityFailure, CryptoError: as `get`, for any of them.
+        """
+        await self._control.ready()
         since = (datetime.fromisoformat(after[0]), UUID(after[1])) if after else (None, None)
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(sql.LIST, job_tenant(scope), *since, limit)
-        jobs = [Job(**dict(row)) for row in rows]
+        jobs = [self._job(row) for row in rows]
         last = jobs[-1] if len(jobs) == limit else None
         return Page(jobs, (last.created_at.isoformat(), str(last.job_id)) if last else None)
 
@@ -225,10 +330,14 @@ class Runner:
 
         Raises:
             Unavailable: the database cannot be reached.
+            CryptoError: something is due, and the root key cannot be asked who wrote it.
         """
         slices = 0
         for tenant_id, job_id in await self._jobs.due():
-            lease = await self._jobs.claim(tenant_id, job_id)
+            try:
+                lease = await self._jobs.claim(tenant_id, job_id)
+            except IntegrityFailure:
+                continue
             if lease is not None:
                 slices += 1
                 await self._slice(lease)

@@ -11,7 +11,7 @@ statement and calls `evict`.
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
@@ -54,10 +54,25 @@ _OPENABLE = {"active", "decrypt_only", "retired", "pending"}
 
 @dataclass(frozen=True, slots=True)
 class TenantKeyring:
-    """A tenant's opened keys by version, and which of them wraps new subject keys."""
+    """A tenant's opened keys by version, and which of them wraps new subject keys.
+
+    Attributes:
+        keys: By version.
+        active_key_version: The one that wraps.
+        asked_at: When the root key was asked for them, in seconds of a monotonic clock.
+    """
 
     keys: Mapping[int, SecretKey]
     active_key_version: int
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A subject's sealer, and when the root key was asked for what opened its keys."""
+
+    sealer: Sealer
+    asked_at: float
 
 
 class Keys:
@@ -70,17 +85,20 @@ class Keys:
         deployment_id: UUID,
         clock: Clock,
         observer: Observer,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._unit_of_work = unit_of_work
         self._root_key = root_key
         self._deployment_id = deployment_id
         self._clock = clock
         self._observer = observer
+        self._monotonic = monotonic
         self._tenants: KeyCache[UUID, TenantKeyring] = KeyCache(
-            CACHED_TENANTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, time.monotonic, jitter=_JITTER
+            CACHED_TENANTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, monotonic, jitter=_JITTER, since=_asked_at
         )
-        self._subjects: KeyCache[Scope, Sealer] = KeyCache(
-            CACHED_SUBJECTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, time.monotonic, jitter=_JITTER
+        # As old as the tenant's keys, not as their own load: that asks nobody while those are cached.
+        self._subjects: KeyCache[Scope, _Opened] = KeyCache(
+            CACHED_SUBJECTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, monotonic, jitter=_JITTER, since=_asked_at
         )
 
     async def sealer(self, scope: Scope) -> Sealer:
@@ -93,7 +111,7 @@ class Keys:
         """
         while True:
             try:
-                return await self._subjects.get_or_load(scope, lambda: self._load_or_create(scope))
+                return (await self._subjects.get_or_load(scope, lambda: self._load_or_create(scope))).sealer
             except _NoKeysError:
                 continue  # joined the load of a reader, who creates nothing
             except KeyUnavailable:
@@ -109,7 +127,7 @@ class Keys:
             KeyDestroyed: the subject or tenant was shredded.
         """
         try:
-            return await self._subjects.get_or_load(scope, lambda: self._load_or_fail(scope))
+            return (await self._subjects.get_or_load(scope, lambda: self._load_or_fail(scope))).sealer
         except _NoKeysError:
             return None
         except KeyUnavailable:
@@ -186,20 +204,20 @@ class Keys:
                     sql.ADD_SUBJECT_KEY, scope.tenant_id, scope.subject_id, *row, self._clock.now()
                 )
 
-    async def _load_or_fail(self, scope: Scope) -> Sealer:
-        sealer = await self._load(scope)
-        if sealer is None:
+    async def _load_or_fail(self, scope: Scope) -> _Opened:
+        opened = await self._load(scope)
+        if opened is None:
             raise _NoKeysError
-        return sealer
+        return opened
 
-    async def _load_or_create(self, scope: Scope) -> Sealer:
-        sealer = await self._load(scope)
-        if sealer is None:
+    async def _load_or_create(self, scope: Scope) -> _Opened:
+        opened = await self._load(scope)
+        if opened is None:
             await self._unit_of_work.retrying(lambda: self.add_subject_keys(scope, ("data", "id"), 1, "active"))
-            sealer = await self._load_or_fail(scope)
-        return sealer
+            opened = await self._load_or_fail(scope)
+        return opened
 
-    async def _load(self, scope: Scope) -> Sealer | None:
+    async def _load(self, scope: Scope) -> _Opened | None:
         for _ in range(_READS_MAX):
             async with self._unit_of_work.snapshot(scope) as transaction:
                 rows = await transaction.fetch(sql.SUBJECT_KEYS, scope.tenant_id, scope.subject_id)
@@ -211,18 +229,21 @@ class Keys:
                 continue
         raise KeyDestroyed
 
-    async def _opened(self, scope: Scope, rows: Sequence[Any]) -> Sealer | None:
+    async def _opened(self, scope: Scope, rows: Sequence[Any]) -> _Opened | None:
         opened: dict[str, dict[int, SecretKey]] = {"data": {}, "id": {}}
         active: dict[str, int] = {}
+        asked_at = self._monotonic()
         for row in rows:
             if row["state"] not in _OPENABLE:
                 continue
-            opened[row["purpose"]][row["key_version"]] = await self._unwrap(scope, row)
+            tenant = await self._wrapping(scope.tenant_id, row["tenant_key_version"])
+            asked_at = min(asked_at, tenant.asked_at)
+            opened[row["purpose"]][row["key_version"]] = self._unwrapped(tenant, scope, row)
             if row["state"] == "active":
                 active[row["purpose"]] = row["key_version"]
         if active.keys() != opened.keys():
             return None
-        return Sealer(
+        sealer = Sealer(
             self._deployment_id,
             scope.tenant_id,
             scope.subject_id,
@@ -230,20 +251,23 @@ class Keys:
             active["data"],
             opened["id"][active["id"]],
         )
+        return _Opened(sealer, asked_at)
 
-    async def _unwrap(self, scope: Scope, row: Any) -> SecretKey:
-        tenant = await self.tenant(scope.tenant_id)
-        tenant_key = tenant.keys.get(row["tenant_key_version"])
-        if tenant_key is None:
+    async def _wrapping(self, tenant_id: UUID, key_version: int) -> TenantKeyring:
+        """A tenant's keys, with a version that wraps a subject key among them."""
+        tenant = await self.tenant(tenant_id)
+        if key_version not in tenant.keys:
             # A gateway with a warm cache meets a tenant key that was made after it looked.
-            self._tenants.evict(scope.tenant_id)
-            tenant = await self.tenant(scope.tenant_id)
-            tenant_key = tenant.keys.get(row["tenant_key_version"])
-        if tenant_key is None:
+            self._tenants.evict(tenant_id)
+            tenant = await self.tenant(tenant_id)
+        if key_version not in tenant.keys:
             raise _TenantKeyGoneError
+        return tenant
+
+    def _unwrapped(self, tenant: TenantKeyring, scope: Scope, row: Any) -> SecretKey:
         try:
             return unwrap_subject_key(
-                tenant_key,
+                tenant.keys[row["tenant_key_version"]],
                 row["tenant_key_version"],
                 self._deployment_id,
                 scope.tenant_id,
@@ -265,7 +289,7 @@ class Keys:
             IntegrityFailure: what is stored does not authenticate.
         """
         try:
-            opened = await self._unwrap(scope, row)
+            opened = self._unwrapped(await self._wrapping(scope.tenant_id, row["tenant_key_version"]), scope, row)
         except _TenantKeyGoneError:
             raise KeyDestroyed from None
         tenant = await self.tenant(scope.tenant_id)
@@ -285,6 +309,7 @@ class Keys:
         self, tenant_id: UUID, made: tuple[WrappedKey, SecretKey] | None = None
     ) -> TenantKeyring | None:
         """The tenant's keys as they are stored; the root key opens each, but the one that this process ``made``."""
+        asked_at = self._monotonic()
         async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
             rows = await transaction.fetch(sql.TENANT_KEYS, tenant_id)
         if any(row["state"] == "destroyed" for row in rows) and not any(row["state"] == "active" for row in rows):
@@ -310,7 +335,7 @@ class Keys:
             opened[row["key_version"]] = fresh
             if row["state"] == "active":
                 active = row["key_version"]
-        return None if active is None else TenantKeyring(opened, active)
+        return None if active is None else TenantKeyring(opened, active, asked_at)
 
     def root_context(self, tenant_id: UUID, key_version: int) -> dict[str, str]:
         """What a tenant key's wrapping under the root key is bound to."""
@@ -320,6 +345,10 @@ class Keys:
             "purpose": "tenant",
             "version": str(key_version),
         }
+
+
+def _asked_at(value: TenantKeyring | _Opened) -> float:
+    return value.asked_at
 
 
 class _NoKeysError(Exception):

@@ -31,8 +31,9 @@ from storage.errors import CheckpointNotFound, IntegrityFailure, StorageError
 from storage.format.record import OpenedCheckpoint, OpenedWrite, PieceReader
 from storage.format.token import ThreadToken
 from storage.model import Loaded
+from storage.offload import answering
 from storage.postgres import checkpoints as sql
-from storage.reading import open_write_arrays, read_chunks, sum_of
+from storage.reading import open_write_arrays, read_chunks, statuses_of, sum_of
 from storage.scope import Scope
 
 _PIECE_ARRAYS = ("p_piece_id", "p_children", "p_named_ids", "p_envelope")
@@ -86,7 +87,7 @@ class _Standing:
 
 def _pieces(sealer: Sealer, wanted: Wanted, row: Any) -> tuple[PieceReader, list[bytes]]:
     """The pieces that came with a row, and which of those that they name did not."""
-    reader = PieceReader(sealer, refs=wanted.refs)
+    reader = answering(sealer, refs=wanted.refs)
     return reader, reader.add(zip(*(row[name] or () for name in _PIECE_ARRAYS), strict=True))
 
 
@@ -127,6 +128,7 @@ async def load_at_once(  # noqa: C901  what is left to a snapshot is said at one
     if not wanted.with_state:
         return standing.loaded(opened)
     written = open_write_arrays(sealer, row)
+    opened.check_outcome(statuses_of(written))
     if row["checkpoint_id"] == standing.head_id:
         compare_writes(sum_of(written), standing.head.writes)
     else:
@@ -183,6 +185,7 @@ async def load_in(snapshot: Snapshot, access: Access, scope: Scope, sealer: Seal
         reader, below = _pieces(sealer, wanted, row)
         await read_chunks(transaction, scope, reader, thread_id, below)
         written = open_write_arrays(sealer, row)
+        opened.check_outcome(statuses_of(written))
         if row["checkpoint_id"] == standing.head_id:
             compare_writes(sum_of(written), standing.head.writes)
         else:

@@ -209,6 +209,7 @@ class Migrating:
         position = _Position(
             target_version=target, heads_per_second=heads_per_second, idle_seconds=idle_seconds, report=Report()
         )
+        await self._jobs.ready()
         async with self._unit_of_work.begin(scope) as transaction:
             running = await self._jobs.open(transaction, scope.tenant_id, kind, schema)
             if running is not None:
@@ -226,13 +227,20 @@ class Migrating:
         return {row["number"]: row["heads"] for row in rows}
 
     async def jobs(self, scope: TenantScope, schema: str) -> list[MigrationJob]:
-        """The last job of each kind, newest first."""
+        """The last job of each kind, newest first.
+
+        Raises:
+            IntegrityFailure, CryptoError: as `Jobs.get`.
+        """
+        await self._jobs.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(sql.LAST_JOBS, scope.tenant_id, schema, list(KINDS))
         found = []
         for row in rows:
+            self._jobs.check(scope.tenant_id, row)
             columns = dict(row)
             at = json.decode(columns.pop("position"), type=_Position)
+            del columns["target"], columns["note"], columns["mac"]
             found.append(MigrationJob(**columns, target_version=at.target_version, report=at.report))
         return found
 

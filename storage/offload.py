@@ -41,7 +41,7 @@ from storage.scope import Scope
 
 # Blobs that one request writes or reads at once; memory is bounded for the process by `storage.blob_io`.
 TRANSFERS_AT_ONCE = 8
-# What the large pieces of one answer may take: a state must fit the gateway's memory several times.
+# What the values of one answer may take, put together: they must fit the gateway's memory several times.
 RESOLVED_BYTES_MAX = 64 * 1024 * 1024
 # Uploads of one save: each round is for pieces that no round before knew of, so that two are enough but for races.
 _ROUNDS_MAX = 8
@@ -75,6 +75,11 @@ class Uploads:
         for each in pieces:
             self.written.pop(each.piece_id, None)
             self.known.pop(each.piece_id, None)
+
+
+def answering(sealer: Sealer, *, refs: bool) -> PieceReader:
+    """A reader for one answer, which puts together no more than `RESOLVED_BYTES_MAX`."""
+    return PieceReader(sealer, refs=refs, bytes_max=RESOLVED_BYTES_MAX)
 
 
 class Offload:
@@ -228,14 +233,15 @@ class Offload:
         """What opens the blobs of the pieces that were read, in the snapshot that found them.
 
         Raises:
-            StateTooLarge: together they are more than an answer may hold.
+            StateTooLarge: together they are more than an answer may hold. What is not in the object store, and how
+                often each is named, is counted by a reader that `answering` made.
             IntegrityFailure: one is missing or does not authenticate.
         """
         wanted = reader.in_blobs()
         if not wanted:
             return {}
         if sum(each.size for each in wanted.values()) > RESOLVED_BYTES_MAX:
-            raise StateTooLarge
+            raise StateTooLarge(RESOLVED_BYTES_MAX)
         return await self.ledger.pointers(transaction, scope, sealer, {each.blob_id for each in wanted.values()})
 
     async def fill(self, scope: Scope, sealer: Sealer, reader: PieceReader, blobs: Mapping[UUID, LiveBlob]) -> None:

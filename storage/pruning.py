@@ -466,13 +466,14 @@ class Pruning:
     @asynccontextmanager
     async def _locked(self, request: _Request, plan: Plan) -> AsyncIterator[_Locked]:
         """A transaction that holds the thread's lock, in which the plan is true again."""
+        await self._access.control.ready()
         async with self._access.unit_of_work.begin(request.scope) as transaction:
             row = await transaction.fetchrow(threads_sql.LOCK, *request.location)
             if row is None:
                 raise _Gone
             if row["tier"] != "hot":
                 raise request.archived()
-            await refuse_held(transaction, request.scope, request.thread_id)
+            await refuse_held(transaction, self._access.control, request.scope, request.thread_id)
             if request.guard is not None:
                 await request.guard(transaction)
             await self._access.check_key_in(transaction, request.scope, plan.sealer)
@@ -589,13 +590,9 @@ class Pruning:
             found.setdefault((write.namespace, write.checkpoint_id), []).append(write)
         self._compare_with_plan(plan, batch, found)
         locked.take_writes([each for some in found.values() for each in some])
-        outcomes = [plan.thread[name].entries[each].outcome for name, each in batch]
-        rows = await locked.transaction.fetch(sql.DELETE_CHECKPOINTS, *place, *_columns(batch), outcomes)
-        late = {*batch} - {(row["namespace"], row["checkpoint_id"]) for row in rows}
-        if late:
-            if await locked.transaction.fetchval(sql.PRESENT, *place, *_columns(late)) != len(late):
-                raise IntegrityFailure("checkpoints were taken from this thread outside the gateway")
-            raise _WrittenMeanwhile(late)
+        rows = await locked.transaction.fetch(sql.DELETE_CHECKPOINTS, *place, *_columns(batch))
+        if len(rows) != len(batch):
+            raise IntegrityFailure("checkpoints were taken from this thread outside the gateway")
         locked.taken = list(batch)
         moved: list[tuple[str, str, int, bytes]] = []
         ended: list[str] = []

@@ -27,7 +27,7 @@ from storage.format.record import (
     open_write,
 )
 from storage.model import Checkpoint, HistoryQuery, Page
-from storage.offload import Offload
+from storage.offload import RESOLVED_BYTES_MAX, Offload
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
@@ -75,6 +75,11 @@ def open_write_arrays(sealer: Sealer, row: Any) -> list[OpenedWrite]:
     if arrays[0] is None:
         return []
     return [open_write(sealer, dict(zip(names, values, strict=True))) for values in zip(*arrays, strict=True)]
+
+
+def statuses_of(writes: Iterable[OpenedWrite]) -> set[str]:
+    """What tasks said that their outcome makes of the checkpoint they wrote against."""
+    return {each.columns.status for each in writes if each.columns.status is not None}
 
 
 def sum_of(writes: Iterable[OpenedWrite]) -> LiveSet:
@@ -295,12 +300,15 @@ async def with_state(  # noqa: C901  two early ends of one walk
                 writes.setdefault(row["checkpoint_id"], []).append(open_write(sealer, row))
             if thread_id not in readers:
                 await check_writes(transaction, scope, sealer, thread_id, sealers.seal_of(thread_id))
-                readers[thread_id] = PieceReader(sealer, refs=refs)
+                # A page that has reached its size ends with the checkpoint that did: that one must fit, too.
+                page_bytes_max = HISTORY_BYTES_MAX + RESOLVED_BYTES_MAX
+                readers[thread_id] = PieceReader(sealer, refs=refs, bytes_max=page_bytes_max)
             reader = readers[thread_id]
             ids = ids_of(group) + ids_of(each for some in writes.values() for each in some)
             await read_chunks(transaction, scope, reader, thread_id, ids)
             for opened in group:
                 own = writes.get(opened.columns.checkpoint_id, [])
+                opened.check_outcome(statuses_of(own))
                 page.append(Unjoined(opened, own, reader))
                 spent += sum(reader.size_of(each.body, opened.ids) for each in opened.manifest.channels)
                 spent += sum(reader.size_of(each.record.body, each.ids) for each in own)

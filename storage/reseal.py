@@ -32,7 +32,7 @@ from storage.errors import IntegrityFailure, NotFound
 from storage.format.archive import Stub
 from storage.format.chain import head_location, thread_location
 from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
-from storage.jobs import MORE, Lease, Slice
+from storage.jobs import MORE, Lease, Slice, outlasting_refusals
 from storage.postgres import rotation as sql
 from storage.postgres.archives import STUBS_AFTER
 from storage.postgres.checkpoints import SEAL_THREAD
@@ -62,6 +62,7 @@ class Reseal:
         self._audit = audit
         self._pause_ratio = pause_ratio
 
+    @outlasting_refusals
     async def perform(self, lease: Lease) -> Slice:
         """A slice of a re-seal. Position: the step, then what the step needs."""
         scope = Scope(lease.tenant_id, lease.target)

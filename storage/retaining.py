@@ -12,7 +12,8 @@
 A round spares other work: so many acts a second, a few at a time, a slice of a tenant before the next one's turn, and
 intervals that jitter, so that processes and tenants do not fall into step. What cannot be done now (busy, object store
 out of reach, being written to) is left for the next round and counted as late; what can never be done (damaged) is
-counted, and left as it is. It promises no moment at which something that is due is done.
+counted, and left as it is; so are threads of whose policy or hold a row is not what a gateway wrote. It promises no
+moment at which something that is due is done.
 """
 
 import asyncio
@@ -31,9 +32,11 @@ from crypto import CryptoError, KeyUnavailable
 from storage.audit import GATEWAY_ACTOR, Audit
 from storage.blobs.store import BlobUnavailable
 from storage.clock import Clock
+from storage.control_rows import ControlRows
 from storage.errors import (
     ArchiveUnavailable,
     ClientShareRequired,
+    IntegrityFailure,
     LegalHold,
     QuotaExceeded,
     StorageError,
@@ -47,7 +50,15 @@ from storage.postgres import retention as sql
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.pruning import Guard, Pruning
 from storage.retention import ACTIONS, Action, Plan
-from storage.retention_policies import Examined, examine, glance, read_policies, rule_of, said_of
+from storage.retention_policies import (
+    Examined,
+    examine,
+    glance,
+    own_of,
+    read_policies,
+    rule_of,
+    said_of,
+)
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.threads import Threads
 
@@ -298,6 +309,7 @@ class Retaining:
         threads: Threads,
         pruning: Pruning,
         archives: Archiving,
+        control: ControlRows,
         *,
         acts_per_second: float = ACTS_PER_SECOND,
         acts_at_once: int = ACTS_AT_ONCE,
@@ -313,6 +325,7 @@ class Retaining:
             threads: Deletes.
             pruning: Thins.
             archives: Archives and expires.
+            control: Tells policies and holds that a gateway wrote.
             acts_per_second: Of this process, at most.
             acts_at_once: Of one tenant.
             page_rows: Threads that are planned together.
@@ -324,6 +337,7 @@ class Retaining:
         self._threads = threads
         self._pruning = pruning
         self._archives = archives
+        self._control = control
         self._pace = _Pace(acts_per_second)
         self._acts_at_once = acts_at_once
         self._page_rows = page_rows
@@ -355,7 +369,9 @@ class Retaining:
 
         Raises:
             Unavailable: the database cannot be reached; what was done is committed.
+            CryptoError: the root key cannot be asked who wrote the policies; nothing was done.
         """
+        await self._control.ready()
         async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
             row = await transaction.fetchrow(sql.CLAIM, tenant_id, LEASE_SECONDS, now)
         if row is None:
@@ -373,6 +389,9 @@ class Retaining:
             else:
                 await self._release(lease, 0.0)
         except _GiveUpError:
+            await self._release(lease, AGAIN_SECONDS)
+        except IntegrityFailure:  # of what is said of all its threads, or of many
+            round_.failed += 1
             await self._release(lease, AGAIN_SECONDS)
         except _LeaseLostError:
             pass
@@ -436,14 +455,19 @@ class Retaining:
             at = (lease.progress.subject_id, lease.progress.thread_id)
             now = self._clock.now()
             async with self._unit_of_work.snapshot(TenantListing(lease.tenant_id)) as transaction:
-                policies = await read_policies(transaction, lease.tenant_id)
+                policies = await read_policies(transaction, self._control, lease.tenant_id)
                 await transaction.execute(sql.IN_ORDER)
                 rows = await transaction.fetch(sql.PAGE, lease.tenant_id, *at, self._page_rows)
             due = []
             for row in rows:
-                seen, counts = glance(policies, row, now, lease.thinned_until)
                 lease.progress.count(row["tier"])
                 round_.threads += 1
+                try:
+                    own = own_of(self._control, lease.tenant_id, row)
+                except IntegrityFailure:
+                    round_.failed += 1
+                    continue
+                seen, counts = glance(policies, own, row, now, lease.thinned_until)
                 if seen.policy.legal_hold:
                     round_.held += 1
                     lease.progress.count("held")
@@ -479,8 +503,13 @@ class Retaining:
             raise stopped[0]
 
     async def _look_after(self, lease: _Lease, round_: Round, scope: Scope, thread_id: str) -> None:
-        async with self._unit_of_work.snapshot(scope) as transaction:
-            seen = await examine(transaction, scope, thread_id, self._clock.now(), lease.thinned_until)
+        try:
+            async with self._unit_of_work.snapshot(scope) as transaction:
+                now = self._clock.now()
+                seen = await examine(transaction, self._control, scope, thread_id, now, lease.thinned_until)
+        except IntegrityFailure:
+            round_.failed += 1
+            return
         if seen is None or seen.plan is None:
             return
         await self._pace.turn()
@@ -557,7 +586,7 @@ class Retaining:
         """
 
         async def guard(transaction: Transaction) -> None:
-            again = await examine(transaction, scope, thread_id, self._clock.now())
+            again = await examine(transaction, self._control, scope, thread_id, self._clock.now())
             due = None if again is None else again.plan
             if again is None or due is None or seen.plan is None or due.action != seen.plan.action:
                 raise _NotDueError
@@ -575,7 +604,7 @@ class Retaining:
         """Under the thread's lock, before each batch: whether what holds for the thread is still the same."""
 
         async def guard(transaction: Transaction) -> None:
-            if await said_of(transaction, scope, thread_id) != seen.policy:
+            if await said_of(transaction, self._control, scope, thread_id) != seen.policy:
                 raise _NotDueError
 
         return guard

@@ -5,6 +5,8 @@ and the operator what a tenant may say at most. Every change is recorded in the 
 legal hold that is set or lifted once more under its own name. A policy that does not mention the hold leaves it as it
 is.
 
+A row that no gateway wrote as it is (`storage.control_rows`) is refused by whoever reads it, also to change another.
+
 Owns the rows, the resolution (by `storage.retention`) and the preview, which asks the same planner about the same facts
 as a round does, and changes nothing. It removes nothing and starts nothing; `storage.retaining` does.
 """
@@ -23,8 +25,10 @@ from crypto import KeyDestroyed
 from storage.audit import LOCAL_ACTOR, Audit
 from storage.blobs.store import STORAGE_CLASSES
 from storage.clock import Clock
+from storage.control_rows import ControlRows, policy_row
 from storage.errors import RetentionPoliciesExceeded, StorageError, TenantNotFound, ThreadNotFound
 from storage.format.audit import OPERATOR_CHAIN
+from storage.holds import THREAD_LEVEL, said_above, said_by_thread
 from storage.model import Removal
 from storage.postgres import retention as sql
 from storage.postgres.tenants import ONE_TENANT
@@ -195,10 +199,15 @@ def rule_of(policy: Effective, now: datetime) -> ThinningRule:
     )
 
 
-async def read_policies(transaction: Transaction, tenant_id: UUID) -> TenantPolicies:
-    """Everything that a tenant and its operator say, above threads."""
+async def read_policies(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> TenantPolicies:
+    """Everything that a tenant and its operator say, above threads; `ControlRows.ready` came before the transaction.
+
+    Raises:
+        IntegrityFailure: some of it was written or edited outside the gateway.
+    """
     tenant, capped, agents = Stored(), Capped(), {}
     for row in await transaction.fetch(sql.POLICIES, tenant_id):
+        control.check(said_above(tenant_id, row), row["mac"])
         if row["level"] == CEILINGS_LEVEL:
             capped = Capped(_ceilings.decode(row["policy"]), row["updated_at"])
         elif row["level"] == TENANT_LEVEL:
@@ -212,15 +221,24 @@ def _stored(row: Any) -> Stored:
     return Stored(_policy.decode(row["policy"]), row["updated_at"])
 
 
-def _own(row: Any) -> Stored:
+def own_of(control: ControlRows, tenant_id: UUID, row: Any) -> Stored:
+    """What a thread says itself, by the facts of it.
+
+    Raises:
+        IntegrityFailure: it was written or edited outside the gateway.
+    """
     if row["policy"] is None:
         return Stored()
+    target = (row["subject_id"], row["thread_id"])
+    said = (THREAD_LEVEL, target, row["policy"], row["legal_hold"], row["policy_updated_at"])
+    control.check(policy_row(tenant_id, *said), row["policy_mac"])
     return Stored(_policy.decode(row["policy"]), row["policy_updated_at"])
 
 
-def glance(policies: TenantPolicies, row: Any, now: datetime, thinned_until: datetime | None) -> tuple[Examined, bool]:
+def glance(
+    policies: TenantPolicies, own: Stored, row: Any, now: datetime, thinned_until: datetime | None
+) -> tuple[Examined, bool]:
     """A thread as far as its own row says; and whether more must be counted to know whether it is to be thinned."""
-    own = _own(row)
     policy = policies.effective(row["agent"], own.policy)
     touched = max(row["updated_at"], policies.changed_at(row["agent"], own.updated_at))
     facts = Facts(
@@ -258,36 +276,57 @@ async def count(
 
 
 async def examine(
-    transaction: Transaction, scope: Scope, thread_id: str, now: datetime, thinned_until: datetime | None = None
+    transaction: Transaction,
+    control: ControlRows,
+    scope: Scope,
+    thread_id: str,
+    now: datetime,
+    thinned_until: datetime | None = None,
 ) -> Examined | None:
     """A thread and what is due of it at this moment; None: there is none.
 
     Args:
         transaction: Bound to the scope.
+        control: Checks what is said; `ControlRows.ready` came before the transaction.
         scope: Whose.
         thread_id: Which.
         now: By the clock that its times are from.
         thinned_until: What did not change since then was thinned already; None: nothing was.
+
+    Raises:
+        IntegrityFailure: what is said of it was written or edited outside the gateway.
     """
-    policies = await read_policies(transaction, scope.tenant_id)
+    policies = await read_policies(transaction, control, scope.tenant_id)
     row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
     if row is None:
         return None
-    seen, counts = glance(policies, row, now, thinned_until)
+    seen, counts = glance(policies, own_of(control, scope.tenant_id, row), row, now, thinned_until)
     return await count(transaction, scope, seen, now, thinned_until) if counts else seen
 
 
-async def said_of(transaction: Transaction, scope: Scope, thread_id: str) -> Effective | None:
-    """What holds for a thread at this moment; None: there is none."""
-    policies = await read_policies(transaction, scope.tenant_id)
+async def said_of(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str) -> Effective | None:
+    """What holds for a thread at this moment; None: there is none. As `examine`."""
+    policies = await read_policies(transaction, control, scope.tenant_id)
     row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
-    return None if row is None else policies.effective(row["agent"], _own(row).policy)
+    return None if row is None else policies.effective(row["agent"], own_of(control, scope.tenant_id, row).policy)
+
+
+async def put_own(
+    transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str, policy: Policy, now: datetime
+) -> None:
+    """Store what a thread says; whoever changes a hold has the lock of holds."""
+    place, said = (scope.subject_id, thread_id), (_encoder.encode(policy), bool(policy.legal_hold), now)
+    mac = control.mac(policy_row(scope.tenant_id, THREAD_LEVEL, place, *said))
+    await transaction.execute(sql.PUT_THREAD, scope.tenant_id, *place, *said, mac)
+    await transaction.execute(sql.BEGIN_ROUNDS, scope.tenant_id)
 
 
 class RetentionPolicies:
     """The verbs on policies."""
 
-    def __init__(self, unit_of_work: UnitOfWork, audit: Audit, clock: Clock, pruning: Pruning) -> None:
+    def __init__(
+        self, unit_of_work: UnitOfWork, audit: Audit, clock: Clock, pruning: Pruning, control: ControlRows
+    ) -> None:
         """Bind to the database.
 
         Args:
@@ -295,18 +334,26 @@ class RetentionPolicies:
             audit: Every change is recorded.
             clock: The one that threads' times are from.
             pruning: Says what thinning would remove, for previews.
+            control: Tells rows that a gateway wrote.
         """
         self._unit_of_work = unit_of_work
         self._audit = audit
         self._clock = clock
         self._pruning = pruning
+        self._control = control
 
     # --- tenant and agents -----------------------------------------------------------------------------------------
 
     async def get(self, scope: TenantScope) -> TenantPolicies:
-        """Everything that is said above threads."""
+        """Everything that is said above threads.
+
+        Raises:
+            IntegrityFailure: some of it was written or edited outside the gateway.
+            CryptoError: the root key cannot be asked whether it was.
+        """
+        await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
-            return await read_policies(transaction, scope.tenant_id)
+            return await read_policies(transaction, self._control, scope.tenant_id)
 
     async def put(
         self, scope: TenantScope, agent: str | None, policy: Policy, actor: str = LOCAL_ACTOR
@@ -325,27 +372,36 @@ class RetentionPolicies:
         Raises:
             InvalidState: it makes no sense.
             RetentionPoliciesExceeded: the tenant has as many as it may.
+            IntegrityFailure, CryptoError: as `get`; nothing changed.
         """
         check_policy(policy, STORAGE_CLASSES)
+        await self._control.ready()
         level, target = (TENANT_LEVEL, "") if agent is None else (AGENT_LEVEL, check_id(agent, "agent"))
         tenant_id = scope.tenant_id
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
-            row = await transaction.fetchrow(sql.ONE, tenant_id, level, target)
-            before = NOTHING_SAID if row is None else _policy.decode(row["policy"])
+            said = await read_policies(transaction, self._control, tenant_id)
+            before = (said.tenant if agent is None else said.agents.get(agent, Stored())).policy
             after = _keeping_hold(policy, before)
             if after != before:
                 many = await transaction.fetchval(sql.COUNT_AGENTS, tenant_id)
                 if before == NOTHING_SAID and agent is not None and many >= AGENT_POLICIES_MAX:
                     raise RetentionPoliciesExceeded
                 # Also where nothing is said any more: that it changed says that threads are to be looked at again.
-                held = bool(after.legal_hold)
-                now = self._clock.now()
-                await transaction.execute(sql.PUT, tenant_id, level, target, _encoder.encode(after), held, now)
-                await transaction.execute(sql.BEGIN_ROUNDS, tenant_id)
+                await self._put(
+                    transaction, tenant_id, level, target, _encoder.encode(after), held=bool(after.legal_hold)
+                )
                 named = f"tenant:{tenant_id}" if agent is None else f"agent:{agent}"
                 await self._record(transaction, tenant_id, actor, named, before, after)
-            return await read_policies(transaction, tenant_id)
+            return await read_policies(transaction, self._control, tenant_id)
+
+    async def _put(
+        self, transaction: Transaction, tenant_id: UUID, level: str, target: str, body: bytes, *, held: bool
+    ) -> None:
+        now = self._clock.now()
+        mac = self._control.mac(policy_row(tenant_id, level, (target,), body, held, now))
+        await transaction.execute(sql.PUT, tenant_id, level, target, body, held, now, mac)
+        await transaction.execute(sql.BEGIN_ROUNDS, tenant_id)
 
     async def _record(
         self, transaction: Transaction, tenant_id: UUID, actor: str, target: str, before: Policy, after: Policy
@@ -363,7 +419,9 @@ class RetentionPolicies:
 
         Raises:
             ThreadNotFound: there is none.
+            IntegrityFailure, CryptoError: as `get`.
         """
+        await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
             return await self._of_thread(transaction, scope, thread_id)
 
@@ -389,8 +447,10 @@ class RetentionPolicies:
         Raises:
             InvalidState: it makes no sense.
             ThreadNotFound: there is no such thread.
+            IntegrityFailure, CryptoError: as `get`; nothing changed.
         """
         check_policy(policy, STORAGE_CLASSES)
+        await self._control.ready()
         place = (scope.tenant_id, scope.subject_id, thread_id)
 
         async def attempt() -> ThreadRetention:
@@ -400,17 +460,17 @@ class RetentionPolicies:
                 if locked is None:
                     raise ThreadNotFound
                 row = await transaction.fetchrow(sql.THREAD_ONE, *place)
+                if row is not None:
+                    self._control.check(said_by_thread(scope, thread_id, row), row["mac"])
                 before = NOTHING_SAID if row is None else _policy.decode(row["policy"])
                 after = _keeping_hold(policy, before)
                 if after != before:
                     if check is not None:
-                        said = await read_policies(transaction, scope.tenant_id)
+                        said = await read_policies(transaction, self._control, scope.tenant_id)
                         check(said.effective(locked["agent"], before), said.effective(locked["agent"], after))
                     if before.legal_hold != after.legal_hold:
                         await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(scope.tenant_id))
-                    held, now = bool(after.legal_hold), self._clock.now()
-                    await transaction.execute(sql.PUT_THREAD, *place, _encoder.encode(after), held, now)
-                    await transaction.execute(sql.BEGIN_ROUNDS, scope.tenant_id)
+                    await put_own(transaction, self._control, scope, thread_id, after, self._clock.now())
                     target = f"thread:{scope.subject_id}/{thread_id}"
                     await self._record(transaction, scope.tenant_id, actor, target, before, after)
                 return await self._of_thread(transaction, scope, thread_id)
@@ -418,11 +478,11 @@ class RetentionPolicies:
         return await self._unit_of_work.retrying(attempt)
 
     async def _of_thread(self, transaction: Transaction, scope: Scope, thread_id: str) -> ThreadRetention:
-        seen = await examine(transaction, scope, thread_id, self._clock.now())
+        seen = await examine(transaction, self._control, scope, thread_id, self._clock.now())
         if seen is None:
             raise ThreadNotFound
         following = seen.plan if seen.plan is not None else outlook(seen.policy, seen.facts)
-        return ThreadRetention(_own(seen.row), seen.policy, following)
+        return ThreadRetention(own_of(self._control, scope.tenant_id, seen.row), seen.policy, following)
 
     # --- ceilings --------------------------------------------------------------------------------------------------
 
@@ -431,11 +491,13 @@ class RetentionPolicies:
 
         Raises:
             TenantNotFound: there is no such tenant.
+            IntegrityFailure, CryptoError: as `get`.
         """
+        await self._control.ready()
         async with self._unit_of_work.snapshot(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
                 raise TenantNotFound
-            return (await read_policies(transaction, tenant_id)).capped
+            return (await read_policies(transaction, self._control, tenant_id)).capped
 
     async def set_ceilings(self, tenant_id: UUID, ceilings: Ceilings, actor: str = LOCAL_ACTOR) -> Capped:
         """Say what a tenant may say at most. Threads that are beyond it are due at once.
@@ -443,23 +505,23 @@ class RetentionPolicies:
         Raises:
             InvalidState: they make no sense.
             TenantNotFound: there is no such tenant.
+            IntegrityFailure, CryptoError: as `get`; nothing changed.
         """
         check_ceilings(ceilings)
+        await self._control.ready()
         body = _encoder.encode(ceilings)
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
                 raise TenantNotFound
             await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
-            before = (await read_policies(transaction, tenant_id)).capped
+            before = (await read_policies(transaction, self._control, tenant_id)).capped
             if ceilings != before.ceilings:
-                now = self._clock.now()
-                await transaction.execute(sql.PUT, tenant_id, CEILINGS_LEVEL, "", body, False, now)
-                await transaction.execute(sql.BEGIN_ROUNDS, tenant_id)
+                await self._put(transaction, tenant_id, CEILINGS_LEVEL, "", body, held=False)
                 target = f"tenant:{tenant_id}"
                 detail = {"before": msgspec.to_builtins(before.ceilings), "after": msgspec.to_builtins(ceilings)}
                 await self._audit.append(transaction, tenant_id, actor, "retention.ceilings", target, detail)
                 await self._audit.append(transaction, OPERATOR_CHAIN, actor, "retention.ceilings", target, detail)
-            return (await read_policies(transaction, tenant_id)).capped
+            return (await read_policies(transaction, self._control, tenant_id)).capped
 
     # --- what would happen -----------------------------------------------------------------------------------------
 
@@ -483,13 +545,15 @@ class RetentionPolicies:
 
         Raises:
             InvalidState: the draft makes no sense.
+            IntegrityFailure, CryptoError: as `get`.
         """
+        await self._control.ready()
         if draft is not None:
             check_policy(draft[1], STORAGE_CLASSES)
         now = self._clock.now() if now is None else now
         until = time.monotonic() + PREVIEW_SECONDS
         async with self._unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
-            policies = await read_policies(transaction, scope.tenant_id)
+            policies = await read_policies(transaction, self._control, scope.tenant_id)
             await transaction.execute(sql.IN_ORDER)
             found = await transaction.fetch(sql.PAGE, scope.tenant_id, *(after or ("", "")), rows)
         if draft is not None:
@@ -498,7 +562,7 @@ class RetentionPolicies:
         hot: dict[str, list[Examined]] = {}
         for row in found:
             subject = Scope(scope.tenant_id, row["subject_id"])
-            seen, counts = glance(policies, row, now, None)
+            seen, counts = glance(policies, own_of(self._control, scope.tenant_id, row), row, now, None)
             if counts:
                 async with self._unit_of_work.snapshot(subject) as transaction:
                     seen = await count(transaction, subject, seen, now, None)

@@ -22,9 +22,9 @@ from msgspec import json
 from crypto import CryptoError, KeyDestroyed, KeyUnavailable, RootKey, SecretKey, SigningKey, TransferKey, WrappedKey
 from storage.audit import GATEWAY_ACTOR, Audit
 from storage.clock import Clock
-from storage.errors import IntegrityFailure, LostRaceError, NotFound, SubjectNotFound
+from storage.errors import IdempotencyKeyReused, IntegrityFailure, LostRaceError, NotFound, SubjectNotFound
 from storage.format.audit import OPERATOR_CHAIN
-from storage.jobs import MORE, Jobs, Lease, Slice
+from storage.jobs import MORE, Jobs, Lease, Slice, outlasting_refusals
 from storage.keys import Keys
 from storage.postgres import keys as keys_sql
 from storage.postgres import rotation as sql
@@ -36,6 +36,8 @@ REWRAP_ROOT_KIND = "rewrap-tenant-keys"
 REWRAP_TENANT_KIND = "rewrap-subject-keys"
 WHOLE_TENANT = "tenant"
 DEPLOYMENT = "deployment"
+# Of a key version, and of what a job's id keeps free for one.
+_KEY_VERSION_MAX = 2**32 - 1
 # Rows of one batch, which is one transaction: a few milliseconds of unwrapping.
 REWRAP_ROWS = 200
 # Tenant keys are each a call or three to the root key's service.
@@ -44,6 +46,7 @@ ROOT_ROWS = 20
 _PUBLIC_OF: dict[str, Callable[[SecretKey], bytes]] = {
     "audit": lambda secret: SigningKey(secret).public_key,
     "transfer": lambda secret: TransferKey(secret).public_key.raw,
+    "control": lambda secret: secret.kcv(),
 }
 
 
@@ -150,6 +153,7 @@ class Rotation:
 
     async def rewrap_root(self, actor: str) -> UUID:
         """Begin to wrap every tenant key again under the active root key; returns the job."""
+        await self._jobs.ready()
         async with self._unit_of_work.begin(OperatorScope()) as transaction:
             running = await self._jobs.open(transaction, OPERATOR_CHAIN, REWRAP_ROOT_KIND, DEPLOYMENT)
             if running is not None:
@@ -162,6 +166,7 @@ class Rotation:
             await self._audit.append(transaction, OPERATOR_CHAIN, actor, "key.rewrap", DEPLOYMENT, detail)
         return job_id
 
+    @outlasting_refusals
     async def perform_root(self, lease: Lease) -> Slice:
         """A slice of a root rewrap. Position: failures so far, and the tenant key it is at; then only failures."""
         position = json.decode(lease.position)
@@ -228,10 +233,12 @@ class Rotation:
     async def _rewrapped(
         self, row: Any, context: dict[str, str], is_same: Callable[[SecretKey], bool]
     ) -> WrappedKey | None:
-        """The same key under the active root key, opened again to be sure; None if the root key refuses.
+        """The same key under the active root key, opened again to be sure; None if the root key refuses this one.
 
         Raises:
             KeyUnavailable: it cannot be reached; the job waits.
+            KeyDenied: it refuses whatever it is asked, as with an expired token; the job waits.
+            RootKeyInvalid: as before, for a file that is away.
         """
         old = WrappedKey(
             provider=row["provider"],
@@ -245,36 +252,49 @@ class Rotation:
         except KeyUnavailable:
             raise
         except CryptoError:
+            await self._root_key.health()
             return None
 
     # --- tenant ----------------------------------------------------------------------------------------------------
 
-    async def rotate_tenant(self, scope: TenantScope, actor: str) -> Rotated:
+    async def rotate_tenant(self, scope: TenantScope, actor: str, repeated: UUID | None = None) -> Rotated:
         """Make a new tenant key active, and begin to wrap the subject keys again under it.
 
+        Args:
+            scope: Whose key.
+            actor: Who asks.
+            repeated: What a request that may come again has; a rotation that had it is returned, and not made again.
+
         Raises:
+            IdempotencyKeyReused: another key was rotated with it.
             NotFound: the tenant has no key yet.
             CryptoError: the root key does not wrap or open the new one; nothing changed.
             KeyDestroyed: the tenant was shredded.
         """
-        return await self._unit_of_work.retrying(lambda: self._rotate_tenant(scope, actor))
+        return await self._unit_of_work.retrying(lambda: self._rotate_tenant(scope, actor, repeated))
 
-    async def _rotate_tenant(self, scope: TenantScope, actor: str) -> Rotated:
+    async def _rotate_tenant(self, scope: TenantScope, actor: str, repeated: UUID | None) -> Rotated:
         tenant_id = scope.tenant_id
         async with self._unit_of_work.snapshot(scope) as transaction:
+            before = await _before(transaction, tenant_id, REWRAP_TENANT_KIND, WHOLE_TENANT, repeated)
+            if before is not None:
+                return before
             rows = await transaction.fetch(keys_sql.TENANT_KEYS, tenant_id)
         fresh = _next_version(rows, NotFound("the tenant has no key yet, hence nothing to rotate"))
         await self._keys.add_tenant_key(tenant_id, fresh, "pending")
         self._keys.evict_tenant(tenant_id)
         if fresh not in (await self._keys.tenant(tenant_id)).keys:
             raise LostRaceError
+        await self._jobs.ready()
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.fetch(sql.LOCK_TENANT_KEYS, tenant_id)
             demoted = await transaction.execute(sql.DEMOTE_TENANT_KEY, tenant_id)
             if not demoted or not await transaction.execute(sql.PROMOTE_TENANT_KEY, tenant_id, fresh):
                 raise LostRaceError  # shredded meanwhile, or somebody else's rotation took it
             total = await transaction.fetchval(sql.COUNT_SUBJECT_KEYS_UNDER_OTHERS, tenant_id, fresh)
-            job_id = await self._jobs.add(transaction, tenant_id, REWRAP_TENANT_KIND, WHOLE_TENANT, _FIRST, total)
+            job_id = await self._jobs.add(
+                transaction, tenant_id, REWRAP_TENANT_KIND, WHOLE_TENANT, _FIRST, total, _job_id(repeated, fresh)
+            )
             detail = {"job_id": str(job_id)}
             await self._audit.append(transaction, tenant_id, actor, "key.rotate", f"tenant-key:{fresh}", detail)
         self._keys.evict_tenant(tenant_id)
@@ -282,6 +302,7 @@ class Rotation:
 
     async def rewrap_tenant(self, scope: TenantScope, actor: str) -> UUID:
         """Begin to wrap what is under older tenant keys again, where a rotation did not get to its end."""
+        await self._jobs.ready()
         async with self._unit_of_work.begin(scope) as transaction:
             running = await self._jobs.open(transaction, scope.tenant_id, REWRAP_TENANT_KIND, WHOLE_TENANT)
             if running is not None:
@@ -291,6 +312,7 @@ class Rotation:
             await self._audit.append(transaction, scope.tenant_id, actor, "key.rewrap", WHOLE_TENANT, detail)
         return job_id
 
+    @outlasting_refusals
     async def perform_tenant(self, lease: Lease) -> Slice:
         """A slice of a tenant's rewrap. Position: keys left behind in this pass, then the key it is at."""
         scope = TenantScope(lease.tenant_id)
@@ -350,35 +372,67 @@ class Rotation:
 
     # --- subject ---------------------------------------------------------------------------------------------------
 
-    async def rotate_subject(self, scope: Scope, actor: str) -> Rotated:
-        """Make a new data key active, and begin to re-seal what older versions sealed.
+    async def rotate_subject(self, scope: Scope, actor: str, repeated: UUID | None = None) -> Rotated:
+        """Make a new data key active, and begin to re-seal what older versions sealed; ``repeated``: `rotate_tenant`'s.
 
         Raises:
+            IdempotencyKeyReused: another key was rotated with it.
             SubjectNotFound: the subject has no key yet.
             CryptoError: the tenant key cannot be had; nothing changed.
             KeyDestroyed: the subject or tenant was shredded.
         """
-        return await self._unit_of_work.retrying(lambda: self._rotate_subject(scope, actor))
+        return await self._unit_of_work.retrying(lambda: self._rotate_subject(scope, actor, repeated))
 
-    async def _rotate_subject(self, scope: Scope, actor: str) -> Rotated:
+    async def _rotate_subject(self, scope: Scope, actor: str, repeated: UUID | None) -> Rotated:
         async with self._unit_of_work.snapshot(scope) as transaction:
+            before = await _before(transaction, scope.tenant_id, RESEAL_KIND, scope.subject_id, repeated)
+            if before is not None:
+                return before
             rows = await transaction.fetch(keys_sql.SUBJECT_KEYS, scope.tenant_id, scope.subject_id)
         fresh = _next_version([row for row in rows if row["purpose"] == "data"], SubjectNotFound())
         await self._keys.add_subject_keys(scope, ("data",), fresh, "pending")
         self._keys.evict(scope)
         await self._keys.existing_sealer(scope)  # opens the new one, too, or raises
+        await self._jobs.ready()
         async with self._unit_of_work.begin(scope) as transaction:
             place = (scope.tenant_id, scope.subject_id)
             await transaction.fetch(sql.LOCK_SUBJECT_KEYS, *place)
             demoted = await transaction.execute(sql.DEMOTE_SUBJECT_KEY, *place)
             if not demoted or not await transaction.execute(sql.PROMOTE_SUBJECT_KEY, *place, fresh):
                 raise LostRaceError
-            job_id = await self._jobs.add(transaction, scope.tenant_id, RESEAL_KIND, scope.subject_id, "")
+            job_id = await self._jobs.add(
+                transaction, scope.tenant_id, RESEAL_KIND, scope.subject_id, "", job_id=_job_id(repeated, fresh)
+            )
             detail = {"job_id": str(job_id), "key_version": fresh}
             target = f"subject:{scope.subject_id}"
             await self._audit.append(transaction, scope.tenant_id, actor, "key.rotate", target, detail)
         self._keys.evict(scope)
         return Rotated(fresh, job_id)
+
+
+async def _before(
+    transaction: Transaction, tenant_id: UUID, kind: str, target: str, repeated: UUID | None
+) -> Rotated | None:
+    """The rotation that was begun with ``repeated``, if there was one: its job says which.
+
+    Raises:
+        IdempotencyKeyReused: it was another key's.
+    """
+    if repeated is None:
+        return None
+    row = await transaction.fetchrow(
+        sql.ROTATION_OF, tenant_id, _job_id(repeated, 0), _job_id(repeated, _KEY_VERSION_MAX)
+    )
+    if row is None:
+        return None
+    if (row["kind"], row["target"]) != (kind, target):
+        raise IdempotencyKeyReused
+    return Rotated(row["job_id"].int & _KEY_VERSION_MAX, row["job_id"])
+
+
+def _job_id(repeated: UUID | None, key_version: int) -> UUID | None:
+    """The id of the job of a rotation that may be asked for again: it ends in the version that was made."""
+    return None if repeated is None else UUID(int=repeated.int & ~_KEY_VERSION_MAX | key_version)
 
 
 def _next_version(rows: Sequence[Any], otherwise: NotFound) -> int:

@@ -151,11 +151,21 @@ class _Draft(msgspec.Struct, frozen=True):
         given = save.content.channels if isinstance(save.content, FullState) else {}
         named = _named(save.content)
         cut = {
-            name: cutter.cut(each.value)
+            name: _cut(cutter, save.content, name, each.value)
             for name, each in given.items()
             if each.value is not None and each.append_to is None
         }
         return cls(now, cutter, cut, named, tagging_of(sealer, save))
+
+
+def _cut(cutter: Cutter, content: FullState | Patch, name: str, value: Value) -> Body:
+    """Cut a channel's value; a fault of its placeholders is said where the client named them."""
+    try:
+        return cutter.cut(value)
+    except InvalidState as error:
+        plain = isinstance(content, FullState) and content.root == "/state"
+        where = f"/state_holes/{escaped(name)}" if plain else f"/channels/{escaped(name)}{error.pointer}"
+        raise InvalidState(str(error), where) from None
 
 
 async def _draft(access: Access, sealer: Sealer, save: Save) -> _Draft:
@@ -184,6 +194,7 @@ async def _save_reading(
             if replayed is not None:
                 await admit(transaction, scope, sealer, save.thread_id)
                 return dataclasses.replace(replayed, created=False)
+        own_seal = seal_thread(sealer, save.thread_id, now, new_thread(sealer, save.thread_id))
         row = await transaction.fetchrow(
             sql.OPEN,
             scope.tenant_id,
@@ -192,7 +203,7 @@ async def _save_reading(
             save.agent,
             save.status if save.namespace == "" else None,
             now,
-            seal_thread(sealer, save.thread_id, now, new_thread(sealer, save.thread_id)),
+            own_seal,
             sealer.active_key_version,
             save.namespace,
             save.checkpoint_id,
@@ -208,7 +219,7 @@ async def _save_reading(
             raise ThreadArchived(save.thread_id)
         if save.known_token is not None:
             await check_token(transaction, scope, sealer, save.thread_id, save.known_token)
-        standing = _Standing.open(sealer, save, row)
+        standing = _Standing.open(sealer, save, row, own_seal)
         base = None if row["checkpoint_id"] is None else open_checkpoint(sealer, row)
         if row["stored_before"]:
             saved = await _saved_before(access, transaction, scope, sealer, save, standing, cut, cutter, named, same)
@@ -440,12 +451,17 @@ async def _write(
         standing.head is not None,
         [None if blob_id is None else blob_id.bytes for blob_id in blob_ids],
         columns.named_ids,
+        standing.is_new_thread,
         *(() if tagging is None else (tagging.keys, tagging.tags)),
     )
     access.check_key(scope, written["key_state"])
     # Written are the checkpoint, and the head on top of the one that was read.
     if written["written"] != 2 or written["early_members"] != row["early_members"]:
         raise LostRaceError
+    if written["newest_id"] != standing.head_id:
+        raise IntegrityFailure("the newest checkpoint is not the head")
+    if written["left_over"]:
+        raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
     thread, thread_seal = standing.thread, row["thread_seal"]
     if standing.head is None:
         thread = standing.thread.with_namespace(sealer, save.namespace)
@@ -494,6 +510,7 @@ async def _saved_before(
         CutOtherwiseError: they may be.
     """
     stored = await one(transaction, scope, sealer, save.thread_id, save.namespace, save.checkpoint_id)
+    await _check_newest(transaction, scope, save)
     if stored is None or standing.head is None or standing.head_id is None:
         raise LostRaceError
     # An unchanged channel is compared with what was stored; a patch or elements are applied to the same parent again.
@@ -538,20 +555,36 @@ async def _saved_before(
     return _saved(stored.columns, standing.head, token, head_id=standing.head_id, created=False)
 
 
+async def _check_newest(transaction: Transaction, scope: Scope, save: Save) -> None:
+    """Compare the head with the newest checkpoint, as both are under the lock.
+
+    Raises:
+        IntegrityFailure: one was put back, or taken away.
+    """
+    place = (scope.tenant_id, scope.subject_id, save.thread_id, save.namespace)
+    row = await transaction.fetchrow(sql.HEAD_AND_NEWEST, *place)
+    if row["newest_id"] != row["head_id"]:
+        raise IntegrityFailure("the newest checkpoint is not the head")
+
+
 class _Standing:
     """What a save stands on: the thread's and the namespace's seals, verified."""
 
-    def __init__(self, thread: ThreadSeal, head_id: str | None, head: HeadSeal | None) -> None:
+    def __init__(
+        self, thread: ThreadSeal, head_id: str | None, head: HeadSeal | None, *, is_new_thread: bool = False
+    ) -> None:
         self.thread = thread
         self.head_id = head_id
         self.head = head
+        self.is_new_thread = is_new_thread
 
     @classmethod
-    def open(cls, sealer: Sealer, save: Save, row: Any) -> "_Standing":
+    def open(cls, sealer: Sealer, save: Save, row: Any, own_seal: bytes) -> "_Standing":
+        """Open what `OPEN` gave; ``own_seal``: the seal that a thread has which it made."""
         thread = open_thread(sealer, save.thread_id, row["thread_created_at"], row["thread_seal"])
         head_id = row["head_id"]
         if head_id is None:
-            return cls(thread, None, None)
+            return cls(thread, None, None, is_new_thread=row["thread_seal"] == own_seal)
         head = open_head(sealer, save.thread_id, save.namespace, head_id, row["sequence"], row["head_seal"])
         if head.incarnation != thread.incarnation:
             raise IntegrityFailure("the head belongs to another life of this thread")

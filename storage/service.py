@@ -26,6 +26,7 @@ from storage.blobs.store import BlobStore
 from storage.checkpoints import Checkpoints
 from storage.clock import Clock, SystemClock
 from storage.compacting import Compacting
+from storage.control_rows import ControlRows
 from storage.errors import SetupError, Unavailable
 from storage.exporting import EXPORT_KIND, IMPORT_KIND, Exporting, abandoned
 from storage.format.leaves import OFFLOAD_BYTES_MIN
@@ -92,6 +93,7 @@ class Store:
         self._engine = engine
         self.unit_of_work = UnitOfWork(engine, observer)
         self.keys = Keys(self.unit_of_work, root_key, deployment_id, clock, observer)
+        self.control = ControlRows(self.unit_of_work, root_key, deployment_id, clock, observer)
         self.head_anchors = HeadAnchors(blobs)
         self.ledger = BlobLedger(self.unit_of_work)
         self.blob_writer = None if blobs is None else BlobWriter(blobs)
@@ -104,8 +106,10 @@ class Store:
         self.archive_writer = None if archive is None else BlobWriter(archive, bytes_max=ARCHIVE_BYTES_MAX)
         self.archive_reader = None if archive is None else BlobReader(archive, bytes_max=ARCHIVE_BYTES_MAX)
         objects = ArchiveObjects(archive, self.archive_reader)
-        views = ArchiveViews(self.unit_of_work, objects)
-        access = Access(self.unit_of_work, self.keys, clock, observer, self.head_anchors, offload, views)
+        access = Access(
+            self.unit_of_work, self.keys, clock, observer, self.head_anchors, offload,
+            ArchiveViews(self.unit_of_work, objects), control=self.control,
+        )  # fmt: skip
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
         self.pruning = Pruning(access)
@@ -119,12 +123,14 @@ class Store:
         self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
         self.anchors = Anchors(self.unit_of_work, self.audit, root_key, blobs, deployment_id, clock)
         self.tenants = Tenants(self.unit_of_work, self.audit, clock)
-        self.jobs = Jobs(self.unit_of_work)
+        self.jobs = Jobs(self.unit_of_work, self.control)
         self.archives = Archives(access, objects, archive, self.archive_writer, self.jobs, self.audit)
         access.restorer, access.thaw_progress = self.archives.bring_back, self.archives.thaw_progress
-        self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, clock, self.pruning)
-        self.retaining = Retaining(self.unit_of_work, self.audit, clock, self.threads, self.pruning, self.archives)
-        self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, shipped)
+        self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, clock, self.pruning, self.control)
+        self.retaining = Retaining(
+            self.unit_of_work, self.audit, clock, self.threads, self.pruning, self.archives, self.control
+        )
+        self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, shipped)
         self.states = States(self.checkpoints, self.state_schemas, observer)
         self.compacting = Compacting(access, self.states)
         self.migrating = Migrating(
@@ -152,6 +158,7 @@ class Store:
             deployment_id,
             clock,
             backup_retention_days,
+            self.control,
         )
         self.verifying = Verifying(
             self.unit_of_work,
@@ -162,6 +169,8 @@ class Store:
             self.head_anchors,
             self.shred,
             self.anchors,
+            self.state_schemas,
+            self.control,
         )
         reseal = Reseal(access, quiet, self.audit, reseal_pause_ratio)
         self.runner = Runner(

@@ -2,9 +2,10 @@
 
 In this order:
 
-1. The intent: a job row, unless a legal hold keeps anything of it. From here the shred is carried to its end, whoever
-   crashes, and whatever is held from now on.
-2. The **tombstone**, an object outside the database, where a restored backup does not reach. It names nobody: it holds
+1. The intent: a job row, unless a legal hold keeps anything of it. From here the shred is carried on, whoever crashes;
+   no job that a gateway did not write begins one (`storage.control_rows`).
+2. Unless something is held by now, the **tombstone**, an object outside the database, where a restored backup does not
+   reach. From here it is carried to its end, whatever is held from now on. It names nobody: it holds
    a keyed digest of the subject's id, under a key that only the root key opens, and is authenticated with it.
 3. One transaction: keys destroyed, `shred_effective_at` set, the audit log written. Every gateway refuses from its
    next request on, because each load and save reads its key's state in its own statement.
@@ -14,11 +15,13 @@ In this order:
 Honest limits: backups, replicas and write-ahead logs hold the wrapped keys until they expire, which is what
 `shred_effective_at` says; whoever has such a backup *and* the root key can open it until then. Identifiers stay: the
 subject's id in the tombstone rows of its keys and in the audit log. A database restored from before a shred does not
-know the tombstone, and is not served from until `accept` applied it again.
+know the tombstone, and is not served from until `accept` applied it again. Whoever opens one finishes first what has a
+tombstone and still has its keys (`unapplied`), and who serves from it looks again from time to time (`uphold`).
 """
 
 import hmac
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -27,17 +30,29 @@ from uuid import UUID
 import msgspec
 from msgspec import json
 
-from crypto import CryptoError, KeyDenied, KeyDestroyed, KeyUnavailable, RootKey, SecretKey, WrappedKey, keyed_digest
+from crypto import (
+    TOMBSTONE_PURPOSE,
+    CryptoError,
+    KeyDenied,
+    KeyDestroyed,
+    KeyUnavailable,
+    RootKey,
+    RootKeyInvalid,
+    SecretKey,
+    WrappedKey,
+    keyed_digest,
+)
 from storage.audit import GATEWAY_ACTOR, LOCAL_ACTOR, Audit
 from storage.blob_ledger import BlobLedger
 from storage.blobs.keyspace import TombstoneLocation, tombstone_prefix
-from storage.blobs.store import BlobExists, BlobStore
+from storage.blobs.store import BlobExists, BlobNotFound, BlobStore
 from storage.clock import Clock
+from storage.control_rows import ControlRows, job_row
 from storage.errors import IntegrityFailure, InvalidState, SubjectNotFound, TenantNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.head_anchors import subject_tag
 from storage.holds import refuse_held_subject, refuse_held_tenant
-from storage.jobs import MORE, Jobs, Lease, Slice
+from storage.jobs import MORE, Jobs, Lease, Slice, outlasting_refusals
 from storage.keys import Keys
 from storage.postgres import shred as sql
 from storage.postgres import tenants as tenants_sql
@@ -54,8 +69,9 @@ WHOLE_TENANT = "tenant"
 NOBODY = "~nobody"
 SETTLE_SECONDS = 0.2
 SLICE_SECONDS = 2.0
+# How often a process that serves asks the tombstones whether somebody put keys back: about as long as keys are cached.
+UPHOLD_SECONDS = 300.0
 FORMAT = "stateroom-tombstone/1"
-_PURPOSE = "tombstone"
 _MAC = b"stateroom/v1/tombstone"
 _DIGEST = b"stateroom/v1/tombstone-subject"
 _KEYS_PAGE = 1000
@@ -112,6 +128,17 @@ class Explained:
     untagged: int
     whole_tenant: bool
     whole_tenant_unproven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _WithKeys:
+    """A tombstone that this database contradicts, and its job; ``begun``: which has not yet come to the keys."""
+
+    location: TombstoneLocation
+    kind: str
+    target: str
+    state: str
+    begun: bool
 
 
 class _WrappedRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -175,6 +202,7 @@ class Shred:
         deployment_id: UUID,
         clock: Clock,
         backup_retention_days: int,
+        control: ControlRows,
     ) -> None:
         self._unit_of_work = unit_of_work
         self._keys = keys
@@ -186,6 +214,7 @@ class Shred:
         self._deployment_id = deployment_id
         self._clock = clock
         self._retention = timedelta(days=backup_retention_days)
+        self._control = control
         self._ledger = BlobLedger(unit_of_work)
 
     # --- shredding -------------------------------------------------------------------------------------------------
@@ -207,11 +236,14 @@ class Shred:
         """
         _check_confirmed(confirm, scope.subject_id, "the subject's id")
         place = (scope.tenant_id, scope.subject_id)
+        await self._control.ready()
         async with self._unit_of_work.begin(scope) as transaction:
             standing = await transaction.fetchrow(sql.SUBJECT_STANDING, *place)
             if not standing["keys"]:
                 raise SubjectNotFound
-            job_id = await self._intend(transaction, scope.tenant_id, SHRED_SUBJECT_KIND, scope.subject_id, actor)
+            job_id = await self._intend(
+                transaction, scope.tenant_id, SHRED_SUBJECT_KIND, scope.subject_id, actor, keyed=standing["active"] > 0
+            )
         await self._destroy_subject(scope, job_id, actor)
         async with self._unit_of_work.snapshot(scope) as transaction:
             standing = await transaction.fetchrow(sql.SUBJECT_STANDING, *place)
@@ -228,28 +260,51 @@ class Shred:
             KeyUnavailable: as before, for the root key.
         """
         _check_confirmed(confirm, str(tenant_id), "the tenant's id")
+        await self._control.ready()
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetchrow(tenants_sql.ONE_TENANT.text, tenant_id) is None:
                 raise TenantNotFound
-            job_id = await self._intend(transaction, tenant_id, SHRED_TENANT_KIND, WHOLE_TENANT, actor)
+            standing = await transaction.fetchrow(sql.TENANT_STANDING, tenant_id)
+            job_id = await self._intend(
+                transaction, tenant_id, SHRED_TENANT_KIND, WHOLE_TENANT, actor, keyed=standing["active"] > 0
+            )
         await self._destroy_tenant(tenant_id, job_id, actor)
         async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
             standing = await transaction.fetchrow(sql.TENANT_STANDING, tenant_id)
         return Shredded(job_id, standing["destroyed_at"] + self._retention, self._blobs is not None)
 
-    async def _intend(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str, actor: str) -> UUID:
-        known: UUID | None = await transaction.fetchval(sql.LAST_JOB, tenant_id, kind, target)
+    async def _intend(
+        self, transaction: Transaction, tenant_id: UUID, kind: str, target: str, actor: str, *, keyed: bool
+    ) -> UUID:
+        known = await transaction.fetchrow(sql.LAST_JOB, tenant_id, kind, target)
         if known is not None:
-            return known
-        if kind == SHRED_SUBJECT_KIND:
-            await refuse_held_subject(transaction, Scope(tenant_id, target))
-        else:
-            await refuse_held_tenant(transaction, tenant_id)
+            self._jobs.check(tenant_id, known)
+            if keyed:
+                await self._refuse_held(transaction, tenant_id, kind, target)
+            # One that failed left rows; what has its keys again, after it was done, has rows again.
+            known_id: UUID = known["job_id"]
+            if known["state"] == "failed" or (known["state"] == "done" and keyed):
+                await self._requeue(transaction, tenant_id, known_id, kind, target)
+            return known_id
+        await self._refuse_held(transaction, tenant_id, kind, target)
         job_id = await self._jobs.add(transaction, tenant_id, kind, target, INTENDED)
         detail = {"job_id": str(job_id)}
         named = f"subject:{target}" if kind == SHRED_SUBJECT_KIND else f"tenant:{tenant_id}"
         await self._audit.append(transaction, tenant_id, actor, "shred.begin", named, detail)
         return job_id
+
+    async def _refuse_held(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> None:
+        if kind == SHRED_SUBJECT_KIND:
+            await refuse_held_subject(transaction, self._control, Scope(tenant_id, target))
+        else:
+            await refuse_held_tenant(transaction, self._control, tenant_id)
+
+    async def _requeue(self, transaction: Transaction, tenant_id: UUID, shred_id: UUID, kind: str, target: str) -> None:
+        row = job_row(tenant_id, shred_id, kind, target, "queued", INTENDED, None, None)
+        await transaction.execute(
+            sql.BEGIN_AGAIN, tenant_id, shred_id, kind, target, INTENDED, self._control.mac(row)
+        )  # fmt: skip
+        self._jobs.added.set()
 
     async def _destroy_subject(self, scope: Scope, shred_id: UUID, actor: str) -> int:
         await self._bury(scope.tenant_id, shred_id, "subject", scope.subject_id, await self._anchor_tag(scope))
@@ -289,12 +344,14 @@ class Shred:
 
     # --- deleting the rows -----------------------------------------------------------------------------------------
 
+    @outlasting_refusals
     async def perform(self, lease: Lease) -> Slice:
         """A slice of a shred. Position: the step, then what the step needs."""
         step, *at = json.decode(lease.position)
         if lease.target == NOBODY:
             return Slice(ended=True)
         if step == "intended":
+            await self._refuse_held_now(lease)
             if lease.kind == SHRED_SUBJECT_KIND:
                 await self._destroy_subject(Scope(lease.tenant_id, lease.target), lease.job_id, GATEWAY_ACTOR)
             else:
@@ -308,6 +365,27 @@ class Shred:
             await self._move(lease, "purge", "")
             return MORE
         return await self._purge(lease, at[0])
+
+    async def _refuse_held_now(self, lease: Lease) -> None:
+        """Refuse to go on with what came to be held after the intent, while nothing of it happened yet.
+
+        Raises:
+            LegalHold: there is neither a tombstone nor a key destroyed.
+        """
+        location = TombstoneLocation(self._deployment_id, lease.tenant_id, lease.job_id)
+        if self._blobs is not None:
+            with suppress(BlobNotFound):
+                await self._blobs.head(location)
+                return
+        if lease.kind == SHRED_SUBJECT_KIND:
+            scope: Scope | OperatorScope = Scope(lease.tenant_id, lease.target)
+            standing_of: tuple[str, ...] = (sql.SUBJECT_STANDING, lease.target)
+        else:
+            scope, standing_of = OperatorScope(founding=lease.tenant_id), (sql.TENANT_STANDING,)
+        statement, *place = standing_of
+        async with self._unit_of_work.begin(scope) as transaction:
+            if (await transaction.fetchrow(statement, lease.tenant_id, *place))["active"]:
+                await self._refuse_held(transaction, lease.tenant_id, lease.kind, lease.target)
 
     async def _move(self, lease: Lease, *position: str) -> None:
         async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
@@ -365,7 +443,10 @@ class Shred:
     async def _bury(
         self, tenant_id: UUID, shred_id: UUID, level: Level, subject_id: str | None, anchor: bytes | None = None
     ) -> None:
-        """Keep a tombstone outside the database. One that is there already must be ours."""
+        """Keep a tombstone outside the database. One that is there already must be ours.
+
+        Unless nobody can tell any more, because the root key that wrapped it is gone: erasing does not wait for that.
+        """
         if self._blobs is None:
             return
         location = TombstoneLocation(self._deployment_id, tenant_id, shred_id)
@@ -381,7 +462,8 @@ class Shred:
         try:
             await self._blobs.put_if_absent(location, json.encode(tombstone))
         except BlobExists:
-            await self._open(self._blobs, location)
+            with suppress(_TombstoneDeniedError):
+                await self._open(self._blobs, location)
 
     async def _open(self, blobs: BlobStore, location: TombstoneLocation) -> tuple[_Tombstone, SecretKey]:
         """A tombstone and its key.
@@ -389,6 +471,7 @@ class Shred:
         Raises:
             IntegrityFailure: it is none, or not made by this deployment.
             KeyUnavailable: the root key cannot be reached.
+            RootKeyInvalid: its file is away.
         """
         try:
             tombstone = json.decode(await blobs.get(location), type=_Tombstone)
@@ -401,7 +484,7 @@ class Shred:
                 tombstone.wrapped.ciphertext,
             )
             tombstone_key = await self._root_key.unwrap(wrapped, self._context(location.tenant_id))
-        except KeyUnavailable:
+        except (KeyUnavailable, RootKeyInvalid):
             raise
         except (KeyDenied, KeyDestroyed):
             raise _TombstoneDeniedError(location, tombstone.level) from None
@@ -416,16 +499,42 @@ class Shred:
         return {
             "deployment": str(self._deployment_id),
             "tenant": str(tenant_id),
-            "purpose": _PURPOSE,
+            "purpose": TOMBSTONE_PURPOSE,
             "version": "1",
         }
 
     async def unapplied(self) -> list[TombstoneLocation]:
         """Tombstones whose shred this database does not know, or whose keys are there again.
 
+        A shred that has its tombstone and did not come to destroying the keys is brought that far first: another
+        gateway may be at it just now, or it was in a backup while it was.
+
         Raises:
             BlobUnavailable: the object store does not answer.
+            CryptoError: the root key does not open what is needed for that.
         """
+        return [each.location for each in await self._with_keys() if not (each.begun and await self._carried_on(each))]
+
+    async def _carried_on(self, shred: "_WithKeys") -> bool:
+        """Destroy the keys of a shred that was begun; returns whether its tombstone is authentic.
+
+        Nobody's lease is asked for: who has one may do the same at the same moment, and one of both changes nothing.
+        """
+        tenant_id, shred_id = shred.location.tenant_id, shred.location.shred_id
+        if shred.state == "failed":
+            async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+                await self._requeue(transaction, tenant_id, shred_id, shred.kind, shred.target)
+        try:
+            if shred.kind == SHRED_SUBJECT_KIND:
+                await self._destroy_subject(Scope(tenant_id, shred.target), shred_id, GATEWAY_ACTOR)
+            else:
+                await self._destroy_tenant(tenant_id, shred_id, GATEWAY_ACTOR)
+        except IntegrityFailure:
+            return False
+        return True
+
+    async def _with_keys(self) -> "list[_WithKeys]":
+        """Tombstones whose shred this database does not know, or whose keys it has."""
         if self._blobs is None:
             return []
         tenants: dict[UUID, list[UUID]] = {}
@@ -446,8 +555,18 @@ class Shred:
                 rows = await transaction.fetch(
                     sql.UNAPPLIED, tenant_id, shred_ids, INTENDED, SHRED_SUBJECT_KIND, SHRED_TENANT_KIND
                 )
-            found += [TombstoneLocation(self._deployment_id, tenant_id, row["shred_id"]) for row in rows]
+            for row in rows:
+                location = TombstoneLocation(self._deployment_id, tenant_id, row["shred_id"])
+                begun = row["begun"] and await self._proved(tenant_id, row)
+                found.append(_WithKeys(location, row["kind"], row["target"], row["state"], begun))
         return found
+
+    async def _proved(self, tenant_id: UUID, row: Any) -> bool:
+        await self._control.ready()
+        with suppress(IntegrityFailure):
+            self._jobs.check(tenant_id, row)
+            return True
+        return False
 
     async def explained(self, tenant_id: UUID) -> Explained:
         """Which anchored heads of a tenant are left behind by shreds, going by their tombstones.
@@ -488,29 +607,56 @@ class Shred:
             BlobUnavailable: the object store does not answer.
             KeyUnavailable: the root key cannot be reached.
         """
-        accepted: list[Accepted] = []
         if self._blobs is None:
-            return accepted
-        for location in await self.unapplied():
-            tombstone, tombstone_key = await self._open(self._blobs, location)
-            tenant_id, shred_id = location.tenant_id, location.shred_id
-            if tombstone.level == "tenant":
-                await self._begin_again(tenant_id, shred_id, SHRED_TENANT_KIND, WHOLE_TENANT)
-                destroyed = await self._destroy_tenant(tenant_id, shred_id, LOCAL_ACTOR)
-            else:
-                subject_id = await self._subject_of(tenant_id, tombstone, tombstone_key)
-                # A backup from before the subject existed: there is nothing to destroy, but the shred is known again.
-                await self._begin_again(tenant_id, shred_id, SHRED_SUBJECT_KIND, subject_id or NOBODY)
-                scope = None if subject_id is None else Scope(tenant_id, subject_id)
-                destroyed = 0 if scope is None else await self._destroy_subject(scope, shred_id, LOCAL_ACTOR)
-            accepted.append(Accepted(tenant_id, shred_id, tombstone.level, destroyed))
-        return accepted
+            return []
+        await self._control.ready()
+        return [await self._apply(self._blobs, each.location, LOCAL_ACTOR) for each in await self._with_keys()]
 
-    async def _begin_again(self, tenant_id: UUID, shred_id: UUID, kind: str, target: str) -> None:
+    async def uphold(self) -> int:
+        """Shred again, while this database is served from, what somebody put back into it; returns how many shreds.
+
+        At a start `unapplied` finds the same, and the gateway refuses: a restored database is for a person to look at.
+        Here it is too late for that, and a shred cannot be undone.
+
+        Raises:
+            IntegrityFailure: a tombstone is not authentic: somebody else wrote it. All others were looked at.
+            BlobUnavailable: the object store does not answer.
+            CryptoError: the root key does not open what is needed.
+        """
+        if self._blobs is None:
+            return 0
+        await self._control.ready()
+        applied, refused = 0, None
+        for each in await self._with_keys():
+            try:
+                if not (each.begun and await self._carried_on(each)):
+                    await self._apply(self._blobs, each.location, GATEWAY_ACTOR)
+                    applied += 1
+            except IntegrityFailure as failure:
+                refused = failure
+        if refused is not None:
+            raise refused
+        return applied
+
+    async def _apply(self, blobs: BlobStore, location: TombstoneLocation, actor: str) -> Accepted:
+        tombstone, tombstone_key = await self._open(blobs, location)
+        tenant_id, shred_id = location.tenant_id, location.shred_id
+        if tombstone.level == "tenant":
+            await self._begin_again(tenant_id, shred_id, SHRED_TENANT_KIND, WHOLE_TENANT, actor)
+            destroyed = await self._destroy_tenant(tenant_id, shred_id, actor)
+        else:
+            subject_id = await self._subject_of(tenant_id, tombstone, tombstone_key)
+            # A backup from before the subject existed: there is nothing to destroy, but the shred is known again.
+            await self._begin_again(tenant_id, shred_id, SHRED_SUBJECT_KIND, subject_id or NOBODY, actor)
+            scope = None if subject_id is None else Scope(tenant_id, subject_id)
+            destroyed = 0 if scope is None else await self._destroy_subject(scope, shred_id, actor)
+        return Accepted(tenant_id, shred_id, tombstone.level, destroyed)
+
+    async def _begin_again(self, tenant_id: UUID, shred_id: UUID, kind: str, target: str, actor: str) -> None:
         async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
-            await transaction.execute(sql.BEGIN_AGAIN, tenant_id, shred_id, kind, target, INTENDED)
+            await self._requeue(transaction, tenant_id, shred_id, kind, target)
             detail = {"job_id": str(shred_id)}
-            await self._audit.append(transaction, tenant_id, LOCAL_ACTOR, "shred.restore", f"job:{shred_id}", detail)
+            await self._audit.append(transaction, tenant_id, actor, "shred.restore", f"job:{shred_id}", detail)
 
     async def _subject_of(self, tenant_id: UUID, tombstone: _Tombstone, tombstone_key: SecretKey) -> str | None:
         after = ""

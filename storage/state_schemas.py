@@ -5,11 +5,12 @@ against, channels that are never stored, and the step that leads to it from the 
 declarative or one that the deployment ships (`migrations.state`). Because nothing registered ever changes, what was
 read once stays true, and a process asks the database again only for a version it does not know.
 
-Owns the rows, the checks at registration and the cache. It converts no state (`storage.versions`), and reads none.
+Owns the rows, the checks at registration and the cache. A row that no gateway wrote is refused
+(`storage.control_rows`): it would say what state becomes. It converts no state (`storage.versions`), and reads none.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,10 +26,11 @@ from migrations.state.declarative import compile_operations
 from migrations.state.errors import ChainInvalid, StepInvalid
 from storage.audit import LOCAL_ACTOR, Audit
 from storage.clock import Clock
+from storage.control_rows import ControlRows, Row, schema_row
 from storage.errors import StateSchemaExists, StateSchemaInvalid, StateSchemaNotFound, StateTooNewToSave
 from storage.json_schemas import check_json_schema, compile_json_schema
 from storage.postgres import state_schemas as sql
-from storage.postgres.unit_of_work import UnitOfWork
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope, TenantScope
 from storage.tags import SEARCHABLE_KEY_BYTES_MAX, SEARCHABLE_KEYS_MAX, can_be_searchable
 
@@ -41,6 +43,8 @@ CACHED_SCHEMAS_MAX = 1_000
 # Work beside the event loop, which it shares the interpreter's lock with: more threads would only make each slower.
 THREADS = 8
 THREADS_OF_A_TENANT = 4
+# A definition may be large: a page of them takes some megabytes.
+_PAGE_ROWS = 20
 # These bind a whole state. A save that brings only some channels is checked against the rest.
 _OF_THE_WHOLE = frozenset(
     {
@@ -204,7 +208,12 @@ class StateSchemas:
     """The verbs on state schemas."""
 
     def __init__(
-        self, unit_of_work: UnitOfWork, audit: Audit, clock: Clock, shipped: Mapping[str, Chain] | None = None
+        self,
+        unit_of_work: UnitOfWork,
+        audit: Audit,
+        clock: Clock,
+        control: ControlRows,
+        shipped: Mapping[str, Chain] | None = None,
     ) -> None:
         """Bind to the database and to what the deployment ships.
 
@@ -212,11 +221,13 @@ class StateSchemas:
             unit_of_work: The way to the rows.
             audit: Every registration is recorded.
             clock: When it happened.
+            control: Tells rows that a gateway wrote.
             shipped: Chains of Python steps by schema; a tenant's version opts in by ``deployment``.
         """
         self._unit_of_work = unit_of_work
         self._audit = audit
         self._clock = clock
+        self._control = control
         self._shipped = dict(shipped or {})
         self._known: dict[tuple[UUID, str], Known] = {}
         self._threads = _Threads()
@@ -242,6 +253,8 @@ class StateSchemas:
         Raises:
             StateSchemaExists: this version is registered with another definition.
             StateSchemaInvalid: what is wrong with it, and where; also a version that leaves a gap.
+            IntegrityFailure: a version was registered or edited outside the gateway.
+            CryptoError: the root key cannot be asked whether one was.
         """
         body = _encoder.encode(definition)
         if len(body) > DEFINITION_BYTES_MAX:
@@ -249,10 +262,11 @@ class StateSchemas:
         _check_searchable(definition.searchable)
         if definition.json_schema is not None:
             await self.beside(scope, partial(check_json_schema, definition.json_schema))
+        await self._control.ready()
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.execute(sql.LOCK, f"{scope.tenant_id}/{schema}")
             rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, schema)
-            versions = {row["number"]: _version(schema, row) for row in rows}
+            versions = {row["number"]: self._version(scope, schema, row) for row in rows}
             there = versions.get(number)
             if there is not None:
                 if _encoder.encode(there.definition) != body:
@@ -266,7 +280,8 @@ class StateSchemas:
                 raise StateSchemaInvalid(f"all versions of a schema together have at most {SCHEMA_BYTES_MAX} bytes", "")
             added = SchemaVersion(schema, number, definition, self._clock.now())
             await self.beside(scope, lambda: self._chain(schema, {**versions, number: added}))
-            await transaction.execute(sql.ADD, scope.tenant_id, schema, number, body, added.created_at)
+            columns = (scope.tenant_id, schema, number, body, added.created_at)
+            await transaction.execute(sql.ADD, *columns, self._control.mac(schema_row(*columns)))
             await self._audit.append(
                 transaction, scope.tenant_id, actor, "state-schema.register", f"state-schema:{schema}/{number}"
             )
@@ -278,12 +293,27 @@ class StateSchemas:
 
         Raises:
             StateSchemaNotFound: the tenant has none of this name.
+            IntegrityFailure, CryptoError: as `put`.
         """
+        await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, schema)
         if not rows:
             raise StateSchemaNotFound
-        return [_version(schema, row) for row in rows]
+        return [self._version(scope, schema, row) for row in rows]
+
+    async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, bytes | None]]:
+        """Every version of every schema, as it is proved, and its stored MAC: for whoever checks all of them."""
+        at = ("", 0)
+        while rows := await transaction.fetch(sql.EVERY, tenant_id, *at, _PAGE_ROWS):
+            for row in rows:
+                at = (row["schema"], row["number"])
+                yield schema_row(tenant_id, *at, row["definition"], row["created_at"]), row["mac"]
+
+    def _version(self, scope: TenantScope | Scope, schema: str, row: Any) -> SchemaVersion:
+        number, definition, created_at = row["number"], row["definition"], row["created_at"]
+        self._control.check(schema_row(scope.tenant_id, schema, number, definition, created_at), row["mac"])
+        return SchemaVersion(schema, number, _decoder.decode(definition), created_at)
 
     async def names(self, scope: TenantScope) -> Sequence[tuple[str, int]]:
         """The tenant's schemas and their newest versions, by name."""
@@ -296,6 +326,7 @@ class StateSchemas:
 
         Raises:
             StateTooNewToSave: nobody registered that version.
+            IntegrityFailure, CryptoError: as `put`.
         """
         place = (scope.tenant_id, schema)
         found = self.cached(scope, schema, (number,))
@@ -359,7 +390,3 @@ def _check_searchable(names: Sequence[str]) -> None:
             raise StateSchemaInvalid(why, f"/searchable/{index}")
         if name in names[:index]:
             raise StateSchemaInvalid("a searchable key is declared twice", f"/searchable/{index}")
-
-
-def _version(schema: str, row: Any) -> SchemaVersion:
-    return SchemaVersion(schema, row["number"], _decoder.decode(row["definition"]), row["created_at"])

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from storage.audit import LOCAL_ACTOR, Audit, chain_of
 from storage.clock import Clock
-from storage.errors import ApiKeyNotFound, InvalidState, TenantNotFound
+from storage.errors import ApiKeyNotFound, IdempotencyKeyReused, InvalidState, TenantNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.model import ApiKeyRecord, Page, Tenant
 from storage.postgres import blobs as blobs_sql
@@ -45,10 +45,21 @@ class Tenants:
     async def create(
         self, scope: OperatorScope, tenant: Tenant, first_key: ApiKeyRecord, actor: str = LOCAL_ACTOR
     ) -> Tenant:
-        """Create a tenant together with its first credential; ``scope.founding`` must name it."""
+        """Create a tenant together with its first credential; ``scope.founding`` must name it.
+
+        Returns:
+            ``tenant`` itself; or, if there is one with its id and name, that one, and nothing changed.
+
+        Raises:
+            IdempotencyKeyReused: there is one with its id and another name.
+        """
         arguments = {"tenant_id": tenant.tenant_id, "name": tenant.name, "created_at": tenant.created_at}
         async with self._unit_of_work.begin(scope) as transaction:
-            await transaction.execute(sql.ADD_TENANT.text, *sql.ADD_TENANT.arguments(**arguments))
+            if not await transaction.fetchval(sql.ADD_TENANT.text, *sql.ADD_TENANT.arguments(**arguments)):
+                before = _tenant(await transaction.fetchrow(sql.ONE_TENANT.text, tenant.tenant_id))
+                if before.name != tenant.name:
+                    raise IdempotencyKeyReused
+                return before
             await _add_key(transaction, first_key)
             target = f"tenant:{tenant.tenant_id}"
             await self._audit.append(transaction, tenant.tenant_id, actor, "tenant.create", target)
@@ -124,11 +135,25 @@ class Tenants:
             row = await connection.fetchrow(sql.LOOK_UP, key_id)
         return None if row is None else _record(row)
 
-    async def add_key(self, scope: TenantScope | OperatorScope, record: ApiKeyRecord, actor: str = LOCAL_ACTOR) -> None:
-        """Store a credential of this tenant, or of the operators."""
+    async def add_key(
+        self, scope: TenantScope | OperatorScope, record: ApiKeyRecord, actor: str = LOCAL_ACTOR
+    ) -> ApiKeyRecord:
+        """Store a credential of this tenant, or of the operators.
+
+        Returns:
+            ``record`` itself; or, if one of its id may do the same, that one, and nothing changed.
+
+        Raises:
+            IdempotencyKeyReused: one of its id may do something else.
+        """
         async with self._unit_of_work.begin(scope) as transaction:
-            await _add_key(transaction, record)
+            before = await _add_key(transaction, record)
+            if before is not None:
+                if _asked_for(before) != _asked_for(record):
+                    raise IdempotencyKeyReused
+                return before
             await self._record_key(transaction, chain_of(scope), actor, record)
+        return record
 
     async def _record_key(self, transaction: Transaction, chain: UUID, actor: str, record: ApiKeyRecord) -> None:
         detail = {
@@ -181,10 +206,18 @@ class Tenants:
                 await transaction.executemany(sql.TOUCH.text, rows)
 
 
-async def _add_key(transaction: Transaction, record: ApiKeyRecord) -> None:
+async def _add_key(transaction: Transaction, record: ApiKeyRecord) -> ApiKeyRecord | None:
+    """Add a credential, or return the one that has its id."""
     values = {name: getattr(record, name) for name in ApiKeyRecord.__slots__}
     values["permissions"] = list(record.permissions)
-    await transaction.execute(sql.ADD_KEY.text, *sql.ADD_KEY.arguments(**values))
+    if await transaction.fetchval(sql.ADD_KEY.text, *sql.ADD_KEY.arguments(**values)):
+        return None
+    return _record(await transaction.fetchrow(sql.ONE_KEY.text, record.key_id))
+
+
+def _asked_for(record: ApiKeyRecord) -> tuple[object, ...]:
+    """What whoever makes a credential says of it."""
+    return record.tenant_id, record.kind, record.name, record.subject_id, record.permissions, record.expires_at
 
 
 def _tenant(row: Any) -> Tenant:

@@ -1,5 +1,6 @@
 """Whole threads: list, show, settings, copy, delete; what removes a part of one is in `storage.pruning`."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,9 +17,11 @@ from storage.completeness import (
     admit,
     compare_namespaces,
     compare_writes,
+    open_listed,
     open_own_head,
     walk,
 )
+from storage.control_rows import ControlRows
 from storage.errors import (
     IntegrityFailure,
     ThreadArchived,
@@ -43,7 +46,7 @@ from storage.model import Copied, Idempotency, Page, Removal, Status, Strategy, 
 from storage.postgres import tags as tags_sql
 from storage.postgres import threads as sql
 from storage.postgres.archives import DELETE_STUB
-from storage.postgres.checkpoints import SEAL_THREAD
+from storage.postgres.checkpoints import HEAD_AND_NEWEST, LEFT_OVER, SEAL_THREAD
 from storage.postgres.completeness import REMEMBER_REMOVAL
 from storage.postgres.unit_of_work import Transaction
 from storage.pruning import NOTHING, Guard, Pruning, sum_of_removals
@@ -51,6 +54,8 @@ from storage.scope import ClientShare, Scope, check_id
 
 # Rows that are opened at a time while a whole thread is walked.
 _STRETCH_ROWS = 500
+# Seals that are opened at a time: some milliseconds, then other requests have their turn.
+_SEALS_ROWS = 100
 
 
 class Threads:
@@ -70,31 +75,53 @@ class Threads:
         limit: int = 100,
         after: tuple[str, ...] | None = None,
     ) -> Page[Thread]:
-        """Threads, newest first. Clear columns only; ``status`` and ``tier`` are advisory."""
+        """Threads, newest first. Each one's seal is opened; ``status``, ``agent`` and ``tier`` are advisory.
+
+        Raises:
+            IntegrityFailure: a thread was made or made older outside the gateway, or the subject's keys are gone.
+        """
         moment = datetime.fromisoformat(after[0]) if after else None
-        async with self._access.unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(
-                sql.LIST,
-                scope.tenant_id,
-                scope.subject_id,
-                status,
-                agent,
-                tier,
-                moment,
-                after[1] if after else None,
-                limit,
-            )
-        last = (rows[-1]["created_at"].isoformat(), rows[-1]["thread_id"]) if len(rows) == limit else None
-        return Page([Thread(**dict(row)) for row in rows], last)
+
+        async def with_sealer(sealer: Sealer) -> Page[Thread]:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await self._access.check_key_in(transaction, scope, sealer)
+                rows = await transaction.fetch(
+                    sql.LIST,
+                    scope.tenant_id,
+                    scope.subject_id,
+                    status,
+                    agent,
+                    tier,
+                    moment,
+                    after[1] if after else None,
+                    limit,
+                )
+            for number, row in enumerate(rows, 1):
+                open_listed(sealer, row)
+                if number % _SEALS_ROWS == 0:
+                    await asyncio.sleep(0)
+            last = (rows[-1]["created_at"].isoformat(), rows[-1]["thread_id"]) if len(rows) == limit else None
+            return Page([_thread(row) for row in rows], last)
+
+        try:
+            return await self._access.reading(scope, with_sealer, ThreadNotFound())
+        except ThreadNotFound:
+            return Page([], None)
 
     async def get(self, scope: Scope, thread_id: str) -> Thread:
-        """One thread.
+        """One thread. Its seal is opened, and without a client-held share those of its heads.
 
         Raises:
             ThreadNotFound: there is none.
+            IntegrityFailure: one does not authenticate or is missing, or the head is not the newest checkpoint.
         """
-        async with self._access.unit_of_work.snapshot(scope) as transaction:
-            return await _get(transaction, scope, thread_id)
+
+        async def with_sealer(sealer: Sealer) -> Thread:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await self._access.check_key_in(transaction, scope, sealer)
+                return await _compared(transaction, scope, sealer, thread_id)
+
+        return await self._access.reading(scope, with_sealer, ThreadNotFound())
 
     async def put(
         self,
@@ -151,7 +178,7 @@ class Threads:
         async def attempt() -> Removal:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 now = self._access.clock.now()
-                removal = await remove_thread(transaction, scope, sealer, thread_id, now, guard)
+                removal = await remove_thread(transaction, self._access.control, scope, sealer, thread_id, now, guard)
                 if removal is not NOTHING:
                     await self._access.offload.ledger.drop(transaction, scope, thread_id)
             if removal is NOTHING:
@@ -252,11 +279,37 @@ async def _get(transaction: Transaction, scope: Scope, thread_id: str) -> Thread
     row = await transaction.fetchrow(sql.ONE, scope.tenant_id, scope.subject_id, thread_id)
     if row is None:
         raise ThreadNotFound
-    return Thread(**dict(row))
+    return _thread(row)
+
+
+async def _compared(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> Thread:
+    """A thread that is what its seal and its heads say, in one snapshot."""
+    place = (scope.tenant_id, scope.subject_id, thread_id)
+    row = await transaction.fetchrow(sql.ONE, *place)
+    if row is None:
+        if await transaction.fetchval(LEFT_OVER, *place):
+            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
+        raise ThreadNotFound
+    thread = open_listed(sealer, row)
+    if thread.share_check is None:
+        heads = await transaction.fetch(sql.HEADS, *place)
+        compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
+        for each in heads:
+            open_own_head(sealer, thread_id, thread, each)
+    if row["tier"] == "hot":
+        standing = await transaction.fetchrow(HEAD_AND_NEWEST, *place, "")
+        if standing["newest_id"] != standing["head_id"]:
+            raise IntegrityFailure("the newest checkpoint is not the head")
+    return _thread(row)
+
+
+def _thread(row: Any) -> Thread:
+    return Thread(**{name: row[name] for name in Thread.__dataclass_fields__})
 
 
 async def remove_thread(
     transaction: Transaction,
+    control: ControlRows,
     scope: Scope,
     sealer: Sealer | None,
     thread_id: str,
@@ -270,6 +323,7 @@ async def remove_thread(
 
     Args:
         transaction: The caller's, who drops the thread's references in it afterwards (`BlobLedger.drop`).
+        control: Checks what is said of holds.
         scope: Whose.
         sealer: Of the scope, if its keys open.
         thread_id: The thread.
@@ -281,12 +335,13 @@ async def remove_thread(
 
     Raises:
         LegalHold: somebody must keep it.
+        IntegrityFailure: what is said of holds was written or edited outside the gateway.
     """
     place = (scope.tenant_id, scope.subject_id, thread_id)
     locked = await transaction.fetchrow(sql.LOCK, *place)
     if locked is None:
         return NOTHING
-    await refuse_held(transaction, scope, thread_id)
+    await refuse_held(transaction, control, scope, thread_id)
     if guard is not None:
         await guard(transaction)
     with suppress(IntegrityFailure, KeyDestroyed):

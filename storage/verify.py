@@ -22,6 +22,7 @@ from storage.completeness import (
     BEFORE_WRITES,
     STRETCH_ROWS,
     Writes,
+    compare_listed,
     compare_namespaces,
     compare_writes,
     open_own_head,
@@ -39,7 +40,7 @@ from storage.postgres import archives as archives_sql
 from storage.postgres import completeness as sql
 from storage.postgres import threads as threads_sql
 from storage.postgres.unit_of_work import Transaction
-from storage.scope import Scope, TenantScope
+from storage.scope import Scope, TenantListing, TenantScope
 
 # After so long a stretch of a subject's threads ends with the thread it is at: somebody watches the progress.
 STRETCH_SECONDS = 2.0
@@ -51,7 +52,7 @@ _HEADS_PAGE = 1000
 Code = Literal[
     "thread-missing", "thread-seal", "namespaces", "head-missing", "head-seal", "head-checkpoint", "checkpoint",
     "live-set", "pending-write", "pending-writes", "piece", "piece-missing", "older-than-anchor",
-    "missing-since-anchor", "anchor", "keys", "subject-missing", "tombstone", "shred-undone",
+    "missing-since-anchor", "anchor", "keys", "subject-missing", "tombstone", "shred-undone", "control-row",
     "archive",
 ]  # fmt: skip
 
@@ -98,6 +99,7 @@ class Verification:
 
         Raises:
             ThreadNotFound: there is no trace of it, neither in the database nor anchored.
+            IntegrityFailure: the subject's keys do not authenticate, or are gone.
             BlobUnavailable: the object store does not answer.
         """
 
@@ -124,6 +126,7 @@ class Verification:
             known: What is anchored of the tenant, if it was read before; else it is read now.
 
         Raises:
+            IntegrityFailure: as `thread`.
             BlobUnavailable: the object store does not answer.
         """
 
@@ -158,6 +161,12 @@ class Verification:
             rows = await transaction.fetch(sql.SUBJECTS, scope.tenant_id, after[0] if after else "", limit)
         found = [row["subject_id"] for row in rows]
         return Page(found, (found[-1],) if len(found) == limit else None)
+
+    async def subjects_without_keys(self, scope: TenantScope) -> list[str]:
+        """The tenant's subjects that have threads, but no keys any more, which no shred does: nobody can open these."""
+        async with self._access.unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
+            rows = await transaction.fetch(sql.SUBJECTS_WITHOUT_KEYS, scope.tenant_id)
+        return [row["subject_id"] for row in rows]
 
     def _counted(self, report: Report) -> Report:
         for _ in report.findings:
@@ -292,6 +301,8 @@ class _Verifier:
         self._place = (scope.tenant_id, scope.subject_id, thread_id)
         self._ledger = ledger
         self._named: set[bytes] = set()
+        # Of checkpoints, by namespace and id; None when a write did not open.
+        self._statuses: dict[tuple[str, str], set[str]] | None = {}
         self._found_before = len(report.findings)
 
     def _find(self, code: Code, detail: str, namespace: str | None = None, checkpoint_id: str | None = None) -> None:
@@ -323,8 +334,7 @@ class _Verifier:
         if row is not None:
             with self._reporting("thread-seal"):
                 thread = open_thread_seal(self._sealer, self._thread_id, row["created_at"], row["seal"])
-                if (thread.share_check is not None) != row["client_share"]:
-                    raise IntegrityFailure("whether the thread is under a client-held share was altered")
+                compare_listed(thread, row)
             if row["client_share"] if thread is None else thread.share_check is not None:
                 self._report.threads_skipped += 1
                 return True
@@ -378,6 +388,9 @@ class _Verifier:
                     self._report.checkpoints += 1
                     newest = after = opened.columns.checkpoint_id
                     self._named.update(opened.ids)
+                    if self._statuses is not None:
+                        with self._reporting("checkpoint", namespace, after):
+                            opened.check_outcome(self._statuses.get((namespace, after), ()))
                     if read is not None:
                         read = read.add(opened.member)
             except (IntegrityFailure, KeyDestroyed) as error:
@@ -402,8 +415,11 @@ class _Verifier:
                 with self._reporting("pending-write", row["namespace"], row["checkpoint_id"]):
                     opened = open_write(self._sealer, row)
                 if opened is None:
-                    writes = None
+                    writes = self._statuses = None
                     continue
+                if opened.columns.status is not None and self._statuses is not None:
+                    place = (row["namespace"], row["checkpoint_id"])
+                    self._statuses.setdefault(place, set()).add(opened.columns.status)
                 self._named.update(opened.ids)
                 if writes is not None:
                     writes.add(row["namespace"], row["checkpoint_id"], opened.mac)

@@ -25,15 +25,18 @@ from msgspec import Struct, json
 from crypto import KeyDenied, KeyDestroyed, Sealer
 from storage.anchors import Anchors
 from storage.audit import GATEWAY_ACTOR, Audit
+from storage.control_rows import ControlRows
 from storage.errors import IntegrityFailure, JobNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.head_anchors import AnchoredHeads, HeadAnchors, subject_tag
+from storage.holds import said
 from storage.jobs import LEASE_SECONDS, MORE, Job, Jobs, Lease, Slice, job_scope
 from storage.keys import Keys
 from storage.postgres import verifying as sql
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Explained, Shred
+from storage.state_schemas import StateSchemas
 from storage.verify import Finding, Report, Verification
 
 T = TypeVar("T")
@@ -131,6 +134,8 @@ class Verifying:
         anchors: HeadAnchors,
         shred: Shred,
         logs: Anchors,
+        schemas: StateSchemas,
+        control: ControlRows,
         renew_seconds: float = RENEW_SECONDS,
     ) -> None:
         self._unit_of_work = unit_of_work
@@ -141,6 +146,8 @@ class Verifying:
         self._anchors = anchors
         self._shred = shred
         self._logs = logs
+        self._schemas = schemas
+        self._control = control
         self._renew_seconds = renew_seconds
         self._known: tuple[UUID, float, AnchoredHeads] | None = None
 
@@ -157,6 +164,7 @@ class Verifying:
         self, scope: TenantScope | OperatorScope, tenant_id: UUID, job: tuple[str, str, str], actor: str
     ) -> UUID:
         kind, target, position = job
+        await self._jobs.ready()
         async with self._unit_of_work.begin(scope) as transaction:
             running = await self._jobs.open(transaction, tenant_id, kind, target)
             if running is not None:
@@ -177,6 +185,7 @@ class Verifying:
             if after is None:
                 page = await self._verification.subjects(scope, 1, (subject_id,))
                 if not page.items:
+                    await self._renewing(lease, self._check_control_rows(scope, at))
                     await self._renewing(lease, self._compare_subjects(scope, at))
                     note = json.encode(msgspec.convert(msgspec.to_builtins(at), TenantReport)).decode()
                     return Slice(ended=True, note=note)
@@ -218,8 +227,23 @@ class Verifying:
         except IntegrityFailure as error:
             return Report(findings=[Finding(code="keys", detail=str(error))])
 
+    async def _check_control_rows(self, scope: TenantScope, at: _TenantPosition) -> None:
+        """Find what steers the gateway and was written by somebody else."""
+        tenant_id = scope.tenant_id
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            for rows in (
+                self._schemas.rows(transaction, tenant_id),
+                said(transaction, tenant_id),
+                self._jobs.rows(transaction, tenant_id),
+            ):
+                async for row, mac in rows:
+                    if not self._control.is_authentic(row, mac):
+                        detail = f"{row} was written or edited outside the gateway"
+                        _take(at, None, [Finding(code="control-row", detail=detail)])
+                        self._verification.count_damage()
+
     async def _compare_subjects(self, scope: TenantScope, at: _TenantPosition) -> None:
-        """Find subjects that were anchored and are not there.
+        """Find subjects that have data and no keys, and those that were anchored and are not there.
 
         Heads of a subject carry a tag under its keys. A tag that no subject present makes is of one that is gone: of
         a shredded one where a tombstone names it. Tombstones without a tag, and subjects whose keys do not open (which
@@ -227,6 +251,10 @@ class Verifying:
         """
         # Before the subjects, which therefore are never behind.
         self._known = None
+        for subject_id in await self._verification.subjects_without_keys(scope):
+            detail = "the subject's keys were removed outside the gateway, but not its data"
+            _take(at, subject_id, [Finding(code="keys", detail=detail)])
+            self._verification.count_damage()
         unknown = set((await self._anchors.load(scope.tenant_id)).tags)
         allowance = 0
         if unknown:
@@ -253,11 +281,13 @@ class Verifying:
         async for subject_id, cached in self._sealers(scope):
             if cached is None or not (explained.whole_tenant or subject_tag(cached) in explained.tags):
                 continue
-            async with self._unit_of_work.begin(scope) as transaction:
-                shredding = await self._jobs.open(transaction, scope.tenant_id, SHRED_SUBJECT_KIND, subject_id)
-                shredding = shredding or await self._jobs.open(
-                    transaction, scope.tenant_id, SHRED_TENANT_KIND, WHOLE_TENANT
-                )
+            shredding = None
+            with contextlib.suppress(IntegrityFailure):  # a job that no gateway wrote explains nothing
+                async with self._unit_of_work.begin(scope) as transaction:
+                    shredding = await self._jobs.open(transaction, scope.tenant_id, SHRED_SUBJECT_KIND, subject_id)
+                    shredding = shredding or await self._jobs.open(
+                        transaction, scope.tenant_id, SHRED_TENANT_KIND, WHOLE_TENANT
+                    )
             place = Scope(scope.tenant_id, subject_id)
             self._keys.evict(place)
             with contextlib.suppress(KeyDestroyed):  # it was in this process's cache only
@@ -295,6 +325,10 @@ class Verifying:
             try:
                 job = await self._jobs.get(TenantScope(tenant_id), job_id)
             except JobNotFound:
+                ended += 1
+                continue
+            except IntegrityFailure:
+                _take_damage(at, TenantDamage(tenant_id, job_id, "control-row", 1))
                 ended += 1
                 continue
             if job.state in {"queued", "running"}:

@@ -130,10 +130,6 @@ class WantedNames:
         """Whether stored names may be others than the reader's."""
         return self._wanted.differs(saved)
 
-    def version_of(self, saved: Versioned) -> int | None:
-        """The version at which the reader knows something."""
-        return self._wanted.of(saved)
-
 
 def convert_checkpoint(chain: Chain, checkpoint: Checkpoint, wanted: int) -> Checkpoint:
     """The checkpoint at another version; its writes are left as they are (`convert_write`).

@@ -17,7 +17,7 @@ import msgspec
 from crypto import Sealer
 from storage.access import Access
 from storage.completeness import check_token
-from storage.errors import IntegrityFailure, LostRaceError, PieceUnknown, ThreadArchived
+from storage.errors import IntegrityFailure, InvalidState, LostRaceError, PieceUnknown, ThreadArchived
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.leaves import Pointer
 from storage.format.manifest import FORMAT, WriteColumns, WriteRecord
@@ -81,7 +81,10 @@ async def put_once(access: Access, scope: Scope, sealer: Sealer, new: TaskWrites
     named = {
         write.idx: artifacts_in(write.value, f"/writes/{position}/value") for position, write in enumerate(new.writes)
     }
-    sealed = [_seal(sealer, new, write, cutter, named[write.idx], now) for write in new.writes]
+    sealed = [
+        _seal(sealer, new, write, cutter, named[write.idx], now, f"/writes/{position}")
+        for position, write in enumerate(new.writes)
+    ]
     async with access.standings.turn(scope, new.thread_id):
         known = access.standings.take(scope, sealer, new.thread_id, new.namespace)
         if known is not None and _goes_on(access, new, known, cutter) and not any(named.values()):
@@ -102,6 +105,7 @@ async def _put_reading(
 ) -> WritesReceipt:
     """Writes that read what they stand on, under the thread's lock."""
     async with access.unit_of_work.begin(scope) as transaction:
+        own_seal = seal_thread(sealer, new.thread_id, now, new_thread(sealer, new.thread_id))
         row = await transaction.fetchrow(
             sql.OPEN_WRITES,
             scope.tenant_id,
@@ -109,7 +113,7 @@ async def _put_reading(
             new.thread_id,
             new.status if new.namespace == "" else None,
             now,
-            seal_thread(sealer, new.thread_id, now, new_thread(sealer, new.thread_id)),
+            own_seal,
             sealer.active_key_version,
             new.namespace,
             new.checkpoint_id,
@@ -131,11 +135,12 @@ async def _put_reading(
             for columns, each in sealed
             if columns.idx < 0 or columns.idx not in present
         ]
-        if fresh or new.status is not None:
+        if fresh:
             pointers = [pointer for each in fresh for pointer in named[each.columns.idx]]
             await access.offload.name_artifacts(transaction, scope, new.thread_id, pointers)
-            stored = await _stored(access, transaction, scope, sealer, new, cutter, uploads) if fresh else []
-            head = await _write(access, transaction, scope, sealer, new, now, thread, head, fresh, stored, row)
+            stored = await _stored(access, transaction, scope, sealer, new, cutter, uploads)
+            is_new = row["thread_seal"] == own_seal
+            head = await _write(access, transaction, scope, sealer, new, now, thread, head, fresh, stored, row, is_new)
     token = None
     if head is not None and row["head_id"] == new.checkpoint_id:
         seen = ThreadToken.of(sealer.without_share, new.namespace, new.checkpoint_id, head)
@@ -241,10 +246,19 @@ async def _put_on(
 
 
 def _seal(
-    sealer: Sealer, new: TaskWrites, write: NewWrite, together: Cutter, named: Sequence[Pointer], now: datetime
+    sealer: Sealer,
+    new: TaskWrites,
+    write: NewWrite,
+    together: Cutter,
+    named: Sequence[Pointer],
+    now: datetime,
+    where: str,
 ) -> tuple[WriteColumns, SealedWrite]:
     cutter = together.beside()
-    body = cutter.cut(write.value)
+    try:
+        body = cutter.cut(write.value)
+    except InvalidState as error:  # of its placeholders
+        raise InvalidState(str(error), where + error.pointer) from None
     columns = WriteColumns(
         thread_id=new.thread_id,
         namespace=new.namespace,
@@ -315,13 +329,13 @@ async def _write(
     fresh: Sequence[_Fresh],
     stored: Sequence[tuple[Piece, UUID | None]],
     row: Any,
+    is_new_thread: bool,
 ) -> HeadSeal | None:
-    """Store what is fresh, and the seals if anything is; returns the head as it then is."""
-    thread_seal = head_seal = None
-    if fresh:
-        thread = dataclasses.replace(thread, writes=_moved(sealer, new, thread.writes, fresh))
-        thread_seal = seal_thread(sealer, new.thread_id, row["thread_created_at"], thread)
-    if fresh and head is not None and row["head_id"] == new.checkpoint_id:
+    """Store what is fresh, with the seals; returns the head as it then is."""
+    thread = dataclasses.replace(thread, writes=_moved(sealer, new, thread.writes, fresh))
+    thread_seal = seal_thread(sealer, new.thread_id, row["thread_created_at"], thread)
+    head_seal = None
+    if head is not None and row["head_id"] == new.checkpoint_id:
         writes = _moved(sealer, new, head.writes, fresh)
         head = msgspec.structs.replace(head, sequence=head.sequence + 1, writes=writes)
         head_seal = seal_head(sealer, new.thread_id, new.namespace, new.checkpoint_id, head)
@@ -353,11 +367,14 @@ async def _write(
         [each.columns.named_ids for each in fresh],
         new.state_schema,
         new.state_version,
+        is_new_thread,
     )
     access.check_key(scope, written["key_state"])
     stands_on = (row["head_id"], row["sequence"])
     if written["written"] != len(fresh) or (written["head_id"], written["sequence"]) != stands_on:
         raise LostRaceError
+    if written["left_over"]:
+        raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
     return head
 
 

@@ -9,14 +9,23 @@ from typing import Final
 from uuid import UUID
 
 from crypto.errors import RootKeyInvalid
-from crypto.roots.base import RootKey, WrappedKey
+from crypto.roots.base import TOMBSTONE_PURPOSE, RootKey, WrappedKey
 from crypto.roots.breaker import GuardedRootKey
 from crypto.roots.file import FileRootKey
 from crypto.roots.memory import MemoryRootKey
 from crypto.roots.service import parse_options
 from crypto.roots.several import RootKeys
 
-__all__ = ["FileRootKey", "GuardedRootKey", "MemoryRootKey", "RootKey", "RootKeys", "WrappedKey", "create_root_key"]
+__all__ = [
+    "TOMBSTONE_PURPOSE",
+    "FileRootKey",
+    "GuardedRootKey",
+    "MemoryRootKey",
+    "RootKey",
+    "RootKeys",
+    "WrappedKey",
+    "create_root_key",
+]
 
 _NEXT_ROOT: Final = re.compile(r"\s+(?=(?:file|aws-kms|vault):)")
 _KMS_ALIAS: Final = re.compile(r"aws-kms:(?:arn:[^?]*:)?alias/")

@@ -12,6 +12,8 @@ from uuid import UUID
 from crypto.keyring import SecretKey
 
 CONTEXT_NAMES: Final = ("deployment", "tenant", "purpose", "version")
+# The purpose of what keeps erased data from coming back; it must not depend on a key that a tenant takes away.
+TOMBSTONE_PURPOSE: Final = "tombstone"
 
 
 def checked_context(context: Mapping[str, str]) -> dict[str, str]:

@@ -39,6 +39,17 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
+def _check_folder(path: Path) -> None:
+    """Refuse a folder in which other users can put another file in this one's place."""
+    for folder in {path.parent, Path(os.path.realpath(path)).parent}:
+        try:
+            mode = folder.stat().st_mode
+        except OSError:
+            continue  # opening the file says what is wrong
+        if stat.S_IMODE(mode) & 0o022 and not mode & stat.S_ISVTX:
+            raise RootKeyInvalid(f"other users can replace {path}; run chmod go-w {folder}")
+
+
 def _read(path: Path) -> bytes:
     """Read the file after checking, on the open descriptor, that only this user can read or write it."""
     try:
@@ -100,6 +111,7 @@ def _parse(path: Path, text: bytes) -> tuple[dict[int, SecretKey], int]:
 
 
 def _open(path: Path) -> tuple[dict[int, SecretKey], int]:
+    _check_folder(path)
     return _parse(path, _read(path))
 
 
@@ -142,9 +154,11 @@ class FileRootKey(LocalRootKey):
         """Create a file with one random key, mode 0600, and open it. An existing file is never overwritten.
 
         Raises:
-            RootKeyInvalid: There is something at that path already, or it cannot be written.
+            RootKeyInvalid: There is something at that path already, or it cannot be written, or other users could
+                replace it.
         """
         target = Path(path)
+        _check_folder(target)
         try:
             descriptor = _create(target)
         except FileExistsError:
@@ -167,7 +181,7 @@ class FileRootKey(LocalRootKey):
         """Open a root key file.
 
         Raises:
-            RootKeyInvalid: It is missing, not a regular file of this user, reachable by other users, or
+            RootKeyInvalid: It is missing, not a regular file of this user, reachable or replaceable by other users, or
                 malformed. The message names the remedy and never the content.
         """
         source = Path(path)

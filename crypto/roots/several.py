@@ -3,7 +3,7 @@
 Owns which root key a wrapping belongs to, so that a deployment can move to another root key while it serves:
 list the new one first, rewrap every tenant key, then take the old one off the list. Until then whoever holds the
 old one can still make wrappings this process accepts. A tenant may have root keys of its own; no other tenant's
-wrapping is ever taken to them.
+wrapping is ever taken to them. Its tombstones are the deployment's: a tenant that takes its key away can be erased.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from uuid import UUID
 
 from crypto.errors import RootKeyInvalid
 from crypto.keyring import SecretKey
-from crypto.roots.base import RootKey, WrappedKey, checked_context
+from crypto.roots.base import TOMBSTONE_PURPOSE, RootKey, WrappedKey, checked_context
 
 
 class RootKeys:
@@ -71,8 +71,11 @@ class RootKeys:
         return sum(self._tenant_roots.values(), self._deployment_roots)
 
     def _roots(self, context: Mapping[str, str]) -> tuple[RootKey, ...]:
-        tenant_id = UUID(checked_context(context)["tenant"])
-        return self._tenant_roots.get(tenant_id, ()) + self._deployment_roots
+        named = checked_context(context)
+        own = self._tenant_roots.get(UUID(named["tenant"]), ())
+        if named["purpose"] == TOMBSTONE_PURPOSE:
+            return self._deployment_roots + own  # its own, too, wrapped those of earlier releases
+        return own + self._deployment_roots
 
     def _maker(self, wrapped: WrappedKey, context: Mapping[str, str]) -> RootKey:
         roots = self._roots(context)

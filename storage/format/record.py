@@ -5,7 +5,7 @@ row was asked for, or raises `IntegrityFailure`; nothing is guessed, skipped or 
 """
 
 import hmac
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,13 @@ import msgspec
 
 from crypto import Kind, OpenError, Sealer
 from crypto.context import Location
-from storage.errors import ClientShareRequired, ClientShareUnexpected, ClientShareWrong, IntegrityFailure
+from storage.errors import (
+    ClientShareRequired,
+    ClientShareUnexpected,
+    ClientShareWrong,
+    IntegrityFailure,
+    StateTooLarge,
+)
 from storage.format.chain import (
     HeadSeal,
     ThreadSeal,
@@ -73,11 +79,14 @@ _AUTHENTICATED = _Authenticated()
 class PieceReader:
     """The chunks of one read, opened when first needed and kept for the next checkpoint that shares them.
 
-    ``refs``: values are put together with placeholders for their large leaves.
+    ``refs``: values are put together with placeholders for their large leaves. ``bytes_max``: how long all values
+    together may be, those that share pieces counted each.
     """
 
-    def __init__(self, sealer: Sealer, *, refs: bool = False) -> None:
+    def __init__(self, sealer: Sealer, *, refs: bool = False, bytes_max: int | None = None) -> None:
         self.refs = refs
+        self._bytes_max = bytes_max
+        self._bytes = 0
         self._sealer = sealer
         self._sealed: dict[bytes, tuple[bytes | None, bytes | None, bytes]] = {}
         self._opened: dict[bytes, Opened] = {}
@@ -167,11 +176,29 @@ class PieceReader:
 
         Raises:
             IntegrityFailure: as `join`.
+            StateTooLarge: with those before it, it is longer than ``bytes_max``.
         """
+        before = self._bytes
+        look_up = self.look_up if self._bytes_max is None else self._counted
         if self.refs:
-            data, holes = join_holed(body, ids, self.look_up)
-            return Value(encoding, data, holes)
-        return Value(encoding, join(body, ids, self.look_up))
+            data, holes = join_holed(body, ids, look_up)
+        else:
+            data, holes = join(body, ids, look_up), ()
+        self._bytes = before
+        self._count(len(data))
+        return Value(encoding, data, holes)
+
+    def _counted(self, piece_id: bytes) -> Opened:
+        """As `look_up`, for a value that is being put together: what is too long is not even gathered."""
+        opened = self.look_up(piece_id)
+        if opened.children is None and not (self.refs and opened.kind == LEAF):
+            self._count(opened.size)
+        return opened
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes_max is not None and self._bytes > self._bytes_max:
+            raise StateTooLarge(self._bytes_max)
 
 
 def seal_piece(sealer: Sealer, piece: Piece, blob_id: UUID | None = None) -> bytes:
@@ -201,7 +228,7 @@ def seal_checkpoint(sealer: Sealer, columns: CheckpointColumns, manifest: Manife
 
 
 class OpenedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint row, authenticated. ``outcome`` is advisory."""
+    """A checkpoint row, authenticated; ``outcome`` is advisory, until it is compared with the pending writes."""
 
     columns: CheckpointColumns
     manifest: Manifest
@@ -217,6 +244,15 @@ class OpenedCheckpoint(msgspec.Struct, frozen=True):
     def ids(self) -> list[bytes]:
         """The pieces its manifest names."""
         return unpack_ids(self.columns.piece_ids)
+
+    def check_outcome(self, statuses: Collection[str]) -> None:
+        """Compare the outcome with the statuses of the checkpoint's pending writes, authenticated.
+
+        Raises:
+            IntegrityFailure: it is none of them, or missing where there are some.
+        """
+        if self.outcome not in statuses and (statuses or self.outcome is not None):
+            raise IntegrityFailure("the status of a checkpoint was altered")
 
     def channel(self, name: str, reader: PieceReader) -> Channel | None:
         """One channel's value, or None if the checkpoint does not hold it."""

@@ -12,6 +12,10 @@ sees was committed before anything is stored. `OPEN_WRITES` and `PUT_WRITES` div
 A thread's ``searchable`` says by which keys all its checkpoints are tagged (`storage.tags`): `OPEN` narrows it, under
 the lock, to what its save is tagged by. An empty array says that there is no checkpoint yet.
 
+The newest checkpoint has to be the head, and a thread that `OPEN` made has to have nothing yet. `WRITE` tells, because
+its snapshot is newer than the lock: what `OPEN` sees beside the head may have been removed meanwhile. `PUT_WRITES`
+tells the latter likewise.
+
 Chunks that a save merely refers to are locked ``FOR KEY SHARE`` after the thread (the join forces the order), so that
 a prune that ran meanwhile makes them missing here, not in a checkpoint that was answered with 2xx.
 """
@@ -41,6 +45,24 @@ ROW_COLUMNS = (
     "manifest",
 )
 _ROW = ", ".join(ROW_COLUMNS)
+
+# The newest checkpoint of a namespace. By order: row-level security keeps the index from what is compared with `>`.
+_NEWEST = """
+    (SELECT n.checkpoint_id FROM stateroom.checkpoints n
+     WHERE n.tenant_id = $1 AND n.subject_id = $2 AND n.thread_id = $3 AND n.namespace = {namespace}
+     ORDER BY n.checkpoint_id DESC LIMIT 1)"""
+
+# Whether a thread has anything. By order likewise: whoever only asks whether there is a row may scan the table for it.
+_LEFT_OVER = """coalesce(
+        (SELECT true FROM stateroom.heads l WHERE l.tenant_id = $1 AND l.subject_id = $2 AND l.thread_id = $3
+         ORDER BY l.namespace LIMIT 1),
+        (SELECT true FROM stateroom.checkpoints l WHERE l.tenant_id = $1 AND l.subject_id = $2 AND l.thread_id = $3
+         ORDER BY l.namespace, l.checkpoint_id LIMIT 1),
+        (SELECT true FROM stateroom.pending_writes l WHERE l.tenant_id = $1 AND l.subject_id = $2 AND l.thread_id = $3
+         ORDER BY l.namespace, l.checkpoint_id, l.task_id, l.idx LIMIT 1),
+        false)"""
+
+LEFT_OVER = f"SELECT {_LEFT_OVER}"
 
 OPEN = f"""
 WITH thread AS (
@@ -136,6 +158,8 @@ WITH chunk AS (
 ){tags}
 SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head) AS written,
     (SELECT array_agg(member ORDER BY member) FROM early) AS early_members,
+    {_NEWEST.format(namespace="$8")} AS newest_id,
+    CASE WHEN $31::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
     (SELECT k.state FROM stateroom.subject_keys k
      WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $4) AS key_state
 """
@@ -146,10 +170,10 @@ WRITE = _write()
 # The same save with its tags: what it is tagged by, and the tags.
 WRITE_TAGGED = _write(
     column=", searchable",
-    value=", $31",
+    value=", $32",
     tags=""", tag AS (
     INSERT INTO stateroom.checkpoint_tags (tenant_id, subject_id, thread_id, namespace, checkpoint_id, tag)
-    SELECT $1, $2, $3, $8, $9, t.tag FROM unnest($32::bytea[]) AS t(tag) ON CONFLICT DO NOTHING
+    SELECT $1, $2, $3, $8, $9, t.tag FROM unnest($33::bytea[]) AS t(tag) ON CONFLICT DO NOTHING
 )""",
 )
 
@@ -158,14 +182,14 @@ def _call(function: str, parameters: int) -> str:
     return f"SELECT stateroom.{function}({', '.join(f'${n}' for n in range(1, parameters + 1))})"
 
 
-# Whole transactions of whoever knows what they stand on, as functions of the database (revision a19) that bind their
+# Whole transactions of whoever knows what they stand on, as functions of the database (revision a20) that bind their
 # scope and commit with their statement: one round trip. They depend on the stored seals being the remembered ones: a
 # thread whose seal is another one, as after any pending write or new namespace, or a head that moved, make them fail
-# as a whole; so do more or fewer writes that came before their checkpoint than the save was told of, and rows that are
-# there already. Nothing that the head and its writes need can have been pruned while both seals are what they were, so
-# its pieces are there. Whoever fails begins with OPEN or OPEN_WRITES.
-SAVE_ON = _call("save_on_3", 33)
-PUT_WRITES_ON = _call("put_writes_on_3", 26)
+# as a whole; so do more or fewer writes that came before their checkpoint than the save was told of, a head that is not
+# the newest checkpoint, and rows that are there already. Nothing that the head and its writes need can have been pruned
+# while both seals are what they were, so its pieces are there. Whoever fails begins with OPEN or OPEN_WRITES.
+SAVE_ON = _call("save_on_4", 33)
+PUT_WRITES_ON = _call("put_writes_on_4", 26)
 
 SEAL_THREAD = """
 UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
@@ -202,10 +226,14 @@ LEFT JOIN LATERAL (
         FOR UPDATE) present) w ON true
 """
 
+# A checkpoint's outcome is the status of one of its writes, or null if none has one, so that reads can tell when it was
+# edited (`storage.format.record`). Therefore a status counts with what is stored along with it, and where others are
+# replaced by writes without one, those that are left decide.
+#
 # A write that replaces another one names its member. The head as it is now comes back: it must be the one that
 # OPEN_WRITES saw. In a later statement than the lock, the outcome reaches a checkpoint that was saved while that one
 # waited; a save that waits for the writes reads their status in WRITE, so one of the two always knows of the other.
-PUT_WRITES = """
+PUT_WRITES = f"""
 WITH chunk AS (
     INSERT INTO stateroom.chunks AS c
         (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
@@ -237,17 +265,22 @@ WITH chunk AS (
     RETURNING 1
 ), thread AS (
     UPDATE stateroom.threads SET seal = $20
-    WHERE $20::bytea IS NOT NULL AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+    WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
 ), head AS (
     UPDATE stateroom.heads SET sequence = $21, seal = $22
     WHERE $22::bytea IS NOT NULL AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $8
       AND sequence = $21 - 1
 ), checkpoint AS (
-    UPDATE stateroom.checkpoints SET outcome = $12
-    WHERE $12 IS NOT NULL AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $8
-      AND checkpoint_id = $9
+    UPDATE stateroom.checkpoints SET outcome = coalesce($12, (
+        SELECT w.status FROM stateroom.pending_writes w
+        WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $8 AND w.checkpoint_id = $9
+          AND w.status IS NOT NULL AND NOT (w.task_id = $10 AND w.idx = ANY($14::int[]))
+        ORDER BY w.created_at DESC, w.idx LIMIT 1))
+    WHERE EXISTS (SELECT FROM fresh WHERE $12 IS NOT NULL OR replaces IS NOT NULL)
+      AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $8 AND checkpoint_id = $9
 )
 SELECT (SELECT count(*) FROM replaced) + (SELECT count(*) FROM added) AS written, h.head_id, h.sequence,
+    CASE WHEN $27::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
     (SELECT k.state FROM stateroom.subject_keys k
      WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $4) AS key_state
 FROM (VALUES (1)) one
@@ -286,7 +319,8 @@ def _unpacked(column: str) -> str:
 LOAD = f"""
 WITH target AS MATERIALIZED (
     SELECT h.head_id AS at_head_id, h.sequence AS at_sequence, h.seal AS at_head_seal,
-        t.seal AS at_thread_seal, t.created_at AS at_thread_created_at, t.tier AS at_tier, c.*
+        t.seal AS at_thread_seal, t.created_at AS at_thread_created_at, t.tier AS at_tier, c.*,
+        coalesce({_NEWEST.format(namespace="$4")} > h.head_id, false) AS at_newer
     FROM stateroom.heads h
     LEFT JOIN stateroom.threads t
         ON t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
@@ -303,7 +337,7 @@ WITH target AS MATERIALIZED (
     UNION
     SELECT u.piece_id FROM written, LATERAL ({_unpacked("written.piece_ids")}) u
 )
-SELECT {_ROW}, at_head_id, at_sequence, at_head_seal, at_thread_seal, at_thread_created_at, at_tier,
+SELECT {_ROW}, at_head_id, at_sequence, at_head_seal, at_thread_seal, at_thread_created_at, at_tier, at_newer,
     (SELECT k.state FROM stateroom.subject_keys k
      WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state,
     writes.*, pieces.*
@@ -320,9 +354,9 @@ LEFT JOIN LATERAL (
       AND c.piece_id = ANY(ARRAY(SELECT piece_id FROM named))) pieces ON true
 """
 
-# As LOAD, as a transaction of its own (revision a18) that binds its scope, only reads, and ends with its statement: one
+# As LOAD, as a transaction of its own (revision a20) that binds its scope, only reads, and ends with its statement: one
 # round trip. Of a checkpoint that is not the head it has the members of all pending writes of the thread, too.
-LOAD_AT_ONCE = "SELECT * FROM stateroom.load_checkpoint($1, $2, $3, $4, $5, $6, $7)"
+LOAD_AT_ONCE = "SELECT * FROM stateroom.load_checkpoint_2($1, $2, $3, $4, $5, $6, $7)"
 
 CHUNKS = """
 SELECT thread_id, piece_id, children, named_ids, envelope FROM stateroom.chunks
@@ -341,9 +375,10 @@ SELECT state FROM stateroom.subject_keys
 WHERE tenant_id = $1 AND subject_id = $2 AND purpose = 'data' AND key_version = $3
 """
 
-HEAD = """
-SELECT head_id, sequence, seal FROM stateroom.heads
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4
+# A namespace's head, and its newest checkpoint, which must be it.
+HEAD_AND_NEWEST = f"""
+SELECT {_NEWEST.format(namespace="$4")} AS newest_id, (SELECT h.head_id FROM stateroom.heads h
+     WHERE h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $4) AS head_id
 """
 
 WRITES_OF = f"""
@@ -353,18 +388,14 @@ WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 A
 ORDER BY checkpoint_id, task_path, task_id, idx
 """
 
-# As WRITES_OF, by names that a reader of another version has: also all writes ($7), or those at others than $8.
-WRITES_BY_VERSION = f"""
-SELECT {", ".join(WRITE_COLUMNS)} FROM stateroom.pending_writes
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
-  AND ($7::boolean OR channel = ANY($6::text[]) OR state_version <> $8::int)
-ORDER BY checkpoint_id, task_path, task_id, idx
-"""
-
 
 def history_wanted() -> str:
-    """What a listing asks of a row ``c``; the last three are where it goes on."""
-    return """c.tenant_id = $1 AND c.subject_id = $2
+    """What a listing asks of a row ``c``; the last three are where it goes on.
+
+    The first condition is true of every checkpoint, and that of the index that listings use and nobody else may: the
+    newest checkpoint of a namespace is found by the primary key, and not by reading a subject's from the newest on.
+    """
+    return """c.created_at >= '-infinity' AND c.tenant_id = $1 AND c.subject_id = $2
   AND ($3::text IS NULL OR c.thread_id = $3)
   AND ($4::text IS NULL OR c.namespace = $4)
   AND ($5::text IS NULL OR c.checkpoint_id < $5)

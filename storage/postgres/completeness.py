@@ -5,6 +5,24 @@ SELECT EXISTS (SELECT FROM stateroom.checkpoints
     WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4)
 """
 
+# Whether a subject has anything but no keys, though none were destroyed: keys are stored before what they seal, and a
+# shred keeps their rows. By order, because whoever only asks whether there is a row may scan the table for it.
+KEYS_ARE_GONE = """
+SELECT coalesce(
+        (SELECT true FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2 ORDER BY thread_id LIMIT 1),
+        (SELECT true FROM stateroom.checkpoints WHERE tenant_id = $1 AND subject_id = $2
+         ORDER BY thread_id, namespace, checkpoint_id LIMIT 1),
+        (SELECT true FROM stateroom.heads WHERE tenant_id = $1 AND subject_id = $2
+         ORDER BY thread_id, namespace LIMIT 1),
+        (SELECT true FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2
+         ORDER BY thread_id, namespace, checkpoint_id, task_id, idx LIMIT 1),
+        false)
+    AND NOT EXISTS (SELECT FROM stateroom.subject_keys
+        WHERE tenant_id = $1 AND subject_id = $2 AND state = 'destroyed')
+    AND (SELECT count(DISTINCT purpose) FROM stateroom.subject_keys
+        WHERE tenant_id = $1 AND subject_id = $2 AND state = 'active') < 2
+"""
+
 COUNT_CHECKPOINTS = """
 SELECT count(*) FROM stateroom.checkpoints
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4
@@ -88,6 +106,13 @@ WHERE t.tenant_id = $1 AND t.subject_id = $2 AND ($3::text IS NULL OR t.thread_i
   AND (t.thread_id, coalesce(h.namespace, '')) > ($4::text, $5::text)
 ORDER BY t.thread_id, h.namespace
 LIMIT $6
+"""
+
+# Subjects with threads, of which no key is stored, not even a destroyed one: as `KEYS_ARE_GONE`, over a tenant.
+SUBJECTS_WITHOUT_KEYS = """
+SELECT t.subject_id FROM (SELECT DISTINCT subject_id FROM stateroom.threads WHERE tenant_id = $1) t
+WHERE NOT EXISTS (SELECT FROM stateroom.subject_keys k WHERE k.tenant_id = $1 AND k.subject_id = t.subject_id)
+ORDER BY t.subject_id
 """
 
 SUBJECTS = """

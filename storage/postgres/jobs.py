@@ -1,10 +1,11 @@
 """Statements on jobs. Leases go by the database's clock: gateways need not agree on the time."""
 
-_COLUMNS = "tenant_id, job_id, kind, target, state, done, total, error, note, created_at, updated_at"
+_COLUMNS = "tenant_id, job_id, kind, target, state, done, total, error, note, created_at, updated_at, position, mac"
 
 ADD = """
-INSERT INTO stateroom.jobs (tenant_id, job_id, kind, target, state, done, total, position, created_at, updated_at)
-VALUES ($1, $2, $3, $4, 'queued', 0, $5, $6, now(), now())
+INSERT INTO stateroom.jobs
+    (tenant_id, job_id, kind, target, state, done, total, position, created_at, updated_at, mac)
+VALUES ($1, $2, $3, $4, 'queued', 0, $5, $6, now(), now(), $7)
 """
 
 ONE = f"SELECT {_COLUMNS} FROM stateroom.jobs WHERE tenant_id = $1 AND job_id = $2"
@@ -15,8 +16,12 @@ WHERE tenant_id = $1 AND ($2::timestamptz IS NULL OR (created_at, job_id) < ($2,
 ORDER BY created_at DESC, job_id DESC LIMIT $4
 """
 
-OPEN = """
-SELECT job_id, position FROM stateroom.jobs
+EVERY = f"""
+SELECT {_COLUMNS} FROM stateroom.jobs WHERE tenant_id = $1 AND job_id > $2 ORDER BY job_id LIMIT $3
+"""
+
+OPEN = f"""
+SELECT {_COLUMNS} FROM stateroom.jobs
 WHERE tenant_id = $1 AND kind = $2 AND target = $3 AND state IN ('queued', 'running')
 ORDER BY created_at LIMIT 1
 """
@@ -38,12 +43,12 @@ UPDATE stateroom.jobs SET state = 'running', lease_until = clock_timestamp() + m
     updated_at = clock_timestamp()
 WHERE tenant_id = $1 AND job_id = $2 AND state IN ('queued', 'running')
   AND (lease_until IS NULL OR lease_until < clock_timestamp())
-RETURNING kind, target, done, total, position, lease_until
+RETURNING job_id, kind, target, state, done, total, position, error, note, lease_until, mac
 """
 
 # Whoever holds the lease knows its exact end: another one's differs, so that a late owner changes nothing.
 ADVANCE = """
-UPDATE stateroom.jobs SET done = done + $4, total = coalesce($5, total), position = $6,
+UPDATE stateroom.jobs SET done = done + $4, total = coalesce($5, total), position = $6, mac = $8,
     lease_until = clock_timestamp() + make_interval(secs => $7), updated_at = clock_timestamp()
 WHERE tenant_id = $1 AND job_id = $2 AND lease_until = ANY($3::timestamptz[]) AND state = 'running'
 RETURNING done, total, lease_until
@@ -55,6 +60,7 @@ WHERE tenant_id = $1 AND job_id = $2 AND lease_until = ANY($3::timestamptz[]) AN
 """
 
 END = """
-UPDATE stateroom.jobs SET state = $4, error = $5, note = $6, lease_until = NULL, updated_at = clock_timestamp()
+UPDATE stateroom.jobs SET state = $4, error = $5, note = $6, position = $7, mac = $8, lease_until = NULL,
+    updated_at = clock_timestamp()
 WHERE tenant_id = $1 AND job_id = $2 AND lease_until = ANY($3::timestamptz[]) AND state = 'running'
 """

@@ -34,7 +34,8 @@ WHERE state_schema = $2 AND state_version IS NOT NULL GROUP BY state_version ORD
 
 LAST_JOBS = """
 SELECT * FROM (
-    SELECT DISTINCT ON (kind) job_id, kind, state, done, total, error, position, created_at, updated_at
+    SELECT DISTINCT ON (kind)
+        job_id, kind, target, state, done, total, error, note, position, created_at, updated_at, mac
     FROM stateroom.jobs WHERE tenant_id = $1 AND target = $2 AND kind = ANY($3::text[])
     ORDER BY kind, created_at DESC, job_id DESC
 ) last ORDER BY created_at DESC, job_id DESC

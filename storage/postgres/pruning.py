@@ -101,13 +101,6 @@ JOIN unnest($4::text[], $5::text[]) AS d(namespace, checkpoint_id)
 WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3
 """
 
-PRESENT = """
-SELECT count(*) FROM stateroom.checkpoints c
-JOIN unnest($4::text[], $5::text[]) AS d(namespace, checkpoint_id)
-    ON c.namespace = d.namespace AND c.checkpoint_id = d.checkpoint_id
-WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
-"""
-
 # --- removed under the lock ---------------------------------------------------------------------------------------
 
 DELETE_WRITES_OF = """
@@ -117,22 +110,37 @@ WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespac
 RETURNING w.namespace, w.checkpoint_id, w.task_id, w.idx, w.member
 """
 
-# These writes, if they are still what the plan knows: one that was replaced meanwhile has another member.
+# These writes, if they are still what the plan knows: one that was replaced meanwhile has another member. What they
+# said of their checkpoint goes with them: its outcome is the status of one of its writes, or null.
 DELETE_WRITES = """
-DELETE FROM stateroom.pending_writes w
-USING unnest($4::text[], $5::text[], $6::text[], $7::int[], $8::bytea[])
-    AS d(namespace, checkpoint_id, task_id, idx, member)
-WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = d.namespace
-  AND w.checkpoint_id = d.checkpoint_id AND w.task_id = d.task_id AND w.idx = d.idx AND w.member = d.member
-RETURNING w.namespace, w.checkpoint_id, w.task_id, w.idx, w.member
+WITH gone AS (
+    DELETE FROM stateroom.pending_writes w
+    USING unnest($4::text[], $5::text[], $6::text[], $7::int[], $8::bytea[])
+        AS d(namespace, checkpoint_id, task_id, idx, member)
+    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = d.namespace
+      AND w.checkpoint_id = d.checkpoint_id AND w.task_id = d.task_id AND w.idx = d.idx AND w.member = d.member
+    RETURNING w.namespace, w.checkpoint_id, w.task_id, w.idx, w.member
+), checkpoint AS (
+    UPDATE stateroom.checkpoints c SET outcome = (
+        SELECT w.status FROM stateroom.pending_writes w
+        WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = c.namespace
+          AND w.checkpoint_id = c.checkpoint_id AND w.status IS NOT NULL
+          AND NOT EXISTS (SELECT FROM gone g WHERE g.namespace = w.namespace AND g.checkpoint_id = w.checkpoint_id
+            AND g.task_id = w.task_id AND g.idx = w.idx)
+        ORDER BY w.created_at DESC, w.idx LIMIT 1)
+    FROM (SELECT DISTINCT g.namespace, g.checkpoint_id FROM gone g) g
+    WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = g.namespace
+      AND c.checkpoint_id = g.checkpoint_id AND c.outcome IS NOT NULL
+)
+SELECT namespace, checkpoint_id, task_id, idx, member FROM gone
 """
 
-# These checkpoints, if they came to nothing else meanwhile. Tags of a checkpoint go with it, by their foreign key.
+# Tags of a checkpoint go with it, by their foreign key.
 DELETE_CHECKPOINTS = """
 DELETE FROM stateroom.checkpoints c
-USING unnest($4::text[], $5::text[], $6::text[]) AS d(namespace, checkpoint_id, outcome)
+USING unnest($4::text[], $5::text[]) AS d(namespace, checkpoint_id)
 WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = d.namespace
-  AND c.checkpoint_id = d.checkpoint_id AND c.outcome IS NOT DISTINCT FROM d.outcome
+  AND c.checkpoint_id = d.checkpoint_id
 RETURNING c.namespace, c.checkpoint_id
 """
 

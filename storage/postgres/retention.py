@@ -52,6 +52,13 @@ SELECT {_TENANT_HELD}
     )
 """
 
+# A page of what threads say, of one subject or of all; bound to the tenant, or to that subject.
+THREADS_SAY = """
+SELECT subject_id, thread_id, policy, legal_hold, updated_at, mac FROM stateroom.thread_retention
+WHERE tenant_id = $1 AND ($2::text IS NULL OR subject_id = $2) AND (subject_id, thread_id) > ($3, $4)
+ORDER BY subject_id, thread_id LIMIT $5
+"""
+
 TENANT_HELD = """
 SELECT EXISTS (SELECT FROM stateroom.retention WHERE tenant_id = $1 AND legal_hold)
     OR EXISTS (SELECT FROM stateroom.thread_retention WHERE tenant_id = $1 AND legal_hold)
@@ -60,12 +67,8 @@ SELECT EXISTS (SELECT FROM stateroom.retention WHERE tenant_id = $1 AND legal_ho
 # --- policies --------------------------------------------------------------------------------------------------------
 
 POLICIES = """
-SELECT level, target, policy, legal_hold, updated_at FROM stateroom.retention WHERE tenant_id = $1
+SELECT level, target, policy, legal_hold, updated_at, mac FROM stateroom.retention WHERE tenant_id = $1
 ORDER BY level, target
-"""
-
-ONE = """
-SELECT policy, legal_hold, updated_at FROM stateroom.retention WHERE tenant_id = $1 AND level = $2 AND target = $3
 """
 
 # Of those that say something: a row stays when that is taken back.
@@ -74,10 +77,10 @@ SELECT count(*) FROM stateroom.retention WHERE tenant_id = $1 AND level = 'agent
 """
 
 PUT = """
-INSERT INTO stateroom.retention (tenant_id, level, target, policy, legal_hold, updated_at)
-VALUES ($1, $2, $3, $4, $5, $6)
+INSERT INTO stateroom.retention (tenant_id, level, target, policy, legal_hold, updated_at, mac)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (tenant_id, level, target) DO UPDATE SET
-    policy = excluded.policy, legal_hold = excluded.legal_hold, updated_at = excluded.updated_at
+    policy = excluded.policy, legal_hold = excluded.legal_hold, updated_at = excluded.updated_at, mac = excluded.mac
 """
 
 # Against a deletion, which locks the same row and then asks again what holds.
@@ -86,15 +89,15 @@ SELECT agent FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2 AND
 """
 
 THREAD_ONE = """
-SELECT policy, legal_hold, updated_at FROM stateroom.thread_retention
+SELECT policy, legal_hold, updated_at, mac FROM stateroom.thread_retention
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
 """
 
 PUT_THREAD = """
-INSERT INTO stateroom.thread_retention (tenant_id, subject_id, thread_id, policy, legal_hold, updated_at)
-VALUES ($1, $2, $3, $4, $5, $6)
+INSERT INTO stateroom.thread_retention (tenant_id, subject_id, thread_id, policy, legal_hold, updated_at, mac)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
-    policy = excluded.policy, legal_hold = excluded.legal_hold, updated_at = excluded.updated_at
+    policy = excluded.policy, legal_hold = excluded.legal_hold, updated_at = excluded.updated_at, mac = excluded.mac
 """
 
 # --- facts -----------------------------------------------------------------------------------------------------------
@@ -102,7 +105,7 @@ ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
 _FACTS = """
 SELECT t.subject_id, t.thread_id, t.agent, t.status, t.tier, t.client_share, t.activity, t.created_at, t.updated_at,
     a.created_at AS archived_at, a.blob_id, a.size_bytes, a.hot_bytes,
-    r.policy, r.legal_hold, r.updated_at AS policy_updated_at
+    r.policy, r.legal_hold, r.updated_at AS policy_updated_at, r.mac AS policy_mac
 FROM stateroom.threads t
 LEFT JOIN stateroom.archives a
     ON a.tenant_id = t.tenant_id AND a.subject_id = t.subject_id AND a.thread_id = t.thread_id

@@ -89,6 +89,11 @@ WHERE purpose = $1 AND key_version = $2 AND wrapped = $7
 
 # --- what shows ----------------------------------------------------------------------------------------------------
 
+# The job of a rotation, by what comes before the key version in its id.
+ROTATION_OF = """
+SELECT job_id, kind, target FROM stateroom.jobs WHERE tenant_id = $1 AND job_id BETWEEN $2 AND $3 LIMIT 1
+"""
+
 TENANT_KEY_STATES = """
 SELECT t.key_version, t.state, t.provider, t.root_key_id, t.root_key_version, t.created_at, t.destroyed_at,
     (SELECT count(*) FROM stateroom.subject_keys s

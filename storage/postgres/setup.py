@@ -21,7 +21,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 import migrations
-from storage.errors import SetupError
+from storage.errors import DatabaseAway, SetupError
+from storage.postgres import policies
 from storage.postgres.tables import SCHEMA
 
 POSTGRES_VERSION_MIN = 160000
@@ -30,6 +31,10 @@ POSTGRES_VERSION_MIN = 160000
 _ALEMBIC = threading.Lock()
 _ROLES = Path(__file__).with_name("roles.sql")
 _SCRIPTS = Path(migrations.__file__).parent / "database"
+
+
+# A server that starts, stops or is full, and not one that refuses this role.
+_AWAY = (OSError, asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError)
 
 
 def _config() -> Config:
@@ -59,7 +64,8 @@ async def upgrade(owner_url: str) -> None:
         owner_url: credentials of gw_migrate (or a superuser).
 
     Raises:
-        SetupError: the database cannot be reached, is too old, or lacks the roles.
+        DatabaseAway: the database cannot be reached.
+        SetupError: it is too old, or lacks the roles.
     """
 
     def run() -> None:
@@ -83,7 +89,7 @@ async def _upgrade(owner_url: str) -> None:
         async with engine.begin() as connection:
             await connection.run_sync(run)
     except OSError as error:
-        raise SetupError(f"the database cannot be reached: {error}") from None
+        raise DatabaseAway(f"the database cannot be reached: {error}") from None
     except DBAPIError as error:
         raise SetupError(f"the schema was not upgraded: {error.orig}") from None
     finally:
@@ -109,7 +115,9 @@ async def _revision(connection: Any) -> str | None:
 async def _connect(url: str) -> Any:
     try:
         return await asyncpg.connect(make_url(url).set(drivername="postgresql").render_as_string(False), timeout=5)
-    except (OSError, asyncpg.PostgresError) as error:
+    except _AWAY as error:
+        raise DatabaseAway(f"the database cannot be reached: {error}") from None
+    except asyncpg.PostgresError as error:
         raise SetupError(f"the database cannot be reached: {error}") from None
 
 
@@ -182,7 +190,11 @@ async def connections_allowed(connection: Any) -> int:
 
 
 async def guard(
-    connection: Any, *, deployment_id: UUID, durable: bool, connections_max: int | None = None
+    connection: Any,
+    *,
+    deployment_id: UUID,
+    durable: bool,
+    connections_max: int | None = None,
 ) -> list[str]:
     """Why this database must not be served from, with this connection's role; empty if it may.
 
@@ -206,13 +218,23 @@ async def guard(
     revision = await _revision(connection)
     if revision is None:
         return [*faults, "the schema is missing or unreadable; run 'stateroom db upgrade'"]
-    if revision in known_revisions() and revision != db_revision_required():
-        faults.append(f"the schema is at revision {revision}, older than this build; run 'stateroom db upgrade'")
     faults += [
         f"table {row['relname']} is not protected by forced row-level security"
         for row in await connection.fetch(_UNPROTECTED)
     ]
+    if revision in known_revisions() and revision != db_revision_required():
+        faults.append(f"the schema is at revision {revision}, older than this build; run 'stateroom db upgrade'")
+        return faults
+    faults += await policy_faults(connection)
     return faults or await _claim_deployment(connection, deployment_id)
+
+
+async def policy_faults(connection: Any) -> list[str]:
+    """What is wrong with the policies that hold for this connection's role, of this release's schema or a newer one."""
+    if await _role_faults(connection):
+        return []  # no policy binds such a role, or all of them do
+    newer = await _revision(connection) not in known_revisions()
+    return policies.faults(await connection.fetch(policies.OF_THIS_ROLE), newer=newer)
 
 
 async def _role_faults(connection: Any) -> list[str]:

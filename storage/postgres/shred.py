@@ -11,7 +11,8 @@ FROM stateroom.tenant_keys WHERE tenant_id = $1
 """
 
 LAST_JOB = """
-SELECT job_id FROM stateroom.jobs WHERE tenant_id = $1 AND kind = $2 AND target = $3
+SELECT job_id, kind, target, state, position, error, note, mac FROM stateroom.jobs
+WHERE tenant_id = $1 AND kind = $2 AND target = $3
 ORDER BY created_at DESC LIMIT 1
 """
 
@@ -53,21 +54,26 @@ PURGE_TENANT = tuple(
     f"DELETE FROM stateroom.{table} WHERE tenant_id = $1" for table in ("retention", "retention_rounds")
 )
 
-# Of the tombstones with these ids: those this database does not know, and those whose keys are there again.
+# Of the tombstones with these ids: those this database does not know, and those whose keys open, however far their jobs
+# say that they are. ``begun``: the shred was on its way to destroying them, or a backup was made while it was.
 UNAPPLIED = """
-SELECT t.shred_id FROM unnest($2::uuid[]) AS t(shred_id)
+SELECT t.shred_id, j.job_id, j.kind, j.target, j.state, j.position, j.error, j.note, j.mac,
+    coalesce(j.position = $3 AND j.state <> 'done', false) AS begun
+FROM unnest($2::uuid[]) AS t(shred_id)
 LEFT JOIN stateroom.jobs j ON j.tenant_id = $1 AND j.job_id = t.shred_id
 WHERE j.job_id IS NULL
-   OR ((j.position <> $3 OR j.state = 'done') AND (
-        j.kind = $4 AND EXISTS (SELECT FROM stateroom.subject_keys s WHERE s.tenant_id = $1
-            AND s.subject_id = j.target AND s.state IN ('active', 'decrypt_only', 'retired'))
-        OR j.kind = $5 AND EXISTS (SELECT FROM stateroom.tenant_keys k WHERE k.tenant_id = $1
-            AND k.state IN ('active', 'decrypt_only', 'retired'))))
+   OR j.kind = $4 AND EXISTS (SELECT FROM stateroom.subject_keys s WHERE s.tenant_id = $1
+        AND s.subject_id = j.target AND s.state IN ('active', 'decrypt_only', 'retired'))
+   OR j.kind = $5 AND EXISTS (SELECT FROM stateroom.tenant_keys k WHERE k.tenant_id = $1
+        AND k.state IN ('active', 'decrypt_only', 'retired'))
 """
 
+# A shred that is to be done from its beginning, known or not.
 BEGIN_AGAIN = """
 INSERT INTO stateroom.jobs AS j
-    (tenant_id, job_id, kind, target, state, done, total, position, created_at, updated_at)
-VALUES ($1, $2, $3, $4, 'queued', 0, NULL, $5, now(), now())
-ON CONFLICT (tenant_id, job_id) DO UPDATE SET state = 'queued', position = excluded.position, lease_until = NULL
+    (tenant_id, job_id, kind, target, state, done, total, position, created_at, updated_at, mac)
+VALUES ($1, $2, $3, $4, 'queued', 0, NULL, $5, now(), now(), $6)
+ON CONFLICT (tenant_id, job_id) DO UPDATE SET kind = excluded.kind, target = excluded.target, state = 'queued',
+    position = excluded.position, error = NULL, note = NULL, lease_until = NULL, updated_at = now(),
+    mac = excluded.mac
 """

@@ -4,8 +4,13 @@
 LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 
 VERSIONS = """
-SELECT number, definition, created_at FROM stateroom.state_schemas
+SELECT number, definition, created_at, mac FROM stateroom.state_schemas
 WHERE tenant_id = $1 AND schema = $2 ORDER BY number
+"""
+
+EVERY = """
+SELECT schema, number, definition, created_at, mac FROM stateroom.state_schemas WHERE tenant_id = $1
+AND (schema, number) > ($2, $3) ORDER BY schema, number LIMIT $4
 """
 
 NAMES = """
@@ -13,5 +18,6 @@ SELECT schema, max(number) AS newest FROM stateroom.state_schemas WHERE tenant_i
 """
 
 ADD = """
-INSERT INTO stateroom.state_schemas (tenant_id, schema, number, definition, created_at) VALUES ($1, $2, $3, $4, $5)
+INSERT INTO stateroom.state_schemas (tenant_id, schema, number, definition, created_at, mac)
+VALUES ($1, $2, $3, $4, $5, $6)
 """

@@ -210,7 +210,13 @@ checkpoints = Table(
     Column("named_ids", LargeBinary, nullable=True),
     Column("searchable", ARRAY(Text(collation="C")), nullable=True),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id"),
-    Index("checkpoints_by_age", "tenant_id", "subject_id", "checkpoint_id"),
+    Index(
+        "checkpoints_by_age",
+        "tenant_id",
+        "subject_id",
+        "checkpoint_id",
+        postgresql_where=text("created_at >= '-infinity'"),
+    ),
     Index("checkpoints_by_time", "created_at", postgresql_using="brin"),
     Index(
         "checkpoints_by_run",
@@ -368,6 +374,7 @@ jobs = Table(
     _moment("created_at"),
     _moment("updated_at"),
     Column("note", Text, nullable=True),
+    Column("mac", LargeBinary, nullable=True),
     PrimaryKeyConstraint("tenant_id", "job_id"),
     Index("jobs_open", "tenant_id", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
 )
@@ -524,6 +531,7 @@ state_schemas = Table(
     Column("number", Integer, nullable=False),
     Column("definition", LargeBinary, nullable=False),
     _moment("created_at"),
+    Column("mac", LargeBinary, nullable=True),
     PrimaryKeyConstraint("tenant_id", "schema", "number"),
 )
 
@@ -536,6 +544,7 @@ retention = Table(
     Column("policy", LargeBinary, nullable=False),
     Column("legal_hold", Boolean, nullable=False),
     _moment("updated_at"),
+    Column("mac", LargeBinary, nullable=True),
     PrimaryKeyConstraint("tenant_id", "level", "target"),
 )
 
@@ -548,6 +557,7 @@ thread_retention = Table(
     Column("policy", LargeBinary, nullable=False),
     Column("legal_hold", Boolean, nullable=False),
     _moment("updated_at"),
+    Column("mac", LargeBinary, nullable=True),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
 )
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 from sqlalchemy import Select, bindparam, func, literal_column, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import make_url
-from sqlalchemy.sql import ClauseElement, insert
+from sqlalchemy.sql import ClauseElement
 
 from storage.postgres.tables import api_keys, tenants
 
@@ -28,12 +29,15 @@ _KEY_COLUMNS = list(api_keys.columns)
 
 LOOK_UP = "SELECT * FROM stateroom.look_up_api_key($1)"
 
+# Nothing comes back from these two if the id is taken. Whoever takes it at the same moment is waited for.
 ADD_TENANT = Compiled(
-    insert(tenants).values(
-        {"tenant_id": bindparam("tenant_id"), "name": bindparam("name"), "created_at": bindparam("created_at")}
-    )
+    insert(tenants)
+    .values({"tenant_id": bindparam("tenant_id"), "name": bindparam("name"), "created_at": bindparam("created_at")})
+    .on_conflict_do_nothing()
+    .returning(literal_column("1"))
 )
-ADD_KEY = Compiled(insert(api_keys))
+ADD_KEY = Compiled(insert(api_keys).on_conflict_do_nothing().returning(literal_column("1")))
+ONE_KEY = Compiled(select(*_KEY_COLUMNS).where(api_keys.c.key_id == bindparam("wanted")))
 ONE_TENANT = Compiled(select(tenants).where(tenants.c.tenant_id == bindparam("wanted")))
 
 

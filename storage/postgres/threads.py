@@ -7,7 +7,7 @@ that was committed before the lock was granted; what removes a part of a thread 
 from storage.postgres import holds
 
 _COLUMNS = """
-    t.thread_id, t.agent, t.status, t.tier, t.strict, t.client_share, t.created_at, t.updated_at,
+    t.thread_id, t.agent, t.status, t.tier, t.strict, t.client_share, t.created_at, t.updated_at, t.seal,
     (SELECT h.head_id FROM stateroom.heads h WHERE h.tenant_id = t.tenant_id AND h.subject_id = t.subject_id
      AND h.thread_id = t.thread_id AND h.namespace = '') AS head_id
 """

@@ -1,7 +1,9 @@
 """The embedded engines keep their data and their folder through every way of dying."""
 
+import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -158,3 +160,45 @@ def test_an_engine_gets_none_of_the_gateways_secrets(folder: Path, monkeypatch: 
         if not os.access(environment, os.R_OK):
             pytest.skip("this system has no readable /proc")
         assert b"hush" not in environment.read_bytes()
+
+
+def sockets_of(server: EmbeddedS3) -> set[Path]:
+    ports = json.loads((server.data_dir / "s3.ports.json").read_text())
+    found = {path for port in ports for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock")}
+    return found | set((server.data_dir / "s3").glob("*.sock"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_the_s3_server_leaves_no_socket_behind_however_it_ends(folder: Path, how: signal.Signals) -> None:
+    deep = folder / ("a-folder-whose-path-is-longer-than-that-of-a-socket-may-be-" * 2)
+    of_others = set(Path("/tmp").glob("seaweedfs-*.sock"))
+    with EmbeddedS3(deep) as server:
+        made = sockets_of(server) - of_others
+        assert {path.name for path in made if path.parent != Path("/tmp")} == {"s3.sock", "filer.sock"}
+        # The rest cannot be put elsewhere.
+        assert [path for path in made if path.parent == Path("/tmp") and "-grpc-" not in path.name] == []
+        assert server.pid is not None
+        os.kill(server.pid, how)
+    assert sockets_of(server) - of_others == set()
+
+
+def test_a_socket_of_somebody_else_in_the_way_is_evaded_on_other_ports(folder: Path) -> None:
+    with EmbeddedS3(folder) as server:
+        before = json.loads((folder / "s3.ports.json").read_text())
+    in_the_way = Path(f"/tmp/seaweedfs-master-grpc-{before[3]}.sock")
+    in_the_way.mkdir()  # root could remove a socket, whoever owns it
+    try:
+        with EmbeddedS3(folder) as server:
+            assert json.loads((folder / "s3.ports.json").read_text()) != before
+            client(server).put_object(Bucket=server.bucket, Key="kept", Body=b"42")
+    finally:
+        in_the_way.rmdir()
+
+
+def test_an_engine_is_reached_without_the_proxy_that_is_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with EmbeddedS3(folder) as server:
+        assert server.pid is not None

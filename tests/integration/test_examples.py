@@ -9,12 +9,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import asyncpg
 import httpx2
 import psutil
 import pytest
 
-from examples.plaintext_search import Found, inflate, zstd
+from examples.plaintext_search import LARGE_BYTES, Control, Found, inflate, zstd
 from examples.screenshot_agent import screenshot
+from gateway.cli.embedded import EmbeddedPostgres
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -50,7 +52,10 @@ def front_page(language, beginning):
 
 
 def test_the_demo_holds_all_its_claims_and_leaves_nothing_behind(folder):
-    done = run(sys.executable, EXAMPLES / "demo.py", environ=os.environ | {"TMPDIR": str(folder)})
+    # A proxy that leads nowhere, and is not for this machine.
+    environ = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
+    environ |= dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"), "http://127.0.0.1:1")
+    done = run(sys.executable, EXAMPLES / "demo.py", environ=environ | {"TMPDIR": str(folder)})
     assert done.returncode == 0, done.stderr
     chapters = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and line[2] != " "]
     assert chapters == ["gateway", "agent", "SIGKILL", "resume", "fork", "isolation", "search"]
@@ -64,6 +69,7 @@ def test_the_demo_fails_and_says_why_when_its_gateway_does_not_start(folder):
     done = run(sys.executable, EXAMPLES / "demo.py", environ=environ)
     assert done.returncode == 1
     assert "DID NOT HOLD: the gateway starts" in done.stderr
+    assert "STATEROOM_REQUESTS_IN_FLIGHT_MAX must be a whole number" in done.stderr  # from the log, which is gone
     assert list(folder.iterdir()) == []
     assert processes_of(folder) == []
 
@@ -132,12 +138,58 @@ def test_the_front_page_curl_session_saves_loads_and_loses_a_race(environ, runni
 
 
 def test_the_search_finds_text_in_clear_and_in_a_frame_that_begins_anywhere():
-    frame = zstd.compress(b"a secret text " * 100)
+    secret = Control(100)
     found = Found()
-    found.look("clear", b"..a secret text..", ["secret", "other"])
-    found.look("frame", b"\x28\xb5" + bytes(7) + frame + b"tail", ["secret", "other"])
-    assert found.hits == {"secret": {"clear", "frame"}}
+    found.look("clear", b".." + secret.text.encode() + b"..", [secret.text, "other"])
+    found.look("frame", b"\x28\xb5" + bytes(7) + secret.frame + b"tail", [secret.text, "other"])
+    assert found.hits == {secret.text: {"clear", "frame, compressed"}}
     assert found.frames == 1
+
+
+@pytest.fixture
+async def stopped(folder):
+    """The folder of an embedded gateway that was stopped, as far as the search goes."""
+    with EmbeddedPostgres(folder / "data", fsync=False) as postgres:
+        connection = await asyncpg.connect(postgres.superuser_url().replace("+asyncpg", ""))
+        await connection.execute("CREATE DATABASE stateroom")
+        await connection.close()
+    (folder / "gateway.log").touch()
+    return folder
+
+
+def blind(_data, _at):
+    return b""
+
+
+def test_a_control_of_the_search_cannot_be_seen_without_decompressing():
+    control = Control(LARGE_BYTES)
+    assert len(control.frame) > 4096  # in three pieces beside its row
+    assert inflate(control.frame, 0) == control.text.encode()
+    found = Found(blind)
+    found.look("frame", control.frame, [control.text, control.text[:16]])
+    assert found.hits == {}
+
+
+def test_the_search_finds_its_controls_everywhere_by_decompressing_and_only_so(stopped):
+    # In a process of its own, so that the loop of the tests is not in the way.
+    code = "from pathlib import Path; from examples import plaintext_search as it; from sys import argv"
+    code += "; print(sorted(it.search(Path(argv[1]), [], *[lambda *_: b''] * int(argv[2])).controls.items()))"
+    whole, broken = (run(sys.executable, "-c", code, stopped / "data", count) for count in (0, 1))
+    assert [each.returncode for each in (whole, broken)] == [0, 0], whole.stderr + broken.stderr
+    places = sorted([
+        "a list in a row", "a row", "a value that is kept beside its row, in pieces", "the bucket of archives",
+        "the bucket of blobs", "the database's files",
+    ])  # fmt: skip
+    assert whole.stdout.strip() == str([(place, True) for place in places])
+    assert broken.stdout.strip() == str([(place, False) for place in places])
+
+
+def test_the_demo_does_not_hold_when_its_search_opens_no_frame(stopped):
+    code = "import demo; from pathlib import Path; from sys import argv"
+    code += "; demo.nothing_readable(demo.Gateway(Path(argv[1])), ['a text'], lambda *_: b'')"
+    done = run(sys.executable, "-c", code, stopped, cwd=EXAMPLES)
+    assert done.returncode == 1
+    assert "NotHeldError: the search finds a compressed, unsealed value in" in done.stderr
 
 
 def test_the_search_opens_as_much_of_a_cut_frame_as_there_is():

@@ -117,9 +117,6 @@ ARGUMENTS = {
     checkpoints_sql.ANCESTORS: arguments(NAMESPACES, optional(IDS), st.integers(1, 6)),
     checkpoints_sql.CHUNKS: arguments(st.lists(st.sampled_from([*PIECES, b"none"]))),
     checkpoints_sql.WRITES_OF: arguments(NAMESPACES, st.lists(IDS), optional(st.lists(NAMES)), optional(IDS)),
-    checkpoints_sql.WRITES_BY_VERSION: arguments(
-        NAMESPACES, st.lists(IDS), st.lists(NAMES), st.booleans(), optional(NUMBERS)
-    ),
     completeness_sql.HAS_CHECKPOINTS: arguments(NAMESPACES),
     completeness_sql.COUNT_CHECKPOINTS: arguments(NAMESPACES),
     completeness_sql.MEMBERS: arguments(),
@@ -136,7 +133,6 @@ NOTHING_ELSE = (None,) * 12
 EVERYTHING = [
     (checkpoints_sql.HISTORY, (*NOTHING_ELSE, 100)),
     *((checkpoints_sql.WRITES_OF, (namespace, TEXTS, None, None)) for namespace in ("", "a")),
-    *((checkpoints_sql.WRITES_BY_VERSION, ("a", TEXTS, [], False, at)) for at in (None, 1)),
     *((tags_sql.HISTORY_BY_TAG, (*NOTHING_ELSE, 100, ["z", "Z"], [TAG[0], tag], ["t1"])) for tag in TAG),
     *((tags_sql.HISTORY_UNLESS_EXCLUDED, (*NOTHING_ELSE, 100, [name], [TAG[1]])) for name in ("ä", "z")),
 ]

@@ -94,11 +94,6 @@ def _deep_packed(depth: int) -> bytes:
         b'{"state":{"a":01}}',
         b'{"state":{"a":1,}}',
         b'{"state":{"a":1}/**/}',
-        b"[" * 200_000,
-        b"{" * 200_000,
-        b'{"a":' * 200_000,
-        b'{"state":{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}}",
-        _deep(limits.DEPTH_MAX + 1),
         b'{"state":{"a":1},"state":{"b":2}}',
         b'{"state":{"a":1,"a":2}}',
         b'{"state":{"a":{"b":[{"c":1,"\\u0063":2}]}}}',
@@ -127,9 +122,6 @@ def test_json_that_is_not_json_is_malformed(site: Site, body: bytes) -> None:
         b"\x81\xa5state\x81\xa1a\xc9\xff\xff\xff\xff\x01x",
         b"\x81\xa8metadata\xdd\x7f\xff\xff\xff",
         b"\xdf\xff\xff\xff\xff",
-        b"\x91" * 200_000 + b"\xc0",
-        b"\x81\xa5state\x81\xa1a" + b"\x81\xa1a" * 100_000 + b"\xc0",
-        _deep_packed(limits.DEPTH_MAX + 1),
     ],
     ids=lambda body: f"{len(body)}-{body[:24]!r}",
 )
@@ -139,6 +131,51 @@ def test_messagepack_that_is_not_messagepack_is_refused(site: Site, body: bytes)
         site.refuses(answer, 422, "invalid-request")
     else:
         site.refuses(answer, 400, "malformed-body")
+
+
+@pytest.mark.parametrize(
+    ("body", "media"),
+    [
+        (b"[" * 200_000, JSON),
+        (b"{" * 200_000, JSON),
+        (b'{"a":' * 200_000, JSON),
+        (b'{"state":{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}}", JSON),
+        (_deep(limits.DEPTH_MAX + 1), JSON),
+        (b"\x91" * 200_000 + b"\xc0", MSGPACK),
+        (b"\x81\xa5state\x81\xa1a" + b"\x81\xa1a" * 100_000 + b"\xc0", MSGPACK),
+        (_deep_packed(limits.DEPTH_MAX + 1), MSGPACK),
+    ],
+    ids=lambda part: f"{len(part)}-{part[:12]!r}",
+)
+def test_what_is_too_deep_is_refused_by_the_name_of_the_limit(site: Site, body: bytes, media: str) -> None:
+    assert site.refuses(site.post(body, media), 422, "limit-exceeded")["limit"] == "DEPTH_MAX"
+
+
+NAMED_TWICE = [
+    b"\x82\xa5state\x80\xa5state\x80",
+    b"\x81\xa5state\x82\xa1a\x01\xa1a\x02",
+    b"\x81\xa5state\xde\x00\x02\xa1a\x01\xa1a\x02",
+    b"\x81\xa5state\xdf\x00\x00\x00\x02\xa1a\x01\xa1a\x02",
+    b"\x81\xa5state\x82\xa1a\x01\xd9\x01a\x02",  # one name in two spellings
+    b"\x81\xa8channels\x82\xa1a\x81\xa4data\xc4\x01\xc0\xa1a\x81\xa4data\xc4\x01\xc3",
+    b"\x81\xa8channels\x81\xa1a\x82\xa4data\xc4\x01\xc0\xa4data\xc4\x01\xc3",
+    b"\x82\xa5state\x80\xa8metadata\x82\xa1a\x01\xa1a\x02",
+    b"\x82\xa5state\x80\xa5usage\x82\xacinput_tokens\x01\xacinput_tokens\x02",
+    b"\x81\xa7changes\x81\xa3set\x82\xa1a\x01\xa1a\x02",
+    b"\x81\xa7changes\x82\xa3set\x80\xa3set\x80",
+]
+
+
+@pytest.mark.parametrize("body", NAMED_TWICE)
+def test_messagepack_that_names_a_member_twice_is_malformed(site: Site, body: bytes) -> None:
+    msgpack.unpackb(body)
+    site.refuses(site.post(body, MSGPACK), 400, "malformed-body")
+
+
+def test_maps_inside_a_messagepack_value_pass_as_they_are(site: Site) -> None:
+    value = b"\x83\xa1a\x01\xa1a\x02\x01\xa1b"
+    assert site.post(b"\x81\xa5state\x81\xa1a" + value, MSGPACK).status_code == 201
+    assert value in site.client.get(f"{SAVE}/latest", headers={"Accept": MSGPACK}).content
 
 
 def test_the_depth_that_is_allowed_is_stored_and_read(site: Site) -> None:
@@ -248,6 +285,98 @@ def test_what_only_messagepack_can_say_is_checked_as_well(site: Site, body: Any,
 )
 def test_a_limit_that_is_exceeded_is_named(site: Site, body: Any, limit: str) -> None:
     assert site.refuses(site.client.post(SAVE, json=body), 422, "limit-exceeded")["limit"] == limit
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "limit"),
+    [
+        ("POST", SAVE, {"state": {"a" * 256: 1}}, "NAME_BYTES_MAX"),
+        ("POST", SAVE, {"channels": {"a" * 256: {"data": "wA=="}}}, "NAME_BYTES_MAX"),
+        ("POST", SAVE, EMPTY | {"agent": "a" * 256}, "NAME_BYTES_MAX"),
+        ("POST", SAVE, EMPTY | {"namespace": "n" * 1025}, "NAMESPACE_BYTES_MAX"),
+        ("POST", SAVE, EMPTY | {"namespace": "ä" * 513}, "NAMESPACE_BYTES_MAX"),
+        ("POST", SAVE, {"channels": {"a": {"data": "wA==", "holes": [0] * 10_001}}}, "HOLES_MAX"),
+        ("PUT", WRITES, {"writes": [{"channel": "a", "idx": idx, "value": 1} for idx in range(1001)]}, "WRITES_MAX"),
+        ("PUT", WRITES, {"writes": [{"channel": "a" * 256, "idx": 0, "value": 1}]}, "NAME_BYTES_MAX"),
+        ("POST", "/v1/prune", {"thread_ids": ["a"] * 1001}, "BULK_ITEMS_MAX"),
+        ("POST", "/v1/runs/delete", {"run_ids": ["a"] * 1001}, "BULK_ITEMS_MAX"),
+        ("GET", "/v1/threads?limit=1001", None, "PAGE_ITEMS_MAX"),
+        ("GET", f"{SAVE}?limit=1001", None, "PAGE_ITEMS_MAX"),
+        ("GET", f"{SAVE}?namespace={'n' * 1025}", None, "NAMESPACE_BYTES_MAX"),
+        ("GET", f"{SAVE}?namespace={'%C3%A4' * 513}", None, "NAMESPACE_BYTES_MAX"),
+        ("GET", f"{SAVE}/latest/channel-history?{'&'.join(['channel=a'] * 1001)}", None, "CHANNELS_MAX"),
+        ("GET", f"{SAVE}/latest/channel-history?channel={'a' * 256}", None, "NAME_BYTES_MAX"),
+        ("GET", "/v1/checkpoints?filter=" + '{"a":' * 65 + "1" + "}" * 65, None, "DEPTH_MAX"),
+    ],
+    ids=lambda part: repr(part)[:40],
+)
+def test_a_bound_that_is_exceeded_is_named_too(site: Site, method: str, path: str, body: Any, limit: str) -> None:
+    answer = site.client.request(method, path, json=body)
+    assert site.refuses(answer, 422, "invalid-request")["limit"] == limit
+
+
+def test_what_is_wrong_but_within_its_limits_names_none(site: Site) -> None:
+    for body in (EMPTY | {"step": 2**31}, EMPTY | {"agent": ""}, EMPTY | {"source": "a b"}):
+        assert "limit" not in site.refuses(site.client.post(SAVE, json=body), 422, "invalid-request")
+
+
+def test_a_number_out_of_range_in_a_filter_is_called_that(site: Site) -> None:
+    problem = site.refuses(site.client.get("/v1/checkpoints", params={"filter": '{"a":1e999}'}), 422, "invalid-request")
+    assert "range" in problem["errors"][0]["detail"]
+
+
+@pytest.mark.parametrize("view", ["state", "channels"])
+def test_writes_to_the_latest_checkpoint_are_neither_stored_nor_read(site: Site, view: str) -> None:
+    path = f"{SAVE}/latest/writes/w"
+    body = {"writes": [{"channel": "a", "idx": 0, "value": 1}]}
+    for answer in (site.client.put(path, json=body), site.client.get(path, params={"view": view})):
+        assert site.refuses(answer, 422, "invalid-request")["errors"][0]["parameter"] == "checkpoint_id"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "pointer"),
+    [
+        ("POST", SAVE, {"channels": {"a/b": {"data": b"\xc0", "holes": [0]}}}, "/channels/a~1b/holes"),
+        ("POST", SAVE, {"state": {"a": None}, "state_holes": {"a": [0]}}, "/state_holes/a"),
+        (
+            "PUT",
+            WRITES,
+            {
+                "writes": [
+                    {"channel": "a", "idx": 0, "value": 1},
+                    {"channel": "a", "idx": 1, "data": b"x", "holes": [0]},
+                ]
+            },
+            "/writes/1/holes",
+        ),
+    ],
+    ids=lambda part: repr(part)[:40],
+)
+def test_a_placeholder_that_is_none_is_named_where_it_was_said(
+    site: Site, method: str, path: str, body: Any, pointer: str
+) -> None:
+    answer = site.client.request(method, path, content=msgpack.packb(body), headers={"Content-Type": MSGPACK})
+    assert site.refuses(answer, 422, "invalid-request")["errors"][0]["pointer"] == pointer
+
+
+UUID_PATHS = [
+    ("GET", "/v1/admin/tenants/{}", None),
+    ("GET", "/v1/admin/tenants/{}/blob-usage", None),
+    ("PUT", "/v1/admin/tenants/{}/blob-usage", {"quota_bytes": None}),
+    ("GET", "/v1/admin/tenants/{}/retention-ceilings", None),
+    ("PUT", "/v1/admin/tenants/{}/retention-ceilings", {}),
+    ("POST", "/v1/admin/tenants/{}/shred", {"confirm": "x"}),
+    ("GET", "/v1/admin/jobs/{}", None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), UUID_PATHS)
+def test_an_id_that_is_a_uuid_has_one_spelling(site: Site, method: str, path: str, body: Any) -> None:
+    tenant_id = site.client.get("/v1/whoami").json()["tenant_id"]
+    spellings = (tenant_id.upper(), f"{{{tenant_id}}}", tenant_id.replace("-", ""), f"urn:uuid:{tenant_id}", "nonsense")
+    with site.tenancy.client(site.tenancy.gateway.operator_key) as operator:
+        for spelling in spellings:
+            assert_problem(operator.request(method, path.format(spelling), json=body), 404, "not-found")
 
 
 @pytest.mark.parametrize(

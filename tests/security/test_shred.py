@@ -11,7 +11,7 @@ import pytest
 from msgspec import json
 from sqlalchemy.engine import make_url
 
-from crypto import KeyDestroyed, KeyUnavailable, MemoryRootKey
+from crypto import KeyDenied, KeyDestroyed, KeyUnavailable, MemoryRootKey, RootKeyInvalid, RootKeys
 from storage.blobs.keyspace import TombstoneLocation, tombstone_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
@@ -21,6 +21,7 @@ from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.service import Store
 from tests.support.engines import create_database, drop_database
+from tests.support.root_keys import UnsteadyRootKey
 from tests.support.states import contents, document, history, load, put, save, state, write
 from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID, OWNER_PASSWORD, MigratedDatabase
 
@@ -37,6 +38,20 @@ def migrated(made):
     )
 
 
+class MeetingBlobStore(MemoryBlobStore):
+    """A `MemoryBlobStore` in which something happens when a tombstone is kept, before whoever kept it goes on."""
+
+    def __init__(self):
+        super().__init__()
+        self.meanwhile = None
+
+    async def put_if_absent(self, location, data, **how):
+        await super().put_if_absent(location, data, **how)
+        if isinstance(location, TombstoneLocation) and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+
+
 class World:
     """A database, an object store and a root key; gateways on them, and what a backup of the database gives back."""
 
@@ -45,7 +60,7 @@ class World:
         self._databases = [name]
         self._stores = []
         self.database = migrated(_Named(postgres.superuser_url(name)))
-        self.blobs = MemoryBlobStore()
+        self.blobs = MeetingBlobStore()
         self.root_key = MemoryRootKey()
 
     async def gateway(self, database=None, *, restored=False):
@@ -519,3 +534,256 @@ async def test_rotations_and_shreds_at_once_leave_no_living_key(world, connect):
         for scope in scopes:
             with pytest.raises(KeyDestroyed):
                 await load(gateway, scope, "t0")
+
+
+async def begun(world, connect, scope, *, as_it_was):
+    """A backup of a database in which a shred could not keep its tombstone; it was carried out after the backup."""
+    store = await world.gateway()
+    await fill(store, scope)
+    world.blobs.available = False
+    with pytest.raises(BlobUnavailable):
+        await store.shred.subject(scope, scope.subject_id, ACTOR)
+    world.blobs.available = True
+    if as_it_was == "running":
+        (job,) = (await store.jobs.list(TenantScope(scope.tenant_id))).items
+        assert await store.jobs.claim(scope.tenant_id, job.job_id)
+    elif as_it_was == "failed":
+        (job,) = (await store.jobs.list(TenantScope(scope.tenant_id))).items
+        await store.jobs.end(await store.jobs.claim(scope.tenant_id, job.job_id), error="as earlier releases did")
+    backup = await world.backup()
+    store = await world.gateway()
+    shredded = await store.shred.subject(scope, scope.subject_id, ACTOR)
+    return backup, shredded.job_id
+
+
+@pytest.mark.parametrize("as_it_was", ["queued", "running", "failed"])
+async def test_a_shred_that_a_backup_knows_as_begun_is_finished_before_it_is_served_from(world, connect, as_it_was):
+    scope = Scope(uuid4(), "user-1")
+    backup, job_id = await begun(world, connect, scope, as_it_was=as_it_was)
+    restored = await world.gateway(backup)
+    await refuses(restored, scope)
+    admin = await connect(backup)
+    await admin.execute("UPDATE stateroom.jobs SET lease_until = NULL")
+    assert (await finished(restored, TenantScope(scope.tenant_id), job_id)).state == "done"
+    assert await rows(admin, scope.tenant_id) == 0
+    await world.gateway(backup)
+
+
+@pytest.mark.parametrize("as_it_was", ["queued", "running", "failed"])
+async def test_accepting_a_restored_backup_applies_a_shred_that_it_knows_as_begun(world, connect, as_it_was):
+    scope = Scope(uuid4(), "user-1")
+    backup, job_id = await begun(world, connect, scope, as_it_was=as_it_was)
+    local = await world.gateway(backup, restored=True)
+    assert [(each.shred_id, each.keys_destroyed) for each in await local.shred.accept()] == [(job_id, 2)]
+    restored = await world.gateway(backup)
+    await refuses(restored, scope)
+    assert (await finished(restored, TenantScope(scope.tenant_id), job_id)).state == "done"
+    assert await rows(await connect(backup), scope.tenant_id) == 0
+
+
+async def test_a_gateway_may_start_while_another_one_shreds(world):
+    tenant_id = uuid4()
+    scope = Scope(tenant_id, "user-1")
+    store = await world.gateway()
+    await found_tenant(store, tenant_id)
+    for each in (scope, Scope(tenant_id, "user-2")):
+        await fill(store, each)
+    started = []
+
+    async def start():
+        started.append(await world.gateway())
+        await refuses(started[-1], scope)
+
+    world.blobs.meanwhile = start
+    shredded = await store.shred.subject(scope, "user-1", ACTOR)
+    world.blobs.meanwhile = start
+    whole = await store.shred.tenant(tenant_id, str(tenant_id), ACTOR)
+    assert len(started) == 2
+    for job_id in (shredded.job_id, whole.job_id):
+        assert (await finished(started[0], TenantScope(tenant_id), job_id)).state == "done"
+    page = await store.audit.page(TenantScope(tenant_id), ACTOR)
+    events = [record.event.target for record in page.items if record.event.action == "key.shred"]
+    assert events == ["subject:user-1", f"tenant:{tenant_id}"]  # once each, whoever of both destroyed the keys
+
+
+@pytest.mark.parametrize("refusal", [KeyDenied(), RootKeyInvalid()], ids=lambda each: type(each).__name__)
+async def test_a_shred_waits_for_a_root_key_that_refuses_and_takes_the_rows_then(world, connect, refusal):
+    world.root_key = UnsteadyRootKey()
+    scope = Scope(uuid4(), "user-1")
+    store = await world.gateway()
+    await fill(store, scope)
+    await store.control.ready()  # else nothing is begun
+    world.root_key.refusal = refusal
+    with pytest.raises(type(refusal)):
+        await store.shred.subject(scope, "user-1", ACTOR)
+    assert await store.runner.run_due() == 1
+    (job,) = (await store.jobs.list(TenantScope(scope.tenant_id))).items
+    assert (job.state, job.error) == ("running", None)
+    assert await store.runner.run_due() == 0  # it is not asked again at once
+    world.root_key.refusal = None
+    admin = await connect(world.database)
+    await admin.execute("UPDATE stateroom.jobs SET lease_until = NULL")
+    assert (await finished(store, TenantScope(scope.tenant_id), job.job_id)).state == "done"
+    await refuses(store, scope)
+    assert await rows(admin, scope.tenant_id) == 0
+
+
+@pytest.mark.parametrize("level", ["subject", "tenant"])
+async def test_repeating_a_shred_that_failed_takes_it_up_again(world, connect, level):
+    tenant_id = uuid4()
+    store = await world.gateway()
+    await found_tenant(store, tenant_id)
+    await fill(store, Scope(tenant_id, "user-1"))
+
+    async def shred():
+        if level == "tenant":
+            return await store.shred.tenant(tenant_id, str(tenant_id), ACTOR)
+        return await store.shred.subject(Scope(tenant_id, "user-1"), "user-1", ACTOR)
+
+    first = await shred()
+    failed = await store.jobs.claim(tenant_id, first.job_id)
+    assert await store.jobs.end(failed, error="a root key that refused ended it, in earlier releases")
+    admin = await connect(world.database)
+    assert await rows(admin, tenant_id) > 0
+    assert await shred() == first
+    job = await finished(store, TenantScope(tenant_id), first.job_id)
+    assert (job.state, job.error) == ("done", None)
+    assert await rows(admin, tenant_id) == 0
+
+
+async def test_a_tenant_that_took_its_own_root_key_away_can_be_shredded_and_restored(world, connect):
+    tenant_id = uuid4()
+    shared, own = MemoryRootKey(), UnsteadyRootKey()
+    world.root_key = RootKeys([shared], {tenant_id: [own]})
+    store = await world.gateway()
+    await found_tenant(store, tenant_id)
+    for number in range(2):
+        await fill(store, Scope(tenant_id, f"user-{number}"))
+    backup = await world.backup()
+    own.refusal = KeyDenied()
+    store = await world.gateway()
+    subject = await store.shred.subject(Scope(tenant_id, "user-0"), "user-0", ACTOR)
+    whole = await store.shred.tenant(tenant_id, str(tenant_id), ACTOR)
+    for job_id in (subject.job_id, whole.job_id):
+        assert (await finished(store, TenantScope(tenant_id), job_id)).state == "done"
+    assert await rows(await connect(world.database), tenant_id) == 0
+    local = await world.gateway(backup, restored=True)
+    assert len(await local.shred.accept()) == 2
+    await refuses(await world.gateway(backup), Scope(tenant_id, "user-1"))
+
+
+@pytest.mark.parametrize("level", ["subject", "tenant"])
+@pytest.mark.parametrize("job", ["there", "deleted"])
+async def test_keys_put_back_under_a_serving_gateway_are_destroyed_again(world, connect, level, job):
+    tenant_id = uuid4()
+    scope, other = Scope(tenant_id, "user-1"), Scope(uuid4(), "user-1")
+    store = await world.gateway()
+    await found_tenant(store, tenant_id)
+    for each in (scope, other):
+        await fill(store, each)
+    admin = await connect(world.database)
+    tables = ["tenant_keys", *(each.name for each in SUBJECT_TABLES)]
+    stolen = {
+        table: await admin.fetch(f"SELECT * FROM stateroom.{table} WHERE tenant_id = $1", tenant_id) for table in tables
+    }
+    if level == "tenant":
+        shredded = await store.shred.tenant(tenant_id, str(tenant_id), ACTOR)
+    else:
+        shredded = await store.shred.subject(scope, "user-1", ACTOR)
+    assert (await finished(store, TenantScope(tenant_id), shredded.job_id)).state == "done"
+    assert await store.shred.uphold() == 0
+    for table, rows_of_table in stolen.items():
+        await admin.execute(f"DELETE FROM stateroom.{table} WHERE tenant_id = $1", tenant_id)
+        for row in rows_of_table:
+            places = ", ".join(f"${at + 1}" for at in range(len(row)))
+            names = ", ".join(row.keys())
+            await admin.execute(f"INSERT INTO stateroom.{table} ({names}) VALUES ({places})", *row.values())
+    if job == "deleted":
+        await admin.execute("DELETE FROM stateroom.jobs WHERE tenant_id = $1", tenant_id)
+    store.keys.evict(scope)
+    store.keys.evict_tenant(tenant_id)
+    await load(store, scope, "t0")  # in the minutes until somebody looks, they serve
+    assert await store.shred.uphold() == 1
+    await refuses(store, scope)
+    await load(store, other, "t0")
+    assert (await finished(store, TenantScope(tenant_id), shredded.job_id)).state == "done"
+    assert await rows(admin, tenant_id) == 0
+    assert await store.shred.uphold() == 0
+
+
+async def test_a_forged_tombstone_keeps_no_other_from_being_upheld(world, connect):
+    tenant_id = uuid4()
+    scope, other = Scope(tenant_id, "user-1"), Scope(tenant_id, "user-2")
+    store = await world.gateway()
+    for each in (scope, other):
+        await fill(store, each)
+    admin = await connect(world.database)
+    stolen = await admin.fetch("SELECT * FROM stateroom.subject_keys WHERE tenant_id = $1", tenant_id)
+    shredded = await store.shred.subject(scope, "user-1", ACTOR)
+    body = await world.blobs.get(TombstoneLocation(DEPLOYMENT_ID, tenant_id, shredded.job_id))
+    await world.blobs.put_if_absent(TombstoneLocation(DEPLOYMENT_ID, tenant_id, UUID(int=7)), body)
+    for row in stolen:
+        await admin.execute(
+            "UPDATE stateroom.subject_keys SET state = 'active', wrapped = $4"
+            " WHERE tenant_id = $1 AND subject_id = $2 AND purpose = $3",
+            tenant_id,
+            row["subject_id"],
+            row["purpose"],
+            row["wrapped"],
+        )
+    store.keys.evict(scope)
+    with pytest.raises(IntegrityFailure, match="not authentic"):
+        await store.shred.uphold()
+    await refuses(store, scope)
+    await load(store, other, "t0")
+
+
+async def test_a_forged_object_in_the_place_of_a_begun_shreds_tombstone_stops_the_start(world):
+    scope = Scope(uuid4(), "user-1")
+    store = await world.gateway()
+    await fill(store, scope)
+    world.blobs.available = False
+    with pytest.raises(BlobUnavailable):
+        await store.shred.subject(scope, "user-1", ACTOR)
+    world.blobs.available = True
+    (job,) = (await store.jobs.list(TenantScope(scope.tenant_id))).items
+    forged = TombstoneLocation(DEPLOYMENT_ID, scope.tenant_id, job.job_id)
+    await world.blobs.put_if_absent(forged, b"{}")
+    with pytest.raises(SetupError):
+        await world.gateway()
+    with pytest.raises(IntegrityFailure):
+        await store.shred.subject(scope, "user-1", ACTOR)
+    await load(store, scope, "t0")
+
+
+async def test_repeating_a_shred_does_not_need_the_root_key_that_wrapped_its_tombstone(world):
+    scope = Scope(uuid4(), "user-1")
+    store = await world.gateway()
+    await found_tenant(store, scope.tenant_id)
+    await fill(store, scope)
+    first = await store.shred.subject(scope, "user-1", ACTOR)
+    world.root_key.rotate()
+    job_id = await store.rotation.rewrap_root(ACTOR)
+    assert (await finished(store, OperatorScope(), job_id)).state == "done"
+    world.root_key._root_keys = {2: world.root_key._root_keys[2]}
+    assert await store.shred.subject(scope, "user-1", ACTOR) == first
+    assert (await finished(store, TenantScope(scope.tenant_id), first.job_id)).state == "done"
+
+
+async def test_an_id_that_a_backup_never_knew_is_free_in_it_and_is_somebody_new(world):
+    tenant_id = uuid4()
+    scope = Scope(tenant_id, "user-1")
+    store = await world.gateway()
+    await found_tenant(store, tenant_id)
+    backup = await world.backup()
+    store = await world.gateway()
+    await fill(store, scope)
+    await store.shred.subject(scope, "user-1", ACTOR)
+    assert [each.keys_destroyed for each in await (await world.gateway(backup, restored=True)).shred.accept()] == [0]
+    restored = await world.gateway(backup)
+    with pytest.raises(CheckpointNotFound):
+        await load(restored, scope, "t0")
+    await save(restored, scope, "t0", content=state(a="somebody new"))
+    assert await restored.shred.uphold() == 0
+    again = await world.gateway(backup)
+    assert contents(await load(again, scope, "t0")) == {"a": "somebody new"}

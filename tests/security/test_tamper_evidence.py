@@ -2,19 +2,24 @@
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
+from crypto import KeyDestroyed
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import CheckpointNotFound, IntegrityFailure, RollbackDetected, ThreadNotFound
 from storage.format.ids import mint_checkpoint_id
 from storage.format.token import ThreadToken
-from storage.model import HistoryQuery, Save
+from storage.model import HistoryQuery, Idempotency, Parent, Precondition, Save
+from storage.postgres.completeness import KEYS_ARE_GONE
 from storage.postgres.unit_of_work import Silent
-from storage.scope import Scope, TenantScope
+from storage.scope import ClientShare, Scope, TenantScope
 from storage.service import Store
-from tests.support.states import document, load, put, save, state, write, writes_of
+from storage.verifying import TenantReport
+from tests.support.interleaving import Gate, Steered
+from tests.support.states import document, load, patch, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
 
 SUBJECT_TABLES = ("threads", "heads", "checkpoints", "pending_writes", "chunks", "removed_threads")
@@ -506,6 +511,380 @@ async def test_writes_of_the_head_move_its_sequence_and_others_do_not(guarded, s
     assert (await put(guarded, scope, ANCHOR, write(0, "a", 1))).token is None
     assert (await put(guarded, scope, chain[-1].checkpoint_id, write(5, "a", 1))).token is not None
     assert (await save(guarded, scope)).sequence == chain[-1].sequence + 3  # the fixture's put, this put, this save
+
+
+# --- heads that were put back or taken away ---------------------------------------------------------
+
+
+@pytest.fixture
+async def other(database, root_key):
+    """Another process, which remembers nothing of the first one's saves."""
+    opened = await Store.open(
+        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False
+    )
+    yield opened
+    await opened.close()
+
+
+def saves_of(store, scope, chain):
+    """Every way to add to a thread, and to be told that it is stored already."""
+    head, older = chain[-1].checkpoint_id, Parent(chain[2].checkpoint_id)
+    return {
+        "plain": lambda: save(store, scope),
+        "if-match": lambda: save(store, scope, precondition=Precondition(head)),
+        "patch": lambda: save(store, scope, content=patch(put={"a": 1}), precondition=Precondition(head)),
+        "fork": lambda: save(store, scope, parent=older, fork=True),
+        "again": lambda: save(
+            store, scope, checkpoint_id=chain[1].checkpoint_id, content=state(a=document("1"), n=1),
+            parent=Parent(chain[0].checkpoint_id),
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["plain", "if-match", "patch", "fork", "again"])
+@pytest.mark.parametrize("remembers", [True, False])
+async def test_a_save_on_a_head_that_was_put_back_is_refused(guarded, other, scope, chain, attacker, how, remembers):
+    old = await attacker.copy("heads")
+    await save(other, scope)  # which leaves the thread's seal as it was: `guarded` remembers what is put back
+    await attacker.put_back(old)
+    with pytest.raises(IntegrityFailure):
+        await saves_of(guarded if remembers else other, scope, chain)[how]()
+    assert (await attacker.copy("heads")) == old
+
+
+@pytest.mark.parametrize("namespace", ["", "sub"])
+async def test_a_head_that_was_put_back_is_noticed_by_every_load(guarded, scope, chain, attacker, namespace):
+    older = chain[0] if namespace == "" else await save(guarded, scope, namespace=namespace)
+    old = await attacker.copy("heads")
+    await save(guarded, scope, namespace=namespace)
+    await attacker.put_back(old)
+    for checkpoint_id in (None, older.checkpoint_id):
+        for with_state in (True, False):
+            with pytest.raises(IntegrityFailure):
+                await guarded.checkpoints.load(scope, "t1", namespace, checkpoint_id, with_state=with_state)
+        with pytest.raises(IntegrityFailure):
+            await guarded.checkpoints.channel_history(scope, "t1", namespace, checkpoint_id, ["a"])
+
+
+async def test_ids_compare_bytewise_wherever_the_newest_is_looked_for(guarded, scope, attacker, watch):
+    for checkpoint_id in ("B", "_", "a", "é", "\U0001f600"):  # in the order of their bytes
+        await save(guarded, scope, checkpoint_id=checkpoint_id)
+        old = await attacker.copy("heads")
+        assert (await load(guarded, scope)).checkpoint_id == checkpoint_id
+    await save(guarded, scope, checkpoint_id="A", parent=Parent("B"), fork=True)
+    assert (await load(guarded, scope)).checkpoint_id == "\U0001f600"
+    await clean(guarded, scope)
+    assert watch.failures == 0
+    await save(guarded, scope, checkpoint_id="\U0001f601")
+    await attacker.put_back(old)
+    with pytest.raises(IntegrityFailure):
+        await load(guarded, scope)
+
+
+@pytest.mark.parametrize("how", ["plain", "fork", "again"])
+@pytest.mark.parametrize("remembers", [True, False])
+@pytest.mark.parametrize("tables", [("heads",), ("heads", "threads")], ids="+".join)
+async def test_a_save_beside_what_lost_its_head_is_refused(
+    guarded, other, scope, chain, attacker, tables, how, remembers
+):
+    for table in tables:
+        await attacker.execute(f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2")  # noqa: S608
+    with pytest.raises(IntegrityFailure):
+        await saves_of(guarded if remembers else other, scope, chain)[how]()
+    assert (await attacker.copy("heads", "threads"))["heads"] == []
+    with pytest.raises(IntegrityFailure):
+        await load(guarded, scope)
+
+
+@pytest.mark.parametrize("left", ["heads", "checkpoints", "pending_writes"])
+async def test_a_thread_is_not_made_again_over_what_is_left_of_it(guarded, scope, attacker, left):
+    await save(guarded, scope, namespace="sub")
+    await put(guarded, scope, ANCHOR, write(0, "a", 1), namespace="sub")
+    for table in {"threads", "heads", "checkpoints", "pending_writes"} - {left}:
+        await attacker.execute(f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2")  # noqa: S608
+    for call in (save(guarded, scope), put(guarded, scope, ANCHOR, write(0, "a", 2))):
+        with pytest.raises(IntegrityFailure):
+            await call
+    assert (await attacker.copy("threads"))["threads"] == []
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+async def test_a_fork_beside_a_truncated_head_is_refused(guarded, other, scope, chain, attacker, remembers):
+    await attacker.execute(
+        "DELETE FROM stateroom.checkpoints WHERE tenant_id = $1 AND subject_id = $2 AND checkpoint_id = $3",
+        chain[-1].checkpoint_id,
+    )
+    with pytest.raises(IntegrityFailure):
+        await saves_of(guarded if remembers else other, scope, chain)["fork"]()
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+@pytest.mark.parametrize("which", [0, 3])
+async def test_a_save_does_not_write_over_an_edited_head(guarded, other, scope, chain, attacker, remembers, which):
+    await attacker.execute(
+        "UPDATE stateroom.heads SET head_id = $3 WHERE tenant_id = $1 AND subject_id = $2", chain[which].checkpoint_id
+    )
+    edited = await attacker.copy("heads")
+    store = guarded if remembers else other
+    for call in (save(store, scope), put(store, scope, chain[-1].checkpoint_id, write(9, "a", 1))):
+        with pytest.raises(IntegrityFailure):
+            await call
+    assert await attacker.copy("heads") == edited
+
+
+# --- channels of pending writes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edit", ["channel = 'x'", "channel = 'b'", "state_version = 7", "status = 'done'"])
+@pytest.mark.parametrize("marked", [True, False])
+async def test_a_write_that_was_renamed_is_not_left_out_of_its_channels_history(
+    guarded, scope, chain, attacker, edit, marked
+):
+    asked = (scope, "t1", "", None, ["d"])
+    await put(guarded, scope, chain[-1].checkpoint_id, write(1, "d", "first"))
+    await save(guarded, scope)
+    mark = (await guarded.checkpoints.channel_history(*asked)).mark if marked else None
+    parent = await save(guarded, scope)
+    await put(guarded, scope, parent.checkpoint_id, write(0, "d", "second"), write(1, "b", "other"))
+    await save(guarded, scope)
+    given = await guarded.checkpoints.channel_history(*asked, mark=mark)
+    assert [len(given.channels["d"].writes), given.channels["d"].continues] == ([1, True] if marked else [2, False])
+    await attacker.execute(
+        f"UPDATE stateroom.pending_writes SET {edit}"  # noqa: S608
+        " WHERE tenant_id = $1 AND subject_id = $2 AND checkpoint_id = $3 AND channel = 'd'",
+        parent.checkpoint_id,
+    )
+    with pytest.raises(IntegrityFailure):
+        await guarded.checkpoints.channel_history(*asked, mark=mark)
+
+
+async def test_a_write_that_was_given_the_name_of_a_channel_is_not_added_to_its_history(
+    guarded, scope, chain, attacker
+):
+    await put(guarded, scope, chain[-1].checkpoint_id, write(1, "b", "other"))
+    await save(guarded, scope)
+    await attacker.execute(
+        "UPDATE stateroom.pending_writes SET channel = 'd' WHERE tenant_id = $1 AND subject_id = $2 AND channel = 'b'"
+    )
+    with pytest.raises(IntegrityFailure):
+        await guarded.checkpoints.channel_history(scope, "t1", "", None, ["d"])
+
+
+# --- statuses -----------------------------------------------------------------------------------------
+
+
+async def shows_status(store, scope, checkpoint_id):
+    """The status in a load and in a listing with state; verification finds nothing."""
+    loaded = await load(store, scope, checkpoint_id=checkpoint_id)
+    [shown] = [each for each in await listed(store, scope) if each.checkpoint_id == checkpoint_id]
+    assert loaded.status == shown.status
+    await clean(store, scope)
+    return loaded.status
+
+
+@pytest.mark.parametrize("which", [2, -1])
+@pytest.mark.parametrize("reported", [None, "failed"])
+@pytest.mark.parametrize("outcome", [None, "done", "active"])
+async def test_an_edited_status_is_refused(guarded, scope, chain, attacker, which, reported, outcome):
+    checkpoint_id = chain[which].checkpoint_id
+    if reported is not None:
+        await put(guarded, scope, checkpoint_id, write(-1, "__error__", "boom"), status=reported, task_id="two")
+    assert await shows_status(guarded, scope, checkpoint_id) == (reported or "active")
+    await attacker.execute(
+        "UPDATE stateroom.checkpoints SET outcome = $4 WHERE tenant_id = $1 AND subject_id = $2 AND checkpoint_id = $3",
+        checkpoint_id,
+        outcome,
+    )
+    if reported is None and outcome is None:
+        assert await shows_status(guarded, scope, checkpoint_id) == "active"
+        return
+    for call in (load(guarded, scope, checkpoint_id=checkpoint_id), listed(guarded, scope)):
+        with pytest.raises(IntegrityFailure):
+            await call
+    report = await guarded.verification.thread(scope, "t1")
+    assert [(each.code, each.checkpoint_id) for each in report.findings] == [("checkpoint", checkpoint_id)]
+
+
+async def test_whatever_tasks_report_is_no_edited_status(guarded, scope, chain, watch):
+    """Also what comes early, again, as another one's successor, or with nothing to store."""
+    head = chain[-1].checkpoint_id
+
+    async def reports(status, *writes, task_id="one", checkpoint_id=head):
+        await put(guarded, scope, checkpoint_id, *writes, task_id=task_id, status=status)
+
+    await reports("failed")
+    assert await shows_status(guarded, scope, head) == "active"  # nothing was stored that says so
+    await reports("waiting", write(0, "a", 1))
+    await reports("failed", write(0, "a", 1))
+    assert await shows_status(guarded, scope, head) == "waiting"  # kept as it was written first
+    await reports("failed", write(-1, "a", 1))
+    assert await shows_status(guarded, scope, head) == "failed"
+    await reports("done", write(-1, "a", 2))
+    assert await shows_status(guarded, scope, head) == "done"
+    await reports(None, write(-1, "a", 3))
+    assert await shows_status(guarded, scope, head) == "waiting"
+    await reports(None, write(1, "a", 1), task_id="two")
+    assert await shows_status(guarded, scope, head) == "waiting"
+    await asyncio.gather(*(reports(each, write(2, "a", 1), task_id=each) for each in ("failed", "done", "active")))
+    assert await shows_status(guarded, scope, head) in {"failed", "done", "active"}
+    for status in ("failed", None):
+        await reports(status, write(-1, "a", 1), checkpoint_id="early")
+    await save(guarded, scope, checkpoint_id="early")
+    assert await shows_status(guarded, scope, "early") == "active"
+    await reports("waiting", write(-1, "a", 1), checkpoint_id="earlier")
+    await save(guarded, scope, checkpoint_id="earlier", parent=Parent(head), fork=True)
+    assert await shows_status(guarded, scope, "earlier") == "waiting"
+    await guarded.threads.copy(scope, "t1", "t2")
+    await clean(guarded, scope)
+    assert watch.failures == 0
+
+
+async def test_writes_that_are_removed_by_age_take_what_they_said_with_them(guarded, scope, chain, watch):
+    place = chain[2].checkpoint_id
+    await put(guarded, scope, place, write(-1, "__error__", "boom"), status="failed")
+    assert await shows_status(guarded, scope, place) == "failed"
+    removed = await guarded.pruning.drop_writes(scope, "t1", datetime.now(UTC) + timedelta(days=1))
+    assert removed.pending_writes == 1  # the head keeps its own
+    assert await shows_status(guarded, scope, place) == "active"
+    assert watch.failures == 0
+
+
+# --- threads, as they are shown ---------------------------------------------------------------------
+
+
+EDITED_THREADS = [
+    "UPDATE stateroom.threads SET created_at = created_at - interval '1 day' WHERE tenant_id = $1 AND subject_id = $2",
+    "UPDATE stateroom.threads SET client_share = true WHERE tenant_id = $1 AND subject_id = $2",
+    "UPDATE stateroom.threads SET seal = '' WHERE tenant_id = $1 AND subject_id = $2",
+    """INSERT INTO stateroom.threads
+        (tenant_id, subject_id, thread_id, status, tier, strict, activity, created_at, updated_at, seal)
+    SELECT tenant_id, subject_id, 't9', status, tier, strict, activity, created_at, updated_at, seal
+    FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2""",
+]
+EDITED_HEADS = [
+    "UPDATE stateroom.heads SET head_id = 'x' WHERE tenant_id = $1 AND subject_id = $2",
+    "UPDATE stateroom.heads SET sequence = 9 WHERE tenant_id = $1 AND subject_id = $2",
+    "DELETE FROM stateroom.heads WHERE tenant_id = $1 AND subject_id = $2",
+    "DELETE FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2",
+    "DELETE FROM stateroom.checkpoints WHERE tenant_id = $1 AND subject_id = $2 AND step = 4",
+]
+
+
+@pytest.mark.parametrize("edit", EDITED_THREADS + EDITED_HEADS)
+async def test_an_edited_thread_is_not_shown(guarded, scope, chain, attacker, edit):
+    await attacker.execute(edit)
+    if edit in EDITED_THREADS:
+        with pytest.raises(IntegrityFailure):
+            await guarded.threads.list(scope)
+    with pytest.raises(IntegrityFailure):
+        await guarded.threads.get(scope, "t9" if "t9" in edit else "t1")
+
+
+async def test_a_thread_whose_head_was_put_back_is_not_shown(guarded, scope, chain, attacker):
+    old = await attacker.copy("heads")
+    await save(guarded, scope)
+    await attacker.put_back(old)
+    with pytest.raises(IntegrityFailure):
+        await guarded.threads.get(scope, "t1")
+
+
+async def test_threads_are_shown_without_the_share_they_were_made_under(guarded, scope, chain, watch):
+    share = ClientShare(bytes(range(32)))
+    await guarded.checkpoints.save(scope, Save(thread_id="private", content=state(a=1)), share)
+    await guarded.threads.put(scope, "empty")
+    assert {each.thread_id for each in (await guarded.threads.list(scope)).items} == {"t1", "private", "empty"}
+    shown = [await guarded.threads.get(scope, each) for each in ("t1", "private", "empty")]
+    assert [each.client_share for each in shown] == [False, True, False]
+    assert watch.failures == 0
+
+
+# --- keys that were taken away ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("also", ["", " AND purpose = 'data'", " AND purpose = 'id'"], ids=["all", "data", "id"])
+async def test_data_without_its_keys_is_noticed(guarded, scope, chain, attacker, watch, also):
+    await attacker.execute(
+        f"DELETE FROM stateroom.subject_keys WHERE tenant_id = $1 AND subject_id = $2{also}"  # noqa: S608
+    )
+    guarded.keys.evict(scope)
+    reads = {
+        **reads_of_older(guarded, scope, chain),
+        "threads": lambda: guarded.threads.list(scope),
+        "thread": lambda: guarded.threads.get(scope, "t1"),
+        "verify thread": lambda: guarded.verification.thread(scope, "t1"),
+        "verify subject": lambda: guarded.verification.subject(scope),
+    }
+    del reads["prune"], reads["delete_runs"]  # what is sealed under lost keys can still be removed
+    for call in reads.values():
+        with pytest.raises(IntegrityFailure):
+            await call()
+    assert watch.failures == len(reads)
+    _, report = await verified(guarded, scope)
+    assert report.found["keys"] == 1
+    assert [each.subject_id for each in report.findings if each.code == "keys"] == [scope.subject_id]
+
+
+async def verified(store, scope):
+    """The job that verifies the tenant, and its report."""
+    tenant = TenantScope(scope.tenant_id)
+    job_id = await store.verifying.begin_tenant(tenant, "api-key:test")
+    async with asyncio.timeout(60):
+        while (job := await store.jobs.get(tenant, job_id)).state in {"queued", "running"}:
+            await store.runner.run_due()
+            await asyncio.sleep(0)
+    return job, msgspec.json.decode(job.note, type=TenantReport)
+
+
+@pytest.mark.parametrize("left", ["threads", "heads", "checkpoints", "pending_writes"])
+async def test_anything_without_its_keys_is_noticed(guarded, scope, chain, attacker, left):
+    for table in {"threads", "heads", "checkpoints", "pending_writes", "subject_keys"} - {left}:
+        await attacker.execute(f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2")  # noqa: S608
+    guarded.keys.evict(scope)
+    with pytest.raises(IntegrityFailure):
+        await load(guarded, scope)
+
+
+async def test_a_subject_without_anything_is_no_damage(guarded, scope, watch):
+    with pytest.raises(CheckpointNotFound):
+        await load(guarded, scope)
+    assert (await guarded.threads.list(scope)).items == []
+    _, report = await verified(guarded, scope)
+    assert (report.found, watch.failures) == ({}, 0)
+
+
+async def test_keys_and_data_that_come_while_somebody_looks_are_no_damage(guarded, other, scope):
+    looking = Gate(KEYS_ARE_GONE)
+    loading = asyncio.create_task(load(Steered(guarded, before=looking), scope))
+    await looking.arrival()
+    await save(other, scope)
+    looking.opened.set()
+    with pytest.raises(CheckpointNotFound):
+        await loading
+
+
+async def test_a_shredded_subject_is_no_damage_before_nor_after_its_rows_are_gone(guarded, scope, chain, watch):
+    shredded = await guarded.shred.subject(scope, scope.subject_id, "api-key:test")
+    for _ in range(2):
+        guarded.keys.evict(scope)
+        for call in (load(guarded, scope), guarded.threads.list(scope), guarded.threads.get(scope, "t1")):
+            with pytest.raises(KeyDestroyed):
+                await call
+        _, report = await verified(guarded, scope)
+        assert report.found == {}
+        while (await guarded.jobs.get(TenantScope(scope.tenant_id), shredded.job_id)).state != "done":
+            await guarded.runner.run_due()
+    assert watch.failures == 0
+
+
+# --- receipts -------------------------------------------------------------------------------------------
+
+
+async def test_a_request_whose_receipt_was_taken_away_is_refused_for_good(guarded, scope, attacker):
+    key = Idempotency("once", b"d" * 32)
+    await save(guarded, scope, idempotency=key)
+    await attacker.execute("UPDATE stateroom.idempotency SET receipt = NULL WHERE tenant_id = $1 AND subject_id = $2")
+    with pytest.raises(IntegrityFailure):
+        await save(guarded, scope, idempotency=key)
 
 
 # --- rollback: everything agrees with everything, only the client knows better ---------------------

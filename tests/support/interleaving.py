@@ -133,7 +133,7 @@ class Steered:
         before: Callable[[str], Awaitable[None]] = _go_on,
     ) -> None:
         self.unit_of_work = SteeredUnitOfWork(store._engine, variants or {}, before)
-        access = Access(self.unit_of_work, store.keys, SystemClock(), Silent())
+        access = Access(self.unit_of_work, store.keys, SystemClock(), Silent(), control=store.control)
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
         self.pruning = Pruning(access)

@@ -75,7 +75,9 @@ async def _save(job: dict[str, Any], point: int, s3: S3BlobStore) -> None:
     steered = SteeredUnitOfWork(store._engine, {}, at_statement)
     ledger = BlobLedger(steered, intent_seconds=INTENT_SECONDS)
     offload = Offload(steered, ledger, BlobWriter(bucket), BlobReader(bucket), SystemClock())
-    checkpoints = Checkpoints(Access(steered, store.keys, SystemClock(), Silent(), None, offload))
+    checkpoints = Checkpoints(
+        Access(steered, store.keys, SystemClock(), Silent(), None, offload, control=store.control)
+    )
     checkpoint_id = f"1f0-{point:04}"
     texts = (f"{point}" + "A" * 100_000, "shared" + "B" * 100_000)
     channels = {

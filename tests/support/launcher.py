@@ -17,7 +17,8 @@ from importlib import import_module
 from litestar import Litestar
 
 # What `serve` imports on its way; none of them starts a thread, so that forking is sound.
-for name in ("gateway.app", "gateway.cli.local", "gateway.cli.main", "gateway.cli.serving", "gateway.telemetry"):
+CLI = ("gateway.cli.commands", "gateway.cli.local", "gateway.cli.main", "gateway.cli.serving")
+for name in ("gateway.app", *CLI, "gateway.telemetry"):
     import_module(name)
 for name in ("storage.blobs.opening", "boto3.session", "gateway.cli.connection"):  # with an object store, over HTTP
     import_module(name)

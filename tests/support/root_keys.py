@@ -18,7 +18,7 @@ from hvac.adapters import JSONAdapter
 from hvac.api.secrets_engines import Transit
 from moto.server import ThreadedMotoServer
 
-from crypto import KeyUnavailable, SecretKey, WrappedKey
+from crypto import CryptoError, KeyUnavailable, SecretKey, WrappedKey
 from crypto.roots import FileRootKey, GuardedRootKey, MemoryRootKey, RootKey, create_root_key
 
 TOKEN = "root-token-of-this-test"
@@ -161,11 +161,12 @@ class MemoryRig(Rig):
 
 
 class UnsteadyRootKey(MemoryRootKey):
-    """A root key whose service can be out of reach, and which counts what it is asked."""
+    """A root key whose service can be out of reach or refuse, and which counts what it is asked."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reachable = True
+        self.refusal: CryptoError | None = None
         self.calls = 0
 
     async def wrap(self, key: SecretKey, context: Mapping[str, str]) -> WrappedKey:
@@ -181,14 +182,18 @@ class UnsteadyRootKey(MemoryRootKey):
         return await super().rewrap(wrapped, context)
 
     async def health(self) -> None:
-        if not self.reachable:
-            raise KeyUnavailable(1.0)
+        self._answer()
         await super().health()
 
     def _call(self) -> None:
         self.calls += 1
+        self._answer()
+
+    def _answer(self) -> None:
         if not self.reachable:
             raise KeyUnavailable(1.0)
+        if self.refusal is not None:
+            raise self.refusal
 
 
 class UnsteadyRig(MemoryRig):

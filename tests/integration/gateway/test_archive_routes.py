@@ -247,7 +247,7 @@ async def test_a_process_that_stops_in_a_round_gives_it_back_at_once(client, ser
     tenant_id = UUID((await ok(client.get("/whoami")))["tenant_id"])
     endless, tomorrow = Endless(), ManualClock(datetime.now(UTC) + timedelta(days=1))
     parts = (serving_store.unit_of_work, serving_store.audit, tomorrow, serving_store.threads, serving_store.pruning)
-    working = asyncio.create_task(Retaining(*parts, endless).run_due())
+    working = asyncio.create_task(Retaining(*parts, endless, serving_store.control).run_due())
     await reached_or_ended(endless.reached, working)
     shown = await ok(client.get("/retention/round"))
     assert shown["state"] == "running"
@@ -258,7 +258,7 @@ async def test_a_process_that_stops_in_a_round_gives_it_back_at_once(client, ser
         await working
     shown = await ok(client.get("/retention/round"))
     assert (shown["state"], shown["lease_until"]) == ("waiting", None)
-    round_ = await Retaining(*parts, serving_store.archives).tenant(tenant_id)
+    round_ = await Retaining(*parts, serving_store.archives, serving_store.control).tenant(tenant_id)
     assert (round_.archived, round_.tenants) == (1, 1)
     assert (await ok(client.get(PATH)))["tier"] == "archive"
 

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
+from crypto.roots import FileRootKey
 from gateway.cli.embedded import EmbeddedS3
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.s3 import S3BlobStore, S3Location
@@ -58,6 +59,11 @@ async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder, check
         assert done.returncode == 0, done.stderr
         assert [(each["blobs"], each["objects"], each["faults"]) for each in reports] == [(1, 1, {})]
         assert running.process.poll() is None
+        doctor = stateroom("doctor", "--json", "--data-dir", data_dir)
+        found = {check["check"]: check for check in json.loads(doctor.stdout)["checks"]}
+        assert doctor.returncode == 0, found
+        assert {check["outcome"] for check in found.values()} == {"ok"}
+        assert "STATEROOM_OPERATOR_KEY verifies" in found["API key pepper"]["detail"]
         swept = stateroom("sweep", "--all", "--json", "--data-dir", data_dir)
         assert (swept.returncode, json.loads(swept.stdout)["failed"]) == (0, 0)
         assert running.stop(signal.SIGTERM) == 0
@@ -67,13 +73,22 @@ async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder, check
     done, reports = check(data_dir)
     assert done.returncode == 0, done.stderr
     assert [(each["blobs"], each["objects"], each["young"]) for each in reports] == [(1, 3, 2)]
+    # The key of the folder's tenant is under the folder's root key, and no other one will do.
+    FileRootKey.create(folder / "other.key")
+    (folder / "other.key").replace(data_dir / "root.key")
+    doctor = stateroom("doctor", "--json", "--data-dir", data_dir)
+    assert doctor.returncode == 1
+    failed = {each["check"]: each for each in json.loads(doctor.stdout)["checks"] if each["outcome"] == "failed"}
+    assert list(failed) == ["wrapped keys"]
+    assert "tenant keys under file " in failed["wrapped keys"]["detail"]
+    assert "root-keys.md" in failed["wrapped keys"]["fix"]
     for engine in ("postgres", "s3"):
         assert not (data_dir / f"{engine}.pid").exists()
 
 
-@pytest.mark.parametrize("command", ["fsck", "sweep"])
+@pytest.mark.parametrize("command", ["fsck --all", "sweep --all", "doctor"])
 def test_a_folder_that_is_none_is_refused_and_not_made_one(folder, stateroom, command):
-    done = stateroom(command, "--all", "--data-dir", folder / "typo")
+    done = stateroom(*command.split(), "--data-dir", folder / "typo")
     assert done.returncode == 1
     assert b"not the folder of an embedded gateway" in done.stderr
     assert not (folder / "typo").exists()

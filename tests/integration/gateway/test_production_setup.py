@@ -7,15 +7,20 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from uuid import UUID
 
 import asyncpg
 import pytest
 
+from crypto import SecretKey
+from crypto.roots import FileRootKey
 from gateway import api_keys
 from gateway.cli import serving
 from gateway.cli.main import run
 from storage.postgres import setup
 from tests.support.production import APP_PASSWORD, OWNER_PASSWORD
+
+TENANT = UUID(int=5)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +125,11 @@ def test_the_doctor_finds_nothing_wrong_with_a_right_setup(production, capsys):
             "ALTER TABLE stateroom.threads FORCE ROW LEVEL SECURITY",
             "row-level security",
         ),
+        (
+            "CREATE POLICY oops ON stateroom.chunks USING (true)",
+            "DROP POLICY oops ON stateroom.chunks",
+            "row-level security",
+        ),
         ("ALTER ROLE gw_app BYPASSRLS", "ALTER ROLE gw_app NOBYPASSRLS", "serving role"),
         ("ALTER ROLE gw_worker BYPASSRLS", "ALTER ROLE gw_worker NOBYPASSRLS", "roles"),
         (
@@ -143,6 +153,79 @@ async def test_the_doctor_names_what_was_weakened(production, durable_postgres, 
         await connection.close()
     assert findings[check].outcome == "failed"
     assert findings[check].fix
+
+
+def test_the_doctor_tells_by_a_key_that_the_pepper_is_another_one(production, capsys):
+    assert run(["init", "--another", "--json"]) == 0
+    production.setenv("STATEROOM_OPERATOR_KEY", json.loads(capsys.readouterr().out)["api_key"])
+
+    def pepper():
+        run(["doctor", "--json"])
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        return next(check for check in checks if check["check"] == "API key pepper")
+
+    assert pepper()["outcome"] == "ok"
+    assert "STATEROOM_OPERATOR_KEY verifies" in pepper()["detail"]
+    production.setenv("STATEROOM_API_KEY_PEPPER", "cd" * 32)
+    assert pepper()["outcome"] == "failed"
+    assert "STATEROOM_API_KEY_PEPPER" in pepper()["fix"]
+    production.delenv("STATEROOM_OPERATOR_KEY")
+    assert pepper()["outcome"] == "ok"
+    assert "whether keys verify shows with one in" in pepper()["detail"]
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--port", "0"], ["worker"]], ids=" ".join)
+@pytest.mark.parametrize("secret", ["away", "wrong"])
+def test_an_object_store_that_does_not_answer_is_not_called_the_database(
+    production, s3_server, capsys, arguments, secret
+):
+    url = "s3://key:secret@127.0.0.1:1/stateroom?endpoint=http&region=us-east-1"
+    if secret == "wrong":
+        url = s3_server.url().replace(s3_server.secret_key, "wrong")
+    production.setenv("STATEROOM_S3_URL", url)
+    production.setenv("STATEROOM_METRICS_LISTEN", "off")
+    assert run(arguments) == 5
+    assert capsys.readouterr().err.startswith("error: the object store is not available\n")
+
+
+def test_a_database_that_is_away_is_unavailable(production, capsys):
+    production.setenv("STATEROOM_DATABASE_URL", "postgresql://gw_app:hunter2@127.0.0.1:1/stateroom")
+    assert run(["serve", "--port", "0"]) == 5
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: the database is not available\n")
+    assert "hunter2" not in shown
+
+
+@pytest.fixture
+async def other_root_key(production, durable_postgres, tmp_path):
+    """A root key that wrapped the one tenant's key that is stored."""
+    root_key = FileRootKey.create(tmp_path / "other.key")
+    named = {"deployment": os.environ["STATEROOM_DEPLOYMENT_ID"], "tenant": str(TENANT), "purpose": "tenant"}
+    by = await root_key.wrap(SecretKey.generate(), named | {"version": "1"})
+    connection = await asyncpg.connect(durable_postgres.superuser_url("production").replace("+asyncpg", ""))
+    await connection.execute(
+        "INSERT INTO stateroom.tenant_keys (tenant_id, key_version, state, provider, root_key_id, root_key_version,"
+        " wrapped, kcv, created_at) VALUES ($1, 1, 'active', $2, $3, $4, $5, '', now())",
+        *(TENANT, by.provider, by.root_key_id, by.root_key_version, by.ciphertext),
+    )
+    # What earlier tests served with made keys of the deployment under root keys of their own.
+    await connection.execute("DELETE FROM stateroom.deployment_keys")
+    yield tmp_path / "other.key"
+    await connection.execute("DELETE FROM stateroom.tenant_keys WHERE tenant_id = $1", TENANT)
+    await connection.close()
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--port", "0"], ["worker"], ["init", "--another"]], ids=" ".join)
+def test_a_root_key_that_wrapped_nothing_of_what_is_stored_is_refused(production, other_root_key, capsys, arguments):
+    production.setenv("STATEROOM_METRICS_LISTEN", "off")
+    assert run(arguments) == 1
+    assert "the root key does not open 1 tenant keys under file " in capsys.readouterr().err
+    assert run(["doctor"]) == 1
+    assert "the root key does not open 1 tenant keys under file " in capsys.readouterr().out
+    # As in the middle of a rotation: a new one first, the old one behind it.
+    production.setenv("STATEROOM_ROOT_KEY", f"{os.environ['STATEROOM_ROOT_KEY']} file:{other_root_key}")
+    assert run(["init", "--another"]) == 0
+    assert run(["doctor"]) == 0
 
 
 def test_a_configured_gateway_serves_until_sigterm_and_says_no_secret(production, urls):

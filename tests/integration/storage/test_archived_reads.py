@@ -445,7 +445,7 @@ async def test_a_hot_read_costs_what_it_did(database, root_key, scope, clock, bu
 
 
 def reading_through(store, clock, views):
-    return Checkpoints(Access(store.unit_of_work, store.keys, clock, Silent(), views=views))
+    return Checkpoints(Access(store.unit_of_work, store.keys, clock, Silent(), views=views, control=store.control))
 
 
 async def test_an_archive_larger_than_a_read_may_hold_is_restored_first(store, scope, bucket, clock):

@@ -496,7 +496,7 @@ async def test_no_version_is_given_up_between_the_flip_and_its_commit(database, 
         bucket.hook = reseal_meanwhile
         steered = SteeredUnitOfWork(store._engine, {}, stop)
         offload = Offload(steered, BlobLedger(steered), None, None, SystemClock())
-        access = Access(steered, store.keys, SystemClock(), Silent(), None, offload)
+        access = Access(steered, store.keys, SystemClock(), Silent(), None, offload, control=store.control)
         parts = (store.archives.objects, store.archive, store.archive_writer, store.jobs, store.audit)
         archiving = asyncio.create_task(Archives(access, *parts).archive(scope, "t1"))
         await reached.wait()

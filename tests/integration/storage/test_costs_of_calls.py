@@ -16,7 +16,7 @@ from tests.support.states import contents, document, load, packed, put, save, st
 
 # Of the answer to a load: its row without what is sealed, and for each array of pieces or writes that has any, and for
 # each of their elements, what is not sealed and no list of ids. Every further column is four bytes at least.
-ROW_BYTES = 380  # its parent's id and its own among them
+ROW_BYTES = 385  # its parent's id and its own among them, and whether any checkpoint is newer than the head
 PIECES_BYTES, PIECE_BYTES = 80, 33
 WRITES_BYTES, WRITE_BYTES = 300, 129
 # Of what asks for it: names and ids; those of statements grow as a connection goes on.
@@ -33,6 +33,8 @@ DONE_BYTES = 36
 TOAST_BYTES = 1996
 TURNS = 200
 LOOKED_UP = {"threads": 1, "heads": 1, "checkpoints": 1, "subject_keys": 1}
+# A load looks at the newest checkpoint, too: nothing is newer than the head.
+LOADED = LOOKED_UP | {"checkpoints": 2}
 
 
 class Stored(NamedTuple):
@@ -127,7 +129,7 @@ async def test_a_load_reads_what_it_needs_once_and_gets_no_byte_more(meter, scop
         members = MEMBERS_BYTES + others * MEMBER_BYTES if others else 0
         cost = await meter.cost(load(store, scope, checkpoint_id=checkpoint_id))
         assert contents(cost.result)["n"] == step
-        assert (cost.read, cost.written) == (LOOKED_UP | {name: count for name, count in wanted.items() if count}, {})
+        assert (cost.read, cost.written) == (LOADED | {name: count for name, count in wanted.items() if count}, {})
         assert cost.answered <= expected.answer + members
         assert cost.asked <= LOAD_ASKS_BYTES + len(checkpoint_id) + NAMES_BYTES
         if step == 2:
@@ -205,6 +207,6 @@ async def test_a_load_of_a_long_chat_reads_each_of_its_few_pieces_once(meter, sc
     assert len(expected.pieces) <= DIRECT_PIECES_MAX
     cost = await meter.cost(load(store, scope))
     assert contents(cost.result) == {"messages": messages}
-    assert cost.read == LOOKED_UP | {"chunks": len(expected.pieces), "toast of chunks": expected.toasted}
+    assert cost.read == LOADED | {"chunks": len(expected.pieces), "toast of chunks": expected.toasted}
     assert cost.answered <= expected.answer
     assert cost.answered <= 0.55 * len(packed(messages).data)  # hexadecimal halves; seals, ids and what is packed

@@ -5,8 +5,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from crypto import CryptoError, KeyDestroyed, KeyUnavailable, MemoryRootKey, OpenError
+from crypto import CryptoError, KeyDenied, KeyDestroyed, KeyUnavailable, MemoryRootKey, OpenError
+from storage.clock import SystemClock
 from storage.errors import IntegrityFailure
+from storage.keys import HARD_TTL_SECONDS, SOFT_TTL_SECONDS, Keys
+from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope
 from storage.service import Store
 from tests.support.root_keys import UnsteadyRootKey
@@ -201,3 +204,60 @@ async def test_an_edited_key_does_not_authenticate(store, scope, admin):
     store.keys.evict(scope)
     with pytest.raises(IntegrityFailure):
         await load(store, scope)
+
+
+class Seconds:
+    """A monotonic clock that is put forward by hand."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def root_key_at_a_time(store):
+    """A root key, a clock, and the keys of a gateway that goes by both."""
+    root_key, seconds = UnsteadyRootKey(), Seconds()
+    return root_key, seconds, Keys(store.unit_of_work, root_key, DEPLOYMENT_ID, SystemClock(), Silent(), seconds)
+
+
+async def test_no_subject_is_served_longer_than_an_hour_after_the_root_key_was_asked(root_key_at_a_time, scope):
+    root_key, seconds, keys = root_key_at_a_time
+    await keys.sealer(scope)
+    root_key.reachable = False
+    late = Scope(scope.tenant_id, "user-2")
+    seconds.now += HARD_TTL_SECONDS - 60
+    for each in (scope, late):
+        await keys.sealer(each)
+    seconds.now += 61
+    for each in (scope, late):
+        with pytest.raises(KeyUnavailable):
+            await keys.sealer(each)
+    root_key.reachable = True
+    seconds.now += 10
+    for each in (scope, late):
+        await keys.sealer(each)
+
+
+async def test_a_root_key_that_was_withdrawn_stops_every_subject_at_the_tenants_soft_age(root_key_at_a_time, scope):
+    root_key, seconds, keys = root_key_at_a_time
+    await keys.sealer(scope)
+    late = Scope(scope.tenant_id, "user-2")
+    seconds.now += SOFT_TTL_SECONDS * 0.8
+    await keys.sealer(late)
+    root_key.refusal = KeyDenied()
+    seconds.now += SOFT_TTL_SECONDS * 0.3
+    for each in (scope, late):
+        with pytest.raises(KeyDenied):
+            await keys.sealer(each)
+
+
+async def test_in_an_outage_a_subject_is_not_read_again_at_each_use(root_key_at_a_time, scope):
+    root_key, seconds, keys = root_key_at_a_time
+    await keys.sealer(scope)
+    root_key.reachable = False
+    seconds.now += HARD_TTL_SECONDS / 2
+    sealers = [await keys.sealer(scope) for _ in range(5)]
+    assert len({id(each) for each in sealers}) == 1

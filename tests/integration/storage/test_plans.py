@@ -7,6 +7,8 @@ Rows that statements looked at, as PostgreSQL counts them, in databases that mis
 
 import pytest
 
+from storage.model import Parent
+from storage.postgres import threads as threads_sql
 from tests.support.own_database import rows
 from tests.support.states import document, history, load, put, save, state, write
 
@@ -67,8 +69,9 @@ async def test_one_thread_is_found_at_once_among_many_of_its_subject(own_store, 
         await own_store.threads.get(scope, "t1")
     _, fetched = await read(own_store, admin, "threads")
     assert fetched - before <= 4 * 4 * STEPS
-    page = await own_store.threads.list(scope, limit=10)
-    assert [each.thread_id for each in page.items][:3] == ["t1", "x1", "x2"]
+    async with own_store.unit_of_work.snapshot(scope) as transaction:  # their seals are none
+        page = await transaction.fetch(threads_sql.LIST, scope.tenant_id, scope.subject_id, *(None,) * 5, 10)
+    assert [each["thread_id"] for each in page][:3] == ["t1", "x1", "x2"]
     _, listed = await read(own_store, admin, "threads")
     assert listed - fetched <= 20
 
@@ -94,6 +97,33 @@ async def test_one_checkpoint_is_found_at_once_among_many_of_its_subject(own_sto
         await load(own_store, scope)
         await load(own_store, scope, checkpoint_id=saved.checkpoint_id)
     assert sum(await read(own_store, admin, "checkpoints")) - before <= 4 * STEPS
+
+
+async def test_the_newest_checkpoint_of_a_thread_is_found_at_once_beside_thousands_of_newer_ones(
+    own_store, admin, scope
+):
+    """Each other subject has one checkpoint, so that nothing says that this one has thousands, in other threads."""
+    saved = await save(own_store, scope)
+    (names,) = await admin.fetchrow(
+        "SELECT string_agg(column_name, ', ') FROM information_schema.columns"
+        " WHERE table_schema = 'stateroom' AND table_name = 'checkpoints'"
+        " AND column_name NOT IN ('checkpoint_id', 'subject_id', 'thread_id')"
+    )
+    for subject in ("subject_id", "'s' || n"):
+        await admin.execute(
+            f"INSERT INTO stateroom.checkpoints ({names}, checkpoint_id, subject_id, thread_id)"
+            f" SELECT {names}, 'z' || n, {subject}, 'x' || n"
+            f" FROM stateroom.checkpoints, generate_series(1, {THREADS}) n"
+            f" WHERE checkpoint_id = '{saved.checkpoint_id}'"
+        )
+    await admin.execute("ANALYZE stateroom.checkpoints")
+    before = sum(await read(own_store, admin, "checkpoints"))
+    for step in range(STEPS):
+        await save(own_store, scope, content=state(n=step))
+        await load(own_store, scope)
+        await save(own_store, scope, content=state(n=-step), parent=Parent(saved.checkpoint_id), fork=True)
+        await own_store.threads.get(scope, "t1")
+    assert sum(await read(own_store, admin, "checkpoints")) - before <= 8 * STEPS
 
 
 async def test_a_copy_of_many_tagged_checkpoints_looks_at_each_a_few_times(own_store, admin, scope):

@@ -518,6 +518,44 @@ async def test_parallel_namespaces_never_conflict(store, scope, admin):
     assert (await store.threads.prune(scope, ["t1"], "keep_latest")).checkpoints == 0
 
 
+# (h) The newest checkpoint goes, and with it perhaps the thread, while a save waits: what it saw before is no damage.
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+@pytest.mark.parametrize("kept", [0, 1, 2])
+async def test_a_save_that_waited_while_the_newest_was_removed_goes_on(store, scope, admin, remembers, kept):
+    for number in range(3):
+        await save(store, scope, run_id="kept" if number < kept else "gone")
+    gate = CommitAfter(pruning_sql.MOVE_HEADS if kept else pruning_sql.DELETE_CHECKPOINTS)
+    removing = asyncio.create_task(Steered(store, before=gate).threads.delete_runs(scope, ["gone"]))
+    await gate.arrival()
+    saving = asyncio.create_task(save(store if remembers else Steered(store), scope))
+    await blocked(admin)
+    gate.opened.set()
+    assert (await removing).checkpoints == 3 - kept
+    saved = await saving
+    assert (await load(store, scope)).checkpoint_id == saved.checkpoint_id
+    assert len(await history(store, scope, thread_id="t1")) == kept + 1
+    assert (await store.verification.thread(scope, "t1")).findings == []
+
+
+@pytest.mark.parametrize("what", ["save", "writes"])
+async def test_a_save_that_waited_while_its_thread_was_deleted_makes_a_new_one(store, scope, admin, what):
+    saved = await save(store, scope)
+    await put(store, scope, saved.checkpoint_id, write(0, "a", 1))
+    gate = Gate("COMMIT")
+    deleting = asyncio.create_task(Steered(store, before=gate).threads.delete(scope, "t1"))
+    await gate.arrival()
+    beside = Steered(store)
+    again = asyncio.create_task(
+        save(beside, scope) if what == "save" else put(beside, scope, saved.checkpoint_id, write(0, "a", 2))
+    )
+    await blocked(admin)
+    gate.opened.set()
+    await asyncio.gather(deleting, again)
+    assert (await store.verification.thread(scope, "t1")).findings == []
+
+
 # (f) A load during a prune.
 
 READ_COMMITTED = {"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY": "BEGIN READ ONLY"}

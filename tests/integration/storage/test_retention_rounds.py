@@ -10,6 +10,7 @@ import pytest
 from storage.artifact_model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
+from storage.control_rows import policy_row
 from storage.errors import (
     InvalidState,
     LegalHold,
@@ -56,7 +57,7 @@ def rounds(store, clock, **how):
     parts = {"threads": store.threads, "archives": store.archives, "pruning": store.pruning}
     parts |= {name: how.pop(name) for name in list(how) if name in parts}
     how.setdefault("acts_per_second", 10_000)
-    return Retaining(store.unit_of_work, store.audit, clock, **parts, **how)
+    return Retaining(store.unit_of_work, store.audit, clock, **parts, control=store.control, **how)
 
 
 async def perform(store, clock, tenant):
@@ -164,13 +165,15 @@ async def test_a_tenant_has_so_many_policies_for_agents(store, tenant, room_for)
 
 
 @pytest.fixture
-async def room_for(admin, tenant):
-    """All but three of the policies a tenant may have, put there by somebody else."""
-    await admin.execute(
-        "INSERT INTO stateroom.retention (tenant_id, level, target, policy, legal_hold, updated_at)"
-        " SELECT $1, 'agent', 'filler-' || n, '{\"idle_ttl_seconds\":1}', false, now() FROM generate_series(1, 997) n",
-        tenant.tenant_id,
-    )
+async def room_for(admin, store, clock, tenant):
+    """All but three of the policies a tenant may have, as a gateway writes them."""
+    await store.control.ready()
+    now, said, rows = clock.now(), b'{"idle_ttl_seconds":1}', []
+    for number in range(997):
+        columns = (f"filler-{number}", said, False, now)
+        mac = store.control.mac(policy_row(tenant.tenant_id, "agent", columns[:1], *columns[1:]))
+        rows.append((tenant.tenant_id, "agent", *columns, mac))
+    await admin.executemany(retention_sql.PUT, rows)
     return 3
 
 
@@ -607,7 +610,7 @@ async def test_a_hold_waits_for_a_removal_under_way_and_is_overtaken_by_none(sto
     await save(store, scope, "t1")
     async with asyncio.timeout(WAIT_SECONDS):
         async with store.unit_of_work.begin(scope) as transaction:
-            await refuse_held(transaction, scope, "elsewhere")
+            await refuse_held(transaction, store.control, scope, "elsewhere")
             setting = asyncio.create_task(store.retention_policies.put(tenant, None, Policy(legal_hold=True)))
             await waiting(store, 1)
             assert not setting.done()
@@ -621,7 +624,8 @@ async def test_a_hold_waits_for_a_removal_under_way_and_is_overtaken_by_none(sto
             await transaction.execute(retention_sql.TAKE_HOLDS, lock)
             deleting = asyncio.create_task(store.threads.delete(scope, "t1"))
             await waiting(store, 1)
-            await transaction.execute(retention_sql.PUT, tenant.tenant_id, "tenant", "", b"{}", True, START)
+            mac = store.control.mac(policy_row(tenant.tenant_id, "tenant", ("",), b"{}", True, START))
+            await transaction.execute(retention_sql.PUT, tenant.tenant_id, "tenant", "", b"{}", True, START, mac)
         with pytest.raises(LegalHold):
             await deleting
 

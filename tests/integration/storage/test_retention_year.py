@@ -216,7 +216,7 @@ async def spend(year, admin, threads):
     steps = YEAR_DAYS // STEP_DAYS
     rounds = Retaining(
         year.store.unit_of_work, year.store.audit, year.clock, year.store.threads, year.store.pruning,
-        year.store.archives, acts_per_second=100_000, acts_at_once=AT_ONCE,
+        year.store.archives, year.store.control, acts_per_second=100_000, acts_at_once=AT_ONCE,
     )  # fmt: skip
     births = [year.chance.randrange(steps * 2 // 3) for _ in range(threads)]
     for step in range(steps):

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 from sqlalchemy.engine import make_url
 
-from crypto import KeyUnavailable, MemoryRootKey, peek_header
+from crypto import KeyDenied, KeyUnavailable, MemoryRootKey, RootKeyInvalid, RootKeys, peek_header
 from storage.errors import IntegrityFailure, SubjectNotFound
 from storage.jobs import LEASE_SECONDS, LeaseLostError
 from storage.model import Idempotency
@@ -18,6 +18,7 @@ from storage.scope import OperatorScope, Scope, TenantScope
 from storage.service import Store
 from tests.support.engines import fresh_database
 from tests.support.interleaving import CancelAtAwait
+from tests.support.root_keys import UnsteadyRootKey
 from tests.support.states import contents, document, load, put, save, state, write, writes_of
 from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID, OWNER_PASSWORD, MigratedDatabase
 
@@ -306,27 +307,16 @@ async def test_a_tenant_key_rotates_under_load_and_no_payload_byte_changes(
         await fresh.close()
 
 
-class TurnedRootKey(MemoryRootKey):
-    """A root key whose old versions can be taken away, as a service does, and that can be out of reach."""
-
-    def __init__(self):
-        super().__init__()
-        self.reachable = True
-        self.calls = 0
+class TurnedRootKey(UnsteadyRootKey):
+    """An unsteady root key whose old versions can be taken away, as a service does, and that takes its time."""
 
     async def wrap(self, key, context):
-        await self._call()
+        await asyncio.sleep(0)
         return await super().wrap(key, context)
 
     async def unwrap(self, wrapped, context):
-        await self._call()
-        return await super().unwrap(wrapped, context)
-
-    async def _call(self):
-        self.calls += 1
         await asyncio.sleep(0)
-        if not self.reachable:
-            raise KeyUnavailable(3.0)
+        return await super().unwrap(wrapped, context)
 
     def forget_old(self):
         newest = max(self._root_keys)
@@ -341,7 +331,8 @@ async def test_the_root_key_changes_under_load_and_touches_wrappings_only(migrat
     try:
         for scope in scopes:
             await save(first, scope, content=state(a=1))
-        await first.anchors.public_key(OperatorScope())  # the deployment's own key
+        await first.anchors.public_key(OperatorScope())  # the deployment's own keys
+        await first.control.ready()
         found = await fill(first, scopes[0])
         before = [await envelopes(admin, scope) for scope in scopes]
         kept = await admin.fetch("SELECT tenant_id, subject_id, wrapped FROM stateroom.subject_keys ORDER BY 1, 2, 3")
@@ -351,7 +342,8 @@ async def test_the_root_key_changes_under_load_and_touches_wrappings_only(migrat
             job_id = await first.rotation.rewrap_root(ACTOR)
             job = await finished(second, OperatorScope(), job_id)
         assert (job.state, job.error) == ("done", None)
-        assert job.done == job.total == len(scopes) + 1 + 1  # each tenant once, the busy one and the signing key, too
+        # Each tenant once, the busy one, too; the signing key and that of control rows.
+        assert job.done == job.total == len(scopes) + 1 + 2
         assert [await envelopes(admin, scope) for scope in scopes] == before
         rows = await admin.fetch("SELECT tenant_id, subject_id, wrapped FROM stateroom.subject_keys ORDER BY 1, 2, 3")
         assert set(kept) <= set(rows)
@@ -376,12 +368,83 @@ async def test_a_root_rewrap_waits_for_a_root_key_that_is_out_of_reach(migrated_
     store = await opened(migrated_database, root_key)
     try:
         await save(store, Scope(uuid4(), "user-1"))
+        await store.control.ready()
         root_key.rotate()
         root_key.reachable = False
         job_id = await store.rotation.rewrap_root(ACTOR)
         await store.runner.run_due()
         assert (await store.jobs.get(OperatorScope(), job_id)).state == "running"
         assert {use.root_key_version for use in await store.rotation.root_status()} == {"1"}
+    finally:
+        await store.close()
+
+
+REFUSALS = pytest.mark.parametrize("refusal", [KeyDenied(), RootKeyInvalid()], ids=lambda each: type(each).__name__)
+
+
+async def ended_after_a_refusal(store, scope, job_id, root_key, refusal, admin):
+    """How a job ends that the root key refused at first, as it does when a token has expired."""
+    root_key.refusal = refusal
+    for _ in range(3):
+        await store.runner.run_due()
+    waiting = await store.jobs.get(scope, job_id)
+    assert (waiting.state, waiting.error) == ("running", None)
+    root_key.refusal = None
+    await admin.execute("UPDATE stateroom.jobs SET lease_until = NULL WHERE job_id = $1", job_id)
+    return await finished(store, scope, job_id)
+
+
+@REFUSALS
+async def test_a_root_rewrap_waits_for_a_root_key_that_refuses(migrated_database, admin_of, refusal):
+    root_key = TurnedRootKey()
+    store = await opened(migrated_database, root_key)
+    try:
+        await save(store, Scope(uuid4(), "user-1"))
+        root_key.rotate()
+        job_id = await store.rotation.rewrap_root(ACTOR)
+        admin = await admin_of(migrated_database)
+        job = await ended_after_a_refusal(store, OperatorScope(), job_id, root_key, refusal, admin)
+        assert (job.state, job.error) == ("done", None)
+        assert {use.root_key_version for use in await store.rotation.root_status()} == {"2"}
+    finally:
+        await store.close()
+
+
+async def test_a_root_rewrap_leaves_behind_and_counts_what_only_its_own_root_key_refuses(migrated_database):
+    withdrawn, other = Scope(uuid4(), "user-1"), Scope(uuid4(), "user-1")
+    own = TurnedRootKey()
+    store = await opened(migrated_database, RootKeys([MemoryRootKey()], {withdrawn.tenant_id: [own]}))
+    try:
+        for scope in (withdrawn, other):
+            await save(store, scope)
+        own.refusal = KeyDenied()
+        job_id = await store.rotation.rewrap_root(ACTOR)
+        job = await finished(store, OperatorScope(), job_id)
+        assert (job.state, job.error.split()[0]) == ("failed", "1")
+    finally:
+        await store.close()
+
+
+@REFUSALS
+@pytest.mark.parametrize("level", ["tenant", "subject"])
+async def test_a_rotation_waits_for_a_root_key_that_refuses(migrated_database, admin_of, refusal, level):
+    root_key = TurnedRootKey()
+    store = await opened(migrated_database, root_key)
+    scope = Scope(uuid4(), "user-1")
+    whole = TenantScope(scope.tenant_id)
+    try:
+        found = await fill(store, scope)
+        if level == "tenant":
+            rotated = await store.rotation.rotate_tenant(whole, ACTOR)
+        else:
+            rotated = await store.rotation.rotate_subject(scope, ACTOR)
+        store.keys.evict(scope)
+        store.keys.evict_tenant(scope.tenant_id)
+        admin = await admin_of(migrated_database)
+        job = await ended_after_a_refusal(store, whole, rotated.job_id, root_key, refusal, admin)
+        assert (job.state, job.error) == ("done", None)
+        store.keys.evict(scope)
+        await check(store, scope, found)
     finally:
         await store.close()
 

@@ -1,13 +1,17 @@
-from uuid import UUID
+from uuid import UUID, uuid4
 
+import asyncpg
 import pytest
 
-from crypto import MemoryRootKey
+from crypto import KeyUnavailable, MemoryRootKey, RootKeys, SecretKey
 from storage.errors import SetupError, Unavailable
-from storage.postgres.setup import db_revision_required, known_revisions
+from storage.postgres import wrappings
+from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.service import Store
 from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID, OWNER_PASSWORD
 
+TENANT = "tenant_id = nullif(current_setting('app.tenant_id', true), '')::uuid"
+SUBJECT = f"{TENANT} AND subject_id = nullif(current_setting('app.subject_id', true), '')"
 OLDER = [None, *sorted(known_revisions() - {db_revision_required()})]
 
 
@@ -85,6 +89,161 @@ async def test_a_new_table_with_a_tenant_column_must_be_protected_too(database, 
         assert "table extra is not protected" in await refusal(database.app_url)
     finally:
         await admin.execute("DROP TABLE stateroom.extra")
+
+
+async def faults(url, root_key=None):
+    """What the serving role is told; with a root key, what of that."""
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
+    try:
+        if root_key is None:
+            return await guard(connection, deployment_id=DEPLOYMENT_ID, durable=False)
+        await wrappings.guard(connection, root_key, DEPLOYMENT_ID)
+    except SetupError as fault:
+        return [str(fault)]
+    finally:
+        await connection.close()
+    return []
+
+
+@pytest.mark.parametrize(
+    ("damage", "repair", "says"),
+    [
+        (
+            "CREATE POLICY oops ON stateroom.chunks USING (true)",
+            "DROP POLICY oops ON stateroom.chunks",
+            "policy oops on table chunks",
+        ),
+        (
+            "CREATE POLICY subject_rows ON stateroom.tenants TO gw_app USING (true)",
+            "DROP POLICY subject_rows ON stateroom.tenants",
+            "policy subject_rows on table tenants",
+        ),
+        (
+            "ALTER POLICY tenant_rows ON stateroom.tenant_keys TO public USING (true)",
+            f"ALTER POLICY tenant_rows ON stateroom.tenant_keys TO gw_app USING ({TENANT})",
+            "policy tenant_rows on table tenant_keys",
+        ),
+        (
+            "ALTER POLICY subject_rows ON stateroom.heads WITH CHECK (true)",
+            f"ALTER POLICY subject_rows ON stateroom.heads WITH CHECK ({SUBJECT})",
+            "policy subject_rows on table heads",
+        ),
+        ("GRANT gw_ops TO gw_app", "REVOKE gw_ops FROM gw_app", "policy clear_columns on table checkpoints"),
+        (
+            "DROP POLICY own_row ON stateroom.tenants",
+            f"CREATE POLICY own_row ON stateroom.tenants FOR SELECT TO gw_app USING ({TENANT})",
+            "table tenants has lost its policy own_row",
+        ),
+    ],
+    ids=lambda value: value[:60],
+)
+async def test_a_policy_that_is_not_the_schemas_own_is_refused_by_name(database, admin, damage, repair, says):
+    assert await faults(database.app_url) == []
+    await admin.execute(damage)
+    try:
+        assert says in await refusal(database.app_url)
+    finally:
+        await admin.execute(repair)
+    assert await faults(database.app_url) == []
+
+
+async def test_a_policy_that_only_takes_away_is_nobodys_business(database, admin):
+    await admin.execute("CREATE POLICY less ON stateroom.chunks AS RESTRICTIVE USING (true)")
+    try:
+        assert await faults(database.app_url) == []
+    finally:
+        await admin.execute("DROP POLICY less ON stateroom.chunks")
+
+
+async def test_a_newer_schema_may_have_policies_of_its_own_but_none_for_everybody(database, admin, revision):
+    await revision("zz99")
+    await admin.execute(f"CREATE POLICY later ON stateroom.chunks TO gw_app USING ({SUBJECT} AND key_version > 0)")
+    try:
+        assert await faults(database.app_url) == []
+        await admin.execute("CREATE POLICY oops ON stateroom.chunks TO gw_app USING (true)")
+        assert ["policy oops on table chunks" in fault for fault in await faults(database.app_url)] == [True]
+    finally:
+        await admin.execute("DROP POLICY later ON stateroom.chunks")
+        await admin.execute("DROP POLICY IF EXISTS oops ON stateroom.chunks")
+
+
+class Away(MemoryRootKey):
+    """A root key whose service does not answer, and which knows its wrappings under another name."""
+
+    def recognises(self, wrapped):
+        return False
+
+    async def unwrap(self, wrapped, context):
+        raise KeyUnavailable(1.0)
+
+
+@pytest.fixture
+async def wrapped_key(admin):
+    """Stores a key as a root key wraps it: a tenant's, or of the deployment; all are gone afterwards."""
+    made = [DEPLOYMENT_ID]
+
+    async def store(root_key, tenant_id=None):
+        secret = SecretKey.generate()
+        purpose = "audit" if tenant_id is None else "tenant"
+        named = {"deployment": str(DEPLOYMENT_ID), "purpose": purpose, "version": "1"}
+        by = await root_key.wrap(secret, named | {"tenant": str(tenant_id or UUID(int=0))})
+        columns = (by.provider, by.root_key_id, by.root_key_version, by.ciphertext)
+        if tenant_id is None:
+            await admin.execute(
+                "INSERT INTO stateroom.deployment_keys (purpose, key_version, provider, root_key_id, root_key_version,"
+                " wrapped, public, created_at) VALUES ('audit', 1, $1, $2, $3, $4, '', now())",
+                *columns,
+            )
+        else:
+            made.append(tenant_id)
+            await admin.execute(
+                "INSERT INTO stateroom.tenant_keys (tenant_id, key_version, state, provider, root_key_id,"
+                " root_key_version, wrapped, kcv, created_at) VALUES ($1, 1, 'active', $2, $3, $4, $5, $6, now())",
+                tenant_id,
+                *columns,
+                secret.kcv(),
+            )
+
+    assert await admin.fetchval("SELECT count(*) FROM stateroom.tenant_keys") == 0
+    yield store
+    await admin.execute("DELETE FROM stateroom.tenant_keys WHERE tenant_id = ANY($1)", made)
+    await admin.execute("DELETE FROM stateroom.deployment_keys")
+
+
+async def test_a_root_key_that_wrapped_nothing_of_what_is_stored_is_refused(database, wrapped_key):
+    right, wrong = MemoryRootKey(), MemoryRootKey()
+    assert await faults(database.app_url, wrong) == []
+    await wrapped_key(right, uuid4())
+    assert await faults(database.app_url, right) == []
+    (fault,) = await faults(database.app_url, wrong)
+    assert fault.startswith("the root key does not open 1 tenant keys under memory ")
+    assert "ROOT_KEY" in fault
+
+
+async def test_a_rotation_of_the_root_key_is_not_taken_for_a_wrong_one(database, wrapped_key):
+    old, new = MemoryRootKey(), MemoryRootKey()
+    await wrapped_key(old, uuid4())
+    await wrapped_key(old)
+    assert await faults(database.app_url, RootKeys([new, old], {})) == []
+    assert len(await faults(database.app_url, RootKeys([new], {}))) == 1
+
+
+async def test_a_tenant_that_took_its_own_root_key_away_does_not_keep_the_others_from_being_served(
+    database, wrapped_key
+):
+    deployments, tenants = MemoryRootKey(), MemoryRootKey()
+    tenant_id = uuid4()
+    await wrapped_key(deployments)
+    await wrapped_key(tenants, tenant_id)
+    assert await faults(database.app_url, RootKeys([deployments], {tenant_id: [tenants]})) == []
+    assert await faults(database.app_url, deployments) == []
+    (fault,) = await faults(database.app_url, RootKeys([MemoryRootKey()], {tenant_id: [tenants]}))
+    assert "1 keys of the deployment" in fault
+
+
+async def test_a_root_key_whose_service_is_away_is_not_taken_for_a_wrong_one(database, wrapped_key):
+    await wrapped_key(MemoryRootKey(), uuid4())
+    assert await faults(database.app_url, Away()) == []
 
 
 async def test_the_database_belongs_to_the_deployment_that_first_served_from_it(database):

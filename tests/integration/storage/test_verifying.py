@@ -175,7 +175,8 @@ async def test_a_job_is_kept_while_one_stretch_takes_longer_than_a_lease(gateway
     scope = TenantScope(users[0].tenant_id)
     slow = PausedBlobStore()
     parts = (gateway.unit_of_work, gateway.keys, gateway.jobs, gateway.audit, gateway.verification)
-    patient = verifying.Verifying(*parts, HeadAnchors(slow), gateway.shred, gateway.anchors, renew_seconds=0.001)
+    parts += (HeadAnchors(slow), gateway.shred, gateway.anchors, gateway.state_schemas, gateway.control)
+    patient = verifying.Verifying(*parts, renew_seconds=0.001)
     job_id = await patient.begin_tenant(scope, ACTOR)
     lease = await gateway.jobs.claim(scope.tenant_id, job_id)
     first = lease.tokens[-1]

@@ -506,3 +506,57 @@ async def test_a_denial_evicts_what_was_cached() -> None:
     with pytest.raises(KeyDenied):
         await cache.get_or_load("a", failing(KeyDenied()))
     assert cache.get("a") is None
+
+
+async def test_a_value_made_of_an_older_one_is_as_old_as_that() -> None:
+    clock = Clock()
+    cache: KeyCache[str, float] = KeyCache(8, 300, 3600, clock, jitter=lambda: 0.0, since=lambda since: since)
+    calls: list[float] = []
+
+    async def at(since: float) -> float:
+        calls.append(since)
+        return since
+
+    started = clock.seconds
+    clock.seconds += 200
+    assert await cache.get_or_load("a", lambda: at(started)) == started
+    clock.seconds += 100
+    assert await cache.get_or_load("a", lambda: at(clock.seconds)) == clock.seconds  # due, 100 seconds after its load
+    clock.seconds += 3500
+    assert await cache.get_or_load("b", lambda: at(started + 300)) == started + 300
+    clock.seconds += 100
+    assert cache.get("a") is None
+    assert cache.get("b") is None  # 100 seconds after its load
+    assert len(calls) == 3
+
+
+async def test_a_load_that_brings_nothing_newer_counts_as_an_outage() -> None:
+    clock = Clock()
+    cache: KeyCache[str, float] = KeyCache(8, 300, 3600, clock, jitter=lambda: 0.0, since=lambda since: since)
+    started = clock.seconds
+    loads = 0
+
+    async def stale() -> float:
+        nonlocal loads
+        loads += 1
+        return started
+
+    clock.seconds += 1000
+    for _ in range(10):
+        assert await cache.get_or_load("a", stale) == started
+    assert loads == 1
+    clock.seconds += 2
+    for _ in range(10):
+        assert await cache.get_or_load("a", stale) == started
+        await asyncio.sleep(0)
+    assert loads == 2
+    clock.seconds += 3600
+    with pytest.raises(KeyUnavailable):
+        await cache.get_or_load("a", failing_number(KeyUnavailable(1)))
+
+
+def failing_number(error: Exception) -> Callable[[], Awaitable[float]]:
+    async def load() -> float:
+        raise error
+
+    return load

@@ -12,7 +12,15 @@ import pytest
 
 from crypto.errors import KeyDenied, KeyDestroyed, RootKeyInvalid
 from crypto.keyring import SecretKey
-from crypto.roots import FileRootKey, MemoryRootKey, RootKeys, WrappedKey, create_root_key
+from crypto.roots import (
+    TOMBSTONE_PURPOSE,
+    FileRootKey,
+    MemoryRootKey,
+    RootKeys,
+    WrappedKey,
+    create_root_key,
+)
+from tests.support.root_keys import UnsteadyRootKey
 
 CONTEXT = {"deployment": str(UUID(int=1)), "tenant": str(UUID(int=2)), "purpose": "data", "version": "1"}
 
@@ -162,6 +170,31 @@ def test_a_file_or_link_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(path, 12345, 12345)
     with pytest.raises(RootKeyInvalid, match="belongs to user 12345"):
         FileRootKey.open(path)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o720, 0o702])
+def test_a_folder_in_which_others_can_replace_the_file_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+    folder, linked = tmp_path / "folder", tmp_path / "linked"
+    folder.mkdir(mode=0o700)
+    linked.mkdir(mode=0o700)
+    path, link = folder / "root.key", linked / "link.key"
+    root_key = FileRootKey.create(path)
+    link.symlink_to(path)
+    FileRootKey.open(link)
+    for open_folder in (folder, linked):
+        open_folder.chmod(mode)
+        with pytest.raises(RootKeyInvalid, match=f"chmod go-w {open_folder}"):
+            FileRootKey.open(link)
+        with pytest.raises(RootKeyInvalid, match=f"chmod go-w {open_folder}"):
+            FileRootKey.create(open_folder / "new.key")
+        assert not (open_folder / "new.key").exists()
+        open_folder.chmod(mode | stat.S_ISVTX)  # as /tmp: each may replace his own files only
+        FileRootKey.open(link)
+        open_folder.chmod(0o755)
+        FileRootKey.open(link)
+    folder.chmod(mode)
+    with pytest.raises(RootKeyInvalid, match="chmod go-w"):
+        root_key.add_version()
 
 
 def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
@@ -334,6 +367,20 @@ async def test_a_tenants_own_root_key_serves_that_tenant_alone() -> None:
     assert roots.provider == "memory"
     with pytest.raises(RootKeyInvalid):
         RootKeys([], {UUID(int=2): [own]})
+
+
+async def test_a_tenants_tombstones_need_the_deployments_root_key_and_never_its_own() -> None:
+    shared, own, key = MemoryRootKey(), UnsteadyRootKey(), SecretKey.generate()
+    tombstone = {**CONTEXT, "purpose": TOMBSTONE_PURPOSE}
+    earlier = await own.wrap(key, tombstone)
+    roots = RootKeys([shared], {UUID(CONTEXT["tenant"]): [own]})
+    assert (await roots.unwrap(earlier, tombstone)).kcv() == key.kcv()  # earlier releases took the tenant's own
+    own.refusal = KeyDenied()
+    wrapped = await roots.wrap(key, tombstone)
+    assert shared.recognises(wrapped)
+    assert (await roots.unwrap(wrapped, tombstone)).kcv() == key.kcv()
+    with pytest.raises(KeyDenied):
+        await roots.wrap(key, CONTEXT)
 
 
 def test_no_client_of_a_service_is_loaded_for_a_file() -> None:

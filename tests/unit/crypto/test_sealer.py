@@ -9,10 +9,10 @@ from uuid import UUID
 import pytest
 from backports import zstd
 
-from crypto import digests
+from crypto import cobblestone, digests, xaes
 from crypto.compression import compress_if_smaller, inflate
 from crypto.context import HEADER_BYTES, Kind, Location, encode_context
-from crypto.envelope import OVERHEAD_BYTES, Flag, Header, KeyScope, peek_header, seal_body
+from crypto.envelope import OVERHEAD_BYTES, Flag, Header, KeyScope, open_body, peek_header, seal_body
 from crypto.errors import KeyDestroyed, OpenError
 from crypto.keyring import SecretKey
 from crypto.sealer import Sealer
@@ -149,6 +149,21 @@ def test_an_uncompressed_body_of_another_length_than_the_seal_says_is_refused() 
     with pytest.raises(OpenError) as caught:
         make_sealer().open(Kind.MANIFEST, LOCATION, forge(5, b"four", Flag(0)))
     assert caught.value.code == "size"
+
+
+@pytest.mark.parametrize("suite", list(Suite))
+@pytest.mark.parametrize("said", [0, 7, 9, 0xFFFF_FFFF])
+def test_a_body_that_ends_elsewhere_than_the_seal_says_is_refused(suite: Suite, said: int) -> None:
+    header = Header(suite, Flag(0), Kind.MANIFEST, KeyScope.SUBJECT, 1).pack()
+    seal = cobblestone.seal if suite is Suite.COBBLESTONE_256 else xaes.seal
+
+    def envelope(body_bytes: int) -> bytes:
+        return header + seal(DATA_KEY.borrow(), b"context", struct.pack(">II", 8, body_bytes) + b"8 bytes.")
+
+    assert open_body(envelope(8), DATA_KEY.borrow(), b"context") == (8, b"8 bytes.")
+    with pytest.raises(OpenError) as refused:
+        open_body(envelope(said), DATA_KEY.borrow(), b"context")
+    assert refused.value.code == "format"
 
 
 def test_a_frame_of_32_mib_needs_no_window_above_the_limit() -> None:

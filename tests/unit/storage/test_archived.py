@@ -26,11 +26,14 @@ OTHERS = {
     "checkpoints.OPEN", "checkpoints.WRITE", "checkpoints.WRITE_TAGGED", "checkpoints.OPEN_WRITES",
     "checkpoints.PUT_WRITES", "checkpoints.PRESENT", "pieces.OPEN", "pieces.PUT", "tags.COPY", "threads.COPY_CHUNKS",
     "threads.ADD_CHECKPOINT", "threads.ADD_WRITE", "threads.COPY_CHECKPOINT", "threads.DELETE_ALL",
+    "checkpoints.HEAD_AND_NEWEST",
     # answered by name: together with the rows that stay, or with the thread in another place of the arguments
     "checkpoints.LOAD", "tags.STANDING_OF_THREAD",
     # over many threads: only hot ones are in them
     "checkpoints.TENANT_LISTING", "checkpoints.TENANT_LISTING_TROUBLED", "completeness.TRACES",
     "tags.STANDING",
+    # whether anything is left of what is gone, hot or archived
+    "checkpoints.LEFT_OVER", "completeness.KEYS_ARE_GONE",
 }  # fmt: skip
 # Whose statements run while one thread is read.
 READERS = (storage.checkpoints, storage.loading, storage.reading, storage.completeness, storage.pieces, storage.tags)

@@ -1,0 +1,108 @@
+"""The row-level security policies that bind the serving role, as the revisions made them.
+
+Owns what `storage.postgres.setup` and `stateroom doctor` compare the catalog with: permissive policies add up, so one
+that somebody adds opens a table to everybody however strict the others are. Restrictive ones only take away and are
+nobody's business here; nor are policies of roles that the serving role is not a member of.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_TENANT = "tenant_id = nullif(current_setting('app.tenant_id', true), '')::uuid"
+_SUBJECT = f"{_TENANT} AND subject_id = nullif(current_setting('app.subject_id', true), '')"
+_WHOLE_TENANT = f"{_TENANT} AND nullif(current_setting('app.subject_id', true), '') IS NULL"
+_LISTING = f"{_TENANT} AND current_setting('app.tenant_listing', true) = 'on'"
+_OPERATOR = "current_setting('app.operator', true) = 'on'"
+_OPERATORS_OWN = f"{_OPERATOR} AND tenant_id = '00000000-0000-0000-0000-000000000000'::uuid"
+
+# By name, for which command, and the condition; one with writes has the same as its check.
+_POLICIES: dict[str, tuple[str, str]] = {
+    "subject_rows": ("ALL", _SUBJECT),
+    "tenant_rows": ("ALL", _TENANT),
+    "tenant_reads": ("SELECT", _WHOLE_TENANT),
+    "tenant_rewraps": ("UPDATE", _WHOLE_TENANT),
+    "tenant_listing": ("SELECT", _LISTING),
+    "own_row": ("SELECT", _TENANT),
+    "operator_rows": ("ALL", _OPERATOR),
+    "operator_reads": ("SELECT", _OPERATOR),
+    "operator_heads": ("SELECT", _OPERATOR),
+    "operator_chain": ("ALL", _OPERATORS_OWN),
+    "operator_jobs": ("ALL", _OPERATORS_OWN),
+}
+_SUBJECT_TABLES = (
+    "archives artifact_refs artifacts blob_intents blob_refs blobs checkpoint_tags checkpoints chunks heads idempotency"
+    " pending_writes removed_threads subject_keys thread_retention threads upload_parts"
+)
+_TENANT_TABLES = "api_keys audit_heads audit_log blob_usage jobs retention retention_rounds state_schemas tenant_keys"
+_TABLES: dict[str, str] = {
+    "subject_rows": _SUBJECT_TABLES,
+    "tenant_rows": _TENANT_TABLES,
+    "tenant_reads": "blob_intents blobs subject_keys thread_retention",
+    "tenant_rewraps": "subject_keys",
+    "tenant_listing": "archives checkpoints threads",
+    "own_row": "tenants",
+    "operator_rows": "api_keys tenants",
+    "operator_reads": "blob_usage jobs retention_rounds tenant_keys",
+    "operator_heads": "audit_heads",
+    "operator_chain": "audit_heads audit_log",
+    "operator_jobs": "jobs",
+}
+_EXCEPTIONS = {("api_keys", "operator_rows"): ("ALL", f"{_OPERATOR} AND tenant_id IS NULL")}
+
+# What holds for the role that asks: policies of everybody, its own, and those of roles that it can become.
+OF_THIS_ROLE = """
+SELECT c.relname AS table, p.polname AS policy, p.polcmd AS command, pg_get_expr(p.polqual, p.polrelid) AS condition,
+    pg_get_expr(p.polwithcheck, p.polrelid) AS check
+FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'stateroom' AND p.polpermissive AND EXISTS (
+    SELECT FROM unnest(p.polroles) AS role WHERE role = 0 OR pg_has_role(current_user, role, 'MEMBER'))
+ORDER BY 1, 2
+"""
+_COMMANDS = {b"*": "ALL", b"r": "SELECT", b"a": "INSERT", b"w": "UPDATE", b"d": "DELETE"}
+
+
+def _plain(expression: str | None) -> str:
+    """An expression without what PostgreSQL adds when it shows one: casts, parentheses, spaces."""
+    return re.sub(r"::\w+|[()\s]", "", expression or "").lower()
+
+
+def _expected() -> dict[tuple[str, str], tuple[str, str, str]]:
+    found = {}
+    for policy, tables in _TABLES.items():
+        for table in tables.split():
+            command, condition = _EXCEPTIONS.get((table, policy), _POLICIES[policy])
+            found[table, policy] = (command, _plain(condition), "" if command == "SELECT" else _plain(condition))
+    return found
+
+
+def faults(rows: list[Mapping[str, Any]], *, newer: bool) -> list[str]:
+    """What is wrong with the policies that hold for a role, a line each.
+
+    Args:
+        rows: What `OF_THIS_ROLE` found.
+        newer: The schema is of a later release, which may have policies that this one does not know, as long as they
+            bind to the transaction's scope.
+    """
+    expected = _expected()
+    found = {
+        (row["table"], row["policy"]): (_COMMANDS[row["command"]], _plain(row["condition"]), _plain(row["check"]))
+        for row in rows
+    }
+    wrong = []
+    for (table, policy), what in found.items():
+        if what == expected.get((table, policy)):
+            continue
+        if newer and all("current_setting'app." in condition for condition in what[1:] if condition):
+            continue
+        wrong.append(
+            f"policy {policy} on table {table} is not one of this release's; drop it, or restore what it was, and find"
+            " out who changed it"
+        )
+    if not newer:
+        wrong += [
+            f"table {table} has lost its policy {policy}; restore it from a dump of the schema, and find out who"
+            " dropped it"
+            for table, policy in expected.keys() - found.keys()
+        ]
+    return sorted(wrong)
