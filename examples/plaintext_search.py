@@ -1,19 +1,22 @@
 """Looks for plaintext in everything a stopped Stateroom leaves behind: files, rows and objects.
 
-Owns the search of the demo. A text counts as found as it is, or inside any zstd frame, wherever the frame begins.
-Rows are read as superuser besides the files, because PostgreSQL cuts a long value into pieces of 2 KB. The engines
-are run by the search itself, without a gateway. It does not look for text in other encodings or encrypted disks.
+Owns the search of the demo, and the controls that tell whether it can find anything: values stored compressed but not
+sealed. A text counts as found as it is, or inside any zstd frame, wherever the frame begins. Rows and objects are read
+through PostgreSQL (as superuser) and S3 besides the files, because both cut long values into pieces. The engines are
+run by the search itself, without a gateway. It does not look for text in other encodings or encrypted disks.
 """
 
 import asyncio
+import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import boto3
+from botocore.config import Config
 
 from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
 
@@ -27,32 +30,22 @@ READ_BYTES = 64 * 1024
 OPENED_BYTES_MAX = 64 * 1024 * 1024  # of one frame
 SCRATCH_TABLE = "demo_control"
 SCRATCH_OBJECT = "demo-control"
+SMALL_BYTES, LARGE_BYTES = 512, 4096  # kept inside its row; kept beside the table, in pieces of 2 KB
+LITERAL_CHARACTERS = 16  # so many of a control in a row would be seen without decompressing anything
+
+Inflate = Callable[[bytes, int], bytes]
 
 
-@dataclass
-class Found:
-    """What a search met: how much it read, and which texts it found where."""
+class Control:
+    """A text that can only be found by decompressing the frame that it is stored as."""
 
-    files: int = 0
-    rows: int = 0
-    objects: int = 0
-    frames: int = 0
-    hits: dict[str, set[str]] = field(default_factory=dict)
-
-    def look(self, place: str, data: bytes, texts: list[str]) -> None:
-        """Look for the texts in some bytes, and in every zstd frame among them."""
-        self._note(place, data, texts)
-        at = data.find(ZSTD_MAGIC)
-        while at >= 0:
-            opened = inflate(data, at)
-            self.frames += bool(opened)
-            self._note(place, opened, texts)
-            at = data.find(ZSTD_MAGIC, at + 1)
-
-    def _note(self, place: str, data: bytes, texts: list[str]) -> None:
-        for text in texts:
-            if text.encode() in data:
-                self.hits.setdefault(text, set()).add(place)
+    def __init__(self, size: int) -> None:
+        # Of hexadecimal digits each takes 4 bits instead of 8, so that none of them stands in the frame as it is.
+        self.text = secrets.token_hex(size)
+        self.frame = zstd.compress(self.text.encode())
+        starts = range(len(self.text) - LITERAL_CHARACTERS)
+        if any(self.text[at : at + LITERAL_CHARACTERS].encode() in self.frame for at in starts):
+            raise RuntimeError("the control stands in its own frame: finding it would prove nothing")
 
 
 def inflate(data: bytes, at: int) -> bytes:
@@ -68,44 +61,101 @@ def inflate(data: bytes, at: int) -> bytes:
     return bytes(opened)
 
 
-def search(data_dir: Path, texts: list[str], row_control: str, object_control: str) -> Found:
-    """Look everywhere for ``texts`` and for two controls, which this stores compressed but not sealed.
+@dataclass
+class Found:
+    """What a search met: how much it read, which texts it found where, and whether it found its own controls."""
+
+    inflate: Inflate = inflate
+    files: int = 0
+    rows: int = 0
+    objects: int = 0
+    frames: int = 0
+    hits: dict[str, set[str]] = field(default_factory=dict)
+    controls: dict[str, bool] = field(default_factory=dict)
+
+    def look(self, place: str, data: bytes, texts: list[str]) -> None:
+        """Look for the texts in some bytes, and in every zstd frame among them."""
+        self._note(place, data, texts)
+        at = data.find(ZSTD_MAGIC)
+        while at >= 0:
+            opened = self.inflate(data, at)
+            self.frames += bool(opened)
+            self._note(f"{place}, compressed", opened, texts)
+            at = data.find(ZSTD_MAGIC, at + 1)
+
+    def _note(self, place: str, data: bytes, texts: list[str]) -> None:
+        for text in texts:
+            if text.encode() in data:
+                self.hits.setdefault(text, set()).add(place)
+
+    def take_control(self, what: str, control: Control, place: str) -> None:
+        """Note whether a control was found where it was stored, and that it is none of the texts that leaked."""
+        self.controls[what] = any(
+            each.startswith(place) and each.endswith(", compressed") for each in self.hits.get(control.text, ())
+        )
+
+    def leaked(self, texts: list[str]) -> dict[str, set[str]]:
+        """Which of the texts were found, and where."""
+        return {text: self.hits[text] for text in texts if text in self.hits}
+
+
+def search(data_dir: Path, texts: list[str], inflate: Inflate = inflate) -> Found:
+    """Look everywhere for ``texts`` and for controls, which this stores compressed but not sealed.
 
     Args:
         data_dir: The folder of an embedded gateway that was stopped.
         texts: What must not be there.
-        row_control: Stored in a scratch table first; a search that misses it proves nothing.
-        object_control: Stored as an object in the bucket; the same.
+        inflate: How a frame is opened.
     """
-    wanted = [*texts, row_control, object_control]
-    found = Found()
+    small, large, listed, blob, archived = (Control(size) for size in (SMALL_BYTES, *[LARGE_BYTES] * 4))
+    wanted = [*texts, *(each.text for each in (small, large, listed, blob, archived))]
+    found = Found(inflate)
     with EmbeddedPostgres(data_dir) as postgres, EmbeddedS3(data_dir) as s3:
-        for row in asyncio.run(_rows(postgres, row_control)):
+        for row in asyncio.run(_rows(postgres, small, large, listed)):
             found.rows += 1
             for name, value in row.items():
-                data = value if isinstance(value, bytes) else str(value).encode()
-                found.look(f"rows of {row['found_in']}: {name}", data, wanted)
-        for name, data in _objects(s3, object_control):
+                found.look(f"rows of {row['found_in']}: {name}", _bytes_of(value), wanted)
+        for bucket, name, data in _objects(s3, {s3.bucket: blob, s3.archive_bucket: archived}):
             found.objects += 1
-            found.look(f"object {name}", data, wanted)
-    # The engines were stopped, hence wrote everything to disk.
+            found.look(f"object {bucket}/{name}", data, wanted)
+    # The engines were stopped, hence wrote everything to disk. What these files cannot show is a compressed value of
+    # more than 2 KB that was deleted: its pieces are there until they are overwritten, but no row leads to them, and a
+    # piece alone cannot be decompressed.
     for path in sorted(data_dir.rglob("*")):
         if path.is_file() and not path.is_symlink():
             found.files += 1
             place = "postgres files" if path.is_relative_to(data_dir / "postgres") else "other files"
             place = "s3 files" if path.is_relative_to(data_dir / "s3") else place
             found.look(place, path.read_bytes(), wanted)
+    rows = f"rows of public.{SCRATCH_TABLE}: "
+    found.take_control("the database's files", small, "postgres files")
+    found.take_control("a row", small, f"{rows}small")
+    found.take_control("a value that is kept beside its row, in pieces", large, f"{rows}large")
+    found.take_control("a list in a row", listed, f"{rows}listed")
+    found.take_control("the bucket of blobs", blob, f"object {s3.bucket}/")
+    found.take_control("the bucket of archives", archived, f"object {s3.archive_bucket}/")
     return found
 
 
-async def _rows(postgres: EmbeddedPostgres, control: str) -> list[dict[str, Any]]:
+def _bytes_of(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, list | tuple | asyncpg.Record):
+        return b"\n".join(map(_bytes_of, value))
+    return str(value).encode()
+
+
+async def _rows(postgres: EmbeddedPostgres, small: Control, large: Control, listed: Control) -> list[dict[str, Any]]:
     """Every row of every table of the gateway's database, as superuser."""
     connection = await asyncpg.connect(postgres.superuser_url("stateroom").replace("+asyncpg", "", 1))
     try:
-        await connection.execute(f"CREATE TABLE {SCRATCH_TABLE} (value bytea)")
+        await connection.execute(f"DROP TABLE IF EXISTS {SCRATCH_TABLE}")
+        await connection.execute(f"CREATE TABLE {SCRATCH_TABLE} (small bytea, large bytea, listed bytea[])")
         await connection.execute(
-            f"INSERT INTO {SCRATCH_TABLE} VALUES ($1)",  # noqa: S608 - a constant name
-            zstd.compress(control.encode() * 2),
+            f"INSERT INTO {SCRATCH_TABLE} VALUES ($1, $2, $3)",  # noqa: S608 - a constant name
+            small.frame,
+            large.frame,
+            [b"before", listed.frame],
         )
         await connection.execute("CHECKPOINT")
         tables = await connection.fetch(
@@ -121,19 +171,22 @@ async def _rows(postgres: EmbeddedPostgres, control: str) -> list[dict[str, Any]
         await connection.close()
 
 
-def _objects(s3: EmbeddedS3, control: str) -> Iterator[tuple[str, bytes]]:
-    """Every object of the bucket."""
+def _objects(s3: EmbeddedS3, controls: dict[str, Control]) -> Iterator[tuple[str, str, bytes]]:
+    """Every object of every bucket: bucket, name and content."""
     client = boto3.client(
         "s3",
         endpoint_url=s3.endpoint_url,
         aws_access_key_id=s3.access_key,
         aws_secret_access_key=s3.secret_key,
         region_name=s3.region,
+        config=Config(proxies={}),  # none leads to this machine
     )
     try:
-        client.put_object(Bucket=s3.bucket, Key=SCRATCH_OBJECT, Body=zstd.compress(control.encode() * 2))
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=s3.bucket):
-            for entry in page.get("Contents", []):
-                yield entry["Key"], client.get_object(Bucket=s3.bucket, Key=entry["Key"])["Body"].read()
+        for bucket, control in controls.items():
+            client.put_object(Bucket=bucket, Key=SCRATCH_OBJECT, Body=control.frame)
+        for bucket in [each["Name"] for each in client.list_buckets()["Buckets"]]:
+            for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+                for entry in page.get("Contents", []):
+                    yield bucket, entry["Key"], client.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read()
     finally:
         client.close()
