@@ -11,9 +11,9 @@ import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
 
@@ -68,6 +68,8 @@ _ONCE = frozenset(
 )  # fmt: skip
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 Q = TypeVar("Q", bound=Struct)
 
 
@@ -234,6 +236,13 @@ def _convert(values: dict[str, Any], shape: type[Q]) -> Q:
         raise InvalidRequest(Fault(detail=what, parameter=name)) from None
 
 
+async def beside(size: int, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Do what looks at each value of ``size`` bytes: at once, or in a thread so that others are answered meanwhile."""
+    if size < limits.BESIDE_BYTES_MIN:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
+
+
 async def read_body(headers: dict[bytes, bytes], receive: Receive, share: limits.BodyShare) -> bytes:
     """Read a body without ever holding more than `limits.BODY_BYTES_MAX`, nor more than is left for all of them.
 
@@ -349,7 +358,7 @@ class Exchange:
         name = body_format(headers.get(b"content-type"), headers.get(b"content-encoding"))
         assert self.facts.body_share is not None  # noqa: S101  for the type checker: no public route takes a body
         content = await read_body(headers, self._receive, self.facts.body_share)
-        return decode_body(name, content, shape), name, content
+        return await beside(len(content), decode_body, name, content, shape), name, content
 
     def announced_bytes(self) -> int | None:
         """What Content-Length says, if it is there."""

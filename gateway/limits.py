@@ -34,6 +34,7 @@ ANSWER_SLICE_BYTES = 256 * 1024  # what is sent of an answer before its reader i
 CHANNELS_MAX = 1000  # channels in one save; more is a list spelled as channels
 WRITES_MAX = 1000  # pending writes in one request, as many as channels
 BULK_ITEMS_MAX = 1000  # threads or runs that one request removes
+BESIDE_BYTES_MIN = 256 * 1024  # as large a body is read beside the event loop: its values may be a byte each
 DEPTH_MAX = 64  # nesting of a body; deeper input only serves to exhaust a parser's stack
 NAME_BYTES_MAX = 255  # the longest name PostgreSQL indexes without thinking, and a file name everywhere
 METADATA_BYTES_MAX = 16 * 1024  # sealed into every checkpoint of a history page

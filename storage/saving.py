@@ -34,6 +34,7 @@ from storage.format.ids import mint_checkpoint_id
 from storage.format.leaves import Pointer, escaped, find_pointer, may_name, may_point
 from storage.format.manifest import FORMAT, ChannelRecord, CheckpointColumns, Manifest
 from storage.format.pieces import (
+    CUT_BESIDE_BYTES_MIN,
     LEAF,
     Body,
     Cutter,
@@ -68,9 +69,6 @@ from storage.scope import Scope
 from storage.standings import Standing, reachable
 from storage.tags import Tagging, tagging_of
 from storage.versions import OtherVersionError
-
-# As much state is cut beside the event loop: a second of cutting is then not a second in which nobody is answered.
-CUT_BESIDE_BYTES_MIN = 256 * 1024
 
 
 def _at_version(save: Save, base: OpenedCheckpoint | None) -> Save:

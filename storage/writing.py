@@ -6,6 +6,7 @@ is taken away. What this process remembers of the thread (`storage.standings`) s
 state.
 """
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -21,7 +22,7 @@ from storage.errors import IntegrityFailure, InvalidState, LostRaceError, PieceU
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.leaves import Pointer
 from storage.format.manifest import FORMAT, WriteColumns, WriteRecord
-from storage.format.pieces import Cutter, Piece
+from storage.format.pieces import CUT_BESIDE_BYTES_MIN, Cutter, Piece
 from storage.format.record import (
     SealedWrite,
     new_thread,
@@ -81,10 +82,15 @@ async def put_once(access: Access, scope: Scope, sealer: Sealer, new: TaskWrites
     named = {
         write.idx: artifacts_in(write.value, f"/writes/{position}/value") for position, write in enumerate(new.writes)
     }
-    sealed = [
-        _seal(sealer, new, write, cutter, named[write.idx], now, f"/writes/{position}")
-        for position, write in enumerate(new.writes)
-    ]
+
+    def seal() -> list[tuple[WriteColumns, SealedWrite]]:
+        return [
+            _seal(sealer, new, write, cutter, named[write.idx], now, f"/writes/{position}")
+            for position, write in enumerate(new.writes)
+        ]
+
+    large = sum(len(write.value.data) for write in new.writes) >= CUT_BESIDE_BYTES_MIN
+    sealed = await asyncio.to_thread(seal) if large else seal()
     async with access.standings.turn(scope, new.thread_id):
         known = access.standings.take(scope, sealer, new.thread_id, new.namespace)
         if known is not None and _goes_on(access, new, known, cutter) and not any(named.values()):

@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct
 from gateway import limits, wire
 from gateway.auth import ListingScope
 from gateway.codec import Format, decode_body, element_in, holed_in, holes_out, value_in, value_out
-from gateway.exchange import Exchange, path_id
+from gateway.exchange import Exchange, beside, path_id
 from gateway.inlining import inlined, shown_values
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, MalformedBody, pointer
@@ -273,6 +273,10 @@ def _moment(moment: datetime | None, parameter: str) -> datetime | None:
         raise InvalidRequest(Fault(detail="must be a time of the years 1 to 9999", parameter=parameter)) from None
 
 
+def _new_writes(request: wire.WritesRequest, name: Format) -> list[model.NewWrite]:
+    return [_new_write(sent, index, name) for index, sent in enumerate(request.writes)]
+
+
 def _new_write(sent: wire.WriteIn, index: int, name: Format) -> model.NewWrite:
     where = pointer("writes", index)
     _check_name(sent.channel, "writes", index, "channel")
@@ -394,7 +398,7 @@ async def save_checkpoint(
     request, name, body = await exchange.body(wire.SaveRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        save = _save(exchange, thread, request, name, body)
+        save = await beside(len(body), _save, exchange, thread, request, name, body)
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     share = exchange.client_share()
@@ -792,10 +796,10 @@ async def put_writes(
 ) -> Response[bytes]:
     """Store pending writes."""
     exchange.no_query()
-    request, name, _ = await exchange.body(wire.WritesRequest)
+    request, name, body = await exchange.body(wire.WritesRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        writes = [_new_write(sent, index, name) for index, sent in enumerate(request.writes)]
+        writes = await beside(len(body), _new_writes, request, name)
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     receipt = await services.write(

@@ -49,6 +49,8 @@ _COMPOSITE_HOLES_MAX = 64
 # List elements that one save may cut together: each costs a digest and a number for where it is, so that a body full of
 # the shortest ones would cost a minute and a gigabyte.
 LIST_ELEMENTS_MAX = 1_000_000
+# As many bytes are cut beside the event loop: a second of cutting is then not a second in which nobody is answered.
+CUT_BESIDE_BYTES_MIN = 256 * 1024
 # FastCDC's least, average and greatest segment; the second for bytes that nobody but their own program can read, which
 # rarely change in the middle and cost an object each where pieces go to the object store.
 _SEGMENTS = (4 * 1024, 16 * 1024, GROUP_BYTES_MAX)
