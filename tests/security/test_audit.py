@@ -15,7 +15,7 @@ import pytest
 from storage.anchors import Anchor
 from storage.blobs.keyspace import AnchorLocation, anchor_prefix
 from storage.blobs.memory import MemoryBlobStore
-from storage.errors import AnchorNotFound, ApiKeyNotFound, IntegrityFailure
+from storage.errors import AnchorNotFound, ApiKeyNotFound, IdempotencyKeyReused, IntegrityFailure
 from storage.format.audit import (
     OPERATOR_CHAIN,
     decode_body,
@@ -388,8 +388,10 @@ async def test_what_did_not_happen_is_not_recorded(log, store):
     before = await log.rows()
     with pytest.raises(ApiKeyNotFound):
         await store.tenants.revoke_key(log.scope, "nobody")
-    with pytest.raises(asyncpg.UniqueViolationError):
-        await store.tenants.add_key(log.scope, record(log.scope.tenant_id, key_id=before[0]["target"][8:]))
+    there = before[0]["target"].removeprefix("api-key:")
+    await store.tenants.add_key(log.scope, record(log.scope.tenant_id, key_id=there))
+    with pytest.raises(IdempotencyKeyReused):
+        await store.tenants.add_key(log.scope, record(log.scope.tenant_id, key_id=there, name="another"))
     assert await log.rows() == before
 
 
