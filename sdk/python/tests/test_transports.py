@@ -58,7 +58,7 @@ class Server:
     def _run(self, connection):
         try:
             self._serve(connection)
-        except OSError:
+        except (OSError, ValueError):  # the second: TLS that `close` ended under its reader
             pass
         finally:
             connection.close()
