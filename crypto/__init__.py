@@ -20,6 +20,8 @@ from crypto.envelope import (
 from crypto.errors import (
     CryptoError,
     ExportForOther,
+    ExportForOtherTenant,
+    ExportUnbound,
     KeyDenied,
     KeyDestroyed,
     KeyUnavailable,
@@ -42,7 +44,7 @@ from crypto.roots import (
 from crypto.sealer import Sealer
 from crypto.signing import NoteKey, SigningKey, open_note, sign_note
 from crypto.suites import Suite
-from crypto.transfer import ExportHeader, ExportOpener, ExportSealer, TransferKey, TransferPublicKey
+from crypto.transfer import ExportHeader, ExportOpener, ExportSealer, TransferKey, TransferPublicKey, TransferRecipient
 
 __all__ = [
     "CONTENT_ID_BYTES",
@@ -53,9 +55,11 @@ __all__ = [
     "BlobCipher",
     "CryptoError",
     "ExportForOther",
+    "ExportForOtherTenant",
     "ExportHeader",
     "ExportOpener",
     "ExportSealer",
+    "ExportUnbound",
     "Field",
     "FileRootKey",
     "Flag",
@@ -81,6 +85,7 @@ __all__ = [
     "TransferKey",
     "TransferKeyInvalid",
     "TransferPublicKey",
+    "TransferRecipient",
     "WrappedKey",
     "boundary_digest",
     "content_id",

@@ -6,6 +6,7 @@ gateway.
 """
 
 from typing import Literal
+from uuid import UUID
 
 OpenCode = Literal["format", "unsupported", "authentication", "size"]
 
@@ -75,3 +76,19 @@ class ExportForOther(CryptoError):
     def __init__(self, recipient: str) -> None:
         super().__init__("the export is sealed for another transfer key")
         self.recipient = recipient
+
+
+class ExportForOtherTenant(CryptoError):
+    """An export is sealed for this deployment, and for another tenant of it."""
+
+
+class ExportUnbound(CryptoError):
+    """An export is of a format that names a deployment and no tenant; nobody answered for this one.
+
+    Attributes:
+        export_id: Which one.
+    """
+
+    def __init__(self, export_id: UUID) -> None:
+        super().__init__(f"export {export_id} names no tenant")
+        self.export_id = export_id

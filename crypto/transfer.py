@@ -1,22 +1,27 @@
-"""Exports: a stream that only one deployment can open, sealed for the public half of its transfer key.
+"""Exports: a stream that only one tenant of one deployment can take in, sealed for its transfer key.
 
-Owns the transfer key pair, the text form of its public half, and the outer form of an export (docs/formats/export.md):
+Owns the transfer key pair, the text form of who receives, and the outer form of an export (docs/formats/export.md):
 
-    file    = magic (4) || format (1) || u16 || header || u16 || sealed file key || Cobblestone-256 message
-    header  = JSON: recipient (fingerprint), export_id
+    file    = magic (4) || format (2) || u16 || header || u16 || sealed file key || Cobblestone-256 message
+    header  = JSON: recipient (fingerprint), export_id, tenant (tag)
     sealed file key = HPKE, RFC 9180, base mode, DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, AES-256-GCM;
-                      info = "stateroom/v1/export" 00 || everything before it in the file
-    message = sealed under the file key, in the context of the same bytes
+                      info = "stateroom/v2/export" 00 || everything before it in the file
+    message = sealed under a key that is derived from file key and tenant, in the context of the same bytes
+    tag     = derived from the same two: it tells who has the file key which tenant is meant, and nobody else
 
 One message of 16 KiB chunks holds all of the content: no chunk can be moved, left out or taken from another export, and
 only the last one is shorter, so that a stream that was cut does not open to its end. HPKE's base mode says nothing of
 who sealed: anybody who has the public key can make an export for it. What the content means is decided above.
+
+A file of format 1 names a deployment and no tenant, so that every tenant there can take it in: it is read only where
+somebody answers for that one file, and never made.
 """
 
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable
+import hmac
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -28,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from crypto import cobblestone
-from crypto.errors import ExportForOther, OpenError, TransferKeyInvalid
+from crypto.errors import ExportForOther, ExportForOtherTenant, ExportUnbound, OpenError, TransferKeyInvalid
 from crypto.keyring import SecretKey
 from crypto.suites import KEY_BYTES, TAG_BYTES, BytesLike
 
@@ -36,11 +41,18 @@ PUBLIC_KEY_BYTES: Final = 32
 HEADER_BYTES_MAX: Final = 1024
 
 _MAGIC: Final = b"\xc1SRX"
-_FORMAT: Final = 1
-_INFO: Final = b"stateroom/v1/export\0"
+_FORMAT: Final = 2
+_UNBOUND_FORMAT: Final = 1
+_INFO: Final = {_UNBOUND_FORMAT: b"stateroom/v1/export\0", _FORMAT: b"stateroom/v2/export\0"}
+_TENANT: Final = b"stateroom/v2/export-tenant"
+_MESSAGE: Final = b"stateroom/v2/export-message"
+_TENANT_TAG_BYTES: Final = 16
 _FINGERPRINT: Final = b"stateroom/v1/transfer-key\0"
 _FINGERPRINT_BYTES: Final = 16
-_TEXT_PREFIX: Final = "stateroom-transfer-1:"
+_RECIPIENT: Final = b"stateroom/v2/transfer-recipient\0"
+_UNBOUND_PREFIX: Final = "stateroom-transfer-1:"
+_TEXT_PREFIX: Final = "stateroom-transfer-2:"
+_TENANT_BYTES: Final = 16
 _CHECK_BYTES: Final = 4
 _SEALED_KEY_BYTES: Final = PUBLIC_KEY_BYTES + KEY_BYTES + TAG_BYTES
 _START_BYTES: Final = len(_MAGIC) + 3
@@ -62,28 +74,6 @@ class TransferPublicKey:
         """What people compare: 16 bytes of SHA-256("stateroom/v1/transfer-key" 00 || public key), in hex."""
         return hashlib.sha256(_FINGERPRINT + self.raw).digest()[:_FINGERPRINT_BYTES].hex()
 
-    def __str__(self) -> str:
-        check = hashlib.sha256(_FINGERPRINT + self.raw).digest()[-_CHECK_BYTES:]
-        return _TEXT_PREFIX + base64.urlsafe_b64encode(self.raw + check).decode().rstrip("=")
-
-    @classmethod
-    def parse(cls, text: str) -> "TransferPublicKey":
-        """Read the text form, which one key has exactly one of.
-
-        Raises:
-            TransferKeyInvalid: it is none, or was damaged, or nothing can be sealed for it.
-        """
-        try:
-            coded = text.removeprefix(_TEXT_PREFIX).encode("ascii")
-            decoded = base64.b64decode(coded + b"=" * (-len(coded) % 4), altchars=b"-_", validate=True)
-        except (UnicodeEncodeError, binascii.Error, ValueError):
-            raise TransferKeyInvalid("a transfer key looks like stateroom-transfer-1:<48 characters>") from None
-        found = cls(decoded[:PUBLIC_KEY_BYTES])
-        if len(decoded) != PUBLIC_KEY_BYTES + _CHECK_BYTES or str(found) != text:
-            raise TransferKeyInvalid("this is no transfer key, or it was damaged: its check value does not match")
-        found.seal(b"", b"")
-        return found
-
     def seal(self, plaintext: bytes, info: bytes) -> bytes:
         """Seal bytes for the owner of the key (HPKE, base mode): the encapsulated key, then the ciphertext.
 
@@ -94,6 +84,49 @@ class TransferPublicKey:
             return _SUITE.encrypt(plaintext, X25519PublicKey.from_public_bytes(self.raw), info)
         except (ValueError, UnsupportedAlgorithm):
             raise TransferKeyInvalid("nothing can be sealed for this transfer key") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRecipient:
+    """Who may take an export in.
+
+    Attributes:
+        public_key: Of the receiving deployment.
+        tenant_id: The tenant there.
+    """
+
+    public_key: TransferPublicKey
+    tenant_id: UUID
+
+    def __str__(self) -> str:
+        named = self.public_key.raw + self.tenant_id.bytes
+        check = hashlib.sha256(_RECIPIENT + named).digest()[-_CHECK_BYTES:]
+        return _TEXT_PREFIX + base64.urlsafe_b64encode(named + check).decode().rstrip("=")
+
+    @classmethod
+    def parse(cls, text: str) -> "TransferRecipient":
+        """Read the text form, which one recipient has exactly one of.
+
+        Raises:
+            TransferKeyInvalid: it is none, or was damaged, or names no tenant, or nothing can be sealed for it.
+        """
+        if text.startswith(_UNBOUND_PREFIX):
+            raise TransferKeyInvalid(
+                "this transfer key names a deployment and no tenant; ask for one at the receiving tenant"
+            )
+        try:
+            coded = text.removeprefix(_TEXT_PREFIX).encode("ascii")
+            decoded = base64.b64decode(coded + b"=" * (-len(coded) % 4), altchars=b"-_", validate=True)
+        except (UnicodeEncodeError, binascii.Error, ValueError):
+            raise TransferKeyInvalid("a transfer key looks like stateroom-transfer-2:<70 characters>") from None
+        tenant = decoded[PUBLIC_KEY_BYTES : PUBLIC_KEY_BYTES + _TENANT_BYTES]
+        if len(decoded) != PUBLIC_KEY_BYTES + _TENANT_BYTES + _CHECK_BYTES:
+            raise TransferKeyInvalid("this is no transfer key: it is too short or too long")
+        found = cls(TransferPublicKey(decoded[:PUBLIC_KEY_BYTES]), UUID(bytes=tenant))
+        if str(found) != text:
+            raise TransferKeyInvalid("this is no transfer key, or it was damaged: its check value does not match")
+        found.public_key.seal(b"", b"")
+        return found
 
 
 class TransferKey:
@@ -120,11 +153,22 @@ class TransferKey:
             raise OpenError("authentication") from None
 
 
-class ExportHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an export says in the clear: for whom it is, and which one it is."""
+class ExportHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an export says in the clear: for which deployment it is, and which one it is.
+
+    Attributes:
+        recipient: The fingerprint of the deployment's transfer key.
+        export_id: Which export.
+        tenant: A tag that tells who has the file key which tenant it is for; None in a file of format 1.
+    """
 
     recipient: str
     export_id: UUID
+    tenant: str | None = None
+
+
+def _tenant_tag(file_key: SecretKey, tenant_id: UUID) -> str:
+    return bytes(file_key.derive(_TENANT, tenant_id).borrow()[:_TENANT_TAG_BYTES]).hex()
 
 
 class ExportSealer:
@@ -136,17 +180,19 @@ class ExportSealer:
 
     __slots__ = ("_chunks", "_pending", "start")
 
-    def __init__(self, recipient: TransferPublicKey, export_id: UUID) -> None:
+    def __init__(self, recipient: TransferRecipient, export_id: UUID) -> None:
         """Begin an export under a new file key.
 
         Raises:
             TransferKeyInvalid: as `TransferPublicKey.seal`.
         """
-        header = msgspec.json.encode(ExportHeader(recipient.fingerprint, export_id))
+        file_key, public_key = SecretKey.generate(), recipient.public_key
+        tag = _tenant_tag(file_key, recipient.tenant_id)
+        header = msgspec.json.encode(ExportHeader(public_key.fingerprint, export_id, tag))
         clear = _MAGIC + bytes((_FORMAT,)) + len(header).to_bytes(2, "big") + header
-        file_key = SecretKey.generate()
-        sealed_key = recipient.seal(bytes(file_key.borrow()), _INFO + clear)
-        self._chunks = cobblestone.ChunkSealer(file_key.borrow(), _INFO + clear)
+        sealed_key = public_key.seal(bytes(file_key.borrow()), _INFO[_FORMAT] + clear)
+        message_key = file_key.derive(_MESSAGE, recipient.tenant_id)
+        self._chunks = cobblestone.ChunkSealer(message_key.borrow(), _INFO[_FORMAT] + clear)
         self.start = clear + len(sealed_key).to_bytes(2, "big") + sealed_key + self._chunks.prefix
         self._pending = bytearray()
 
@@ -180,27 +226,37 @@ class ExportOpener:
 
     Attributes:
         header: What the export says of itself; None until it has arrived. Authentic once `write` gave anything.
+        file_format: The number of its format; 0 until it has arrived.
     """
 
-    __slots__ = ("_index", "_keys", "_opener", "_pending", "header")
+    __slots__ = ("_index", "_keys", "_opener", "_pending", "_tenant_id", "_unbound", "file_format", "header")
 
-    def __init__(self, keys: Callable[[str], TransferKey | None]) -> None:
+    def __init__(
+        self, keys: Callable[[str], TransferKey | None], tenant_id: UUID, unbound: Container[UUID] = ()
+    ) -> None:
         """Begin.
 
         Args:
             keys: gives the transfer key of a fingerprint, or None where there is none.
+            tenant_id: Who takes it in.
+            unbound: Exports of format 1, which name no tenant, that may be taken in all the same.
         """
         self._keys = keys
+        self._tenant_id = tenant_id
+        self._unbound = unbound
         self._pending = bytearray()
         self._opener: cobblestone.ChunkOpener | None = None
         self._index = 0
         self.header: ExportHeader | None = None
+        self.file_format = 0
 
     def write(self, data: BytesLike) -> bytes:
         """Take bytes of the file; returns the content that is open by now, perhaps none.
 
         Raises:
             ExportForOther: it is sealed for a key that is not ours.
+            ExportForOtherTenant: it is for another tenant of this deployment.
+            ExportUnbound: it names no tenant, and nobody answers for it.
             OpenError: `format` or `unsupported`: it is no export that this release reads; `authentication`: it was
                 altered.
         """
@@ -241,7 +297,8 @@ class ExportOpener:
             raise OpenError("format")
         if len(pending) < _START_BYTES:
             return False
-        if pending[len(_MAGIC)] != _FORMAT:
+        format_number = pending[len(_MAGIC)]
+        if format_number not in _INFO:
             raise OpenError("unsupported")
         header_bytes = int.from_bytes(pending[len(_MAGIC) + 1 : _START_BYTES], "big")
         if header_bytes > HEADER_BYTES_MAX:
@@ -251,17 +308,35 @@ class ExportOpener:
         if len(pending) < message_at + cobblestone.PREFIX_BYTES:
             return False
         clear = bytes(pending[:clear_bytes])
-        self.header = _header(clear[_START_BYTES:])
-        if int.from_bytes(pending[clear_bytes : clear_bytes + 2], "big") != _SEALED_KEY_BYTES:
+        self.header = header = _header(clear[_START_BYTES:])
+        self.file_format = format_number
+        names_tenant = format_number != _UNBOUND_FORMAT
+        length = int.from_bytes(pending[clear_bytes : clear_bytes + 2], "big")
+        if length != _SEALED_KEY_BYTES or (header.tenant is not None) != names_tenant:
             raise OpenError("format")
-        transfer_key = self._keys(self.header.recipient)
-        if transfer_key is None:
-            raise ExportForOther(self.header.recipient)
-        file_key = SecretKey(transfer_key.open(bytes(pending[clear_bytes + 2 : message_at]), _INFO + clear))
+        transfer_key = self._transfer_key(header)
+        info = _INFO[format_number] + clear
+        file_key = SecretKey(transfer_key.open(bytes(pending[clear_bytes + 2 : message_at]), info))
+        message_key = self._message_key(header, file_key)
         prefix = bytes(pending[message_at : message_at + cobblestone.PREFIX_BYTES])
-        self._opener = cobblestone.ChunkOpener(file_key.borrow(), _INFO + clear, prefix)
+        self._opener = cobblestone.ChunkOpener(message_key.borrow(), info, prefix)
         del pending[: message_at + cobblestone.PREFIX_BYTES]
         return True
+
+    def _transfer_key(self, header: ExportHeader) -> TransferKey:
+        found = self._keys(header.recipient)
+        if found is None:
+            raise ExportForOther(header.recipient)
+        return found
+
+    def _message_key(self, header: ExportHeader, file_key: SecretKey) -> SecretKey:
+        if header.tenant is None:
+            if header.export_id not in self._unbound:
+                raise ExportUnbound(header.export_id)
+            return file_key
+        if not hmac.compare_digest(header.tenant, _tenant_tag(file_key, self._tenant_id)):
+            raise ExportForOtherTenant
+        return file_key.derive(_MESSAGE, self._tenant_id)
 
 
 def _header(encoded: bytes) -> ExportHeader:
