@@ -188,7 +188,7 @@ class PythonDirection:
 def _result(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     try:
         result = function(*arguments)
-    except PathFault:
+    except (PathFault, MemoryError):  # a process that has no memory left is no place to go on in
         raise
     except Exception as error:  # noqa: BLE001  operators' code may raise anything; its text may hold state
         raise PathFault(f"the step raised {type(error).__name__}") from None

@@ -15,6 +15,7 @@ likes. Order that comes from hashing is not noticed within one process; what was
 
 import _thread
 import datetime as dt
+import gc
 import os
 import random  # noqa: TID251  to recognise its use, not to use it
 import sys
@@ -164,7 +165,8 @@ def _forbidden(function: Any) -> str | None:
 def watched() -> Iterator[list[str]]:
     """Collect what is reached for outside of a step, on this thread, while the block runs.
 
-    Reaching for a file, a socket or a process is refused, too: it raises `PathFault`.
+    Reaching for a file, a socket or a process is refused, too: it raises `PathFault`. Garbage is collected afterwards:
+    what finalizers and callbacks of a collection do is not the step's doing.
     """
     with _hook_lock:
         if not _hooked:
@@ -172,6 +174,8 @@ def watched() -> Iterator[list[str]]:
             _hooked.append(True)
     seen: list[str] = []
     before = sys.getprofile()
+    collects = gc.isenabled()
+    gc.disable()
     _watched.seen = seen
     sys.setprofile(_on_call)
     try:
@@ -179,6 +183,8 @@ def watched() -> Iterator[list[str]]:
     finally:
         sys.setprofile(before)
         _watched.seen = None
+        if collects:
+            gc.enable()
 
 
 def check_step(step: Step, cases: Iterable[Case]) -> list[Finding]:

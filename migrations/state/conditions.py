@@ -2,37 +2,48 @@
 
 ``value`` is what the operation is about to work on, ``root`` the state (or, inside ``for_each``, the element). The
 language is the Common Expression Language (https://cel.dev): no side effects, no loops. Macros that iterate are refused
-as well, so that an expression's cost is bounded by its own length and what it looks at; regular expressions match in
-linear time.
+as well, so that an expression's cost is bounded by its own length and what it looks at. Regular expressions are written
+out; each is taken from its literal as CEL reads it, compiled once, and matched in linear time (`patterns`).
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import cel
 import msgpack
 
 from migrations.state.errors import PathFault, StepInvalid
+from migrations.state.patterns import PATTERN_BYTES_MAX, Pattern, PatternInvalid
 
 EXPRESSION_CHARACTERS_MAX: Final = 500
 # What of a state may be handed to an expression: 10,000 scalars convert in about 5 ms.
 NODES_MAX: Final = 10_000
 
-# An evaluation takes 5 us and more, as long as looking at 20 values. A regular expression is compiled each time: what
-# its parts cost, repeated as often as it counts, and how much of that is accepted (about 25 ms).
+# An evaluation takes 5 us and more, as long as looking at 20 values, and so does each regular expression in it.
 WORK: Final = 20
-WORK_REGULAR_EXPRESSION: Final = 500
-WORK_REGULAR_EXPRESSION_MAX: Final = 100_000
-_WORK_CHARACTER: Final = 20
-_WORK_CLASS: Final = 500
-_WORK_UNICODE_CLASS: Final = 5_000
-_MATCHES: Final = re.compile(r"""\.\s*matches\s*\(\s*r?("[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*')\s*\)""")
-_COUNTED: Final = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 _NAMES: Final = frozenset({"value", "root"})
 _TYPES: Final = frozenset({"string", "int", "uint", "double", "bool", "bytes", "list", "map", "null_type"})
-_ITERATING: Final = re.compile(r"\.\s*(?:all|exists|exists_one|existsOne|map|filter|transformList|transformMap)\s*\(")
+_ITERATING: Final = frozenset(
+    {"all", "exists", "exists_one", "existsOne", "map", "filter", "transformList", "transformMap"}
+)
+# The tokens of CEL (language definition, "Syntax"), as far as calls and literals have to be told from each other.
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<blank> \s+ | //[^\n]* )
+    | (?P<text>
+        [bB]?[rR] (?: \"{3}.*?\"{3} | '{3}.*?'{3} | "[^"\n]*" | '[^'\n]*' )
+        | [bB]? (?: \"{3}(?:\\.|[^\\])*?\"{3} | '{3}(?:\\.|[^\\])*?'{3} | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' )
+      )
+    | (?P<word> [A-Za-z_][A-Za-z0-9_]* )
+    | (?P<other> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_MATCHES: Final = "matches"
+# What takes the place of `matches`: a function of the text and of which expression it is. None can spell it.
+_MATCHING: Final = "stateroom_matches"
 
 
 # Pure and of one argument's size; what an evaluation would not find is refused when it is registered.
@@ -47,12 +58,13 @@ FUNCTIONS: Final = frozenset(
 class Condition:
     """A compiled condition."""
 
-    __slots__ = ("_names", "_program", "work")
+    __slots__ = ("_names", "_patterns", "_program", "work")
 
-    def __init__(self, program: "cel.Program", names: frozenset[str], work: int) -> None:
+    def __init__(self, program: "cel.Program", names: frozenset[str], patterns: Sequence[Pattern]) -> None:
         self._program = program
         self._names = names
-        self.work = WORK + len(program.source) + work
+        self._patterns = patterns
+        self.work = WORK * (1 + len(patterns)) + len(program.source)
         """What one evaluation costs, in values looked at, beside what it is given."""
 
     def holds(self, value: Any, root: Callable[[], Any], spend: Callable[[int], None]) -> bool:
@@ -71,13 +83,32 @@ class Condition:
             context["value"] = _given(value, spend)
         if "root" in self._names:
             context["root"] = _given(root(), spend)
+        matched = _Matching(self._patterns)
         try:
-            answer = self._program.execute(context)
+            answer = self._program.execute(cel.Context(context, {_MATCHING: matched.found}))
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             raise PathFault("the condition cannot be evaluated on this state; guard it with has()") from None
+        if matched.misused:
+            raise PathFault("the condition matches something that is no text; guard it with type()")
         if not isinstance(answer, bool):
             raise PathFault("the condition is neither true nor false")
         return answer
+
+
+class _Matching:
+    """The regular expressions of one evaluation. What it raised would be written to stderr by CEL's library."""
+
+    __slots__ = ("_patterns", "misused")
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
+        self._patterns = patterns
+        self.misused = False
+
+    def found(self, text: Any, index: int) -> bool:
+        if not isinstance(text, str):
+            self.misused = True
+            return False
+        return self._patterns[index].found_in(text)
 
 
 def compile_condition(expression: object, pointer: str) -> Condition:
@@ -90,12 +121,7 @@ def compile_condition(expression: object, pointer: str) -> Condition:
         raise StepInvalid("a condition is a CEL expression, as text", pointer)
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
         raise StepInvalid(f"a condition has at most {EXPRESSION_CHARACTERS_MAX} characters", pointer)
-    if _ITERATING.search(expression):
-        raise StepInvalid("a condition cannot iterate; use for_each", pointer)
-    try:
-        program = cel.compile(expression)
-    except (ValueError, RecursionError):
-        raise StepInvalid("the condition is not a CEL expression", pointer) from None
+    program = _program(expression, pointer)
     unknown = set(program.variables()) - _NAMES - _TYPES
     if unknown:
         raise StepInvalid("a condition knows only 'value' and 'root'", pointer)
@@ -103,55 +129,58 @@ def compile_condition(expression: object, pointer: str) -> Condition:
     foreign = [name for name in program.functions() if name.isidentifier() and name not in FUNCTIONS]
     if foreign:
         raise StepInvalid(f"a condition has only these functions: {', '.join(sorted(FUNCTIONS))}", pointer)
-    return Condition(program, frozenset(program.variables()) & _NAMES, _regular_expressions(program, pointer))
+    plain, patterns = _without_patterns(expression, pointer)
+    if (_MATCHES in program.functions()) != bool(patterns):
+        raise StepInvalid("a regular expression is written out: value.matches('...')", pointer)
+    if patterns:
+        program = _program(plain, pointer)
+    return Condition(program, frozenset(program.variables()) & _NAMES, patterns)
 
 
-def _regular_expressions(program: "cel.Program", pointer: str) -> int:
-    """What the regular expressions of a program cost each time.
+def _without_patterns(expression: str, pointer: str) -> tuple[str, list[Pattern]]:
+    """The expression with a call of ours, by number, for each regular expression, and those, compiled.
 
     Raises:
-        StepInvalid: one is not written out, or counts too far.
+        StepInvalid: one is not written out, or cannot be compiled; or the expression iterates.
     """
-    if "matches" not in program.functions():
-        return 0
-    patterns = [each[1:-1] for each in _MATCHES.findall(program.source)]
-    if len(patterns) != program.source.count("matches"):
-        raise StepInvalid("a regular expression is written out: value.matches('...')", pointer)
-    work = sum(WORK_REGULAR_EXPRESSION + _work_of(each) for each in patterns)
-    if work > WORK_REGULAR_EXPRESSION_MAX:
-        raise StepInvalid("the regular expressions count too far, or have too many classes of characters", pointer)
-    return work
+    tokens = [(each.lastgroup, each[0]) for each in _TOKEN.finditer(expression)]
+    visible = [position for position, (kind, _) in enumerate(tokens) if kind != "blank"]
+    patterns: list[Pattern] = []
+    for place, position in enumerate(visible):
+        kind, name = tokens[position]
+        if kind != "word":
+            continue
+        before, after = visible[:place][-1:], visible[place + 1 : place + 4]
+        called = [tokens[at][1] for at in before + after[:1]] == [".", "("]
+        if called and name in _ITERATING:
+            raise StepInvalid("a condition cannot iterate; use for_each", pointer)
+        if name == _MATCHES:
+            given = [tokens[at] for at in after[1:]]
+            if not called or len(given) < 2 or given[0][0] != "text" or given[1][1] != ")":
+                raise StepInvalid("a regular expression is written out: value.matches('...')", pointer)
+            tokens[position] = ("word", _MATCHING)
+            tokens[after[1]] = ("other", str(len(patterns)))
+            patterns.append(_pattern(given[0][1], pointer))
+    return "".join(text for _, text in tokens), patterns
 
 
-def _work_of(pattern: str) -> int:
-    """About what compiling a regular expression takes: counted repetitions are written out by the compiler."""
-    groups, last, at = [0], 0, 0
-    # Without regard to case, and in the classes of Unicode, each character stands for many.
-    character = _WORK_CLASS if "(?" in pattern else _WORK_CHARACTER
-    while at < len(pattern):
-        counted = _COUNTED.match(pattern, at)
-        if counted:
-            groups[-1] += last * max(int(counted[3] or 0), int(counted[1] or 0), 1)
-            last *= max(int(counted[3] or 0), int(counted[1] or 0), 1)
-            at = counted.end()
-            continue
-        each = pattern[at]
-        at += 1
-        if each == "\\" and at < len(pattern):
-            while at < len(pattern) and pattern[at] == "\\":  # as CEL's text writes a backslash, too
-                at += 1
-            named = pattern[at : at + 1]
-            at += 1
-            last = _WORK_UNICODE_CLASS if named in "wWbBpP" else _WORK_CLASS
-        elif each == "(":
-            groups.append(0)
-            continue
-        elif each == ")" and len(groups) > 1:
-            last = groups.pop()
-        else:
-            last = _WORK_CLASS if each in ".^" else character
-        groups[-1] += last
-    return sum(groups)
+def _program(expression: str, pointer: str) -> "cel.Program":
+    try:
+        return cel.compile(expression)
+    except (ValueError, RecursionError):
+        raise StepInvalid("the condition is not a CEL expression", pointer) from None
+
+
+def _pattern(literal: str, pointer: str) -> Pattern:
+    """The regular expression that a literal says, with its escapes resolved by whoever reads them later."""
+    text = _program(literal, pointer).execute({})
+    try:
+        if isinstance(text, str):
+            return Pattern(text)
+    except PatternInvalid:
+        pass
+    why = f"this is no regular expression in linear time, or takes more than {PATTERN_BYTES_MAX} bytes when compiled"
+    raise StepInvalid(why, pointer)
 
 
 def _given(tree: Any, spend: Callable[[int], None]) -> Any:

@@ -179,8 +179,13 @@ class Document:
         return Document(self._channels, self.allowance)
 
 
+_CONTAINERS: Final = (dict, list)
+_SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None), msgpack.ExtType})
+_TEXTS: Final = (str, bytes)
+
+
 def _is_container(value: Any) -> bool:
-    return isinstance(value, dict | list)
+    return isinstance(value, _CONTAINERS)
 
 
 def _same_scalar(channel: Channel | None, name: str, value: Any) -> Channel | None:
@@ -204,6 +209,10 @@ def _decode(encoded: Encoded, name: str) -> Any:
             return encoded.data
     except (ValueError, RecursionError, msgpack.UnpackException, struct.error):
         raise PathFault("the channel's bytes are not what its encoding says", pointer) from None
+    except TypeError:  # nothing that a client can make as a list or map is hashed
+        raise PathFault(
+            "a map in the channel has a list or a map as a key, which steps cannot look into", pointer
+        ) from None
     raise PathFault(f"a channel of encoding {encoded.encoding!r} cannot be looked into", pointer)
 
 
@@ -218,8 +227,15 @@ class _Reader:
         tree = msgpack.unpackb(
             data, raw=False, strict_map_key=False, ext_hook=msgpack.ExtType, use_list=True, timestamp=0
         )
-        # 0xca announces a single float; only then is the slower, exact reading needed.
-        return _exact(data) if b"\xca" in data else tree
+        # 0xca announces a single float, or is part of something else: then what was read is written as it stood.
+        return tree if b"\xca" not in data or _is_written_as(tree, data) else _exact(data)
+
+
+def _is_written_as(tree: Any, data: bytes) -> bool:
+    try:
+        return bool(msgpack.packb(tree, use_bin_type=True) == data)
+    except ValueError:  # nested too deeply to be written
+        return False
 
 
 def _exact(data: bytes) -> Any:
@@ -246,14 +262,13 @@ def _exact(data: bytes) -> Any:
 
 
 def _check_depth(tree: Any, pointer: str) -> Any:
-    level = [tree]
+    level = [tree] if isinstance(tree, _CONTAINERS) else []
     for _ in range(DEPTH_MAX):
         level = [
             child
             for each in level
-            if _is_container(each)
             for child in (each.values() if isinstance(each, dict) else each)
-            if _is_container(child)
+            if isinstance(child, _CONTAINERS)
         ]
         if not level:
             return tree
@@ -261,20 +276,21 @@ def _check_depth(tree: Any, pointer: str) -> Any:
 
 
 def _size_min(tree: Any, enough: int) -> int:
-    size = 0
-    waiting: list[Iterator[Any]] = [iter((tree,))]  # no deeper than the tree, however often its parts occur in it
-    while waiting:
-        for each in waiting[-1]:
-            size += 1 + (len(each) if isinstance(each, str | bytes) else 0)
-            if _is_container(each):
-                waiting.append(iter(each.values() if isinstance(each, dict) else each))
-                break
-            if size > enough:
-                return size
-        else:
+    size = 1 + (len(tree) if isinstance(tree, str | bytes) else 0)
+    # No deeper than the tree, however often its parts occur in it.
+    waiting: list[Iterator[Any]] = [iter((tree,))] if isinstance(tree, _CONTAINERS) else []
+    while waiting and size <= enough:
+        each = next(waiting[-1], None)
+        if each is None:
             waiting.pop()
-        if size > enough:
-            return size
+            continue
+        values = each.values() if isinstance(each, dict) else each
+        size += len(values)
+        types = set(map(type, values))
+        if not types.isdisjoint(_TEXTS):
+            size += sum(len(value) for value in values if isinstance(value, str | bytes))
+        if not types <= _SCALARS:
+            waiting.append(iter([value for value in values if isinstance(value, _CONTAINERS)]))
     return size
 
 
@@ -297,17 +313,22 @@ def _encode(tree: Any, name: str) -> bytes:
 
 
 def _holds_single(tree: Any) -> bool:
-    level = [tree]
+    if isinstance(tree, Single):
+        return True
+    level = [tree] if isinstance(tree, _CONTAINERS) else []
     while level:
         after: list[Any] = []
         for each in level:
-            if isinstance(each, Single):
-                return True
+            values: Any = each
             if isinstance(each, dict):
-                after.extend(each)
-                after.extend(each.values())
-            elif isinstance(each, list):
-                after.extend(each)
+                values = each.values()
+                if Single in map(type, each):
+                    return True
+            types = set(map(type, values))
+            if Single in types:
+                return True
+            if not types <= _SCALARS:
+                after += [child for child in values if isinstance(child, _CONTAINERS)]
         level = after
     return False
 

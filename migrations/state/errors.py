@@ -20,6 +20,18 @@ class StepInvalid(StateMigrationError):
         self.pointer = pointer
 
 
+class SchemaInvalid(StateMigrationError):
+    """A JSON Schema cannot be accepted.
+
+    Attributes:
+        pointer: JSON Pointer (RFC 6901) to the fault inside the definition.
+    """
+
+    def __init__(self, message: str, pointer: str = "") -> None:
+        super().__init__(message)
+        self.pointer = pointer
+
+
 class ChainInvalid(StateMigrationError):
     """Steps do not form one line of versions.
 
@@ -39,6 +51,7 @@ class StateTooNew(StateMigrationError):
         schema: The state schema.
         saved: The version of the state.
         wanted: The version that was asked for.
+        why: What is missing on the way.
     """
 
     def __init__(self, schema: str, saved: int, wanted: int, why: str) -> None:
@@ -46,6 +59,7 @@ class StateTooNew(StateMigrationError):
         self.schema = schema
         self.saved = saved
         self.wanted = wanted
+        self.why = why
 
 
 class UpcastFailed(StateMigrationError):

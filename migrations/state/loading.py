@@ -118,6 +118,12 @@ def chains_of_entry_points() -> dict[str, Chain]:
     return chains
 
 
+def ships_steps(folder: Path | None = None) -> bool:
+    """Whether `shipped_chains` may find any step; nothing is imported."""
+    here = any(each.is_dir() and each.name != "__pycache__" for each in SHIPPED.iterdir())
+    return here or folder is not None or bool(entry_points(group=ENTRY_POINT_GROUP))
+
+
 def shipped_chains(folder: Path | None = None) -> dict[str, Chain]:
     """What this build, the packages installed beside it and the deployment's own folder ship: schema to chain.
 

@@ -1,0 +1,155 @@
+"""A worker process: it does what `tasks` says, for whoever holds the other end of its socket, until that is closed.
+
+It is started by ``exec`` with an empty environment and one socket as its standard input, and imports neither gateway
+nor storage nor crypto: it sees plaintext of the task at hand, and has no key, no credential and no other descriptor.
+
+1. A task that takes more than `CPU_SECONDS_MAX` of processor time ends the process (SIGPROF, whose default action no
+   C code can put off): not the time of a clock on the wall, which a loaded machine takes from honest work.
+2. A task that needs more memory than `confinement` leaves it ends the process, too, and so does every error that
+   `tasks` does not answer: what comes next finds a process as it was started.
+3. Where the deployment ships no steps in Python, it opens no file and no connection once it has started.
+4. It outlives nobody: when the other end is gone, it ends.
+
+A message is the length of its head, the head in MessagePack, and the values, whose lengths the head names.
+"""
+
+import codecs
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from migrations.state.chain import Chain
+from migrations.state.confinement import Memory, confine, make_undumpable, open_nothing_more
+from migrations.state.errors import ChainInvalid
+from migrations.state.loading import shipped_chains
+from migrations.state.tasks import Answer, Request, Tasks
+
+# The worst legal requests are named at the limits of what is registered (`json_schemas`, `declarative`, `patterns`) and
+# at `confinement.MEMORY_BYTES_MAX`; an honest state of 32 MiB takes a third of this.
+CPU_SECONDS_MAX: Final = 0.2
+# A worker that has grown beyond this forgets its programs, and if that does not help, asks to be replaced.
+RESIDENT_BYTES_MAX: Final = 128 * 1024 * 1024
+_LENGTH_BYTES: Final = 4
+# Files that Python opens when it first needs them: encodings that JSON may be in.
+_LATER_OPENED: Final = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """What a worker is told first.
+
+    Attributes:
+        path: Where Python looks for the packages in which a deployment ships steps.
+        steps_folder: The deployment's own folder of steps.
+        traceable: Whether debuggers and profilers may look into it.
+    """
+
+    path: list[str]
+    steps_folder: str | None = None
+    traceable: bool = False
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A worker has started. ``fault``: it cannot work, because the deployment's steps (``step``) are no chain."""
+
+    step: str = ""
+    fault: str | None = None
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request, and the lengths of its values."""
+
+    request: Request
+    sizes: list[int] = []
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """An answer, and the lengths of its values. ``is_full``: the worker wants to be replaced."""
+
+    answer: Answer
+    sizes: list[int] = []
+    is_full: bool = False
+
+
+def framed(message: msgspec.Struct) -> bytes:
+    """The head of a message, with its length."""
+    head = msgspec.msgpack.encode(message)
+    return len(head).to_bytes(_LENGTH_BYTES) + head
+
+
+def main() -> None:
+    """Work until the other end of standard input is gone."""
+    connection = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):  # what a step prints goes nowhere
+        os.dup2(nothing, standard)
+    os.close(nothing)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    with connection, connection.makefile("rb") as incoming:
+        head = _head(incoming)
+        if head is None:
+            return
+        begin = msgspec.msgpack.decode(head, type=Begin)
+        if not begin.traceable:
+            make_undumpable()
+        sys.path += [each for each in begin.path if each not in sys.path]
+        try:
+            shipped = shipped_chains(None if begin.steps_folder is None else Path(begin.steps_folder))
+        except ChainInvalid as fault:
+            connection.sendall(framed(Ready(fault.step, str(fault))))
+            return
+        connection.sendall(framed(Ready()))
+        gc.collect()
+        gc.freeze()
+        memory = Memory()
+        confine(memory)
+        if not shipped:  # steps in Python may import something when they run
+            for each in _LATER_OPENED:
+                codecs.lookup(each)
+            open_nothing_more()
+        _work(connection, incoming, shipped, memory)
+
+
+def _work(connection: socket.socket, incoming: BinaryIO, shipped: dict[str, Chain], memory: Memory) -> None:
+    tasks = Tasks(shipped)
+    asked = msgspec.msgpack.Decoder(Asked)
+    while (head := _head(incoming)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS_MAX)
+        message = asked.decode(head)
+        values = [incoming.read(size) for size in message.sizes]
+        answer, made = tasks.perform(message.request, values)
+        values.clear()
+        is_full = False
+        if memory.resident_bytes() > RESIDENT_BYTES_MAX:
+            tasks.forget()
+            gc.collect()
+            is_full = memory.resident_bytes() > RESIDENT_BYTES_MAX + sum(map(len, made))
+        reply = framed(Answered(answer, [len(each) for each in made], is_full))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _send(connection, reply, made)
+        made.clear()
+
+
+def _head(incoming: BinaryIO) -> bytes | None:
+    length = incoming.read(_LENGTH_BYTES)
+    return incoming.read(int.from_bytes(length)) if len(length) == _LENGTH_BYTES else None
+
+
+def _send(connection: socket.socket, head: bytes, values: Sequence[bytes]) -> None:
+    connection.sendall(head)
+    for each in values:
+        connection.sendall(each)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:  # noqa: BLE001  its text may hold state, and nobody reads what it would be written to
+        os._exit(70)
+    os._exit(0)
