@@ -14,13 +14,15 @@ from storage.archived import ThreadElsewhere
 from storage.blob_ledger import BlobLedger
 from storage.clock import Clock
 from storage.control_rows import ControlRows
-from storage.errors import IntegrityFailure, NotFound, ThreadArchived
+from storage.errors import IntegrityFailure, NotFound, RowQuotaExceeded, ThreadArchived
+from storage.format.token import ThreadToken
 from storage.head_anchors import HeadAnchors
 from storage.keys import Keys
 from storage.offload import Offload
 from storage.postgres.checkpoints import KEY_STATE
 from storage.postgres.completeness import KEYS_ARE_GONE
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
+from storage.row_quotas import RowQuotas
 from storage.scope import ClientShare, Scope
 from storage.standings import Standings
 
@@ -48,8 +50,11 @@ class Access:
         views: ArchiveViews | None = None,
         *,
         control: ControlRows,
+        row_quotas: RowQuotas | None = None,
     ) -> None:
         self.unit_of_work = unit_of_work
+        # Says whether a tenant may store more rows: asked by whatever stores some, before it does.
+        self.row_quotas = row_quotas or RowQuotas(unit_of_work)
         # Says which rows that steer the gateway one wrote.
         self.control = control
         self.clock = clock
@@ -77,6 +82,7 @@ class Access:
 
         Raises:
             KeyDestroyed: the subject or tenant was shredded.
+            RowQuotaExceeded: the scope has no keys, and its tenant may store no more rows.
             ThreadArchived: its object has to be thawed first, or it was archived again each time; nothing changed.
             IntegrityFailure: something is sealed under a key version that was destroyed because nothing needed it:
                 it was put back from outside.
@@ -108,6 +114,8 @@ class Access:
         return await self._with_sealer(scope, work, None)
 
     async def _with_sealer(self, scope: Scope, work: Callable[[Sealer], Awaitable[T]], share: ClientShare | None) -> T:
+        if not self.row_quotas.has_room(scope) and await self._keys.existing_sealer(scope) is None:
+            raise RowQuotaExceeded  # a new subject's keys are rows, too
         for _ in range(_SEALERS_MAX):
             sealer = await self._keys.sealer(scope)
             if share is not None:
@@ -198,6 +206,20 @@ class Access:
         if isinstance(otherwise, IntegrityFailure):
             self._observer.integrity_failure()
         raise otherwise
+
+    def acknowledge(self, scope: Scope, sealer: Sealer, thread_id: str, token: ThreadToken) -> None:
+        """Remember a head that was committed: this process is told when a later one is older, and it is anchored."""
+        self.standings.acknowledge(scope, thread_id, token)
+        self.head_anchors.note(scope, sealer, thread_id, token)
+
+    async def check_stored_keys(self, scope: Scope) -> None:
+        """Look whether the stored keys of a scope contradict each other: a cached sealer would not tell.
+
+        Raises:
+            KeyDestroyed: the subject was shredded.
+            IntegrityFailure: they do.
+        """
+        await self._keys.check_stored(scope)
 
     def found_damage(self) -> None:
         """Count damage that is reported instead of raised."""

@@ -29,6 +29,7 @@ SIGNING_KEY_VERSION = 1
 _PAGE_ROWS = 1000
 _KNOWN_MAX = 10_000  # chains whose newest anchor this process remembers
 _LOOKS_AT_ONCE = 16  # listings of the object store that are under way together
+_WATCHED_ROWS = 20  # chains that a process looks at each minute
 _AFTER_ALL_NUMBERS = "~"  # sorts behind every name below a chain's prefix
 
 
@@ -69,6 +70,9 @@ class Anchors:
         self._clock = clock
         self._signing_key: SigningKey | None = None
         self._known: OrderedDict[UUID, AnchorText] = OrderedDict()
+        # Chains that lack what was anchored of them, as far as this process looked.
+        self.lost: set[UUID] = set()
+        self._watched = OPERATOR_CHAIN
 
     async def public_key(self, scope: TenantScope | OperatorScope) -> NoteKey:
         """The key that a chain's anchors verify with.
@@ -152,7 +156,12 @@ class Anchors:
         chain = chain_of(scope)
         note_key = await self.public_key(scope)
         newest = await self._newest(chain, note_key)
-        return await self._keep(scope, chain, await self._checked(scope, chain, newest))
+        try:
+            text = await self._checked(scope, chain, newest)
+        except IntegrityFailure:
+            self._known.pop(chain, None)  # an accepted restore anchors another one
+            raise
+        return await self._keep(scope, chain, text)
 
     async def _keep(self, scope: TenantScope | OperatorScope, chain: UUID, text: AnchorText) -> Anchor:
         note = sign_note(text.render(), text.origin, await self._signer())
@@ -189,7 +198,7 @@ class Anchors:
                         f"event {newest.sequence} of the audit log is not the one that was anchored"
                     )
             while rows := await transaction.fetch(sql.EVENTS, chain, follower.sequence, _PAGE_ROWS):
-                self._audit.follow(follower, rows)
+                await self._audit.follow(follower, rows)
         if follower.gaps and not gaps:
             raise self._audit.damage(
                 f"event {follower.gaps[0].sequence} of the audit log tells of a restored backup, but nobody signed it"
@@ -263,34 +272,81 @@ class Anchors:
             self._known.popitem(last=False)
 
     async def behind(self) -> list[UUID]:
-        """Chains that end before an event that was anchored: this database was restored from a backup, or cut.
+        """Chains without the newest event that was anchored of them: this database was restored, promoted, or cut.
 
-        Goes by the names of anchors, one listing for each chain, and opens none: whoever can add objects can keep a
-        gateway from starting, as with tombstones, but not make it start. A chain of the right length that holds other
-        events is found when it is next anchored.
+        One listing and one read for each chain. Whoever can add objects can keep a gateway from starting, as with
+        tombstones, but not make it start.
 
         Raises:
             BlobUnavailable: The object store does not answer.
-            IntegrityFailure: Something that is no anchor stands among the anchors.
+            IntegrityFailure: Something that is no anchor of this deployment stands among the anchors.
         """
         if self._blobs is None:
             return []
         blobs, turns = self._blobs, asyncio.Semaphore(_LOOKS_AT_ONCE)
+        public = await self._public()
 
-        async def newest(chain: UUID) -> int:
+        async def look(chain: UUID) -> bool:
             async with turns:
-                found = await blobs.list_keys(anchor_prefix(self._folder(chain)), limit=1)
-            return self._located(found[0]).sequence if found else 0
+                return await self._is_lost(blobs, chain, public)
 
         chains = list(await self._ends())
         try:
             async with asyncio.TaskGroup() as tasks:
-                looks = {chain: tasks.create_task(newest(chain)) for chain in chains}
+                looks = {chain: tasks.create_task(look(chain)) for chain in chains}
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        # Read after the anchors: what another gateway anchored meanwhile was committed before.
-        ends = await self._ends()
-        return [chain for chain, look in looks.items() if ends.get(chain, 0) < look.result()]
+        return [chain for chain, look_ in looks.items() if look_.result()]
+
+    async def _public(self) -> bytes | None:
+        """The stored public key: the root key need not be asked whether an event is the one that was anchored."""
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            row = await transaction.fetchrow(sql.SIGNING_KEY, SIGNING_KEY_VERSION)
+        return None if row is None else row["public"]
+
+    async def _is_lost(self, blobs: BlobStore, chain: UUID, public: bytes | None) -> bool:
+        """Whether the event that a chain's newest anchor is of is not there, or is another one."""
+        found = await blobs.list_keys(anchor_prefix(self._folder(chain)), limit=1)
+        if not found:
+            return False
+        location, scope = self._located(found[0]), chain_scope(chain)
+        anchored = None
+        if public is not None:
+            anchored, _ = await self._opened(location, NoteKey(self._audit.origin(scope), public))
+        # Read after the anchor: what another gateway anchored meanwhile was committed before.
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            head = await transaction.fetchrow(sql.HEAD, chain)
+            rows = await transaction.fetch(sql.EVENTS, chain, location.sequence - 1, 1)
+        if head is None or head["sequence"] < location.sequence or not rows or rows[0]["sequence"] != location.sequence:
+            return True
+        return anchored is not None and rows[0]["hash"] != anchored.hash
+
+    async def watch(self) -> None:
+        """Look whether a running process is on a database that lost what was anchored: a stale replica was promoted.
+
+        Some chains each time, the operators' and those found lost before among them, and in turn all of them; what is
+        found is in ``lost`` until an accepted restore mended it.
+
+        Raises:
+            IntegrityFailure: Some chain lost what was anchored, or something that is no anchor stands among them.
+            StorageError: The database or the object store cannot serve this now.
+        """
+        if self._blobs is None:
+            return
+        public = await self._public()
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            rows = await transaction.fetch(sql.ENDS, self._watched, _WATCHED_ROWS)
+        self._watched = rows[-1]["tenant_id"] if len(rows) == _WATCHED_ROWS else OPERATOR_CHAIN
+        for chain in {OPERATOR_CHAIN, *self.lost, *(row["tenant_id"] for row in rows)}:
+            if await self._is_lost(self._blobs, chain, public):
+                self.lost.add(chain)
+            else:
+                self.lost.discard(chain)
+        if self.lost:
+            raise self._audit.damage(
+                f"{len(self.lost)} audit logs lack an event that was anchored: this database is older than, or another"
+                " one than, what was acknowledged; see docs/operations/backup.md on fail-over"
+            )
 
     async def _ends(self) -> dict[UUID, int]:
         """Where each chain ends, the operators' first; 0 for a tenant that has none."""

@@ -89,9 +89,10 @@ class _Columns:
 _CHECKPOINT: Final = _Columns(checkpoints_sql.ROW_COLUMNS)
 _WRITE: Final = _Columns(checkpoints_sql.WRITE_COLUMNS)
 _CHUNK: Final = _Columns(("thread_id", "piece_id", "children", "named_ids", "envelope"))
-_CHUNK_AFTER: Final = _Columns(("piece_id", "children", "named_ids", "envelope"))
+_CHUNK_AFTER: Final = _Columns(("piece_id", "children", "named_ids", "envelope", "key_version"))
 _MEMBER: Final = _Columns(("namespace", "checkpoint_id", "task_id", "idx", "member"))
 _NAMESPACE: Final = _Columns(("namespace",))
+_PLACE: Final = _Columns(("thread_id", "namespace", "checkpoint_id"))
 _STANDING: Final = _Columns(("name", "tag", "open", "tags"))
 _EXISTS: Final = _Columns(("exists",))
 _COUNT: Final = _Columns(("count",))
@@ -155,6 +156,11 @@ class ArchivedThread:
         """Answer `storage.postgres.checkpoints.ONE`."""
         found = self.checkpoint(namespace, checkpoint_id)
         return [] if found is None else [_CHECKPOINT.of(found)]
+
+    def stored_of(self, namespaces: Sequence[str], checkpoint_ids: Sequence[str]) -> list[Row]:
+        """Answer `storage.postgres.checkpoints.STORED_OF`."""
+        places = zip(namespaces, checkpoint_ids, strict=True)
+        return [_PLACE.row(self.thread_id, *place) for place in places if self.checkpoint(*place) is not None]
 
     def history(self, *wanted: Any) -> list[Row]:
         """Answer `storage.postgres.checkpoints.HISTORY`; its last argument is the limit."""
@@ -321,6 +327,8 @@ class ArchivedThread:
         found = self.checkpoint(namespace, standing["at_head_id"] if checkpoint_id is None else checkpoint_id)
         columns = dict(standing.items())
         columns["at_newer"] = self._ids.get(namespace, [""])[-1] > standing["at_head_id"]
+        parent = None if found is None else self.checkpoint(namespace, found["parent_id"])
+        columns["at_parent"] = None if parent is None else True
         columns.update(dict.fromkeys(checkpoints_sql.ROW_COLUMNS) if found is None else _CHECKPOINT.of(found).items())
         writes = self.writes_of(namespace, found["checkpoint_id"]) if with_state and found is not None else []
         named: list[bytes] = []
@@ -412,6 +420,11 @@ class ArchivedTransaction(Transaction):
             namespace, checkpoint_id, with_state, _ = self._own(args)
             standing = await self._transaction.fetch(sql, *args)
             return [self._thread.loaded(row, namespace, checkpoint_id, with_state) for row in standing]
+        if sql == checkpoints_sql.STORED_OF:
+            tenant_id, subject_id, thread_ids, namespaces, checkpoint_ids = args
+            for thread_id in thread_ids:  # type: ignore[attr-defined]  # arguments are objects
+                self._own((tenant_id, subject_id, thread_id))
+            return self._thread.stored_of(namespaces, checkpoint_ids)  # type: ignore[arg-type]  # likewise
         if sql == tags_sql.STANDING_OF_THREAD:
             tenant_id, subject_id, names, tags, thread_id = args
             self._own((tenant_id, subject_id, thread_id))

@@ -64,7 +64,7 @@ from storage.format.archive import (
     ThreadRows,
 )
 from storage.format.pointer import BlobPointer
-from storage.jobs import Job, Jobs, Lease, Slice
+from storage.jobs import ARCHIVE_KIND, RESTORE_KIND, Job, Jobs, Lease, Slice, thread_of, thread_target
 from storage.model import Removal
 from storage.postgres import archives as sql
 from storage.postgres import threads as threads_sql
@@ -73,8 +73,6 @@ from storage.pruning import NOTHING, Guard
 from storage.scope import Scope, TenantScope
 from storage.threads import remove_thread
 
-ARCHIVE_KIND: Final = "archive"
-RESTORE_KIND: Final = "restore"
 # Envelopes of one archive: a restore holds them in memory, so that no transaction waits for the object store.
 ARCHIVE_BYTES_MAX: Final = 256 * 1024 * 1024
 # What restores under way in one process hold together.
@@ -148,13 +146,8 @@ class _Order(msgspec.Struct, kw_only=True, omit_defaults=True):
     thaw_begun: bool = False
 
 
-def archive_target(scope: Scope, thread_id: str) -> str:
-    """What a job of one thread is for, as its row names it."""
-    return json.encode((scope.subject_id, thread_id)).decode()
-
-
 def _target(lease: Lease) -> tuple[Scope, str]:
-    subject_id, thread_id = json.decode(lease.target, type=tuple[str, str])
+    subject_id, thread_id = thread_of(lease.target)
     return Scope(lease.tenant_id, subject_id), thread_id
 
 
@@ -262,6 +255,7 @@ class Archives:
             ThreadArchived: Its object has to be thawed first (`begin_restore`); nothing changed.
             ArchiveUnavailable: This process has no bucket of archives.
             ArchiveTooLarge: It takes more memory than this process gives to a restore.
+            RowQuotaExceeded: Its rows would come back to a tenant that may store no more.
             IntegrityFailure: The object is missing, damaged, older or another thread's; nothing changed.
             BlobUnavailable: The object store does not answer; nothing changed.
             CommitUnknown: It is in one of the two places; repeat it to learn in which.
@@ -289,6 +283,7 @@ class Archives:
             raise IntegrityFailure("rows of an archived thread are in the database, too")
         if stub.hot_bytes > self._restoring.bytes_max:
             raise ArchiveTooLarge
+        self._access.row_quotas.require_room(scope)
         moved = stub.checkpoints + stub.pending_writes + stub.chunks
         async with self._restoring.holding(stub.hot_bytes + moved * ROW_BYTES, scope.tenant_id):
             check = ArchiveCheck(sealer, thread_id, standing, heads)
@@ -396,7 +391,7 @@ class Archives:
             if row["tier"] == "hot":
                 return ArchiveStatus(tier="hot", state="hot")
             stub = await self.objects.stub(transaction, scope, thread_id)
-            target = archive_target(scope, thread_id)
+            target = thread_target(scope, thread_id)
             job_id = await self._jobs.open(transaction, scope.tenant_id, RESTORE_KIND, target)
         if stub is None:
             raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
@@ -448,11 +443,13 @@ class Archives:
 
         Raises:
             ThreadNotFound: There is none.
+            RowQuotaExceeded: Its rows would come back to a tenant that may store no more.
         """
+        self._access.row_quotas.require_room(scope)
         return await self._begin(scope, thread_id, RESTORE_KIND, _Order(actor=actor))
 
     async def _begin(self, scope: Scope, thread_id: str, kind: str, order: _Order) -> UUID:
-        target = archive_target(scope, thread_id)
+        target = thread_target(scope, thread_id)
         await self._jobs.ready()
         async with self._access.unit_of_work.begin(scope) as transaction:
             # The lock has others who begin the same at this moment find this job.
@@ -492,7 +489,8 @@ class Archives:
                 order.thaw_begun = True
                 async with self._access.unit_of_work.begin(scope) as transaction:
                     await lease.advance(transaction, json.encode(order).decode())
-            return Slice(ended=False, again_seconds=min(standing.retry_after_seconds, self._thaw_look_seconds))
+            again = min(standing.retry_after_seconds, self._thaw_look_seconds)
+            return Slice(ended=False, again_seconds=again, waits_for="thaw")
         await self._done(lease)
         return Slice(ended=True)
 
@@ -751,7 +749,7 @@ def _archived(stub: Stub, *, created: bool) -> Archived:
 
 def _named(scope: Scope, thread_id: str) -> str:
     """The target of an audit event: the thread, by its subject's id and its own."""
-    return f"thread:{archive_target(scope, thread_id)}"
+    return f"thread:{thread_target(scope, thread_id)}"
 
 
 def _told(stub: Stub) -> dict[str, Any]:

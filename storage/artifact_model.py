@@ -27,7 +27,11 @@ class NewArtifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A stored file. ``number`` counts the versions of ``name`` in its thread; ``digest`` is the content's SHA-256."""
+    """A stored file. ``number`` counts the versions of ``name`` in its thread; ``digest`` is the content's SHA-256.
+
+    ``tag`` names the content to who may not learn its digest: a MAC under the subject's keys, the same for as long as
+    the artifact is there. ``opened_bytes``: how long its metadata and preview are.
+    """
 
     artifact_id: UUID
     thread_id: str
@@ -36,11 +40,13 @@ class Artifact:
     media_type: str
     size_bytes: int
     digest: bytes
+    tag: bytes
     metadata: dict[str, Any]
     preview: bytes | None
     created_at: datetime
     url_epoch: int
     client_share: bool
+    opened_bytes: int = field(default=0, compare=False)
 
     @property
     def pointer(self) -> str:

@@ -35,6 +35,7 @@ from storage.errors import (
 )
 from storage.format.pointer import artifact_name_digest, seal_record
 from storage.format.record import new_thread, open_thread, seal_thread
+from storage.format.token import TAG_BYTES
 from storage.idempotency import claim, settle
 from storage.model import Idempotency
 from storage.postgres import artifacts as artifacts_sql
@@ -45,7 +46,11 @@ from storage.scope import ClientShare, Scope
 
 
 class _Description(msgspec.Struct, array_like=True, frozen=True):
-    """What an artifact's row has sealed."""
+    """What an artifact's row has sealed.
+
+    ``url_epoch`` is how often the artifact's URLs were revoked by a process that seals that: the row's own epoch may be
+    greater, because a build before this one counts in the row alone, and is never smaller.
+    """
 
     thread_id: str
     name: str
@@ -54,6 +59,7 @@ class _Description(msgspec.Struct, array_like=True, frozen=True):
     preview: bytes | None
     digest: bytes
     format: int = 1
+    url_epoch: int = 0
 
 
 class Receipt(msgspec.Struct, array_like=True, frozen=True):
@@ -114,16 +120,19 @@ class ArtifactRows:
         """Admit an upload to a thread; whether its Idempotency-Key was used before.
 
         Raises:
+            RowQuotaExceeded: the tenant may store no more rows.
             ThreadArchived: the thread is in the archive tier.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the thread's.
         """
         async with self.access.unit_of_work.begin(scope) as transaction:
             await self.access.check_key_in(transaction, scope, sealer)
             await self.enter(transaction, scope, sealer, thread_id)
-            if idempotency is None:
-                return False
-            place = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
-            return await transaction.fetchrow(checkpoints_sql.READ_IDEMPOTENCY, *place) is not None
+            if idempotency is not None:
+                place = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
+                if await transaction.fetchrow(checkpoints_sql.READ_IDEMPOTENCY, *place) is not None:
+                    return True
+            self.access.row_quotas.require_room(scope)
+            return False
 
     async def enter(self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> None:
         """Lock a thread, made if there is none, so that nothing removes it and nobody else numbers its artifacts.
@@ -227,7 +236,7 @@ class ArtifactRows:
         await self.ledger.add_artifact(
             transaction, scope, replace(row, sealed=seal_record(sealer, row.location, described))
         )
-        return _artifact(row, described)
+        return _artifact(sealer, row, described)
 
     async def get(self, scope: Scope, artifact_id: UUID, *, share: ClientShare | None = None) -> Artifact:
         """One artifact, without its content.
@@ -264,7 +273,7 @@ class ArtifactRows:
         """
         check_flag(sealer, needed=row.client_share)
         try:
-            described = _description.decode(sealer.open(Kind.POINTER, row.location, row.sealed))
+            described = _described(sealer, row)
         except OpenError:
             if row.client_share:
                 # If the thread says that the share is its own, the row is damaged; if it does not, or is gone, the
@@ -273,18 +282,46 @@ class ArtifactRows:
                 if not await self._is_there(transaction, scope, row.thread_id):
                     raise ClientShareWrong from None
             raise IntegrityFailure("a stored artifact does not authenticate") from None
-        except msgspec.DecodeError:
-            raise IntegrityFailure("a stored artifact cannot be read") from None
         if described.thread_id != row.thread_id:
             raise IntegrityFailure("a stored artifact was moved to another thread")
-        return _artifact(row, described)
+        if row.url_epoch < described.url_epoch:
+            raise IntegrityFailure("a revocation of an artifact's URLs was taken back")
+        return _artifact(sealer, row, described)
+
+    def revoked(self, sealer: Sealer, row: ArtifactRow) -> ArtifactRow:
+        """A row whose URLs made so far are revoked, also where somebody had taken back a revocation.
+
+        An artifact under a client-held share has no URLs: without the share, its epoch is not sealed.
+
+        Raises:
+            IntegrityFailure: the row is not as it was written.
+        """
+        if row.client_share:
+            return replace(row, url_epoch=row.url_epoch + 1)
+        try:
+            described = _described(sealer, row)
+        except OpenError:
+            raise IntegrityFailure("a stored artifact does not authenticate") from None
+        epoch = max(row.url_epoch, described.url_epoch) + 1
+        sealed = seal_record(sealer, row.location, msgspec.structs.replace(described, url_epoch=epoch))
+        return replace(row, url_epoch=epoch, key_version=sealer.active_key_version, sealed=sealed)
 
     async def _is_there(self, transaction: Transaction, scope: Scope, thread_id: str) -> bool:
         row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
         return row is not None
 
 
-def _artifact(row: ArtifactRow, described: _Description) -> Artifact:
+def _described(sealer: Sealer, row: ArtifactRow) -> _Description:
+    try:
+        return _description.decode(sealer.open(Kind.POINTER, row.location, row.sealed))
+    except msgspec.DecodeError:
+        raise IntegrityFailure("a stored artifact cannot be read") from None
+
+
+def _artifact(sealer: Sealer, row: ArtifactRow, described: _Description) -> Artifact:
+    # Without the share: whoever has it gets the same tag as a URL that was made for them.
+    version = row.number.to_bytes(8)
+    tag = sealer.without_share.mac(b"artifact-tag", row.artifact_id.bytes, version, described.digest)[:TAG_BYTES]
     return Artifact(
         artifact_id=row.artifact_id,
         thread_id=row.thread_id,
@@ -293,11 +330,13 @@ def _artifact(row: ArtifactRow, described: _Description) -> Artifact:
         media_type=described.media_type,
         size_bytes=row.size_bytes,
         digest=described.digest,
+        tag=tag,
         metadata=msgspec.json.decode(described.metadata),
         preview=described.preview,
         created_at=row.created_at,
         url_epoch=row.url_epoch,
         client_share=row.client_share,
+        opened_bytes=len(described.metadata) + len(described.preview or b""),
     )
 
 

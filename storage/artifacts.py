@@ -10,7 +10,6 @@ in one transaction; until then nothing refers to it, and what is left over is th
 order between uploads, and no moment at which the bytes of a deleted artifact are gone.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from uuid import UUID
 
@@ -24,17 +23,16 @@ from storage.blob_ledger import BlobLedger, new_blob_id
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import BlobStore
 from storage.completeness import admit
-from storage.errors import ArtifactNotFound, ClientShareRequired, ClientShareWrong, IntegrityFailure
+from storage.errors import ArtifactNotFound, ClientShareRequired, ClientShareWrong, IntegrityFailure, ThreadNotFound
 from storage.format.pointer import BlobPointer, artifact_name_digest
 from storage.holds import refuse_held
 from storage.idempotency import claim, settle
 from storage.model import Idempotency, Page
 from storage.part_uploads import PartUploads
+from storage.reading import HISTORY_MANIFESTS_BYTES_MAX
 from storage.scope import ClientShare, Scope, check_id
+from storage.turns import Pauses
 from storage.whole_uploads import WholeUploads
-
-# Rows that are unsealed before others get their turn; each takes some 20 microseconds.
-_OPENED_AT_ONCE = 100
 
 
 class Artifacts:
@@ -72,9 +70,10 @@ class Artifacts:
         *,
         share: ClientShare | None = None,
     ) -> Page[Artifact]:
-        """A thread's artifacts, newest first; of one name, or all. A thread that is not there has none.
+        """A thread's artifacts, newest first; of one name, or all. A page with much metadata ends early.
 
         Raises:
+            ThreadNotFound: there is no such thread.
             BlobsNotConfigured: there is no object store.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the thread's.
         """
@@ -83,20 +82,26 @@ class Artifacts:
         async def work(sealer: Sealer) -> Page[Artifact]:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
-                await admit(transaction, scope, sealer, thread_id)
+                if await admit(transaction, scope, sealer, thread_id) is None:
+                    raise ThreadNotFound
                 name_digest = None if name is None else artifact_name_digest(sealer, thread_id, name)
                 rows = await self._ledger.list_artifacts(
                     transaction, scope, thread_id, name_digest, UUID(after[0]) if after else None, limit
                 )
-                # What an earlier thread of this name left to others may be under another share.
-                fitting = [row for row in rows if row.client_share == sealer.shared]
-                items = [await self._rows.open(transaction, scope, sealer, row) for row in fitting]
-            return Page(items, (str(rows[-1].artifact_id),) if len(rows) == limit else None)
+                items: list[Artifact] = []
+                pauses = Pauses()
+                opened_bytes = 0
+                for number, row in enumerate(rows, 1):
+                    # What an earlier thread of this name left to others may be under another share.
+                    if row.client_share == sealer.shared:
+                        items.append(await self._rows.open(transaction, scope, sealer, row))
+                        opened_bytes += items[-1].opened_bytes
+                        await pauses.after(items[-1].opened_bytes)
+                    if number == limit or (opened_bytes >= HISTORY_MANIFESTS_BYTES_MAX and number < len(rows)):
+                        return Page(items, (str(row.artifact_id),))
+            return Page(items, None)
 
-        try:
-            return await self._access.reading(scope, work, ArtifactNotFound(), share)
-        except ArtifactNotFound:
-            return Page([], None)
+        return await self._access.reading(scope, work, ThreadNotFound(), share)
 
     async def delete(self, scope: Scope, artifact_id: UUID) -> None:
         """Delete an artifact; the client-held share is not needed for that. Its object goes with the sweeper.
@@ -132,6 +137,7 @@ class Artifacts:
         Raises:
             BlobsNotConfigured: there is no object store.
             ArtifactNotFound: this scope has none of this id.
+            RowQuotaExceeded: the tenant may store no more rows.
             IdempotencyKeyReused, ThreadArchived: as `create`.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: both threads must be under the same share.
         """
@@ -145,6 +151,7 @@ class Artifacts:
                     receipt = await claim(transaction, scope, sealer, idempotency, self._rows.now(), Receipt)
                     if receipt is not None:
                         return await self._rows.one(transaction, scope, sealer, receipt.made_id)
+                self._access.row_quotas.require_room(scope)
                 source_row = await self._ledger.artifact(transaction, scope, artifact_id)
                 await self._rows.enter(transaction, scope, sealer, thread_id)
                 source = await self._rows.open(transaction, scope, sealer, source_row)
@@ -208,12 +215,13 @@ class Artifacts:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
                 rows = await self._ledger.artifacts(transaction, scope, artifact_ids)
-                for count, row in enumerate(rows.values()):
-                    if count % _OPENED_AT_ONCE == 0:
-                        await asyncio.sleep(0)
+                pauses = Pauses()
+                for row in rows.values():
                     opener = sealer if row.client_share else sealer.without_share
                     try:
-                        opened.append((await self._rows.open(transaction, scope, opener, row), row.blob_id))
+                        artifact = await self._rows.open(transaction, scope, opener, row)
+                        opened.append((artifact, row.blob_id))
+                        await pauses.after(artifact.opened_bytes)
                     except (ClientShareRequired, ClientShareWrong):
                         named[row.artifact_id] = None
                 found = await self._ledger.pointers(transaction, scope, sealer, [blob_id for _, blob_id in opened])
@@ -241,17 +249,22 @@ class Artifacts:
 
         return ArtifactContent(artifact, read)
 
-    async def bump_url_epoch(self, scope: Scope, artifact_id: UUID) -> int:
+    async def revoke_urls(self, scope: Scope, artifact_id: UUID) -> int:
         """Revoke every URL of an artifact made so far; returns the epoch of those to come.
 
         Raises:
             BlobsNotConfigured: there is no object store.
             ArtifactNotFound: this scope has none of this id.
+            IntegrityFailure: the row is not as it was written.
         """
         self._rows.ends()
 
-        async def attempt() -> int:
+        async def work(sealer: Sealer) -> int:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                return await self._ledger.bump_url_epoch(transaction, scope, artifact_id)
+                await self._access.check_key_in(transaction, scope, sealer)
+                row = await self._ledger.lock_artifact(transaction, scope, artifact_id)
+                revoked = self._rows.revoked(sealer, row)
+                await self._ledger.set_url_epoch(transaction, scope, revoked)
+                return revoked.url_epoch
 
-        return await self._access.unit_of_work.retrying(attempt)
+        return await self._access.reading(scope, work, ArtifactNotFound())

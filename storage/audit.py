@@ -37,6 +37,7 @@ from storage.postgres import audit as sql
 from storage.postgres.tenants import ONE_TENANT
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
+from storage.turns import Pauses
 
 FLUSH_SECONDS = 1.0  # what a crash may lose of notes
 NOTES_MAX = 10_000  # different accesses waiting, a few megabytes; equal ones are counted together
@@ -327,8 +328,14 @@ class Audit:
             async with self._unit_of_work.snapshot(scope) as transaction:
                 head, rows = await self._read(transaction, chain, after, limit)
         if verify:
-            self._verify(chain, after, limit, head, rows)
-        records = [_record(row) for row in rows if row["sequence"] > after]
+            records = await self._verify(chain, after, limit, head, rows)
+        else:
+            records = []
+            pauses = Pauses()
+            for row in rows:
+                if row["sequence"] > after:
+                    records.append(_record(row))
+                    await pauses.after(len(row["body"]))
         more = len(records) == limit
         return Page(records, (str(records[-1].entry.sequence),) if more else None)
 
@@ -337,7 +344,7 @@ class Audit:
         # One before, whose hash the first one follows.
         return head, await transaction.fetch(sql.EVENTS, chain, max(after - 1, 0), limit + (after > 0))
 
-    def _verify(self, chain: UUID, after: int, limit: int, head: Any, rows: list[Any]) -> None:
+    async def _verify(self, chain: UUID, after: int, limit: int, head: Any, rows: list[Any]) -> list[AuditRecord]:
         follower = ChainVerifier(self._deployment_id, chain)
         fresh = rows
         if after:
@@ -345,18 +352,22 @@ class Audit:
                 raise self.damage(f"event {after} of the audit log is missing")
             follower = ChainVerifier(self._deployment_id, chain, sequence=after, previous=rows[0]["hash"])
             fresh = rows[1:]
-        self.follow(follower, fresh)
+        records = await self.follow(follower, fresh)
         complete = len(fresh) < limit
         if complete and (head is None or (follower.sequence, follower.hash) != (head["sequence"], head["hash"])):
             raise self.damage(f"the audit log ends at event {follower.sequence}, but its head says otherwise")
+        return records
 
-    def follow(self, follower: ChainVerifier, rows: list[Any]) -> None:
-        """Let a verifier follow stored rows, whose clear columns must say what their bodies say.
+    async def follow(self, follower: ChainVerifier, rows: list[Any]) -> list[AuditRecord]:
+        """Let a verifier follow stored rows, whose clear columns must say what their bodies say; returns them opened.
 
         Raises:
             IntegrityFailure: Something does not fit.
         """
+        records = []
+        pauses = Pauses()
         for row in rows:
+            await pauses.after(len(row["body"]))
             record = _record(row)
             follower.follow(record.entry)
             if follower.findings:
@@ -365,6 +376,8 @@ class Audit:
             columns = (row["at"], row["actor"], row["action"], row["target"])
             if shown is None or columns != (shown.at, shown.actor, shown.action, shown.target):
                 raise self.damage(f"a column of event {row['sequence']} of the audit log was edited")
+            records.append(record)
+        return records
 
     def damage(self, message: str) -> IntegrityFailure:
         """The error for a log that does not verify, counted."""

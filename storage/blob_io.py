@@ -351,7 +351,8 @@ class BlobReader:
             BlobDamaged: As `read`.
             BlobUnavailable: As `read`.
         """
-        return b"".join([part async for part in self.read(location, cipher, size_bytes)])
+        parts = [part async for part in self.read(location, cipher, size_bytes)]
+        return parts[0] if len(parts) == 1 else await asyncio.to_thread(b"".join, parts)
 
     async def read(
         self,
@@ -366,7 +367,8 @@ class BlobReader:
         """Give a range of a blob's plaintext in slices of at most 1 MiB, each authentic.
 
         A range that ends where the blob ends also proves that the object ends there. Close the generator when it is
-        not read to its end (`contextlib.aclosing`).
+        not read to its end (`contextlib.aclosing`). What does not authenticate is
+        fetched once more before it is damage.
 
         Args:
             location: Where.
@@ -386,15 +388,28 @@ class BlobReader:
             length = size_bytes - start
         if not length and 0 <= start <= size_bytes and size_bytes:
             return
-        wanted = spans(size_bytes, start, length, span_bytes_max=span_bytes)
-        download = _Download(self._store, self.budget, location, cipher, wanted)
-        try:
-            async for piece in download.run():
-                yield piece
-        except (OpenError, BlobNotFound):
-            raise BlobDamaged from None
-        finally:
-            download.stop()
+        given, read_again = 0, False
+        while True:
+            # From the last byte that was given: what ends its part has no bytes of its own, and must be there, too.
+            known = min(given, 1)
+            wanted = spans(size_bytes, start + given - known, length - given + known, span_bytes_max=span_bytes)
+            download = _Download(self._store, self.budget, location, cipher, wanted)
+            try:
+                async for piece in download.run():
+                    fresh, known = piece[known:], 0
+                    given += len(fresh)
+                    if fresh:
+                        yield fresh
+            except OpenError:  # perhaps it was spoiled on the way only
+                if read_again or given == length:
+                    raise BlobDamaged from None
+            except BlobNotFound:
+                raise BlobDamaged from None
+            else:
+                return
+            finally:
+                download.stop()
+            read_again = True
 
 
 class _Upload:

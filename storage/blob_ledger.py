@@ -598,16 +598,22 @@ class BlobLedger:
         rows = await transaction.fetch(artifacts_sql.LIST, *_place(scope), thread_id, name_digest, after, limit)
         return [ArtifactRow(**dict(row)) for row in rows]
 
-    async def bump_url_epoch(self, transaction: Transaction, scope: Scope, artifact_id: UUID) -> int:
-        """Revoke every URL of an artifact; returns the epoch of those made from now on.
+    async def lock_artifact(self, transaction: Transaction, scope: Scope, artifact_id: UUID) -> ArtifactRow:
+        """The row of an artifact, which nobody else changes until the transaction ends.
 
         Raises:
             ArtifactNotFound: this scope has none of this id.
         """
-        epoch: int | None = await transaction.fetchval(artifacts_sql.BUMP_URL_EPOCH, *_place(scope), artifact_id)
-        if epoch is None:
+        row = await transaction.fetchrow(artifacts_sql.LOCK_ROW, *_place(scope), artifact_id)
+        if row is None:
             raise ArtifactNotFound
-        return epoch
+        return ArtifactRow(**dict(row))
+
+    async def set_url_epoch(self, transaction: Transaction, scope: Scope, row: ArtifactRow) -> None:
+        """Write the URL epoch of a row that is locked, with the seal that vouches for it."""
+        await transaction.execute(
+            artifacts_sql.SET_URL_EPOCH, *_place(scope), row.artifact_id, row.url_epoch, row.key_version, row.sealed
+        )
 
     async def refer_artifacts(
         self, transaction: Transaction, scope: Scope, thread_id: str, artifact_ids: Iterable[UUID]

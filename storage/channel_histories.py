@@ -11,7 +11,7 @@ A mark opens nothing and grants nothing, and nothing is remembered here: the rea
 asked for at another state version is given whole.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -25,22 +25,24 @@ from storage.archived import check_tier
 from storage.completeness import RowSeals, check_absent, check_count, check_token, check_writes
 from storage.errors import CheckpointNotFound, IntegrityFailure
 from storage.format.chain import LiveSet, Macs, write_mac
-from storage.format.manifest import CheckpointColumns, WriteColumns
+from storage.format.manifest import CheckpointColumns
 from storage.format.record import (
     OpenedCheckpoint,
     OpenedWrite,
     PieceReader,
     open_checkpoint,
-    open_write,
 )
 from storage.model import ChannelHistories, ChannelHistory, PendingWrite
 from storage.offload import answering
+from storage.piece_rows import open_writes, values_of
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.reading import Fetching, ids_of, read_chunks
 from storage.scope import Scope
-from storage.versions import WantedNames
+from storage.turns import Pauses
+from storage.versions import Versioned, WantedNames
 
+_CHANNELS_ROWS = 200  # histories that are put together at a time; most are empty
 # Ancestors that are read at a time: all of a long history, or few where it is known up to some step ago.
 _ANCESTORS_ROWS = 256
 _NEAR_ROWS = 8
@@ -115,7 +117,7 @@ async def read(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer,
             raise CheckpointNotFound
         together, fetching = await _read(transaction, access, scope, sealer, wanted, standing, standing.target)
     await fetching.fill(access.offload, scope)
-    return together()
+    return await together()
 
 
 async def _read(
@@ -126,7 +128,7 @@ async def _read(
     wanted: Wanted,
     standing: _Standing,
     target: OpenedCheckpoint,
-) -> tuple[Callable[[], ChannelHistories], Fetching]:
+) -> tuple[Callable[[], Awaitable[ChannelHistories]], Fetching]:
     """How to put the histories together, and what to fetch for it once the snapshot has ended."""
     place = (scope.tenant_id, scope.subject_id, wanted.thread_id, wanted.namespace)
     line = _Line(transaction, sealer, place, target, wanted)
@@ -147,22 +149,35 @@ async def _read(
             if wanted.names is None:
                 mark = standing.mark(target_id, (), writes.of(wanted.namespace, target_id))
         rows = await line.writes(line.ancestors)
-    # All are opened: which channel a write is to is only known then, and one that was renamed must not be passed over.
-    known_as = [(each, line.names_of(each)) for each in (open_write(sealer, row) for row in rows)]
-    opened = [each for each, own_names in known_as if not own_names.isdisjoint(wanted.channels)]
+    by_channel = await _by_channel(line, wanted.channels, rows)
     reader = answering(sealer, refs=wanted.refs)
     here = [each for each in line.seeds.values() if not line.is_elsewhere(each)]
+    opened = (each for own in by_channel.values() for each in own)
     await read_chunks(transaction, scope, reader, wanted.thread_id, ids_of([*opened, *here]))
 
-    def together() -> ChannelHistories:
+    async def together() -> ChannelHistories:
         histories = {}
-        for name in wanted.channels:
-            own = [each for each, own_names in known_as if name in own_names]
+        pauses = Pauses()
+        for number, (name, own) in enumerate(by_channel.items(), 1):
             continues = newer is not None and name not in line.seeds
-            histories[name] = line.history(name, own, reader, continues=continues)
+            histories[name] = await line.history(name, own, reader, continues=continues)
+            if number % _CHANNELS_ROWS == 0:
+                await pauses.now()
         return ChannelHistories(channels=histories, mark=mark)
 
     return together, Fetching(sealer, reader, await access.offload.find(transaction, scope, sealer, reader))
+
+
+async def _by_channel(line: "_Line", channels: Iterable[str], rows: Iterable[Any]) -> dict[str, list[OpenedWrite]]:
+    """The writes to each of these channels.
+
+    All are opened: which channel a write is to is only known then, and one that was renamed must not be passed over.
+    """
+    found: dict[str, list[OpenedWrite]] = {name: [] for name in channels}
+    for each in await open_writes(line.sealer, rows):
+        for name in found.keys() & line.names_of(each):
+            found[name].append(each)
+    return found
 
 
 async def _newer_writes(line: "_Line", standing: _Standing, mark: str) -> list[Any] | None:
@@ -219,8 +234,8 @@ class _Line:
         self._place = place
         self._names = wanted.names
         self._next_id = target.columns.parent_id
-        # By channel, the ancestors up to and with its seed.
-        self._depths: dict[str, dict[str, int]] = {name: {} for name in wanted.channels}
+        self._unseeded = dict.fromkeys(wanted.channels)
+        self._depths: dict[str, int] = {}  # of the ancestors
         self._columns: dict[str, CheckpointColumns] = {}
 
     async def walk(self, until: str | None) -> bool:
@@ -228,13 +243,16 @@ class _Line:
         if until == self.target.columns.checkpoint_id:
             return True
         rows_max = _ANCESTORS_ROWS if until is None else _NEAR_ROWS
-        while self._next_id is not None and len(self.seeds) < len(self._depths):
+        pauses = Pauses()
+        while self._next_id is not None and self._unseeded:
             rows = await self._transaction.fetch(sql.ANCESTORS, *self._place, self._next_id, rows_max)
             if not rows:
                 self.is_whole = False
                 self._next_id = None
             for row in rows:
                 ancestor = open_checkpoint(self.sealer, row)
+                ancestor.manifest.metadata.clear()  # nobody asks for it here, and it may be most of what is kept
+                await pauses.after(ancestor.opened_bytes)
                 if ancestor.columns.checkpoint_id in self._columns:  # parents in a circle
                     self._next_id = None
                     break
@@ -251,47 +269,49 @@ class _Line:
         self._next_id = columns.parent_id
         held = {each.name for each in ancestor.manifest.channels}
         if self._names is not None:
-            held = {name for each in held for name in self._names.of(columns, each)}
-        for name, depths in self._depths.items():
-            if name not in self.seeds:
-                depths[columns.checkpoint_id] = len(depths)
-                if name in held:
-                    self.seeds[name] = ancestor
+            at = self._names.version_of(columns)
+            held = {name for each in held for name in self._names.of(at, each)}
+        self._depths[columns.checkpoint_id] = len(self._depths)
+        for name in self._unseeded.keys() & held:
+            self.seeds[name] = ancestor
+            del self._unseeded[name]
 
     def is_elsewhere(self, seed: OpenedCheckpoint) -> bool:
         """Whether a channel's value is what another version makes of the whole state that holds it."""
-        return self._names is not None and self._names.differs(seed.columns)
+        return self._names is not None and self._names.differs(self._names.version_of(seed.columns))
 
     async def writes(self, checkpoints: Iterable[OpenedCheckpoint]) -> list[Any]:
         """Rows of all writes to these checkpoints."""
         ids = [each.columns.checkpoint_id for each in checkpoints]
         return await self._transaction.fetch(sql.WRITES_OF, *self._place, ids, None, None)
 
-    def history(
+    async def history(
         self, name: str, writes: Iterable[OpenedWrite], reader: PieceReader, *, continues: bool
     ) -> ChannelHistory:
         """A channel's history, as far as it is here, of the writes to it."""
-        depths, seed = self._depths[name], self.seeds.get(name)
-        own = [each for each in writes if each.columns.checkpoint_id in depths]
+        depths, seed = self._depths, self.seeds.get(name)
+        deepest = len(depths) if seed is None else depths[seed.columns.checkpoint_id]
+        own = [each for each in writes if depths.get(each.columns.checkpoint_id, deepest + 1) <= deepest]
         own.sort(key=lambda each: -depths[each.columns.checkpoint_id])  # stable: order inside a checkpoint stays
-        values = [self._versioned(each, each.value(reader)) for each in own]
+        values = [self._versioned(each, value) for each, value in zip(own, await values_of(own, reader), strict=True)]
         if seed is not None and self.is_elsewhere(seed):
             return ChannelHistory(writes=values, seed=None, seed_at=seed.columns.checkpoint_id)
         value = None if seed is None else seed.channel(name, reader)
         return ChannelHistory(writes=values, seed=value, continues=continues)
 
-    def _version(self, write: OpenedWrite) -> WriteColumns | CheckpointColumns:
-        return write.columns if write.columns.state_schema is not None else self._columns[write.columns.checkpoint_id]
+    def _version(self, names: WantedNames, write: OpenedWrite) -> Versioned:
+        own = write.columns
+        return own if own.state_schema is not None else names.version_of(self._columns[own.checkpoint_id])
 
     def names_of(self, write: OpenedWrite) -> frozenset[str]:
         """The names of the channels that a write to one of the ancestors is to."""
         if self._names is None:
             return frozenset({write.columns.channel})
-        return frozenset(self._names.of(self._version(write), write.columns.channel))
+        return frozenset(self._names.of(self._version(self._names, write), write.columns.channel))
 
     def _versioned(self, write: OpenedWrite, value: PendingWrite) -> PendingWrite:
         """A write's value, and the version it is at, also where that is its checkpoint's."""
         if self._names is None:
             return value
-        at = self._version(write)
+        at = self._version(self._names, write)
         return replace(value, state_schema=at.state_schema, state_version=at.state_version)

@@ -9,6 +9,7 @@ agent (state migrations).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from crypto import Sealer
@@ -24,11 +25,10 @@ from storage.completeness import (
     end_listing,
     leaves_nothing_out,
 )
-from storage.errors import CheckpointNotFound, InvalidState, RollbackDetected
+from storage.errors import CheckpointNotFound, InvalidState, RollbackDetected, ThreadNotFound
 from storage.format.record import (
     OpenedCheckpoint,
     clear_checkpoint,
-    open_write,
 )
 from storage.loading import Wanted, load_at_once, load_in
 from storage.model import (
@@ -46,14 +46,17 @@ from storage.model import (
     WritesReceipt,
 )
 from storage.offload import answering
+from storage.piece_rows import open_writes, values_of
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.reading import (
     Fetching,
     ThreadSealers,
     Unjoined,
+    filled,
     ids_of,
     read_chunks,
+    removed_parents,
     scan,
     with_state,
 )
@@ -80,7 +83,8 @@ class Checkpoints:
             StateTooLarge: the id is stored in other pieces, too many of them in the object store to be compared.
             ChannelUnchangedUnknown: an unchanged channel is not in the parent at that version.
             HeadMoved: the precondition does not hold.
-            PreconditionRequired: the thread is strict, or the save is a patch, and there is no precondition.
+            PreconditionRequired: the thread or a save policy is strict, or the save is a patch, and there is no
+                precondition.
             IdempotencyKeyReused: the key belongs to another request.
             InvalidState: an id or a patch cannot be applied.
             ThreadArchived: the thread is not in the hot tier.
@@ -136,8 +140,9 @@ class Checkpoints:
             RollbackDetected: the thread is older than ``known_token``, or another one.
             IntegrityFailure: it does not authenticate, or something is missing that should be there.
         """
-        wanted = Wanted(thread_id, namespace, checkpoint_id, with_state, known_token, refs)
         access = self._access
+        acknowledged = access.standings.acknowledged(scope, thread_id, namespace)
+        wanted = Wanted(thread_id, namespace, checkpoint_id, with_state, known_token, refs, acknowledged)
         return await access.reading_thread(
             scope,
             thread_id,
@@ -156,12 +161,16 @@ class Checkpoints:
 
         A page may be shorter than the limit (opened bytes, rows looked at) and still have a successor. Whoever reads
         all pages of a thread, or of a namespace of it, without a filter, knows at the end that nothing was missing.
+        The parent of what pruning left is None. Over all threads a damaged checkpoint is told to be ``damaged``, and
+        hides no other.
 
         Raises:
+            ThreadNotFound: one thread is asked for, and there is none.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`, where one thread is asked for.
             ThreadArchived, RestoreNeeded: as `load`, likewise.
             RollbackDetected: the thread is older than ``query.known_token``, or another one.
-            IntegrityFailure: a row does not authenticate, or a whole listing is not what the seals say.
+            IntegrityFailure: a row of the thread that is asked for does not authenticate, or a whole listing is not
+                what the seals say.
         """
 
         async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> Page[Checkpoint]:
@@ -183,15 +192,22 @@ class Checkpoints:
                     )
                 opened = [each for each in matches if isinstance(each, OpenedCheckpoint)]
                 page = await _compared(transaction, scope, sealer, query, page, opened)
-            for each in fetching:
-                await each.fill(offload, scope)
-            return Page([item.value() for item in page.items], page.after)
+                if thread is None and query.thread_id is not None:
+                    raise ThreadNotFound
+                removed = await removed_parents(transaction, scope, [each.matched for each in page.items])
+            page = await filled(page, fetching, offload, scope, one_thread=query.thread_id is not None)
+            shown = [_without_parent_in(removed, await item.value(scope.tenant_id)) for item in page.items]
+            if any(each.damaged for each in shown):
+                self._access.found_damage()
+            return Page(shown, page.after)
 
         try:
             return await self._access.reading_thread(
                 scope, query.thread_id, with_sealer, _without_keys(query.known_token), share
             )
         except CheckpointNotFound:
+            if query.thread_id is not None:
+                raise ThreadNotFound from None
             return Page([], None)
 
     async def tenant_listing(self, scope: TenantListing, query: HistoryQuery) -> Page[ListedCheckpoint]:
@@ -292,9 +308,10 @@ class Checkpoints:
         *,
         refs: bool = False,
     ) -> list[PendingWrite]:
-        """What one task wrote against a checkpoint; empty if nothing.
+        """What one task wrote against a checkpoint, which need not be there; empty if nothing.
 
         Raises:
+            ThreadNotFound: there is none.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
             ThreadArchived, RestoreNeeded: as `load`.
             StateTooLarge: as `load`.
@@ -306,6 +323,8 @@ class Checkpoints:
                 await self._access.check_key_in(transaction, scope, sealer)
                 thread = await admit_reader(transaction, scope, sealer, thread_id)
                 await check_writes(transaction, scope, sealer, thread_id, thread)
+                if thread is None:
+                    raise ThreadNotFound
                 rows = await transaction.fetch(
                     sql.WRITES_OF,
                     scope.tenant_id,
@@ -316,17 +335,14 @@ class Checkpoints:
                     None,
                     task_id,
                 )
-                opened = [open_write(sealer, row) for row in rows]
+                opened = await open_writes(sealer, rows)
                 reader = answering(sealer, refs=refs)
                 await read_chunks(transaction, scope, reader, thread_id, ids_of(opened))
                 blobs = await self._access.offload.find(transaction, scope, sealer, reader)
             await self._access.offload.fill(scope, sealer, reader, blobs)
-            return [each.value(reader) for each in opened]
+            return await values_of(opened, reader)
 
-        try:
-            return await self._access.reading_thread(scope, thread_id, with_sealer, CheckpointNotFound(), share)
-        except CheckpointNotFound:
-            return []
+        return await self._access.reading_thread(scope, thread_id, with_sealer, ThreadNotFound(), share)
 
     async def channel_history(
         self,
@@ -370,6 +386,13 @@ class Checkpoints:
 def _without_keys(known_token: str | None) -> CheckpointNotFound | RollbackDetected:
     """What it means that a subject has no keys: no data yet, unless the caller has seen some."""
     return CheckpointNotFound() if known_token is None else RollbackDetected()
+
+
+def _without_parent_in(removed: frozenset[tuple[str, str, str]], found: Checkpoint) -> Checkpoint:
+    """The checkpoint, without a parent that is not there any more."""
+    if found.parent_id is None or (found.thread_id, found.namespace, found.parent_id) not in removed:
+        return found
+    return replace(found, parent_id=None)
 
 
 async def _compared(

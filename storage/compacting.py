@@ -57,6 +57,7 @@ from storage.reading import one, read_chunks
 from storage.scope import ClientShare, Scope, check_id
 from storage.state_checks import check_pair
 from storage.states import States
+from storage.strictness import Strictness, checking, precondition_required
 from storage.versions import WantedVersions
 
 SOURCE: Final = "compact"
@@ -114,7 +115,7 @@ class Compacting:
         Raises:
             CheckpointNotFound: the namespace has no head.
             HeadMoved: the head is not the one the caller named, or moved in every round.
-            PreconditionRequired: the thread is strict, and none was named.
+            PreconditionRequired: the thread or a save policy is strict, and none was named.
             WritesPending: tasks have written to the head; the new checkpoint would leave their writes behind.
             InvalidState: the head has no such channel, it is no list, or a DeltaChannel.
             LimitExceeded: what is kept is larger than `KEPT_BYTES_MAX`.
@@ -127,7 +128,10 @@ class Compacting:
 
         for is_last in [False] * (_ROUNDS_MAX - 1) + [True]:
             found = await self._access.reading(
-                scope, lambda sealer: self._read(scope, sealer, compaction), CheckpointNotFound(), share
+                scope,
+                lambda sealer: checking(self._access.control, lambda: self._read(scope, sealer, compaction)),
+                CheckpointNotFound(),
+                share,
             )
             if isinstance(found, Saved):
                 return dataclasses.replace(found, created=False)
@@ -159,7 +163,11 @@ class Compacting:
                 raise CheckpointNotFound
             if row["tier"] != "hot":
                 raise ThreadArchived(thread_id)
-            base, sequence = await _stand(transaction, scope, sealer, compaction, thread, strict=row["strict"])
+            policies = await transaction.fetchrow(sql.POLICIES_OF, scope.tenant_id, row["agent"], compaction.agent)
+            strictness = Strictness.read(self._access.control, scope.tenant_id, policies)
+            base, sequence = await _stand(
+                transaction, scope, sealer, compaction, thread, strict=row["strict"], strictness=strictness
+            )
             held = _list_of(base, compaction.channel)
             kept = min(compaction.keep_last, _count(held))
             if kept == _count(held) and not compaction.summary:
@@ -223,7 +231,14 @@ class Compacting:
 
 
 async def _stand(
-    transaction: Transaction, scope: Scope, sealer: Sealer, compaction: Compaction, thread: ThreadSeal, *, strict: bool
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    compaction: Compaction,
+    thread: ThreadSeal,
+    *,
+    strict: bool,
+    strictness: Strictness,
 ) -> tuple[OpenedCheckpoint, int | None]:
     """The head and its sequence; or, of a compaction that is stored under its id, what it was made of, and None."""
     place = (compaction.thread_id, compaction.namespace)
@@ -247,13 +262,22 @@ async def _stand(
         raise IntegrityFailure("the head belongs to another life of this thread")
     if row["checkpoint_id"] is None:
         raise IntegrityFailure("the head's checkpoint is missing")
-    if compaction.head_id is None and strict:
-        raise PreconditionRequired
-    if compaction.head_id not in {None, head_id}:
-        raise HeadMoved(head_id)
+    _check_believed(compaction, head_id, strictness, strict=strict)
     if head.writes != NO_WRITES:
         raise WritesPending
     return open_checkpoint(sealer, row), head.sequence
+
+
+def _check_believed(compaction: Compaction, head_id: str, strictness: Strictness, *, strict: bool) -> None:
+    """Compare the head with what the caller believes, who must name one where a thread or a policy is strict."""
+    believed = compaction.precondition
+    if believed is None or believed.exists:
+        if strict:
+            raise PreconditionRequired
+        if (who := strictness.asked_by(compaction.agent)) is not None:
+            raise precondition_required(who)
+    elif not believed.holds(head_id):
+        raise HeadMoved(head_id)
 
 
 def _list_of(base: OpenedCheckpoint, name: str) -> ChannelRecord:

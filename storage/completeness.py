@@ -5,7 +5,6 @@ in the caller's snapshot, so that a save or a removal at the same time is seen w
 damage. Nothing is written.
 """
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,11 +30,10 @@ from storage.postgres import completeness as sql
 from storage.postgres import threads as threads_sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+from storage.turns import Pauses
 
 # Rows that are opened at a time while a namespace is walked.
 STRETCH_ROWS = 500
-# Pending writes whose members are summed at a time: some milliseconds, then other requests have their turn.
-MEMBERS_ROWS = 1000
 # Before the first pending write of a thread, in the order of `ALL_WRITES`.
 BEFORE_WRITES: tuple[str, str, str, int] = ("", "", "", -(2**31))
 _MARKER_CHARACTERS = 32
@@ -129,12 +127,15 @@ async def walk(
     transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str, after: str = ""
 ) -> AsyncIterator[OpenedCheckpoint]:
     """All checkpoints of a namespace with greater ids than ``after``, opened, oldest first."""
+    pauses = Pauses()
     while True:
         rows = await transaction.fetch(
             threads_sql.STRETCH, scope.tenant_id, scope.subject_id, thread_id, namespace, after, STRETCH_ROWS
         )
         for row in rows:
-            yield open_checkpoint(sealer, row)
+            opened = open_checkpoint(sealer, row)
+            yield opened
+            await pauses.after(opened.opened_bytes)
         if len(rows) < STRETCH_ROWS:
             return
         after = rows[-1]["checkpoint_id"]
@@ -194,10 +195,10 @@ async def check_members(sealer: Sealer, rows: Sequence[Any], thread: ThreadSeal 
         IntegrityFailure: as `check_writes`.
     """
     writes = Writes()
-    for number, (namespace, checkpoint_id, task_id, idx, member) in enumerate(rows, 1):
+    pauses = Pauses()
+    for namespace, checkpoint_id, task_id, idx, member in rows:
         writes.add(namespace, checkpoint_id, write_mac(sealer, namespace, checkpoint_id, task_id, idx, member))
-        if number % MEMBERS_ROWS == 0:
-            await asyncio.sleep(0)
+        await pauses.after(0)
     compare_writes(writes.total, NO_WRITES if thread is None else thread.writes)
     return writes
 
@@ -294,6 +295,27 @@ async def check_token(
     removal = removal_mac(macs, thread_tag(macs, thread_id), token.incarnation_tag)
     if not await transaction.fetchval(sql.WAS_REMOVED, scope.tenant_id, scope.subject_id, removal):
         raise RollbackDetected
+
+
+async def check_acknowledged(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    thread_id: str,
+    acknowledged: ThreadToken | None,
+    head_id: str | None,
+    head: HeadSeal | None,
+) -> None:
+    """Compare a namespace with what this process acknowledged of it (`Standings`), at no cost if it went on since.
+
+    Raises:
+        RollbackDetected, IntegrityFailure: as `check_token`.
+    """
+    if acknowledged is None:
+        return
+    macs = sealer.without_share
+    if head is None or head_id is None or not acknowledged.admits(macs, head_id, head):
+        await check_token(transaction, scope, sealer, thread_id, acknowledged.encode(macs, thread_id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,55 +1,51 @@
 """Control rows: proof that what steers the gateway was written by a gateway.
 
-A row that decides what is done to state (a version of a state schema, a retention policy with its hold, a job) carries
-a MAC over its identity and all columns that mean something. Whoever acts on it or shows it checks that first, so that a
-row written or edited by somebody else converts nothing, removes nothing and starts nothing. The key is one of the
-deployment, not of a tenant: the operators' jobs belong to no tenant, and a shred goes on when the tenant has no keys.
+A row that decides what is done to state (a version of a state schema, an adoption, a save policy, a retention policy
+with its hold, a job) carries a MAC over its identity and all columns that mean something. Whoever acts on it or shows
+it checks that first, so that a row written or edited by somebody else converts nothing, removes nothing and starts
+nothing. The key is one of the deployment, not of a tenant: the operators' jobs belong to no tenant, and a shred goes on
+when the tenant has no keys.
 
-Owns that key, and what is under the MACs. It does not notice a row that was deleted, nor an older authentic one of the
-same identity that was put back.
+Owns what is under the MACs, and in which format rows are written. It does not notice a row that was deleted, nor an
+older authentic one of the same identity that was put back.
 """
 
-import asyncio
 import hmac
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from crypto import Field, KeyUnavailable, RootKey, SecretKey, WrappedKey, keyed_digest
-from crypto.context import encode_fields
+from crypto import RootKey
 from storage.clock import Clock
-from storage.errors import IntegrityFailure, Unavailable
-from storage.postgres import control as sql
+from storage.control_key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
+from storage.errors import BuildTooOld, IntegrityFailure
+from storage.features import CONTROL_ROW_FORMATS, Features
 from storage.postgres.unit_of_work import Observer, UnitOfWork
-from storage.scope import OperatorScope
 
-CONTROL_KEY_VERSION = 1
-_PURPOSE = "control"
-_MAC = b"stateroom/v1/control-row"
 _ENDED = frozenset({"done", "failed"})
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row as its MAC proves it: what it is, whose, which, and what it says."""
-
-    kind: str
-    tenant_id: UUID
-    name: tuple[Field, ...]
-    says: tuple[Field, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind} {'/'.join(map(str, self.name))!r}"
-
-    def encoded(self) -> bytes:
-        """What is under the MAC: no two rows share their bytes."""
-        return encode_fields((self.kind, self.tenant_id, len(self.name), *self.name, *self.says))
 
 
 def schema_row(tenant_id: UUID, schema: str, number: int, definition: bytes, created_at: datetime) -> Row:
     """A version of a state schema."""
     return Row("state-schema", tenant_id, (schema, number), (definition, created_at))
+
+
+def adoption_row(
+    tenant_id: UUID,
+    agent: str,
+    namespace: str,
+    number: int,
+    state_schema: str,
+    state_version: int,
+    adopted_at: datetime,
+) -> Row:
+    """What an agent's unversioned state is; an empty ``agent``: that of checkpoints that name none."""
+    return Row("state-adoption", tenant_id, (agent, namespace, number), (state_schema, state_version, adopted_at))
+
+
+def save_policy_row(tenant_id: UUID, agent: str, strict: bool, updated_at: datetime) -> Row:
+    """Whether saves must name the head they follow; an empty ``agent``: of the whole tenant."""
+    return Row("save-policy", tenant_id, (agent,), (int(strict), updated_at))
 
 
 def policy_row(
@@ -83,105 +79,107 @@ def job_row(
     return Row("job", tenant_id, (job_id,), (kind, target, outcome, position, error, note))
 
 
+class Proof(NamedTuple):
+    """What is stored with a row to prove it.
+
+    Attributes:
+        mac: Null in a row from before MACs.
+        mac_format: Null for the first format, which is all that older builds write and look for.
+    """
+
+    mac: bytes | None
+    mac_format: int | None
+
+
+def proof_of(row: Any) -> Proof:
+    """What proves a row that was read."""
+    return Proof(row["mac"], row["mac_format"])
+
+
 class ControlRows:
-    """Makes and checks the MACs. `ready` comes first, and outside of transactions: it may have to ask the root key."""
+    """Makes and checks proofs. `ready` comes first, and outside of transactions: it may have to ask the root key."""
 
     def __init__(
         self, unit_of_work: UnitOfWork, root_key: RootKey, deployment_id: UUID, clock: Clock, observer: Observer
     ) -> None:
-        self._unit_of_work = unit_of_work
-        self._root_key = root_key
-        self._deployment_id = deployment_id
-        self._clock = clock
+        self._key = ControlKey(unit_of_work, root_key, deployment_id, clock, observer)
+        self._features = Features(unit_of_work, self._key, clock, observer)
         self._observer = observer
-        self._subkey: SecretKey | None = None
-        self._loading = asyncio.Lock()
+
+    @property
+    def features(self) -> Features:
+        """What is switched on, which the same key proves."""
+        return self._features
 
     async def ready(self) -> None:
-        """Have the key at hand, which is made if there is none.
+        """Have at hand what proofs need.
 
         Raises:
-            CryptoError: the root key does not wrap or open it now.
+            CryptoError: the root key does not wrap or open the control key now.
             IntegrityFailure: the stored key does not match its check value.
+            BuildTooOld: a newer build finished an upgrade.
             Unavailable: the database cannot be reached.
         """
-        if self._subkey is not None:
-            return
-        async with self._loading:
-            if self._subkey is None:
-                opened = await self._load()
-                if opened is None:
-                    await self._create()
-                    opened = await self._load()
-                if opened is None:
-                    raise Unavailable("the key of control rows was not stored")
-                self._subkey = opened.derive(_MAC, self._deployment_id)
+        await self._key.ready()
+        await self._features.ready()
 
-    def mac(self, row: Row) -> bytes:
-        """What is stored with a row.
+    @property
+    def can_check(self) -> bool:
+        """Whether somebody made this `ready`, or `ready_to_check`."""
+        return self._key.is_ready
+
+    async def ready_to_check(self) -> None:
+        """Have at hand what checking takes, and no more: of one process only the first asks for anything.
+
+        Raises:
+            CryptoError, IntegrityFailure, Unavailable: as `ready`.
+        """
+        await self._key.ready()
+
+    def proof(self, row: Row) -> Proof:
+        """What is stored with a row: in the format that every process of the deployment knows.
 
         Raises:
             KeyUnavailable: nobody made this `ready`.
+            IntegrityFailure: nobody knows which format that is.
         """
-        if self._subkey is None:
-            raise KeyUnavailable(1.0)
-        return keyed_digest(self._subkey.borrow(), row.encoded())
+        if self._features.is_on(CONTROL_ROW_FORMATS):
+            return Proof(self._key.mac(row, NEWEST_FORMAT), NEWEST_FORMAT)
+        return Proof(self._key.mac(row, FIRST_FORMAT), None)
 
-    def is_authentic(self, row: Row, mac: bytes | None) -> bool:
+    def is_authentic(self, row: Row, proof: Proof) -> bool:
         """Whether a gateway of this deployment wrote a row as it is.
 
         Raises:
-            KeyUnavailable: as `mac`.
+            KeyUnavailable: as `proof`.
+            BuildTooOld: a newer build proved it in a way that this one does not know.
         """
-        return mac is not None and hmac.compare_digest(self.mac(row), mac)
+        mac_format = FIRST_FORMAT if proof.mac_format is None else proof.mac_format
+        if mac_format > NEWEST_FORMAT:
+            raise BuildTooOld(f"{row} has a proof of format {mac_format}; this build knows {NEWEST_FORMAT}")
+        return (
+            proof.mac is not None
+            and mac_format >= FIRST_FORMAT
+            and hmac.compare_digest(self._key.mac(row, mac_format), proof.mac)
+        )
 
-    def check(self, row: Row, mac: bytes | None) -> None:
+    def is_sound(self, row: Row, proof: Proof) -> bool:
+        """As `is_authentic`, and whoever watches is told of a row that is not.
+
+        Raises:
+            KeyUnavailable, BuildTooOld: as `is_authentic`.
+        """
+        sound = self.is_authentic(row, proof)
+        if not sound:
+            self._observer.integrity_failure()
+        return sound
+
+    def check(self, row: Row, proof: Proof) -> None:
         """Refuse a row that no gateway of this deployment wrote as it is.
 
         Raises:
-            IntegrityFailure: it is one; counted.
-            KeyUnavailable: as `mac`.
+            IntegrityFailure: it is one.
+            KeyUnavailable, BuildTooOld: as `is_authentic`.
         """
-        if not self.is_authentic(row, mac):
-            self._observer.integrity_failure()
+        if not self.is_sound(row, proof):
             raise IntegrityFailure(f"{row} was written or edited outside the gateway")
-
-    async def _load(self) -> SecretKey | None:
-        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            row: Any = await transaction.fetchrow(sql.CONTROL_KEY, CONTROL_KEY_VERSION)
-        if row is None:
-            return None
-        wrapped = WrappedKey(
-            provider=row["provider"],
-            root_key_id=row["root_key_id"],
-            root_key_version=row["root_key_version"],
-            ciphertext=row["wrapped"],
-        )
-        opened = await self._root_key.unwrap(wrapped, self._root_context())
-        if opened.kcv() != row["public"]:
-            self._observer.integrity_failure()
-            raise IntegrityFailure("the stored key of control rows does not match its check value")
-        return opened
-
-    async def _create(self) -> None:
-        fresh = SecretKey.generate()
-        wrapped = await self._root_key.wrap(fresh, self._root_context())
-        async with self._unit_of_work.begin(OperatorScope()) as transaction:
-            await transaction.execute(
-                sql.ADD_CONTROL_KEY,
-                CONTROL_KEY_VERSION,
-                wrapped.provider,
-                wrapped.root_key_id,
-                wrapped.root_key_version,
-                wrapped.ciphertext,
-                fresh.kcv(),
-                self._clock.now(),
-            )
-
-    def _root_context(self) -> dict[str, str]:
-        return {
-            "deployment": str(self._deployment_id),
-            "tenant": str(UUID(int=0)),  # the deployment's own
-            "purpose": _PURPOSE,
-            "version": str(CONTROL_KEY_VERSION),
-        }

@@ -4,6 +4,7 @@ Errors carry identifiers and numbers, never state, keys or SQL.
 """
 
 from typing import Literal
+from uuid import UUID
 
 
 class StorageError(Exception):
@@ -134,12 +135,24 @@ class WritesPending(Conflict):
     """Tasks have written to the head, and no checkpoint has taken up what they wrote; compact after the next save."""
 
 
+class TenantNameTaken(Conflict):
+    """Another tenant has this name."""
+
+
+class LastAdminKey(Conflict):
+    """It is the last key that administers this; without it nobody here makes or revokes keys."""
+
+
 class LegalHold(Conflict):
     """A legal hold keeps this: nothing of it can be removed before the hold is lifted. Nothing was changed."""
 
 
 class RetentionPoliciesExceeded(Conflict):
     """The tenant has as many policies for agents as it may; remove one first."""
+
+
+class SavePoliciesExceeded(Conflict):
+    """The tenant has as many save policies for agents as it may; take one back first."""
 
 
 class ArtifactReferenced(Conflict):
@@ -162,6 +175,12 @@ class ArtifactUnknown(StorageError):
         self.pointer = pointer
 
 
+class ParentUnknown(StorageError):
+    """The checkpoint that a save names as its parent is not in its thread and namespace (any more)."""
+
+    pointer = "/parent_id"
+
+
 class DigestMismatch(StorageError):
     """The content does not have the digest that was sent with it; nothing was stored."""
 
@@ -172,6 +191,14 @@ class PartInvalid(StorageError):
 
 class QuotaExceeded(StorageError):
     """The tenant's blobs would take more bytes than its quota; delete artifacts, or ask the operator for more."""
+
+    limit = "quota_bytes"
+
+
+class RowQuotaExceeded(QuotaExceeded):
+    """The tenant has as many rows in the database as its quota lets it; prune, delete or archive threads."""
+
+    limit = "rows_quota_bytes"
 
 
 class PieceUnknown(StorageError):
@@ -203,8 +230,12 @@ class HeadMoved(StorageError):
     """Another writer moved the head first; load it, and save again on top of it."""
 
     def __init__(self, head_id: str | None) -> None:
-        super().__init__()
+        super().__init__(None if head_id else "There is no head; a save without If-Match makes the first one.")
         self.head_id = head_id
+
+
+class HeadExists(HeadMoved):
+    """The namespace has a checkpoint, and the save was meant for one that has none."""
 
 
 class PreconditionRequired(StorageError):
@@ -247,6 +278,29 @@ class StateTooNewToSave(Conflict):
         super().__init__(f"version {number} of state schema {schema!r} is not registered: {known}")
 
 
+class StateSchemaMismatch(Conflict):
+    """State was saved under another schema than its reader knows, or nothing says under which."""
+
+
+class StateVersionRequired(StorageError):
+    """State without a version, of an agent whose state was adopted at one."""
+
+
+class AdoptionExists(Conflict):
+    """The agent's unversioned state was adopted as something else."""
+
+
+class AdoptionBuiltOn(Conflict):
+    """What adopted state was taken for cannot be changed: something was saved on top of it."""
+
+    def __init__(self) -> None:
+        super().__init__("something was saved on top of what was adopted: what it was taken for cannot change any more")
+
+
+class FeatureOff(Conflict):
+    """What was asked for begins once no process of an older build runs."""
+
+
 class LimitExceeded(StorageError):
     """A named limit was exceeded."""
 
@@ -277,12 +331,48 @@ class RollbackDetected(IntegrityFailure):
     """The thread is older than, or another one than, what this client has seen; it was rolled back or replaced."""
 
 
+class BuildTooOld(StorageError):
+    """A newer build stored this; this one does not know it. Ask a process of the newer build."""
+
+
 class Unavailable(StorageError):
     """The database cannot serve this now; nothing was changed and the request may be repeated."""
 
     def __init__(self, message: str | None = None, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class ClockOff(Unavailable):
+    """This process's clock and the database's disagree; nothing was removed."""
+
+
+class WorkersBusy(Unavailable):
+    """No worker process could do this in time; the machine is busy, and the request may be repeated."""
+
+
+class PlaceInLineRefused(Unavailable):
+    """Too many requests of the tenant wait for a worker process; send fewer at once."""
+
+
+class TooCostly(StorageError):
+    """What is registered takes more time or memory on this than a request may; nothing was changed."""
+
+
+class TenantTooCostly(StorageError):
+    """Requests of the tenant took too much several times just now; those that need a worker process are refused.
+
+    Attributes:
+        retry_after_seconds: When they are served again.
+    """
+
+    def __init__(self, retry_after_seconds: float) -> None:
+        super().__init__("requests of the tenant took too much several times; such requests are refused for a while")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class DatabaseReadOnly(Unavailable):
+    """The database takes no writes: it is a standby, or was set read-only, or has no room; nothing was stored."""
 
 
 class CommitUnknown(Unavailable):
@@ -295,6 +385,22 @@ class LostRaceError(Unavailable):
 
 class UploadExpired(LostRaceError):
     """An upload was swept before it was settled; storage uploads again under a new id."""
+
+
+class JobNotDamaged(Conflict):
+    """A gateway wrote this job; only one that is damaged is put aside."""
+
+
+class JobNotCancellable(Conflict):
+    """A job of this kind goes on to its end: what it left behind half done could not stay so."""
+
+
+class JobCancelled(Conflict):
+    """Somebody cancelled the job of this transfer; what had come or gone before stays."""
+
+
+class OlderProcess(Conflict):
+    """A process of an older build runs, which would misread what is to be switched on."""
 
 
 class SetupError(StorageError):
@@ -310,10 +416,14 @@ class ImportRefused(StorageError):
 
 
 class ImportForOther(ImportRefused):
-    """The export is sealed for another deployment's transfer key."""
+    """The export is sealed for another deployment's transfer key, or for another tenant of this one."""
 
-    def __init__(self, recipient: str, own: str) -> None:
-        super().__init__(f"the export is sealed for the transfer key {recipient}; this deployment's is {own}")
+
+class ImportUnbound(ImportRefused):
+    """The export is of a format that names a deployment and no tenant, and nobody answers for it here."""
+
+    def __init__(self, export_id: UUID) -> None:
+        super().__init__(f"export {export_id} names no tenant, so that every tenant here could take it in")
 
 
 class ImportConflict(Conflict):

@@ -3,7 +3,8 @@
 A thread is read in one snapshot into a spool, and sent from there at its reader's pace: what is exported is one moment
 of it, and no connection waits for whoever downloads. It is compared with its seals on the way, as a copy is; a thread
 that does not agree with them, or a piece that is gone, breaks the stream off before its last bytes, and no deployment
-accepts a stream that was broken off. Archived threads are read from their objects, nothing is restored.
+accepts a stream that was broken off; in the export of a tenant it is left out, and named, instead. Archived threads are
+read from their objects, nothing is restored.
 
 `Exporting.content_digest` runs the same walk and keeps nothing but the digest, which depends on the thread's content
 alone: so an import is compared with what was exported.
@@ -17,27 +18,31 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import msgspec
 from uuid_utils import uuid7
 
-from crypto import ExportSealer, KeyDestroyed, Kind, OpenError, Sealer, SecretKey, TransferKeyInvalid, TransferPublicKey
+from crypto import ExportSealer, KeyDestroyed, Kind, OpenError, Sealer, SecretKey, TransferKeyInvalid, TransferRecipient
 from crypto.context import encode_fields
 from storage.access import Access
+from storage.adoptions import Adoption, Adoptions
 from storage.archived import check_tier
 from storage.artifact_rows import ArtifactRows
 from storage.audit import Audit
 from storage.blob_ledger import LiveBlob
 from storage.blobs.keyspace import BlobLocation
 from storage.completeness import BEFORE_WRITES, Writes, compare_namespaces, compare_writes, open_own_head
+from storage.control_rows import proof_of
 from storage.errors import (
     ClientShareRequired,
     ClientShareUnexpected,
     ClientShareWrong,
     IntegrityFailure,
     InvalidState,
+    JobCancelled,
     RestoreNeeded,
     StateSchemaNotFound,
     StorageError,
@@ -48,8 +53,10 @@ from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
 from storage.format.export import (
     FORMAT,
     SLICE_BYTES,
+    AdoptionRecord,
     ArtifactRecord,
     Beginning,
+    Broken,
     CheckpointRecord,
     Data,
     End,
@@ -63,6 +70,7 @@ from storage.format.export import (
     Reason,
     Record,
     RunningDigest,
+    SavePolicyRecord,
     Schema,
     digested,
     encode,
@@ -74,7 +82,7 @@ from storage.format.pieces import BlobChunk, open_content, unpack_ids
 from storage.format.pointer import BlobPointer
 from storage.format.record import open_checkpoint, open_thread, open_write
 from storage.holds import said_by_thread
-from storage.jobs import LEASE_SECONDS, Jobs, Lease, LeaseLostError, Slice
+from storage.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, LeaseLostError, Slice
 from storage.postgres import checkpoints as checkpoints_sql
 from storage.postgres import retention as retention_sql
 from storage.postgres import threads as threads_sql
@@ -83,9 +91,11 @@ from storage.postgres.completeness import CHUNKS_AFTER, SUBJECTS
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention import NOTHING_SAID, Policy
 from storage.retention_policies import RetentionPolicies
+from storage.save_policies import SavePolicies
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.spool import Spool
 from storage.state_schemas import StateSchemas, encode_definition
+from storage.strictness import EVERY_AGENT
 
 if TYPE_CHECKING:
     from storage.archive_views import Snapshot
@@ -101,21 +111,23 @@ _ROWS = 200
 _PAGE_ROWS = 500
 # Rows that are opened before others have their turn.
 _TURN_ROWS = 20
+# Damaged threads that the job of an export names; it counts all.
+DAMAGED_NAMED_MAX = 20
 _SOURCE = b"stateroom/v1/export-source\0"
 
 
 # Who shall be able to open an export; `recipient_of` reads its text.
-Recipient = TransferPublicKey
+Recipient = TransferRecipient
 
 
 def recipient_of(text: str) -> Recipient:
-    """The recipient that a transfer key's public half, as a deployment shows it, stands for.
+    """The recipient that a transfer key, as the receiving tenant is shown it, stands for.
 
     Raises:
         InvalidState: it is none, or was damaged.
     """
     try:
-        return TransferPublicKey.parse(text)
+        return TransferRecipient.parse(text)
     except TransferKeyInvalid as fault:
         raise InvalidState(str(fault)) from None
 
@@ -144,6 +156,7 @@ class Progress:
         self._unit_of_work = unit_of_work
         self._jobs = jobs
         self._lease: Lease | None = lease
+        self._cancelled = False
         self._turn = asyncio.Lock()
         self._told_at = time.monotonic()
         self._untold = 0
@@ -166,8 +179,14 @@ class Progress:
                 await self.moved(now=True)
 
     async def moved(self, threads: int = 0, *, now: bool = False) -> None:
-        """Something went on; the row hears of it every `PROGRESS_SECONDS`."""
+        """Something went on; the row hears of it every `PROGRESS_SECONDS`.
+
+        Raises:
+            JobCancelled: somebody cancelled the transfer.
+        """
         self._untold += threads
+        if self._cancelled:
+            raise JobCancelled
         if self._lease is None or (not now and time.monotonic() - self._told_at < PROGRESS_SECONDS):
             return
         async with self._turn:
@@ -176,11 +195,16 @@ class Progress:
                 async with self._unit_of_work.begin(TenantScope(self._lease.tenant_id)) as transaction:
                     await self._lease.advance(transaction, "", untold)
             except LeaseLostError:
-                self._lease = None  # it goes on, and only its row says that it broke off
+                scope, self._lease = TenantScope(self._lease.tenant_id), None
+                self._cancelled = (await self._jobs.get(scope, self.job_id)).error == CANCELLED
+                if self._cancelled:
+                    raise JobCancelled from None
+                # Else it goes on, and only its row says that it broke off.
 
     async def end(self, error: str | None = None, note: str | None = None) -> None:
         """Say how it ended."""
-        await self.moved(now=True)
+        with suppress(JobCancelled):
+            await self.moved(now=True)
         if self._lease is not None:
             await self._jobs.end(self._lease, error, note)
 
@@ -230,6 +254,11 @@ class Export:
     content: AsyncGenerator[bytes, None]
 
 
+def _adoption_record(adoption: Adoption) -> AdoptionRecord:
+    said = (adoption.state_schema, adoption.state_version, adoption.adopted_at)
+    return AdoptionRecord(adoption.agent or "", adoption.namespace, adoption.number, *said)
+
+
 class Exporting:
     """The way out."""
 
@@ -238,7 +267,9 @@ class Exporting:
         access: Access,
         artifacts: ArtifactRows,
         state_schemas: StateSchemas,
+        adoptions: Adoptions,
         policies: RetentionPolicies,
+        save_policies: SavePolicies,
         jobs: Jobs,
         audit: Audit,
         deployment_id: UUID,
@@ -247,7 +278,9 @@ class Exporting:
         self._unit_of_work = access.unit_of_work
         self._artifacts = artifacts
         self._schemas = state_schemas
+        self._adoptions = adoptions
         self._policies = policies
+        self.save_policies = save_policies
         self._jobs = jobs
         self._audit = audit
         self._deployment_id = deployment_id
@@ -256,7 +289,7 @@ class Exporting:
         self,
         scope: Scope,
         thread_id: str,
-        recipient: TransferPublicKey,
+        recipient: TransferRecipient,
         actor: str,
         share: ClientShare | None = None,
     ) -> Export:
@@ -288,34 +321,51 @@ class Exporting:
         return Export(export_id, progress.job_id, content)
 
     async def tenant(
-        self, scope: TenantScope, recipient: TransferPublicKey, actor: str, share: ClientShare | None = None
+        self, scope: TenantScope, recipient: TransferRecipient, actor: str, share: ClientShare | None = None
     ) -> Export:
         """Export all threads of a tenant, of all its subjects, and its state schemas.
 
+        <<<<<<< HEAD
+        Adoptions go along, but for those that no gateway wrote, which interpret nothing here either.
+
         Threads under a client-held share that was not sent, or is another one's, and archived threads that cannot be
         read now, are left out, and the export says so.
+        =======
+        Threads under a client-held share that was not sent, or is another one's, archived threads that cannot be read
+        now, and damaged ones are left out, and the export says so; its job names those that are damaged.
+        >>>>>>> 13b22f6 (wip)
 
         Raises:
             TransferKeyInvalid: nothing can be sealed for the recipient.
         """
         export_id, progress = await self._begin(scope, recipient, actor, None, None)
+        damaged: list[str] = []
 
         async def records() -> AsyncGenerator[Record | bytes, None]:
-            for name, _ in await self._schemas.names(scope):
-                for version in await self._schemas.get(scope, name):
-                    yield Schema(version.schema, version.number, encode_definition(version.definition))
-            for record in await self._policies_of(scope):
+            async for record in self._said_of_tenant(scope):
                 yield record
             async for subject in self._subjects(scope):
                 async for thread_id, shared in self._threads(subject):
                     async for each in self._of_tenant(subject, thread_id, share if shared else None):
+                        if isinstance(each, LeftOut | Broken) and each.reason == "damaged":
+                            damaged.append(transfer_target(subject, thread_id))
                         yield each
 
-        content = self._content(recipient, export_id, "tenant", scope.tenant_id, actor, progress, records, lambda: None)
+        content = self._content(
+            recipient, export_id, "tenant", scope.tenant_id, actor, progress, records, lambda: None, damaged
+        )
         return Export(export_id, progress.job_id, content)
 
-    async def content_digest(self, scope: Scope, thread_id: str, share: ClientShare | None = None) -> Digested:
+    async def content_digest(
+        self, scope: Scope, thread_id: str, share: ClientShare | None = None, *, updated_at: datetime | None = None
+    ) -> Digested:
         """What `Ending.digest` would be if the thread were exported now: everything of it is read and opened.
+
+        Args:
+            scope: Whose.
+            thread_id: Which.
+            share: The client's share of its keys.
+            updated_at: As if it had been written to then last; None: when it was. An import is a write.
 
         Raises:
             StorageError: as `thread`.
@@ -323,7 +373,7 @@ class Exporting:
         copied = await self._copy(scope, thread_id, share)
         try:
             digest = b""
-            async for encoded in self._emitted(scope, thread_id, copied):
+            async for encoded in self._emitted(scope, thread_id, copied, updated_at):
                 digest = encoded
             ending = msgspec.msgpack.decode(digest, type=Ending)
             return Digested(ending.digest, copied.row["activity"])
@@ -333,7 +383,7 @@ class Exporting:
     # --- the file --------------------------------------------------------------------------------------------------
 
     async def _begin(
-        self, tenant: TenantScope, recipient: TransferPublicKey, actor: str, scope: Scope | None, thread_id: str | None
+        self, tenant: TenantScope, recipient: TransferRecipient, actor: str, scope: Scope | None, thread_id: str | None
     ) -> tuple[UUID, Progress]:
         """Record the export, before anything of it is sent."""
         export_id = UUID(str(uuid7()))
@@ -342,7 +392,7 @@ class Exporting:
         async with self._unit_of_work.begin(tenant) as transaction:
             lease = await self._jobs.add_claimed(transaction, tenant.tenant_id, EXPORT_KIND, target)
             detail = {
-                "export_id": str(export_id), "recipient": recipient.fingerprint, "job_id": str(lease.job_id),
+                "export_id": str(export_id), "recipient": recipient.public_key.fingerprint, "job_id": str(lease.job_id),
             }  # fmt: skip
             named = "tenant" if scope is None else f"subject:{scope.subject_id}/thread:{thread_id}"
             await self._audit.append(transaction, tenant.tenant_id, actor, "export.begin", named, detail)
@@ -350,7 +400,7 @@ class Exporting:
 
     async def _content(
         self,
-        recipient: TransferPublicKey,
+        recipient: TransferRecipient,
         export_id: UUID,
         kind: Literal["thread", "tenant"],
         tenant_id: UUID,
@@ -358,6 +408,7 @@ class Exporting:
         progress: Progress,
         records: Callable[[], AsyncGenerator[Record | bytes, None]],
         close: Callable[[], None],
+        damaged: Sequence[str] = (),
     ) -> AsyncGenerator[bytes, None]:
         digest = RunningDigest()
         threads = left_out = 0
@@ -370,7 +421,7 @@ class Exporting:
                 async for each in content:
                     encoded = each if isinstance(each, bytes) else encode(each)
                     digest.add(encoded)
-                    left_out += isinstance(each, LeftOut)
+                    left_out += isinstance(each, LeftOut | Broken)
                     ends = isinstance(each, bytes) and _is_ending(each)
                     threads += ends
                     await progress.moved(int(ends))
@@ -379,7 +430,7 @@ class Exporting:
             yield sealer.write(frame(encode(End(threads, left_out, digest.digest())))) + sealer.finish()
             error = None
         except Exception as reason:
-            error = f"broken off: {type(reason).__name__}"
+            error = str(reason) if isinstance(reason, StorageError) else f"broken off: {type(reason).__name__}"
             raise
         finally:
             close()
@@ -391,6 +442,9 @@ class Exporting:
                     }  # fmt: skip
                     await self._audit.append(transaction, tenant_id, actor, "export.end", "tenant", detail)
                 note = f"{threads} threads, {left_out} left out" if error is None else None
+                if damaged:
+                    named = ", ".join(damaged[:DAMAGED_NAMED_MAX])
+                    note = f"{note or 'broken off'}; {len(damaged)} damaged: {named}"
                 await progress.end(error, note)
 
     async def _schemas_of(self, scope: Scope, copied: _Copied) -> AsyncIterator[Schema]:
@@ -407,12 +461,43 @@ class Exporting:
             for each in versions:
                 yield Schema(each.schema, each.number, encode_definition(each.definition))
 
+    async def _said_of_tenant(self, scope: TenantScope) -> AsyncIterator[Record]:
+        """What steers all threads of a tenant."""
+        for name, _ in (await self._schemas.names(scope)).items:
+            for version in await self._schemas.get(scope, name):
+                yield Schema(version.schema, version.number, encode_definition(version.definition))
+        for record in await self._policies_of(scope):
+            yield record
+        for adoption, authentic in await self._adoptions.list(scope):
+            if authentic:
+                yield _adoption_record(adoption)
+        for each in await self._save_policies_of(scope):
+            yield each
+
     async def _policies_of(self, scope: TenantScope) -> list[PolicyRecord]:
-        """What is said above threads, except for the operator's ceilings."""
+        """What is said above threads, except for the operator's ceilings.
+
+        Raises:
+            IntegrityFailure: some of it is damaged: where the export goes, nobody would know of a hold that it was.
+        """
         said = await self._policies.get(scope)
+        if said.damaged:
+            raise IntegrityFailure("retention policies were edited outside the gateway: say them again first")
         found = [PolicyRecord("tenant", "", encode_policy(said.tenant.policy))]
         found += [PolicyRecord("agent", agent, encode_policy(each.policy)) for agent, each in said.agents.items()]
         return [each for each in found if each.policy != NOTHING_SAID_JSON]
+
+    async def _save_policies_of(self, scope: TenantScope) -> list[SavePolicyRecord]:
+        """What is said of saves.
+
+        Raises:
+            IntegrityFailure: some of it is damaged: where the export goes, saves could lose updates unnoticed.
+        """
+        said = await self.save_policies.get(scope)
+        if said.damaged:
+            raise IntegrityFailure("save policies were edited outside the gateway: say them again first")
+        found = [(EVERY_AGENT, said.tenant), *said.agents.items()]
+        return [SavePolicyRecord(agent, each.strict) for agent, each in found if each.strict is not None]
 
     async def _subjects(self, scope: TenantScope) -> AsyncIterator[Scope]:
         after = ""
@@ -447,12 +532,16 @@ class Exporting:
             reason = "client-share"
         except (ThreadArchived, RestoreNeeded):
             reason = "archived"
+        except IntegrityFailure:
+            reason = "damaged"
         except (ThreadNotFound, KeyDestroyed):
             return
         else:
             try:
                 async for encoded in self._emitted(scope, thread_id, copied):
                     yield encoded
+            except IntegrityFailure:
+                yield Broken("damaged")  # some of it is out already
             finally:
                 copied.close()
             return
@@ -482,7 +571,7 @@ class Exporting:
                     retention_sql.THREAD_ONE, scope.tenant_id, scope.subject_id, thread_id
                 )
                 if said is not None:
-                    self._access.control.check(said_by_thread(scope, thread_id, said), said["mac"])
+                    self._access.control.check(said_by_thread(scope, thread_id, said), proof_of(said))
                 policy = None if said is None or said["policy"] == NOTHING_SAID_JSON else bytes(said["policy"])
                 copied = _Copied(sealer, row, thread, policy, opened)
                 try:
@@ -560,14 +649,17 @@ class Exporting:
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
-    async def _emitted(self, scope: Scope, thread_id: str, copied: _Copied) -> AsyncGenerator[bytes, None]:
+    async def _emitted(
+        self, scope: Scope, thread_id: str, copied: _Copied, updated_at: datetime | None = None
+    ) -> AsyncGenerator[bytes, None]:
         """The records of a thread, encoded; the last one is its `Ending`."""
         emission = _Emission(self._access, scope, thread_id, copied)
         row = copied.row
         yield emission.out(
             Beginning(
                 self._source(scope, thread_id, copied.thread), scope.subject_id, thread_id, row["agent"], row["status"],
-                row["strict"], copied.thread.share_check is not None, row["created_at"], row["updated_at"],
+                row["strict"], copied.thread.share_check is not None, row["created_at"],
+                updated_at or row["updated_at"],
             )
         )  # fmt: skip
         if copied.policy is not None:

@@ -17,7 +17,7 @@ what is there authenticates is checked by `storage.verify`.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -26,6 +26,7 @@ from storage.blobs.keyspace import PLACES, BlobLocation, Place, tenant_prefix
 from storage.blobs.places import Places
 from storage.blobs.store import BlobNotFound, BlobStore, ObjectInfo
 from storage.clock import Clock
+from storage.clock_check import ClockCheck
 from storage.errors import BlobsNotConfigured, LostRaceError
 from storage.postgres import artifacts as artifacts_sql
 from storage.postgres import blobs as sql
@@ -131,8 +132,8 @@ class Fsck:
         self._unit_of_work = unit_of_work
         self._ledger = ledger
         self._places = places
-        self._clock = clock
-        self._grace = timedelta(seconds=grace_seconds)
+        self._clock_check = ClockCheck(unit_of_work, clock)
+        self._grace_seconds = grace_seconds
 
     async def tenants(self) -> AsyncIterator[UUID]:
         """Every tenant of the deployment that may have objects, by id."""
@@ -161,9 +162,12 @@ class Fsck:
             BlobsNotConfigured: there is no object store.
             BlobUnavailable: it does not answer; begin again, or from the last ``position``.
             Unavailable: as before, for the database.
+            ClockOff: this process's clock and the database's disagree, and something was to be mended; nothing was.
         """
         if not self._places.in_use:
             raise BlobsNotConfigured
+        if repair:
+            await self._clock_check.require()
         check = _Check(self._unit_of_work, self._ledger, self._places, tenant_id, repair, progress)
         if not after:
             async for subject_id in check.subjects():
@@ -172,7 +176,8 @@ class Fsck:
             async for subject_id in check.subjects():
                 await check.names(Scope(tenant_id, subject_id))
         check.report.stage = "objects"
-        before = self._clock.now() - self._grace
+        async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
+            before = await transaction.fetchval(sql.SO_LONG_AGO, self._grace_seconds)
         for place, store in self._places.in_use:
             later = PLACES[PLACES.index(place) + 1 :]
             if any(after.startswith(tenant_prefix(tenant_id, other)) for other in later):

@@ -32,18 +32,19 @@ OBJECTS_MAX = 64
 _KEYS_PAGE = 1000
 _MAGIC = b"SRHA\x01"
 _FACTS = struct.Struct(f">{TAG_BYTES}s{TAG_BYTES}s{TAG_BYTES}s{TAG_BYTES}sQ")
-_ENTRY_BYTES = _FACTS.size + TAG_BYTES
+ENTRY_BYTES = _FACTS.size + TAG_BYTES
 _Place = tuple[Scope, str, str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class AnchoredHead:
-    """That a namespace had come to ``sequence`` in one life of its thread."""
+    """That a namespace had come to ``sequence`` in one life of its thread; ``entry`` is how it is kept."""
 
     thread: bytes
     place: bytes
     incarnation: bytes
     sequence: int
+    entry: bytes = b""
 
 
 def subject_tag(sealer: Sealer) -> bytes:
@@ -70,9 +71,26 @@ def _entry(sealer: Sealer, thread_id: str, token: ThreadToken) -> bytes:
 def _entries(data: bytes) -> list[bytes]:
     """The entries of an object, or none if it is not one: another store's object under our prefix proves nothing."""
     body = data[len(_MAGIC) :]
-    if not data.startswith(_MAGIC) or len(body) % _ENTRY_BYTES:
+    if not data.startswith(_MAGIC) or len(body) % ENTRY_BYTES:
         return []
-    return [body[at : at + _ENTRY_BYTES] for at in range(0, len(body), _ENTRY_BYTES)]
+    return [body[at : at + ENTRY_BYTES] for at in range(0, len(body), ENTRY_BYTES)]
+
+
+def _life(entry: bytes) -> bytes:
+    """Which namespace an entry is about, in which life of its thread."""
+    return entry[: 4 * TAG_BYTES]
+
+
+def _come_to(entry: bytes) -> bytes:
+    """How far it had come, in an order that bytes have: a sequence is big endian."""
+    return entry[4 * TAG_BYTES : _FACTS.size]
+
+
+def _newest(entries: Iterable[bytes]) -> dict[bytes, bytes]:
+    newest: dict[bytes, bytes] = {}
+    for entry in entries:
+        newest[_life(entry)] = max(newest.get(_life(entry), entry), entry, key=_come_to)
+    return newest
 
 
 class AnchoredHeads:
@@ -82,6 +100,29 @@ class AnchoredHeads:
         self._entries: dict[bytes, list[bytes]] = {}
         for entry in entries:
             self._entries.setdefault(entry[:TAG_BYTES], []).append(entry)
+
+    left_out = 0
+
+    def leave_out(self, entries: Iterable[bytes]) -> None:
+        """Forget heads that are known to be lost, and what was anchored of their lives before.
+
+        Args:
+            entries: How they are kept. `left_out` counts those that were here.
+        """
+        lost: dict[bytes, dict[bytes, bytes]] = {}
+        for entry in entries:
+            lives = lost.setdefault(entry[:TAG_BYTES], {})
+            lives[_life(entry)] = max(lives.get(_life(entry), b""), _come_to(entry))
+        for tag, lives in lost.items():
+            kept = self._entries.pop(tag, [])
+            left = [entry for entry in kept if _come_to(entry) > lives.get(_life(entry), b"")]
+            self.left_out += len({_life(entry) for entry in kept} - {_life(entry) for entry in left})
+            if left:
+                self._entries[tag] = left
+
+    def newest_of(self, tag: bytes) -> list[bytes]:
+        """The newest entry of each life under a tag, whose MACs nobody can check: of subjects that are not there."""
+        return list(_newest(self._entries.get(tag, ())).values())
 
     @property
     def tags(self) -> KeysView[bytes]:
@@ -102,7 +143,7 @@ class AnchoredHeads:
                 raise IntegrityFailure("an anchored head was altered")
             known = newest.get((place, incarnation))
             if known is None or known.sequence < sequence:
-                newest[place, incarnation] = AnchoredHead(thread, place, incarnation, sequence)
+                newest[place, incarnation] = AnchoredHead(thread, place, incarnation, sequence, entry)
         return list(newest.values())
 
 
@@ -182,10 +223,7 @@ class HeadAnchors:
         if len(keys) < OBJECTS_MAX:
             return
         objects = await self._objects(blobs, tenant_id)
-        newest: dict[bytes, bytes] = {}
-        for entry in (entry for data in objects.values() for entry in _entries(data)):
-            life, sequence = entry[: 4 * TAG_BYTES], entry[4 * TAG_BYTES :]
-            newest[life] = max(newest.get(life, b""), sequence)  # big endian: the greatest sequence, with its MAC
-        await self._put(blobs, tenant_id, b"".join(life + rest for life, rest in newest.items()))
+        newest = _newest(entry for data in objects.values() for entry in _entries(data))
+        await self._put(blobs, tenant_id, b"".join(newest.values()))
         for location in objects:
             await blobs.delete(location)

@@ -61,9 +61,11 @@ async def replayed(
         receipt = sealer.without_share.open(
             Kind.IDEMPOTENCY, (idempotency.idempotency_key, idempotency.request_digest), row["receipt"]
         )
-        return msgspec.msgpack.decode(receipt, type=kind)
+        before = msgspec.msgpack.decode(receipt, type=kind)
     except (OpenError, msgspec.DecodeError):
         raise IntegrityFailure from None
+    idempotency.replay.happened = True
+    return before
 
 
 async def settle(

@@ -58,6 +58,8 @@ _BATCH_ROWS = 50
 PIECES_OF_VALUE_MAX = 1 << 20
 PIECES_DEEP_MAX = 400
 _ORIGIN_BYTES = 16
+# What came with an import does nothing so long: whoever imported has time to see what it would do.
+GRACE_SECONDS = 86_400.0
 
 _pending = msgspec.msgpack.Decoder(PendingRecord)
 _checkpoint = msgspec.msgpack.Decoder(CheckpointRecord)
@@ -271,7 +273,7 @@ async def settle(  # the order of locks: thread, intents, blobs, references, usa
         thread = thread.with_namespace(sealer, head.namespace)
     created = await transaction.fetchval(
         sql.ADD_THREAD, *place, beginning.agent, beginning.status, beginning.strict, beginning.created_at,
-        beginning.updated_at, seal_thread(sealer, thread_id, beginning.created_at, thread), sealer.shared,
+        seal_thread(sealer, thread_id, beginning.created_at, thread), sealer.shared,
         origin_of(sealer, beginning.source, ending.digest),
     )  # fmt: skip
     if created is None:
@@ -297,7 +299,8 @@ async def _add_policy(
     scope, thread_id = staged.scope, staged.beginning.thread_id
     if policy.legal_hold is not None:
         await transaction.execute(retention_sql.TAKE_HOLDS, retention_sql.holds_lock(scope.tenant_id))
-    await put_own(transaction, access.control, scope, thread_id, policy, access.clock.now())
+    await put_own(transaction, access.control, scope, thread_id, policy)
+    await transaction.execute(retention_sql.DELAY_ROUND, scope.tenant_id, GRACE_SECONDS)
     detail = {"before": {}, "after": msgspec.to_builtins(policy)}
     target = f"thread:{scope.subject_id}/{thread_id}"
     await audit.append(transaction, scope.tenant_id, actor, "retention.set", target, detail)

@@ -19,9 +19,18 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from crypto import CryptoError, ExportForOther, ExportOpener, OpenError, Sealer
+from crypto import (
+    CryptoError,
+    ExportForOther,
+    ExportForOtherTenant,
+    ExportOpener,
+    ExportUnbound,
+    OpenError,
+    Sealer,
+)
 from crypto.blob import object_bytes
 from storage.access import Access
+from storage.adoptions import Adoption, Adoptions
 from storage.artifact_rows import ArtifactRows
 from storage.audit import Audit
 from storage.blob_io import BlobWriter
@@ -32,17 +41,20 @@ from storage.errors import (
     CommitUnknown,
     ImportConflict,
     ImportForOther,
+    ImportUnbound,
     IntegrityFailure,
     StateSchemaExists,
     StateSchemaInvalid,
+    StateTooNewToSave,
     StorageError,
     ThreadExists,
 )
 from storage.exporting import IMPORT_KIND, WHOLE_TENANT, Exporting, Progress
 from storage.format.export import (
-    FORMAT,
+    AdoptionRecord,
     ArtifactRecord,
     Beginning,
+    Broken,
     CheckpointRecord,
     Data,
     End,
@@ -56,13 +68,14 @@ from storage.format.export import (
     PolicyRecord,
     Record,
     RunningDigest,
+    SavePolicyRecord,
     Schema,
     decode,
     digested,
     encode,
 )
 from storage.format.pointer import BlobPointer
-from storage.import_rows import Staged, Staging, checked, origin_of, policy_of, refuse, settle
+from storage.import_rows import GRACE_SECONDS, Staged, Staging, checked, origin_of, policy_of, refuse, settle
 from storage.jobs import Jobs
 from storage.keys import Keys
 from storage.postgres import transfer as sql
@@ -70,9 +83,11 @@ from storage.retention_policies import RetentionPolicies
 from storage.scope import ClientShare, Scope, TenantScope, check_id, check_subject
 from storage.state_schemas import StateSchemas, decode_definition
 from storage.transfer_keys import TransferKeys
+from storage.unbound_imports import UNBOUND_FORMAT, UnboundImports
 
 # How many threads a report names; it counts all.
 NAMED_MAX = 1_000
+_Steering = Schema | PolicyRecord | AdoptionRecord | SavePolicyRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +119,14 @@ class Imported:
         self.passed_over += 1
         if len(self.passed) < NAMED_MAX:
             self.passed.append(Passed(scope.subject_id, thread_id, reason))
+
+
+class _BrokenThreadError(Exception):
+    """The exporter could not read the thread to its end; nothing of it is taken."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class _Stream:
@@ -159,7 +182,11 @@ class _Stream:
 
 
 class Importing:
-    """The way in."""
+    """The way in.
+
+    Attributes:
+        unbound: Which exports that name no tenant may be taken in.
+    """
 
     def __init__(
         self,
@@ -170,10 +197,13 @@ class Importing:
         piece_writer: BlobWriter | None,
         exporting: Exporting,
         state_schemas: StateSchemas,
+        adoptions: Adoptions,
         policies: RetentionPolicies,
         jobs: Jobs,
         audit: Audit,
+        unbound: UnboundImports,
     ) -> None:
+        self.unbound = unbound
         self._access = access
         self._unit_of_work = access.unit_of_work
         self._ledger = access.offload.ledger
@@ -183,7 +213,9 @@ class Importing:
         self._piece_writer = piece_writer
         self._exporting = exporting
         self._schemas = state_schemas
+        self._adoptions = adoptions
         self._policies = policies
+        self._save_policies = exporting.save_policies
         self._jobs = jobs
         self._audit = audit
 
@@ -206,12 +238,16 @@ class Importing:
             share: What threads that take a client-held share are put under; without it they are passed over.
 
         Raises:
-            ImportForOther: it is sealed for another deployment.
+            ImportForOther: it is sealed for another deployment, or another tenant of this one.
+            ImportUnbound: it names no tenant, and no operator has accepted it for this one.
             ImportRefused: it was altered or cut, or is no export that this release reads. Threads that came before
                 stay; none is there in part.
             ThreadExists: a thread exists here, and was not brought by this import before; likewise.
             ImportConflict: a file exists here under the same id with another content; likewise.
             StateSchemaExists: a state schema's version is registered here with another definition; likewise.
+            AdoptionExists: unversioned state was adopted here as something else; likewise.
+            FeatureOff: unversioned state was adopted there, or saves have a policy, and an older build may run here;
+                likewise.
             QuotaExceeded, BlobsNotConfigured, BlobUnavailable, KeyDestroyed: as for saving; likewise.
             IntegrityFailure: what was imported does not read back as it was exported.
         """
@@ -219,23 +255,31 @@ class Importing:
         imported: Imported | None = None
         error: str | None = "the upload was broken off"
         try:
-            async with aclosing(self._opened(body)) as records:
+            async with aclosing(self._opened(tenant, body)) as records:
                 stream = _Stream(records)
                 opening = await stream.next()
-                if not isinstance(opening, Opening) or opening.format != FORMAT:
-                    refuse("the export is of a format that this release does not read")
+                if not isinstance(opening, Opening):
+                    refuse("the export does not begin with its first record")
                 progress = await self._begin(tenant, opening, actor)
                 imported = Imported(opening.export_id, progress.job_id)
                 async with progress.going_on():
                     await self._take(
                         stream, tenant, actor, imported, progress, skip_existing=skip_existing, share=share
                     )
+                if opening.format == UNBOUND_FORMAT:
+                    await self.unbound.use_up(tenant, opening.export_id)
             error = None
-        except (OpenError, ExportForOther) as reason:
+        except ExportForOther as reason:
+            own = (await self._transfer_keys.newest()).public_key.fingerprint
+            raise ImportForOther(
+                f"the export is sealed for the transfer key {reason.recipient}; this deployment's is {own}"
+            ) from None
+        except ExportForOtherTenant:
+            raise ImportForOther("the export is sealed for another tenant of this deployment") from None
+        except ExportUnbound as reason:
+            raise ImportUnbound(reason.export_id) from None
+        except OpenError as reason:
             error = type(reason).__name__
-            if isinstance(reason, ExportForOther):
-                own = (await self._transfer_keys.newest()).public_key.fingerprint
-                raise ImportForOther(reason.recipient, own) from None
             refuse("the export was altered, cut or spliced, or is none")
         except (StorageError, CryptoError) as reason:
             error = str(reason) or type(reason).__name__
@@ -245,11 +289,17 @@ class Importing:
                 await self._end(tenant, imported, actor, progress, error)
         return imported
 
-    async def _opened(self, body: AsyncIterator[bytes]) -> AsyncGenerator[tuple[Record, bytes], None]:
+    async def _opened(
+        self, tenant: TenantScope, body: AsyncIterator[bytes]
+    ) -> AsyncGenerator[tuple[Record, bytes], None]:
         """The records, as they open."""
         # The header names its key before anything of it is opened; keys are looked for outside of the opener.
         own = await self._transfer_keys.newest()
-        opener = ExportOpener(lambda fingerprint: own if fingerprint == own.public_key.fingerprint else None)
+        opener = ExportOpener(
+            lambda fingerprint: own if fingerprint == own.public_key.fingerprint else None,
+            tenant.tenant_id,
+            await self.unbound.accepted(tenant),
+        )
         frames = Frames()
         async for data in body:
             for encoded in frames.take(opener.write(data)):
@@ -307,7 +357,7 @@ class Importing:
                     if (record.threads, record.left_out) != (threads, left_out):
                         refuse("the export has other threads than its end says")
                     await stream.end()
-                elif not isinstance(record, Schema | PolicyRecord | LeftOut | Beginning):
+                elif not isinstance(record, _Steering | LeftOut | Beginning):
                     refuse("the export has a record where it cannot be")
                 # What follows a thread has opened: it is whole.
                 ready, staged = staged, None
@@ -316,22 +366,36 @@ class Importing:
                 match record:
                     case End():
                         return
-                    case Schema():
-                        await self._schema(tenant, record, actor, imported)
-                    case PolicyRecord():
-                        await self._policy(tenant, record, actor)
+                    case Schema() | PolicyRecord() | AdoptionRecord() | SavePolicyRecord():
+                        await self._steer(tenant, record, actor, imported)
                     case LeftOut():
                         left_out += 1
                         imported.pass_over(_scope(tenant, record), record.thread_id, record.reason)
                     case Beginning():
-                        threads += 1
-                        staged = await self._thread(
-                            stream, tenant, record, imported, progress, skip_existing=skip_existing, share=share
-                        )
+                        try:
+                            staged = await self._thread(
+                                stream, tenant, record, imported, progress, skip_existing=skip_existing, share=share
+                            )
+                            threads += 1
+                        except _BrokenThreadError as broken:
+                            left_out += 1
+                            imported.pass_over(_scope(tenant, record), record.thread_id, broken.reason)
         except BaseException:
             if staged is not None:
                 await self._give_up(staged)
             raise
+
+    async def _steer(self, tenant: TenantScope, record: _Steering, actor: str, imported: Imported) -> None:
+        """Say for the tenant what the export says of all threads."""
+        match record:
+            case Schema():
+                await self._schema(tenant, record, actor, imported)
+            case PolicyRecord():
+                await self._policy(tenant, record, actor)
+            case AdoptionRecord():
+                await self._adopt(tenant, record, actor)
+            case SavePolicyRecord():
+                await self._save_policy(tenant, record, actor)
 
     async def _schema(self, tenant: TenantScope, record: Schema, actor: str, imported: Imported) -> None:
         try:
@@ -345,6 +409,24 @@ class Importing:
             refuse(f"version {record.number} of state schema {record.schema!r}: {fault}")
         imported.state_schemas += is_new
 
+    async def _adopt(self, tenant: TenantScope, record: AdoptionRecord, actor: str) -> None:
+        """Say what the export says unversioned state is; it holds for what was saved before it was said there."""
+        try:
+            await self._adoptions.bring(
+                tenant,
+                Adoption(
+                    record.agent or None,
+                    record.namespace,
+                    record.number,
+                    record.state_schema,
+                    record.state_version,
+                    record.adopted_at,
+                ),
+                actor,
+            )
+        except StateTooNewToSave as fault:
+            refuse(str(fault))
+
     async def _policy(self, tenant: TenantScope, record: PolicyRecord, actor: str) -> None:
         """Say what the export says of retention where nothing is said here; what is said here stays."""
         if (record.level == "agent") != bool(record.target) or record.level == "thread":
@@ -353,8 +435,16 @@ class Importing:
         said = await self._policies.get(tenant)
         here = said.tenant if agent is None else said.agents.get(agent)
         policy = policy_of(record.policy)
-        if here is None or here.updated_at is None:
+        damaged = (record.level, record.target) in said.damaged
+        if not damaged and (here is None or here.updated_at is None):
             await self._policies.put(tenant, agent, policy, actor)
+            await self._policies.delay(tenant, GRACE_SECONDS)
+
+    async def _save_policy(self, tenant: TenantScope, record: SavePolicyRecord, actor: str) -> None:
+        """Say what the export says of saves where nothing is said here; what is said here stays."""
+        said = await self._save_policies.get(tenant)
+        if said.of(record.agent or None).strict is None and record.agent not in said.damaged:
+            await self._save_policies.put(tenant, record.agent or None, record.strict, actor)
 
     async def _thread(
         self,
@@ -376,6 +466,7 @@ class Importing:
                 await _drain(stream)
                 imported.pass_over(scope, beginning.thread_id, "client-share")
                 return None
+            self._access.row_quotas.require_room(scope)
             sealer = await self._keys.sealer(scope)
             origin = await self._origin(scope, beginning.thread_id)
             if origin is not None:
@@ -435,6 +526,8 @@ class Importing:
                     staged.heads.append(record)
                 case PolicyRecord(level="thread"):
                     staged.policy = policy_of(record.policy)
+                case Broken():
+                    raise _BrokenThreadError(record.reason)
                 case Ending():
                     assert stream.thread is not None  # noqa: S101  for the type checker: the caller set it
                     staging.end(record, stream.thread.digest())
@@ -548,7 +641,9 @@ class Importing:
         imported.checkpoints += staged.ending.checkpoints
         imported.pending_writes += staged.ending.pending_writes
         imported.artifacts += staged.ending.artifacts
-        found = await self._exporting.content_digest(staged.scope, thread_id, staged.share)
+        found = await self._exporting.content_digest(
+            staged.scope, thread_id, staged.share, updated_at=staged.beginning.updated_at
+        )
         if found.digest == staged.ending.digest:
             imported.verified += 1
         elif found.activity == 1:  # otherwise an agent goes on with it already
@@ -574,12 +669,17 @@ async def _drain(stream: _Stream) -> Ending:
             if stream.thread is None or stream.thread.digest() != record.digest:
                 refuse("a thread of the export is not what its digest says")
             return record
+        if isinstance(record, Broken):
+            raise _BrokenThreadError(record.reason)
         if isinstance(record, Opening | Schema | Beginning | LeftOut | End):
             refuse("the export has a record where it cannot be")
 
 
 def _of_this(opener: ExportOpener, record: Record) -> Record:
     """The record, if it is not another export's opening."""
-    if isinstance(record, Opening) and (opener.header is None or record.export_id != opener.header.export_id):
-        refuse("the export's content is another one's")
+    if isinstance(record, Opening):
+        if opener.header is None or record.export_id != opener.header.export_id:
+            refuse("the export's content is another one's")
+        if record.format != opener.file_format:
+            refuse("the export is of a format that this release does not read")
     return record

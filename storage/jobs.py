@@ -7,30 +7,47 @@ owner dies; its exact end is its owner's token, so that an owner who comes back 
 Every row is proved by a MAC (`storage.control_rows`) that moves with it: a job that somebody else wrote, sent elsewhere
 or made say something else ends without being worked on, and is not shown.
 
+What a job waits for that cannot go on now is a code beside that (`waits_for`): it tells people, and decides nothing.
+
 Owns the rows and the loop that picks due jobs. What a job does is decided by the performer of its kind. It promises
 no order between jobs and no moment at which one ends.
 """
 
 import asyncio
 import functools
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, ParamSpec
+from typing import Any, Final, Literal, ParamSpec, get_args
 from uuid import UUID
 
+import structlog
+from msgspec import json
 from uuid_utils import uuid7
 
 from crypto import CryptoError, KeyCache, KeyDenied, KeyUnavailable, RootKeyInvalid
-from storage.control_rows import ControlRows, Row, job_row
-from storage.errors import IntegrityFailure, JobNotFound, StorageError, Unavailable
+from storage.blobs.store import BlobUnavailable
+from storage.control_key import Row
+from storage.control_rows import ControlRows, Proof, job_row, proof_of
+from storage.errors import (
+    ClockOff,
+    IntegrityFailure,
+    JobNotFound,
+    LostRaceError,
+    PlaceInLineRefused,
+    StorageError,
+    Unavailable,
+    WorkersBusy,
+)
 from storage.format.audit import OPERATOR_CHAIN
 from storage.model import Page
 from storage.postgres import jobs as sql
-from storage.postgres.unit_of_work import Observer, Silent, Transaction, UnitOfWork
-from storage.scope import OperatorScope, TenantScope
+from storage.postgres.unit_of_work import Observer, OpenJobs, Silent, Transaction, UnitOfWork
+from storage.scope import OperatorScope, Scope, TenantScope
+from storage.turns import Pauses
 
 # A dead owner's job goes on after so long; an owner renews it with every batch, far more often.
 LEASE_SECONDS = 30.0
@@ -46,17 +63,58 @@ COUNT_SECONDS = 10.0
 GIVE_BACK_SECONDS_MAX = 5.0
 # Says of a job that no gateway wrote why it ended.
 UNPROVED = "the row of this job was written or edited outside the gateway"
+# Says of a job that somebody ended before its time.
+CANCELLED: Final = "it was cancelled"
 _DUE_MAX = 20
 _PAGE_ROWS = 100
 # More than a transaction is ever tried.
 _TOKENS_MAX = 32
 
+ARCHIVE_KIND: Final = "archive"
+RESTORE_KIND: Final = "restore"
+# Their targets are threads (`thread_target`), and whoever may write to the thread begins them.
+THREAD_KINDS: Final = frozenset({ARCHIVE_KIND, RESTORE_KIND})
+
 JobState = Literal["queued", "running", "done", "failed"]
+WaitsFor = Literal[
+    "clock",  # this process's and the database's disagree
+    "database",
+    "newer-build",  # its kind is one that this build does not know
+    "object-store",
+    "older-transactions",  # what began before a key changed
+    "other-jobs",  # those it began
+    "root-key-refused",
+    "root-key-unavailable",
+    "tenant-refused",  # its requests took too much just now
+    "thaw",
+    "worker-processes",
+]
+_WAITS: Final = frozenset(get_args(WaitsFor))
+# What such a job waits for ends by itself, and nobody has to do anything.
+_EXPECTED_WAITS: Final = frozenset({"older-transactions", "other-jobs", "thaw"})
+OPEN_STATES: Final = frozenset({"queued", "running"})
+# The first that fits; what lost a race just runs again.
+_WAIT_OF: Final[tuple[tuple[type[Exception], WaitsFor | None], ...]] = (
+    (LostRaceError, None),
+    (BlobUnavailable, "object-store"),
+    (ClockOff, "clock"),
+    (WorkersBusy, "worker-processes"),
+    (PlaceInLineRefused, "worker-processes"),
+    (KeyUnavailable, "root-key-unavailable"),
+    (Unavailable, "database"),
+)
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as callers see it. ``total`` is an estimate, None before it is known."""
+    """A job as callers see it.
+
+    ``total`` is an estimate, None before it is known. ``position`` is the performer's, and says what it found.
+
+    ``waits_for`` says what an open one could not go on for when it was last tried; None, it goes on, or has not begun.
+    A damaged one no gateway wrote as it is: what it says is left out, and nothing is done by it.
+    """
 
     tenant_id: UUID
     job_id: UUID
@@ -69,6 +127,9 @@ class Job:
     note: str | None
     created_at: datetime
     updated_at: datetime
+    position: str = field(repr=False)
+    damaged: bool = False
+    waits_for: WaitsFor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +140,7 @@ class Slice:
     again_seconds: float = 0.0
     error: str | None = None
     note: str | None = None
+    waits_for: WaitsFor | None = None
 
 
 MORE = Slice(ended=False)
@@ -89,12 +151,27 @@ def job_scope(tenant_id: UUID) -> TenantScope | OperatorScope:
     return OperatorScope() if tenant_id == OPERATOR_CHAIN else TenantScope(tenant_id)
 
 
-def job_tenant(scope: TenantScope | OperatorScope) -> UUID:
+def job_tenant(scope: Scope | TenantScope | OperatorScope) -> UUID:
     """Under which id a scope's jobs are kept."""
-    return scope.tenant_id if isinstance(scope, TenantScope) else OPERATOR_CHAIN
+    return OPERATOR_CHAIN if isinstance(scope, OperatorScope) else scope.tenant_id
 
 
-def _proved(tenant_id: UUID, row: Any) -> Row:
+def thread_target(scope: Scope, thread_id: str) -> str:
+    """What a job on one thread is for, as its row names it."""
+    return json.encode((scope.subject_id, thread_id)).decode()
+
+
+def thread_of(target: str) -> tuple[str, str]:
+    """The subject and the thread of a `thread_target`."""
+    return json.decode(target, type=tuple[str, str])
+
+
+def is_on_thread_of(scope: Scope, kind: str, target: str) -> bool:
+    """Whether a job is on a thread of the subject: what whoever reaches the thread may have begun, and may follow."""
+    return kind in THREAD_KINDS and thread_of(target)[0] == scope.subject_id
+
+
+def proved_job(tenant_id: UUID, row: Any) -> Row:
     """What of a job's row its MAC proves."""
     place = (tenant_id, row["job_id"], row["kind"], row["target"])
     return job_row(*place, row["state"], row["position"], row["error"], row["note"])
@@ -116,6 +193,7 @@ class Lease:
         self.position: str = row["position"]
         self.done: int = row["done"]
         self.total: int | None = row["total"]
+        self.waits_for: str | None = row["waits_for"]
         # Several, because a transaction that renewed may be rolled back and run again; all of them are ours alone.
         self._tokens: list[datetime] = [row["lease_until"]]
 
@@ -124,10 +202,10 @@ class Lease:
         """What the row's lease may be, if it is still ours."""
         return self._tokens
 
-    def mac(self, state: JobState, position: str, error: str | None = None, note: str | None = None) -> bytes:
+    def proof(self, state: JobState, position: str, error: str | None = None, note: str | None = None) -> Proof:
         """What proves the row when it says this."""
         place = (self.tenant_id, self.job_id, self.kind, self.target)
-        return self._control.mac(job_row(*place, state, position, error, note))
+        return self._control.proof(job_row(*place, state, position, error, note))
 
     async def advance(self, transaction: Transaction, position: str, done: int = 0, total: int | None = None) -> None:
         """Move on and renew the lease, in the transaction that did the work.
@@ -141,9 +219,9 @@ class Lease:
         Raises:
             LeaseLostError: somebody else has it; the transaction must not commit.
         """
-        mac = self.mac("running", position)
+        proof = self.proof("running", position)
         row = await transaction.fetchrow(
-            sql.ADVANCE, self.tenant_id, self.job_id, self._tokens, done, total, position, LEASE_SECONDS, mac
+            sql.ADVANCE, self.tenant_id, self.job_id, self._tokens, done, total, position, LEASE_SECONDS, *proof
         )
         if row is None:
             raise LeaseLostError
@@ -167,7 +245,7 @@ def outlasting_refusals(perform: Callable[P, Awaitable[Slice]]) -> Callable[P, C
         try:
             return await perform(*args, **kwargs)
         except (KeyDenied, RootKeyInvalid):
-            return Slice(ended=False, again_seconds=REFUSED_SECONDS)
+            return Slice(ended=False, again_seconds=REFUSED_SECONDS, waits_for="root-key-refused")
 
     return performed
 
@@ -196,35 +274,34 @@ class Jobs:
     ) -> UUID:
         """Add a job in the transaction that makes it necessary."""
         job_id = job_id or UUID(str(uuid7()))
-        mac = self._control.mac(job_row(tenant_id, job_id, kind, target, "queued", position, None, None))
-        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, total, position, mac)
+        proof = self._control.proof(job_row(tenant_id, job_id, kind, target, "queued", position, None, None))
+        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, total, position, *proof)
         self.added.set()
         return job_id
 
     async def add_claimed(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> Lease:
         """Add a job that its maker works on itself; nobody else ever sees it without a lease."""
         job_id = UUID(str(uuid7()))
-        mac = self._control.mac(job_row(tenant_id, job_id, kind, target, "queued", "", None, None))
-        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, None, "", mac)
+        proof = self._control.proof(job_row(tenant_id, job_id, kind, target, "queued", "", None, None))
+        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, None, "", *proof)
         row = await transaction.fetchrow(sql.CLAIM, tenant_id, job_id, LEASE_SECONDS)
         return Lease(tenant_id, job_id, row, self._control)
 
     async def open(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> UUID | None:
-        """The job of this kind and target that has not ended, if there is one.
+        """The job of this kind and target that has not ended, if there is one that a gateway wrote."""
+        for row in await transaction.fetch(sql.OPEN, tenant_id, kind, target, _PAGE_ROWS):
+            if self.is_sound(tenant_id, row):
+                job_id: UUID = row["job_id"]
+                return job_id
+        return None
 
-        Raises:
-            IntegrityFailure: no gateway wrote it as it is.
-        """
-        row = await transaction.fetchrow(sql.OPEN, tenant_id, kind, target)
-        return None if row is None else self._job(row).job_id
-
-    async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, bytes | None]]:
-        """Every job of a tenant, as it is proved, and its stored MAC: for whoever checks all of them."""
+    async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
+        """Every job of a tenant, as it is proved, and its stored proof: for whoever checks all of them."""
         after = UUID(int=0)
         while rows := await transaction.fetch(sql.EVERY, tenant_id, after, _PAGE_ROWS):
             for row in rows:
                 after = row["job_id"]
-                yield _proved(tenant_id, row), row["mac"]
+                yield proved_job(tenant_id, row), proof_of(row)
 
     def check(self, tenant_id: UUID, row: Any) -> None:
         """Refuse a job's row that no gateway wrote as it is.
@@ -232,28 +309,50 @@ class Jobs:
         Raises:
             IntegrityFailure: it is one.
         """
-        self._control.check(_proved(tenant_id, row), row["mac"])
+        self._control.check(proved_job(tenant_id, row), proof_of(row))
 
-    def _job(self, row: Any) -> Job:
-        self.check(row["tenant_id"], row)
+    def is_sound(self, tenant_id: UUID, row: Any) -> bool:
+        """Whether a gateway wrote a job's row as it is; as `ControlRows.is_sound`."""
+        return self._control.is_sound(proved_job(tenant_id, row), proof_of(row))
+
+    def read(self, row: Any) -> Job:
+        """The job of a row; of a damaged one nothing that it says."""
+        if not self.is_sound(row["tenant_id"], row):
+            place, times = (row["tenant_id"], row["job_id"]), (row["created_at"], row["updated_at"])
+            return Job(*place, "", "", "failed", 0, None, UNPROVED, None, *times, "", damaged=True)
         columns = dict(row)
-        del columns["position"], columns["mac"]
+        del columns["mac"], columns["mac_format"]
+        # No MAC covers it, and older builds leave it where it was: only a code, and only of what is open, is shown.
+        if row["state"] not in OPEN_STATES or row["waits_for"] not in _WAITS:
+            columns["waits_for"] = None
         return Job(**columns)
 
-    async def get(self, scope: TenantScope | OperatorScope, job_id: UUID) -> Job:
-        """One job.
+    async def get(self, scope: Scope | TenantScope | OperatorScope, job_id: UUID) -> Job:
+        """One job: of a tenant or the deployment any, of a subject those on its threads.
 
         Raises:
             JobNotFound: this scope has none of this id.
-            IntegrityFailure: no gateway wrote it as it is.
-            CryptoError: the root key cannot be asked whether one did.
+            CryptoError: the root key cannot be asked whether a gateway wrote it.
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
             row = await transaction.fetchrow(sql.ONE, job_tenant(scope), job_id)
-        if row is None:
+        if row is None or (isinstance(scope, Scope) and not is_on_thread_of(scope, row["kind"], row["target"])):
             raise JobNotFound
-        return self._job(row)
+        return self.read(row)
+
+    async def of_tenant(self, _: OperatorScope, tenant_id: UUID, job_id: UUID, kinds: Collection[str]) -> Job:
+        """A job of one of the ``kinds``, which operators begin at a tenant.
+
+        Raises:
+            JobNotFound, IntegrityFailure, CryptoError: as `get`.
+        """
+        await self._control.ready()
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            row = await transaction.fetchrow(sql.ONE, tenant_id, job_id)
+        if row is None or row["kind"] not in kinds:
+            raise JobNotFound
+        return self.read(row)
 
     async def due(self) -> list[tuple[UUID, UUID]]:
         """Jobs that nobody works on, as (tenant, job); those that waited longest first."""
@@ -261,10 +360,11 @@ class Jobs:
             rows = await transaction.fetch(sql.DUE, _DUE_MAX)
         return [(row["tenant_id"], row["job_id"]) for row in rows]
 
-    async def count_open(self) -> dict[str, int]:
-        """How many jobs of each kind have not ended, whosever they are."""
+    async def count_open(self) -> dict[str, OpenJobs]:
+        """How many jobs of each kind have not ended, whosever they are, and since when."""
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            return {row["kind"]: row["open"] for row in await transaction.fetch(sql.COUNT_OPEN)}
+            rows = await transaction.fetch(sql.COUNT_OPEN)
+        return {row["kind"]: OpenJobs(row["open"], row["oldest_seconds"]) for row in rows}
 
     async def claim(self, tenant_id: UUID, job_id: UUID) -> Lease | None:
         """Take a job's lease, or None if somebody has it or it ended.
@@ -279,23 +379,23 @@ class Jobs:
             if row is None:
                 return None
             lease = Lease(tenant_id, job_id, row, self._control)
-            if not self._control.is_authentic(_proved(tenant_id, row), row["mac"]):
-                ending = ("failed", UNPROVED, row["note"], row["position"], None)
+            if not self._control.is_authentic(proved_job(tenant_id, row), proof_of(row)):
+                ending = ("failed", UNPROVED, row["note"], row["position"], None, None)
                 await transaction.execute(sql.END, tenant_id, job_id, lease.tokens, *ending)
         self.check(tenant_id, row)
         return lease
 
-    async def release(self, lease: Lease, seconds: float) -> None:
-        """Give a lease back; the job is due again after ``seconds``."""
+    async def release(self, lease: Lease, seconds: float, waits_for: WaitsFor | None = None) -> None:
+        """Give a lease back; the job is due again after ``seconds``, and says what it ``waits_for``."""
         async with self._unit_of_work.begin(job_scope(lease.tenant_id)) as transaction:
-            await transaction.execute(sql.RELEASE, lease.tenant_id, lease.job_id, lease.tokens, seconds)
+            await transaction.execute(sql.RELEASE, lease.tenant_id, lease.job_id, lease.tokens, seconds, waits_for)
 
     async def end(self, lease: Lease, error: str | None = None, note: str | None = None) -> bool:
         """End a job, as done, or as failed if there is an error; returns whether it was still ours to end."""
         state: JobState = "done" if error is None else "failed"
         async with self._unit_of_work.begin(job_scope(lease.tenant_id)) as transaction:
-            mac = lease.mac(state, lease.position, error, note)
-            ending = (state, error, note, lease.position, mac)
+            proof = lease.proof(state, lease.position, error, note)
+            ending = (state, error, note, lease.position, *proof)
             ended = await transaction.execute(sql.END, lease.tenant_id, lease.job_id, lease.tokens, *ending)
         return ended > 0
 
@@ -305,13 +405,17 @@ class Jobs:
         """Jobs, newest first.
 
         Raises:
-            IntegrityFailure, CryptoError: as `get`, for any of them.
+            CryptoError: as `get`, for any of them.
         """
         await self._control.ready()
         since = (datetime.fromisoformat(after[0]), UUID(after[1])) if after else (None, None)
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(sql.LIST, job_tenant(scope), *since, limit)
-        jobs = [self._job(row) for row in rows]
+        jobs = []
+        pauses = Pauses()
+        for row in rows:
+            jobs.append(self.read(row))
+            await pauses.after(0)
         last = jobs[-1] if len(jobs) == limit else None
         return Page(jobs, (last.created_at.isoformat(), str(last.job_id)) if last else None)
 
@@ -372,6 +476,16 @@ class Runner:
     async def _end(self, lease: Lease, error: str | None = None, note: str | None = None) -> None:
         if await self._jobs.end(lease, error, note):
             self._observer.job_ended(lease.kind, "done" if error is None else "failed")
+            if error is not None:
+                _log.warning("job failed", kind=lease.kind, job_id=str(lease.job_id))
+
+    async def _release(self, lease: Lease, seconds: float, waits_for: WaitsFor | None) -> None:
+        if waits_for is not None:
+            self._observer.job_waits(lease.kind, waits_for)
+            if waits_for != lease.waits_for:
+                level = logging.INFO if waits_for in _EXPECTED_WAITS else logging.WARNING
+                _log.log(level, "job waits", kind=lease.kind, job_id=str(lease.job_id), waits_for=waits_for)
+        await self._jobs.release(lease, seconds, waits_for)
 
     async def _give_back(self, lease: Lease) -> None:
         """Let another process go on at once; if that fails, it goes on when the lease has ended."""
@@ -383,7 +497,7 @@ class Runner:
         performer = self._performers.get(lease.kind)
         if performer is None:
             # A newer release's kind: it is for its processes.
-            await self._jobs.release(lease, RETRY_SECONDS)
+            await self._release(lease, RETRY_SECONDS, "newer-build")
             return
         try:
             ended = await performer(lease)
@@ -392,12 +506,13 @@ class Runner:
             raise
         except LeaseLostError:
             return
-        except (Unavailable, KeyUnavailable):
-            await self._jobs.release(lease, RETRY_SECONDS)
+        except (Unavailable, KeyUnavailable) as error:
+            waits_for = next(code for kind, code in _WAIT_OF if isinstance(error, kind))
+            await self._release(lease, RETRY_SECONDS, waits_for)
         except (StorageError, CryptoError) as error:
             await self._end(lease, error=str(error) or type(error).__name__)
         else:
             if ended.ended:
                 await self._end(lease, ended.error, ended.note)
             else:
-                await self._jobs.release(lease, ended.again_seconds)
+                await self._release(lease, ended.again_seconds, ended.waits_for)

@@ -12,6 +12,7 @@ statement and calls `evict`.
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
@@ -20,7 +21,6 @@ from crypto import (
     KeyCache,
     KeyDenied,
     KeyDestroyed,
-    KeyUnavailable,
     OpenError,
     RootKey,
     Sealer,
@@ -46,9 +46,12 @@ HARD_TTL_SECONDS = 3600.0
 # Spreads the next attempts of many processes after an outage over a second.
 _JITTER = secrets.SystemRandom().random
 
+# Who makes keys may join the load of a reader, who makes none, and then begins again; not that often.
+_JOINS_MAX = 16
 # A subject key may be rewrapped, and the old tenant key destroyed, between two reads of one load.
 _READS_MAX = 3
 
+_PURPOSES = {"data", "id"}
 _OPENABLE = {"active", "decrypt_only", "retired", "pending"}
 
 
@@ -108,15 +111,12 @@ class Keys:
             KeyUnavailable: the root key cannot be reached and nothing is cached.
             KeyDenied: the root key refuses.
             KeyDestroyed: the subject or tenant was shredded.
+            IntegrityFailure: what is stored of its keys contradicts itself.
         """
-        while True:
-            try:
+        for _ in range(_JOINS_MAX):
+            with suppress(_NoKeysError):  # joined the load of a reader, who creates nothing
                 return (await self._subjects.get_or_load(scope, lambda: self._load_or_create(scope))).sealer
-            except _NoKeysError:
-                continue  # joined the load of a reader, who creates nothing
-            except KeyUnavailable:
-                self._observer.key_unavailable()
-                raise
+        raise self._damage("a subject's keys are not there although they were just stored")
 
     async def existing_sealer(self, scope: Scope) -> Sealer | None:
         """The sealer of a scope, or None if it has no keys, hence no data. Creates nothing: for reads.
@@ -125,14 +125,23 @@ class Keys:
             KeyUnavailable: the root key cannot be reached and nothing is cached.
             KeyDenied: the root key refuses.
             KeyDestroyed: the subject or tenant was shredded.
+            IntegrityFailure: what is stored of its keys contradicts itself.
         """
         try:
             return (await self._subjects.get_or_load(scope, lambda: self._load_or_fail(scope))).sealer
         except _NoKeysError:
             return None
-        except KeyUnavailable:
-            self._observer.key_unavailable()
-            raise
+
+    async def check_stored(self, scope: Scope) -> None:
+        """Look whether the stored keys of a scope contradict each other, whatever is cached. Opens none.
+
+        Raises:
+            KeyDestroyed: the subject was shredded.
+            IntegrityFailure: they do.
+        """
+        rows = await self._rows(scope)
+        if rows:
+            self._check_subject(rows)
 
     def evict(self, scope: Scope) -> None:
         """Forget a subject's keys in this process; the next use reads them again."""
@@ -219,17 +228,42 @@ class Keys:
 
     async def _load(self, scope: Scope) -> _Opened | None:
         for _ in range(_READS_MAX):
-            async with self._unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(sql.SUBJECT_KEYS, scope.tenant_id, scope.subject_id)
-            if any(row["state"] == "destroyed" for row in rows) and not any(row["state"] == "active" for row in rows):
-                raise KeyDestroyed
+            rows = await self._rows(scope)
+            if not rows:
+                return None
+            self._check_subject(rows)
             try:
                 return await self._opened(scope, rows)
             except _TenantKeyGoneError:
                 continue
         raise KeyDestroyed
 
-    async def _opened(self, scope: Scope, rows: Sequence[Any]) -> _Opened | None:
+    async def _rows(self, scope: Scope) -> Sequence[Any]:
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            return await transaction.fetch(sql.SUBJECT_KEYS, scope.tenant_id, scope.subject_id)
+
+    def _check_subject(self, rows: Sequence[Any]) -> None:
+        self._check_whole("subject", rows, {row["purpose"] for row in rows if row["state"] == "active"}, _PURPOSES)
+
+    def _check_whole(self, whose: str, rows: Sequence[Any], active: set[str], wanted: set[str]) -> None:
+        """Refuse keys of which some are destroyed, or gone, and others are in use: no verb leaves them so.
+
+        Raises:
+            KeyDestroyed: all of them are.
+            IntegrityFailure: somebody edited or removed some.
+        """
+        if all(row["state"] == "destroyed" for row in rows):
+            raise KeyDestroyed
+        if active != wanted:
+            raise self._damage(
+                f"some keys of the {whose} were destroyed or removed outside the gateway, others were not"
+            )
+
+    def _damage(self, what: str) -> IntegrityFailure:
+        self._observer.integrity_failure()
+        return IntegrityFailure(what)
+
+    async def _opened(self, scope: Scope, rows: Sequence[Any]) -> _Opened:
         opened: dict[str, dict[int, SecretKey]] = {"data": {}, "id": {}}
         active: dict[str, int] = {}
         asked_at = self._monotonic()
@@ -241,8 +275,6 @@ class Keys:
             opened[row["purpose"]][row["key_version"]] = self._unwrapped(tenant, scope, row)
             if row["state"] == "active":
                 active[row["purpose"]] = row["key_version"]
-        if active.keys() != opened.keys():
-            return None
         sealer = Sealer(
             self._deployment_id,
             scope.tenant_id,
@@ -278,8 +310,7 @@ class Keys:
                 row["kcv"],
             )
         except OpenError:
-            self._observer.integrity_failure()
-            raise IntegrityFailure("a stored subject key does not authenticate") from None
+            raise self._damage("a stored subject key does not authenticate") from None
 
     async def rewrapped(self, scope: Scope, row: Any, tenant_key_version: int) -> bytes:
         """A stored subject key, wrapped under another version of the tenant key instead.
@@ -312,8 +343,9 @@ class Keys:
         asked_at = self._monotonic()
         async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
             rows = await transaction.fetch(sql.TENANT_KEYS, tenant_id)
-        if any(row["state"] == "destroyed" for row in rows) and not any(row["state"] == "active" for row in rows):
-            raise KeyDestroyed
+        if not rows:
+            return None
+        self._check_whole("tenant", rows, {row["state"] for row in rows} & {"active"}, {"active"})
         opened: dict[int, SecretKey] = {}
         active: int | None = None
         for row in rows:
@@ -330,8 +362,7 @@ class Keys:
             else:
                 fresh = await self._root_key.unwrap(wrapped, self.root_context(tenant_id, row["key_version"]))
             if fresh.kcv() != row["kcv"]:
-                self._observer.integrity_failure()
-                raise IntegrityFailure("a stored tenant key does not match its check value")
+                raise self._damage("a stored tenant key does not match its check value")
             opened[row["key_version"]] = fresh
             if row["state"] == "active":
                 active = row["key_version"]

@@ -8,6 +8,7 @@ Nothing is written. Whether the rows are in the database or in the thread's arch
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from storage.blob_ledger import LiveBlob
 from storage.completeness import (
     RowSeals,
     check_absent,
+    check_acknowledged,
     check_count,
     check_members,
     check_token,
@@ -30,8 +32,9 @@ from storage.completeness import (
 from storage.errors import CheckpointNotFound, IntegrityFailure, StorageError
 from storage.format.record import OpenedCheckpoint, OpenedWrite, PieceReader
 from storage.format.token import ThreadToken
-from storage.model import Loaded
+from storage.model import Checkpoint, Loaded
 from storage.offload import answering
+from storage.piece_rows import open_pieces, put_together, values_of
 from storage.postgres import checkpoints as sql
 from storage.reading import open_write_arrays, read_chunks, statuses_of, sum_of
 from storage.scope import Scope
@@ -49,6 +52,7 @@ class Wanted(msgspec.Struct, frozen=True):
     with_state: bool
     known_token: str | None
     refs: bool
+    acknowledged: ThreadToken | None = None
 
 
 class _Standing:
@@ -58,6 +62,8 @@ class _Standing:
         seals = RowSeals.open(sealer, wanted.thread_id, wanted.namespace, row)
         self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
         self._seals = seals
+        # A prune may have removed it; then nothing can be read at its name.
+        self._parent_stored = row["at_parent"]
         self._sealer = sealer
         self._wanted = wanted
 
@@ -67,19 +73,33 @@ class _Standing:
         token = ThreadToken.decode(macs, self._wanted.thread_id, known_token)
         return token.namespace == self._wanted.namespace and token.admits(macs, self.head_id, self.head)
 
+    def goes_on(self, acknowledged: ThreadToken) -> bool:
+        """As `admits`, of what this process acknowledged itself."""
+        return acknowledged.admits(self._sealer.without_share, self.head_id, self.head)
+
     def checkpoint(self, row: Any) -> OpenedCheckpoint:
         """The checkpoint that the row has."""
         return self._seals.checkpoint(self._sealer, row)
 
-    def loaded(
-        self, opened: OpenedCheckpoint, reader: PieceReader | None = None, written: Sequence[OpenedWrite] = ()
+    def without_state(self, opened: OpenedCheckpoint) -> Loaded:
+        """The answer to who did not ask for the state."""
+        return self._loaded(opened.value(None, None))
+
+    async def loaded(
+        self, scope: Scope, opened: OpenedCheckpoint, reader: PieceReader, written: Sequence[OpenedWrite]
     ) -> Loaded:
         """The answer."""
+        await open_pieces(reader)
+        writes = await values_of(written, reader)
+        return self._loaded(await put_together(scope.tenant_id, reader, opened, lambda: opened.value(reader, writes)))
+
+    def _loaded(self, checkpoint: Checkpoint) -> Loaded:
         macs = self._sealer.without_share
         token = ThreadToken.of(macs, self._wanted.namespace, self.head_id, self.head)
-        writes = None if reader is None else [each.value(reader) for each in written]
+        if not self._parent_stored:
+            checkpoint = replace(checkpoint, parent_id=None)
         return Loaded(
-            checkpoint=opened.value(reader, writes),
+            checkpoint=checkpoint,
             head_id=self.head_id,
             token=token.encode(macs, self._wanted.thread_id),
         )
@@ -116,8 +136,10 @@ async def load_at_once(  # noqa: C901  what is left to a snapshot is said at one
         standing = _Standing(sealer, wanted, row)
         if wanted.known_token is not None and not standing.admits(wanted.known_token):
             return None
+        if wanted.acknowledged is not None and not standing.goes_on(wanted.acknowledged):
+            return None
     except StorageError:
-        if wanted.known_token is None:
+        if wanted.known_token is None and wanted.acknowledged is None:
             raise
         return None  # what the caller has seen may say more than this: that the thread was replaced
     if row["at_tier"] != "hot":
@@ -126,8 +148,8 @@ async def load_at_once(  # noqa: C901  what is left to a snapshot is said at one
         return None
     opened = standing.checkpoint(row)
     if not wanted.with_state:
-        return standing.loaded(opened)
-    written = open_write_arrays(sealer, row)
+        return standing.without_state(opened)
+    written = await open_write_arrays(sealer, row)
     opened.check_outcome(statuses_of(written))
     if row["checkpoint_id"] == standing.head_id:
         compare_writes(sum_of(written), standing.head.writes)
@@ -140,7 +162,7 @@ async def load_at_once(  # noqa: C901  what is left to a snapshot is said at one
         if blobs is None:
             return None
         await access.offload.fill(scope, sealer, reader, blobs)
-    return standing.loaded(opened, reader, written)
+    return await standing.loaded(scope, opened, reader, written)
 
 
 async def _rest(
@@ -170,9 +192,12 @@ async def load_in(snapshot: Snapshot, access: Access, scope: Scope, sealer: Seal
         if wanted.known_token is not None:
             await check_token(transaction, scope, sealer, thread_id, wanted.known_token)
         if row is None:
+            await check_acknowledged(transaction, scope, sealer, thread_id, wanted.acknowledged, None, None)
             await check_absent(transaction, scope, sealer, thread_id, namespace)
             raise CheckpointNotFound
         standing = _Standing(sealer, wanted, row)
+        seen = wanted.acknowledged
+        await check_acknowledged(transaction, scope, sealer, thread_id, seen, standing.head_id, standing.head)
         check_tier(transaction, row["at_tier"])
         if row["checkpoint_id"] is None:
             if wanted.checkpoint_id is None or wanted.checkpoint_id == standing.head_id:
@@ -181,10 +206,10 @@ async def load_in(snapshot: Snapshot, access: Access, scope: Scope, sealer: Seal
             raise CheckpointNotFound
         opened = standing.checkpoint(row)
         if not wanted.with_state:
-            return standing.loaded(opened)
+            return standing.without_state(opened)
         reader, below = _pieces(sealer, wanted, row)
         await read_chunks(transaction, scope, reader, thread_id, below)
-        written = open_write_arrays(sealer, row)
+        written = await open_write_arrays(sealer, row)
         opened.check_outcome(statuses_of(written))
         if row["checkpoint_id"] == standing.head_id:
             compare_writes(sum_of(written), standing.head.writes)
@@ -192,4 +217,4 @@ async def load_in(snapshot: Snapshot, access: Access, scope: Scope, sealer: Seal
             await check_writes(transaction, scope, sealer, thread_id, standing.thread)
         blobs = await access.offload.find(transaction, scope, sealer, reader)
     await access.offload.fill(scope, sealer, reader, blobs)
-    return standing.loaded(opened, reader, written)
+    return await standing.loaded(scope, opened, reader, written)

@@ -5,16 +5,17 @@
    the head meanwhile, not even a pending write. A head that moved is visited again at the end.
 3. A rollback saves what a migrated head was made of as a new checkpoint on top of it; that stays until it is pruned.
 
-Nothing is overwritten. Heads that wait for somebody or hold pending writes are left to the conversion at load, and so
-are those that are younger than asked for, because an agent is probably at work on them; threads under a client-held
-share cannot be opened at all. A crash repeats at most a stretch of heads, which then are found migrated; only numbers
-may count them twice. It promises no moment at which all state is at one version: agents go on saving.
+Nothing is overwritten. Heads that wait for somebody, hold pending writes or only the input of a run that no step has
+taken up are left to the conversion at load, and so are those that an agent saved less long ago than asked for, because
+it is probably at work on them. A migration tries these as its plan does, so that both name the same heads as broken.
+Threads under a client-held share cannot be opened at all. A crash repeats at most a stretch of heads, which then are
+found migrated; only numbers may count them twice. It promises no moment at which all state is at one version: agents go
+on saving.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -33,17 +34,21 @@ from storage.errors import (
     IntegrityFailure,
     InvalidState,
     LimitExceeded,
+    StateSchemaMismatch,
     StateTooLarge,
     StateTooNewToSave,
+    TenantTooCostly,
     ThreadArchived,
+    TooCostly,
 )
 from storage.format.token import ThreadToken
-from storage.jobs import Jobs, Lease, Slice
+from storage.jobs import Job, Jobs, Lease, Slice
 from storage.model import ChannelValue, Checkpoint, FullState, Loaded, Precondition, Save, Value
 from storage.postgres import migrating as sql
 from storage.postgres.completeness import SUBJECTS
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope, TenantListing, TenantScope
+from storage.state_checks import INPUT_SOURCE
 from storage.state_schemas import Known, StateSchemas
 from storage.states import States
 from storage.versions import WantedVersions
@@ -68,7 +73,8 @@ _STRETCH_HEADS = 20
 
 # What no repetition cures.
 _FAILURES = (
-    UpcastFailed, StateTooNew, StateTooNewToSave, InvalidState, LimitExceeded, StateTooLarge, IntegrityFailure,
+    UpcastFailed, StateTooNew, StateTooNewToSave, StateSchemaMismatch, InvalidState, LimitExceeded, StateTooLarge,
+    IntegrityFailure, TooCostly,
 )  # fmt: skip
 
 Outcome = Literal["current", "changed", "waiting", "recent", "shared", "archived", "moved", "gone", "failed"]
@@ -126,7 +132,10 @@ class _Place(Struct, array_like=True, frozen=True):
 
 
 class _Position(Struct, kw_only=True):
-    """Where a job is. ``after`` None: the subject is finished; ``round`` counts the visits of those that moved."""
+    """Where a job is. ``after`` None: the subject is finished; ``round`` counts the visits of those that moved.
+
+    ``refused_seconds``: how long its tenant is refused what takes worker processes (`TenantTooCostly`), and it waits.
+    """
 
     target_version: int
     heads_per_second: int
@@ -138,21 +147,13 @@ class _Position(Struct, kw_only=True):
     round: int = 0
     again: list[_Place] = []
     moved: list[_Place] = []
+    refused_seconds: float = 0.0
 
 
-class MigrationJob(Struct, kw_only=True):
-    """A job as callers see it."""
-
-    job_id: UUID
-    kind: Kind
-    state: str
-    target_version: int
-    done: int
-    total: int | None
-    error: str | None
-    created_at: datetime
-    updated_at: datetime
-    report: Report
+def read_position(position: str) -> tuple[int, Report]:
+    """The version that a job brings heads to, and what it found so far."""
+    at = json.decode(position, type=_Position)
+    return at.target_version, at.report
 
 
 class Migrating:
@@ -197,7 +198,8 @@ class Migrating:
             actor: Who asked, for the audit log.
             target_version: The version to migrate to; None: the newest.
             heads_per_second: How many heads to look at, at most.
-            idle_seconds: Heads younger than this are left alone.
+            idle_seconds: Heads that an agent saved less long ago are not migrated; a rollback asks only whether an
+                agent has saved since the migration.
 
         Raises:
             StateSchemaNotFound: the tenant has none of this name.
@@ -226,23 +228,17 @@ class Migrating:
             rows = await transaction.fetch(sql.HEADS_BY_VERSION, scope.tenant_id, schema)
         return {row["number"]: row["heads"] for row in rows}
 
-    async def jobs(self, scope: TenantScope, schema: str) -> list[MigrationJob]:
-        """The last job of each kind, newest first.
+    async def jobs(self, scope: TenantScope, schema: str) -> list[Job]:
+        """The last job of each kind, newest first; a damaged one is left out (`Jobs.list` shows it).
 
         Raises:
-            IntegrityFailure, CryptoError: as `Jobs.get`.
+            CryptoError: as `Jobs.get`.
         """
         await self._jobs.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(sql.LAST_JOBS, scope.tenant_id, schema, list(KINDS))
-        found = []
-        for row in rows:
-            self._jobs.check(scope.tenant_id, row)
-            columns = dict(row)
-            at = json.decode(columns.pop("position"), type=_Position)
-            del columns["target"], columns["note"], columns["mac"]
-            found.append(MigrationJob(**columns, target_version=at.target_version, report=at.report))
-        return found
+        found = (self._jobs.read(row) for row in rows)
+        return [job for job in found if not job.damaged]
 
     # --- the job -------------------------------------------------------------------------------------------------
 
@@ -252,6 +248,7 @@ class Migrating:
         scope = TenantScope(lease.tenant_id)
         started = self._monotonic()
         left = math.ceil(at.heads_per_second * SLICE_SECONDS)
+        at.refused_seconds = 0.0
         while left > 0 and self._monotonic() - started < SLICE_SECONDS:
             seen, ended = await self._stretch(lease, scope, at, min(left, _STRETCH_HEADS))
             left -= seen
@@ -259,6 +256,8 @@ class Migrating:
                 await lease.advance(transaction, json.encode(at).decode(), seen)
             if ended:
                 return Slice(ended=True)
+            if at.refused_seconds:
+                return Slice(ended=False, again_seconds=at.refused_seconds, waits_for="tenant-refused")
         spare = SLICE_SECONDS - (self._monotonic() - started)
         return Slice(ended=False, again_seconds=max(0.0, spare) if left <= 0 else 0.0)
 
@@ -311,7 +310,10 @@ class Migrating:
         return len(places), not (at.again or at.moved)
 
     async def _visit(self, lease: Lease, scope: Scope, at: _Position, row: Any) -> None:
-        outcome = await self._outcome(lease, scope, at, row)
+        try:
+            outcome = await self._outcome(lease, scope, at, row)
+        except TenantTooCostly as refused:
+            outcome, at.refused_seconds = "moved", refused.retry_after_seconds
         setattr(at.report, outcome, getattr(at.report, outcome) + 1)
         if outcome == "moved" and len(at.moved) + len(at.again) < AGAIN_MAX:
             at.moved.append(_Place(scope.subject_id, row["thread_id"], row["namespace"]))
@@ -319,19 +321,20 @@ class Migrating:
     async def _outcome(self, lease: Lease, scope: Scope, at: _Position, row: Any) -> Outcome:
         """Do with one head what the job is for; what cannot be done now by anybody is left alone, and counted."""
         due = row["source"] == MIGRATE_SOURCE if lease.kind == STATE_ROLLBACK_KIND else _below(row, at)
+        waiting = row["written"] or row["status"] == "waiting" or row["source"] == INPUT_SOURCE
         aside: list[tuple[bool, Outcome]] = [
             (not due, "current"), (row["client_share"], "shared"), (row["tier"] != "hot", "archived"),
-            (row["written"] or row["status"] == "waiting", "waiting"), (row["recent"], "recent"),
+            (waiting, "waiting"), (row["recent"], "recent"),
         ]  # fmt: skip
         left = next((outcome for holds, outcome in aside if holds), None)
-        # A plan also opens what is left to the conversion at load: that must work, too.
-        if left is not None and (lease.kind != STATE_PLAN_KIND or left in {"current", "shared", "archived"}):
+        # What is left to the conversion at load is tried, too: that must work.
+        if left is not None and (lease.kind == STATE_ROLLBACK_KIND or left in {"current", "shared", "archived"}):
             return left
         try:
             loaded = await self._checkpoints.load(scope, row["thread_id"], row["namespace"], None, with_state=True)
             if lease.kind == STATE_ROLLBACK_KIND:
                 return await self._roll_back(scope, lease.target, loaded)
-            done = await self._migrate(lease, scope, at, loaded)
+            done = await self._migrate(lease, scope, at, loaded, only_try=lease.kind == STATE_PLAN_KIND or bool(left))
         except _FAILURES as fault:
             await self._note_failure(scope, lease.target, at, fault)
             return "failed"
@@ -345,18 +348,18 @@ class Migrating:
             return "gone"
         return done if left is None else left
 
-    async def _migrate(self, lease: Lease, scope: Scope, at: _Position, loaded: Loaded) -> Outcome:
-        saved = loaded.checkpoint
+    async def _migrate(self, lease: Lease, scope: Scope, at: _Position, loaded: Loaded, *, only_try: bool) -> Outcome:
+        saved = await self._states.adopted(scope, loaded.checkpoint)
         if saved.state_schema != lease.target or saved.state_version is None:
             return "moved"
         if saved.state_version >= at.target_version:
             return "current"
         wanted = WantedVersions(by_schema={lease.target: at.target_version})
-        if lease.kind == STATE_PLAN_KIND:
+        if only_try:
             # Writes are not carried, but they will be read.
             shown = await self._states.at(scope, wanted, saved)
-            await self._states.checked(scope, _save(shown, loaded, MIGRATE_SOURCE))
-            if len(at.report.samples) < SAMPLES_MAX:
+            await self._states.checked(scope, _save(shown, loaded, saved.source or MIGRATE_SOURCE))
+            if lease.kind == STATE_PLAN_KIND and len(at.report.samples) < SAMPLES_MAX:
                 known = await self._schemas.known(scope, lease.target, at.target_version)
                 at.report.samples.append(_sample(known, scope, saved, shown))
             return "changed"
@@ -373,8 +376,11 @@ class Migrating:
         if head.writes or head.status == "waiting":
             return "waiting"
         before = await self._checkpoints.load(scope, head.thread_id, head.namespace, head.parent_id, with_state=True)
+        made_of = await self._states.adopted(scope, before.checkpoint)
+        if made_of.state_schema is None:
+            raise StateSchemaMismatch("nothing says any more what the state was that was migrated")
         # What was saved once is not checked again.
-        save = await self._states.tagged(scope, _save(before.checkpoint, loaded, ROLLBACK_SOURCE))
+        save = await self._states.tagged(scope, _save(made_of, loaded, ROLLBACK_SOURCE))
         await self._checkpoints.save(scope, save)
         return "changed"
 

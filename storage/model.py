@@ -55,14 +55,27 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What the caller believes of the head: ``head_id`` from If-Match, or ``absent`` from If-None-Match: *.
+    """What the caller believes of the head. Without any of these it is a belief that never holds.
 
-    ``sequence``: also that nothing was written to the head since, not even a pending write.
+    Attributes:
+        head_id: It is this one (If-Match with its ETag).
+        absent: There is none (If-None-Match: *).
+        sequence: Also, nothing was written to it since, not even a pending write.
+        or_one_of: Or it is one of these (If-Match with several ETags).
+        exists: There is one, whichever that is (If-Match: *).
     """
 
     head_id: str | None = None
     absent: bool = False
     sequence: int | None = None
+    or_one_of: tuple[str, ...] = ()
+    exists: bool = False
+
+    def holds(self, head_id: str | None) -> bool:
+        """Whether ``head_id`` (None: there is none) is what is believed; the sequence is not asked here."""
+        if head_id is None:
+            return self.absent
+        return self.exists or head_id == self.head_id or head_id in self.or_one_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +85,20 @@ class Parent:
     checkpoint_id: str | None
 
 
+@dataclass(slots=True)
+class Replay:
+    """Whether a request was answered with what an equal one had done before; set where its receipt is read."""
+
+    happened: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Idempotency:
     """An Idempotency-Key with the digest of its request (32 bytes)."""
 
     idempotency_key: str
     request_digest: bytes
+    replay: Replay = field(default_factory=Replay, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +135,7 @@ class Save:
 class Compaction:
     """A list channel to compact: ``summary`` (MessagePack elements), then the ``keep_last`` newest elements.
 
-    What is None is as the head has it; ``checkpoint_id`` None: minted. ``head_id``: from If-Match.
+    What is None is as the head has it; ``checkpoint_id`` None: minted.
     """
 
     thread_id: str
@@ -123,7 +144,7 @@ class Compaction:
     keep_last: int
     summary: tuple[bytes, ...] = ()
     checkpoint_id: str | None = None
-    head_id: str | None = None
+    precondition: Precondition | None = None
     known_token: str | None = None
     status: Status | None = None
     agent: str | None = None
@@ -180,7 +201,7 @@ class Checkpoint:
     """A loaded checkpoint. ``channels`` and ``writes`` are None where they were not asked for.
 
     ``withheld``: only its clear columns are here, and nothing vouches for them: its thread is under a client-held share
-    that was not sent, or a whole tenant is listed.
+    that was not sent, a whole tenant is listed, or it is ``damaged``: it or what belongs to it does not authenticate.
     """
 
     thread_id: str
@@ -202,6 +223,7 @@ class Checkpoint:
     channels: dict[str, Channel] | None
     writes: list[PendingWrite] | None
     withheld: bool = False
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +323,7 @@ class ChannelHistories:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """A thread's clear record."""
+    """A thread's clear record; ``damaged``: its seal does not vouch for it."""
 
     thread_id: str
     agent: str | None
@@ -312,6 +334,7 @@ class Thread:
     created_at: datetime
     updated_at: datetime
     head_id: str | None
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,16 +357,39 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A tenant."""
+    """A tenant. ``suspended_at`` is since when its keys are refused, if they are."""
 
     tenant_id: UUID
     name: str
     created_at: datetime
+    suspended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeySeal:
+    """What a gateway vouches for of an API key's row (`storage.key_seals`).
+
+    Attributes:
+        grants: What keys that this one makes may be allowed.
+        mac: Over these and the row, its revocation included.
+        pepper_version: Of the pepper that made ``mac``.
+    """
+
+    grants: tuple[str, ...]
+    mac: bytes = field(repr=False)
+    pepper_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKeyRecord:
-    """An API key as it is stored; ``mac`` is an HMAC of the secret and of what it may do, never the secret."""
+    """An API key as it is stored.
+
+    Attributes:
+        mac: An HMAC of the secret and of what the key may do, never the secret.
+        pepper_version: Of the pepper that made ``mac``.
+        seal: None where a gateway of the release before made the key, or somebody took the seal away.
+        suspended: Whether its tenant is suspended; said by the look-up of a presented key, and by nothing else.
+    """
 
     key_id: str
     kind: Literal["subject", "service", "operator"]
@@ -357,3 +403,14 @@ class ApiKeyRecord:
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
+    seal: KeySeal | None = None
+    suspended: bool = False
+
+    @property
+    def grants(self) -> tuple[str, ...]:
+        """What keys that this one makes may be allowed; where nothing was said of it, what it may do itself."""
+        return self.permissions if self.seal is None else self.seal.grants
+
+    def is_active(self, now: datetime) -> bool:
+        """Whether it is neither revoked nor at its end."""
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)

@@ -22,6 +22,7 @@ from storage.blob_io import BlobDamaged, BlobReader, BlobWriter
 from storage.blob_ledger import BlobLedger, LiveBlob, NewBlob, Settlement, new_blob_id, pack_named_ids
 from storage.blobs.keyspace import BlobLocation
 from storage.clock import Clock
+from storage.computing import compute
 from storage.errors import (
     ArtifactUnknown,
     BlobsNotConfigured,
@@ -37,6 +38,7 @@ from storage.format.pointer import BlobPointer
 from storage.format.record import PieceReader
 from storage.model import Value
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.room import taking
 from storage.scope import Scope
 
 # Blobs that one request writes or reads at once; memory is bounded for the process by `storage.blob_io`.
@@ -79,7 +81,7 @@ class Uploads:
 
 def answering(sealer: Sealer, *, refs: bool) -> PieceReader:
     """A reader for one answer, which puts together no more than `RESOLVED_BYTES_MAX`."""
-    return PieceReader(sealer, refs=refs, bytes_max=RESOLVED_BYTES_MAX)
+    return PieceReader(sealer, refs=refs, bytes_max=RESOLVED_BYTES_MAX, take=taking())
 
 
 class Offload:
@@ -252,7 +254,8 @@ class Offload:
             BlobUnavailable: the object store does not answer.
         """
         if blobs:
-            reader.take(await self.fetch(scope, sealer, reader.in_blobs(), blobs))
+            contents = await self.fetch(scope, sealer, reader.in_blobs(), blobs)
+            await compute(scope.tenant_id, lambda: reader.take(contents))  # a digest of all of it
 
     async def fetch(
         self, scope: Scope, sealer: Sealer, wanted: Mapping[bytes, BlobChunk], blobs: Mapping[UUID, LiveBlob]

@@ -350,8 +350,11 @@ class PartUploads:
         *,
         digest: bytes | None = None,
         share: ClientShare | None = None,
-    ) -> Artifact:
+    ) -> tuple[Artifact, bool]:
         """Make an artifact of an upload's parts. Repeating it gives the artifact that was made.
+
+        Returns:
+            The artifact, and whether it was made now.
 
         Args:
             scope: Whose upload it is.
@@ -390,7 +393,7 @@ class PartUploads:
                 scope, look_up, UploadNotFound(), share
             )
         except UploadNotFound:
-            return await self._completed(scope, upload_id, digest, share)
+            return await self._completed(scope, upload_id, digest, share), False
         size = _whole(stored, parts, details.size_bytes)
         running = self._running.get((scope, upload_id))
         found: bytes | None = running.digest.digest() if running is not None and running.covers(stored) else None
@@ -409,9 +412,9 @@ class PartUploads:
                 scope, details.thread_id, details.new, settlement, found, None, share
             )
         except UploadNotFound:
-            return await self._completed(scope, upload_id, digest, share)
+            return await self._completed(scope, upload_id, digest, share), False
         self._running.pop((scope, upload_id), None)
-        return artifact
+        return artifact, True
 
     async def _assemble(
         self,

@@ -14,8 +14,8 @@ from storage.completeness import admit_reader
 from storage.errors import InvalidState, PieceNotFound, ThreadArchived
 from storage.format.leaves import names_artifacts
 from storage.format.pieces import LEAF, leaf_piece
-from storage.format.record import PieceReader, new_thread, open_thread, seal_piece, seal_thread
-from storage.offload import Uploads
+from storage.format.record import new_thread, open_thread, seal_piece, seal_thread
+from storage.offload import Uploads, answering
 from storage.postgres import pieces as sql
 from storage.reading import read_chunks
 from storage.scope import ClientShare, Scope, check_id
@@ -85,6 +85,7 @@ class Pieces:
             if row["tier"] != "hot":
                 raise ThreadArchived(thread_id)
             if not row["present"]:
+                self._access.row_quotas.require_room(scope)
                 blobs = await self._access.offload.place(transaction, scope, sealer, thread_id, [piece], uploads)
                 blob_id = blobs.get(piece.piece_id)
                 await transaction.execute(
@@ -111,7 +112,7 @@ class Pieces:
         """
 
         async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> bytes:
-            reader = PieceReader(sealer)
+            reader = answering(sealer, refs=False)
             async with snapshot() as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
                 await admit_reader(transaction, scope, sealer, thread_id)

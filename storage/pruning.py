@@ -233,7 +233,9 @@ class Pruning:
     async def keep_latest(
         self, scope: Scope, thread_id: str, *, guard: Guard | None = None, share: ClientShare | None = None
     ) -> Removal:
-        """Keep each namespace's head and what it is rebuilt from. Nothing happens if there is no such thread.
+        """Keep each namespace's head and what it is rebuilt from; finished calls of sub-agents go whole.
+
+        Nothing happens if there is no such thread. What is finished: `storage.thinning.finished_calls`.
 
         Args:
             scope: Whose thread.
@@ -447,7 +449,7 @@ class Pruning:
             place = (write.namespace, write.checkpoint_id)
             plan.writes.setdefault(place, []).append(write)
             plan.members.append(write.member)
-            plan.newest_write[place] = max(each["created_at"], plan.newest_write.get(place, each["created_at"]))
+            plan.newest_write[place] = max(each["stored_at"], plan.newest_write.get(place, each["stored_at"]))
         for each in heads:
             head = open_own_head(sealer, request.thread_id, thread, each)
             compare_writes(written.of(each["namespace"], each["head_id"]), head.writes)
@@ -548,10 +550,11 @@ class Pruning:
             spared.update((name, each) for each in choice.spared(entries, doomed.get(name, set()), fresh))
         if not choice.takes_all:
             # Others may have removed the head of before.
+            ended = choice.ended(plan.thread)
             heads = {
                 (name, locked.heads[name]["head_id"])
                 for name, some in doomed.items()
-                if name in locked.heads and locked.heads[name]["head_id"] in some
+                if name in locked.heads and name not in ended and locked.heads[name]["head_id"] in some
             }
             spared.update(place for place in self._with_theirs(plan, heads) if place[1] in doomed[place[0]])
         return spared
@@ -656,7 +659,7 @@ class Pruning:
             known = plan.thread[name]
             known.head_id, known.sequence, known.live = head_id, head.sequence, head.live
             token = ThreadToken.of(plan.sealer.without_share, name, head_id, head)
-            self._access.head_anchors.note(request.scope, plan.sealer, request.thread_id, token)
+            self._access.acknowledge(request.scope, plan.sealer, request.thread_id, token)
         request.removed.checkpoints += len(locked.taken)
         request.removed.pending_writes += locked.writes_taken
 
@@ -794,7 +797,15 @@ def _entry(opened: OpenedCheckpoint) -> Entry:
         opened.member,
         frozenset(each.name for each in opened.manifest.channels),
         opened.manifest.delta_channels,
+        _outer(opened.manifest.metadata.get("parents")),
     )
+
+
+def _outer(parents: Any) -> tuple[Place, ...]:
+    """What a sub-agent's metadata says about the namespaces around it; whoever writes something else says nothing."""
+    if not isinstance(parents, dict):
+        return ()
+    return tuple((name, each) for name, each in parents.items() if isinstance(name, str) and isinstance(each, str))
 
 
 def _live(opened: Collection[OpenedCheckpoint]) -> LiveSet:

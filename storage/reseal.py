@@ -72,7 +72,7 @@ class Reseal:
                 return await self._begin(lease, scope)
             case "settle" | "drain":
                 if not await self._quiet.since(datetime.fromisoformat(at[0])):
-                    return Slice(ended=False, again_seconds=SETTLE_SECONDS)
+                    return Slice(ended=False, again_seconds=SETTLE_SECONDS, waits_for="older-transactions")
                 if step == "settle":
                     await self._move(lease, scope, "threads", lease.done, "")
                     return MORE

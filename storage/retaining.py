@@ -19,11 +19,11 @@ moment at which something that is due is done.
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from msgspec import Struct, json
@@ -32,6 +32,7 @@ from crypto import CryptoError, KeyUnavailable
 from storage.audit import GATEWAY_ACTOR, Audit
 from storage.blobs.store import BlobUnavailable
 from storage.clock import Clock
+from storage.clock_check import ClockCheck
 from storage.control_rows import ControlRows
 from storage.errors import (
     ArchiveUnavailable,
@@ -59,6 +60,7 @@ from storage.retention_policies import (
     rule_of,
     said_of,
 )
+from storage.rounds import telling
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.threads import Threads
 
@@ -81,15 +83,13 @@ ACTS_AT_ONCE = 4
 PAGE_ROWS = 500
 # So many acts in a row that failed for want of somebody else's service: the rest of the round would fail, too.
 FAILURES_MAX = 8
-# Clocks of processes differ by less than this; what was written so shortly before a round is looked at again.
-SKEW_SECONDS = 300.0
+# What was written so shortly before a round is looked at again: its transaction may have ended only while that went on.
+OVERLAP_SECONDS = 300.0
 # Something that is due is late when it was still there after so long.
 LATE_SECONDS = 2 * ROUND_SECONDS
 _TENANTS_MAX = 50
 _ROUND_ACTION = "retention.round"
 _random = secrets.SystemRandom()
-
-T = TypeVar("T")
 # `gone`: the thread is not there any more, or nothing is due of it any more. `left`: not now. `failed`: not ever.
 # `unavailable`: not before the deployment has an archive.
 Outcome = Literal["done", "gone", "held", "left", "unavailable", "failed"]
@@ -321,7 +321,7 @@ class Retaining:
         Args:
             unit_of_work: The way to the rows.
             audit: Deletions, and what a round came to, are recorded.
-            clock: The one that threads' times are from.
+            clock: This process's, which must agree with the database's.
             threads: Deletes.
             pruning: Thins.
             archives: Archives and expires.
@@ -333,7 +333,7 @@ class Retaining:
         """
         self._unit_of_work = unit_of_work
         self._audit = audit
-        self._clock = clock
+        self._clock_check = ClockCheck(unit_of_work, clock)
         self._threads = threads
         self._pruning = pruning
         self._archives = archives
@@ -369,17 +369,17 @@ class Retaining:
 
         Raises:
             Unavailable: the database cannot be reached; what was done is committed.
+            ClockOff: this process's clock and the database's disagree; nothing was done.
             CryptoError: the root key cannot be asked who wrote the policies; nothing was done.
         """
+        await self._clock_check.require()
         await self._control.ready()
         async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
             row = await transaction.fetchrow(sql.CLAIM, tenant_id, LEASE_SECONDS, now)
         if row is None:
             return None
-        begun = row["progress"] is not None
-        progress = json.decode(row["progress"], type=_Progress) if begun else _Progress()
-        started_at = row["started_at"] if begun else self._clock.now()
-        lease = _Lease(tenant_id, row["lease_until"], started_at, row["thinned_until"], progress)
+        progress = _Progress() if row["progress"] is None else json.decode(row["progress"], type=_Progress)
+        lease = _Lease(tenant_id, row["lease_until"], row["started_at"], row["thinned_until"], progress)
         round_ = Round()
         try:
             ended = await self._slice(lease, round_, None if now else time.monotonic() + self._slice_seconds)
@@ -389,9 +389,6 @@ class Retaining:
             else:
                 await self._release(lease, 0.0)
         except _GiveUpError:
-            await self._release(lease, AGAIN_SECONDS)
-        except IntegrityFailure:  # of what is said of all its threads, or of many
-            round_.failed += 1
             await self._release(lease, AGAIN_SECONDS)
         except _LeaseLostError:
             pass
@@ -427,7 +424,7 @@ class Retaining:
     async def _finish(self, lease: _Lease) -> None:
         progress = lease.progress
         seconds = (AGAIN_SECONDS if progress.again else ROUND_SECONDS) * _random.uniform(1 - JITTER, 1 + JITTER)
-        thinned_until = None if progress.unfinished else lease.started_at - timedelta(seconds=SKEW_SECONDS)
+        thinned_until = None if progress.unfinished else lease.started_at - timedelta(seconds=OVERLAP_SECONDS)
         census = {"counts": progress.counts, "late_since": progress.late_since}
         did: dict[str, Any] = {
             action: count for action in ACTIONS if (count := progress.counts.get(f"done_{action}", 0)) > 0
@@ -453,7 +450,6 @@ class Retaining:
         """Page on; returns whether the round came to its end."""
         while True:
             at = (lease.progress.subject_id, lease.progress.thread_id)
-            now = self._clock.now()
             async with self._unit_of_work.snapshot(TenantListing(lease.tenant_id)) as transaction:
                 policies = await read_policies(transaction, self._control, lease.tenant_id)
                 await transaction.execute(sql.IN_ORDER)
@@ -464,10 +460,10 @@ class Retaining:
                 round_.threads += 1
                 try:
                     own = own_of(self._control, lease.tenant_id, row)
-                except IntegrityFailure:
+                    seen, counts = glance(policies, own, row, lease.thinned_until)
+                except IntegrityFailure:  # it is left alone, and only it
                     round_.failed += 1
                     continue
-                seen, counts = glance(policies, own, row, now, lease.thinned_until)
                 if seen.policy.legal_hold:
                     round_.held += 1
                     lease.progress.count("held")
@@ -505,8 +501,7 @@ class Retaining:
     async def _look_after(self, lease: _Lease, round_: Round, scope: Scope, thread_id: str) -> None:
         try:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                now = self._clock.now()
-                seen = await examine(transaction, self._control, scope, thread_id, now, lease.thinned_until)
+                seen = await examine(transaction, self._control, scope, thread_id, lease.thinned_until)
         except IntegrityFailure:
             round_.failed += 1
             return
@@ -586,7 +581,7 @@ class Retaining:
         """
 
         async def guard(transaction: Transaction) -> None:
-            again = await examine(transaction, self._control, scope, thread_id, self._clock.now())
+            again = await examine(transaction, self._control, scope, thread_id)
             due = None if again is None else again.plan
             if again is None or due is None or seen.plan is None or due.action != seen.plan.action:
                 raise _NotDueError
@@ -610,7 +605,7 @@ class Retaining:
         return guard
 
     async def _thin(self, round_: Round, scope: Scope, thread_id: str, seen: Examined) -> bool:
-        now = self._clock.now()
+        now = seen.row["present"]
         checkpoints = writes = 0
         due, window = seen.plan, seen.policy.pending_writes_seconds
         guard = self._still_said(scope, thread_id, seen)
@@ -626,6 +621,12 @@ class Retaining:
         return checkpoints + writes > 0
 
     # --- what shows --------------------------------------------------------------------------------------------------
+
+    async def begin(self, scope: TenantScope) -> RoundStanding | None:
+        """Have a tenant's round begin as soon as a process is free, instead of when it is due; as `standing`."""
+        async with self._unit_of_work.begin(scope) as transaction:
+            await transaction.execute(sql.DELAY_ROUND, scope.tenant_id, 0.0)
+        return await self.standing(scope)
 
     async def standing(self, scope: TenantScope) -> RoundStanding | None:
         """How far a tenant's round is; None: nobody ever said how long its threads are kept, so it has no rounds."""
@@ -683,15 +684,6 @@ class Retaining:
             counted: Told what there is and what waits, after every pass, also after one that failed.
         """
         while True:
-            await _telling(self.run_due, done, failed)
-            await _telling(self.census, counted, failed)
+            await telling(self.run_due, done, failed)
+            await telling(self.census, counted, failed)
             await asyncio.sleep(POLL_SECONDS * _random.uniform(1 - JITTER, 1 + JITTER))
-
-
-async def _telling(
-    work: Callable[[], Awaitable[T]], told: Callable[[T], None], failed: Callable[[Exception], None]
-) -> None:
-    try:
-        told(await work())
-    except Exception as reason:  # noqa: BLE001  whatever it is, the next pass must come
-        failed(reason)

@@ -126,8 +126,8 @@ class Facts:
     Attributes:
         tier: Where its rows are.
         status: The last one.
-        created_at: When it was made.
-        updated_at: When it was last written to, or restored.
+        created_at: When the database got it.
+        updated_at: When the database saw the last write to it, or its being restored.
         client_share: Whether its checkpoints open only under a share that its client holds.
         archived_at: When it was archived; None where it is hot.
         changed: Whether it, or what holds for it, changed since it was last thinned.
@@ -305,7 +305,7 @@ def plan(policy: Effective, facts: Facts, now: datetime) -> Plan | None:
     Args:
         policy: What holds for it.
         facts: What is known of it.
-        now: By the clock that its times are from.
+        now: By the database's clock, which its times are from.
     """
     due = outlook(policy, facts)
     if due is not None and due.at <= now:

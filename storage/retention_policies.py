@@ -5,7 +5,8 @@ and the operator what a tenant may say at most. Every change is recorded in the 
 legal hold that is set or lifted once more under its own name. A policy that does not mention the hold leaves it as it
 is.
 
-A row that no gateway wrote as it is (`storage.control_rows`) is refused by whoever reads it, also to change another.
+A row that no gateway wrote as it is (`storage.control_rows`) is named, hides no other one, and is superseded by whoever
+may say what it said; until then whatever it could apply to is left alone.
 
 Owns the rows, the resolution (by `storage.retention`) and the preview, which asks the same planner about the same facts
 as a round does, and changes nothing. It removes nothing and starts nothing; `storage.retaining` does.
@@ -24,11 +25,17 @@ from msgspec import json, structs
 from crypto import KeyDestroyed
 from storage.audit import LOCAL_ACTOR, Audit
 from storage.blobs.store import STORAGE_CLASSES
-from storage.clock import Clock
-from storage.control_rows import ControlRows, policy_row
-from storage.errors import RetentionPoliciesExceeded, StorageError, TenantNotFound, ThreadNotFound
+from storage.control_rows import ControlRows, policy_row, proof_of
+from storage.errors import (
+    IntegrityFailure,
+    InvalidState,
+    RetentionPoliciesExceeded,
+    StorageError,
+    TenantNotFound,
+    ThreadNotFound,
+)
 from storage.format.audit import OPERATOR_CHAIN
-from storage.holds import THREAD_LEVEL, said_above, said_by_thread
+from storage.holds import AGENT_LEVEL, CEILINGS_LEVEL, TENANT_LEVEL, THREAD_LEVEL, said_above, said_by_thread
 from storage.model import Removal
 from storage.postgres import retention as sql
 from storage.postgres.tenants import ONE_TENANT
@@ -58,7 +65,6 @@ AGENT_POLICIES_MAX = 1_000
 # Threads of one page of a preview, and how long it may take: thinning opens what it would thin.
 PREVIEW_ROWS = 500
 PREVIEW_SECONDS = 5.0
-TENANT_LEVEL, AGENT_LEVEL, CEILINGS_LEVEL = "tenant", "agent", "ceilings"
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 _encoder = json.Encoder(order="deterministic")
@@ -84,14 +90,35 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicies:
-    """Everything that is said above threads."""
+    """Everything that is said above threads.
+
+    Attributes:
+        tenant: Of all threads.
+        agents: Of those of agents.
+        capped: What the operator allows at most.
+        damaged: What no gateway wrote as it is, as (level, target); it counts as said by nobody, and whatever it could
+            apply to is left alone.
+    """
 
     tenant: Stored = Stored()
     agents: Mapping[str, Stored] = field(default_factory=dict)
     capped: Capped = Capped()
+    damaged: frozenset[tuple[str, str]] = frozenset()
+
+    def damages(self, agent: str | None) -> list[tuple[str, str]]:
+        """What of that which applies to an agent's threads no gateway wrote as it is, as (level, target)."""
+        concerned = {(TENANT_LEVEL, ""), (CEILINGS_LEVEL, ""), (AGENT_LEVEL, agent)}
+        return sorted(self.damaged & concerned)
 
     def effective(self, agent: str | None, own: Policy = NOTHING_SAID) -> Effective:
-        """What holds for a thread of an agent that says this itself."""
+        """What holds for a thread of an agent that says this itself.
+
+        Raises:
+            IntegrityFailure: something that applies to it was written or edited outside the gateway.
+        """
+        if damaged := self.damages(agent):
+            named = ", ".join(f"{level} {target!r}" if target else level for level, target in damaged)
+            raise IntegrityFailure(f"retention of {named} was written or edited outside the gateway")
         of_agent = self.agents.get(agent, Stored()) if agent is not None else Stored()
         return resolve((self.tenant.policy, of_agent.policy, own), self.capped.ceilings)
 
@@ -105,9 +132,11 @@ class TenantPolicies:
         """The same, with what somebody thinks of saying for all threads, or for those of an agent."""
         before = self.tenant.policy if agent is None else self.agents.get(agent, Stored()).policy
         said = Stored(_keeping_hold(draft, before), now)
+        place = (TENANT_LEVEL, "") if agent is None else (AGENT_LEVEL, agent)
+        others = replace(self, damaged=self.damaged - {place})
         if agent is None:
-            return TenantPolicies(said, self.agents, self.capped)
-        return TenantPolicies(self.tenant, {**self.agents, agent: said}, self.capped)
+            return replace(others, tenant=said)
+        return replace(others, agents={**self.agents, agent: said})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +162,15 @@ class ThreadRetention:
 
     Attributes:
         own: What it says itself.
-        effective: All levels merged and capped.
+        effective: All levels merged and capped; None: something damaged applies to it, and nothing is done to it.
         next: What time will do to it next, or would have done already; None: nothing.
+        damaged: Whether what it says itself was written or edited outside the gateway.
     """
 
     own: Stored
-    effective: Effective
+    effective: Effective | None
     next: Plan | None
+    damaged: bool
 
 
 @dataclass(slots=True)
@@ -168,6 +199,7 @@ class PreviewPage:
         now: The moment that is asked about; the same for all pages.
         threads: How many were looked at.
         held: How many of them only a legal hold keeps from what is due.
+        damaged: How many of them are left alone because something damaged applies to them.
         actions: What would be done, by action.
         next: Where to go on; None: this was the last page.
     """
@@ -175,6 +207,7 @@ class PreviewPage:
     now: datetime
     threads: int = 0
     held: int = 0
+    damaged: int = 0
     actions: dict[Action, Foreseen] = field(default_factory=dict)
     next: tuple[str, str] | None = None
 
@@ -183,6 +216,12 @@ def _keeping_hold(policy: Policy, before: Policy) -> Policy:
     """What is said now, with the hold of before where it does not mention one. No hold and none said are the same."""
     held = policy.legal_hold if policy.legal_hold is not None else before.legal_hold
     return structs.replace(policy, legal_hold=True if held else None)
+
+
+def _require_hold(policy: Policy) -> None:
+    if policy.legal_hold is None:
+        why = "what is superseded was damaged, and may have held: say whether there is a legal hold"
+        raise InvalidState(why, pointer="/legal_hold")
 
 
 def rule_of(policy: Effective, now: datetime) -> ThinningRule:
@@ -202,19 +241,19 @@ def rule_of(policy: Effective, now: datetime) -> ThinningRule:
 async def read_policies(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> TenantPolicies:
     """Everything that a tenant and its operator say, above threads; `ControlRows.ready` came before the transaction.
 
-    Raises:
-        IntegrityFailure: some of it was written or edited outside the gateway.
+    What no gateway wrote is named, and is not looked at.
     """
-    tenant, capped, agents = Stored(), Capped(), {}
+    tenant, capped, agents, damaged = Stored(), Capped(), {}, set()
     for row in await transaction.fetch(sql.POLICIES, tenant_id):
-        control.check(said_above(tenant_id, row), row["mac"])
-        if row["level"] == CEILINGS_LEVEL:
+        if not control.is_sound(said_above(tenant_id, row), proof_of(row)):
+            damaged.add((row["level"], row["target"]))
+        elif row["level"] == CEILINGS_LEVEL:
             capped = Capped(_ceilings.decode(row["policy"]), row["updated_at"])
         elif row["level"] == TENANT_LEVEL:
             tenant = _stored(row)
         else:
             agents[row["target"]] = _stored(row)
-    return TenantPolicies(tenant, agents, capped)
+    return TenantPolicies(tenant, agents, capped, frozenset(damaged))
 
 
 def _stored(row: Any) -> Stored:
@@ -231,14 +270,20 @@ def own_of(control: ControlRows, tenant_id: UUID, row: Any) -> Stored:
         return Stored()
     target = (row["subject_id"], row["thread_id"])
     said = (THREAD_LEVEL, target, row["policy"], row["legal_hold"], row["policy_updated_at"])
-    control.check(policy_row(tenant_id, *said), row["policy_mac"])
+    control.check(policy_row(tenant_id, *said), proof_of(row))
     return Stored(_policy.decode(row["policy"]), row["policy_updated_at"])
 
 
 def glance(
-    policies: TenantPolicies, own: Stored, row: Any, now: datetime, thinned_until: datetime | None
+    policies: TenantPolicies, own: Stored, row: Any, thinned_until: datetime | None, now: datetime | None = None
 ) -> tuple[Examined, bool]:
-    """A thread as far as its own row says; and whether more must be counted to know whether it is to be thinned."""
+    """A thread as far as its own row says; and whether more must be counted to know whether it is to be thinned.
+
+    ``now``: the moment to ask about; None: the one that the row was read at.
+
+    Raises:
+        IntegrityFailure: as `TenantPolicies.effective`.
+    """
     policy = policies.effective(row["agent"], own.policy)
     touched = max(row["updated_at"], policies.changed_at(row["agent"], own.updated_at))
     facts = Facts(
@@ -250,7 +295,7 @@ def glance(
         archived_at=row["archived_at"],
         changed=thinned_until is None or touched >= thinned_until,
     )
-    due = plan(policy, facts, now)
+    due = plan(policy, facts, row["present"] if now is None else now)
     ended = due is not None and due.action != "thin"
     window = policy.pending_writes_seconds
     # A write that became due since the last time was written when the thread was touched, at the latest.
@@ -262,9 +307,10 @@ def glance(
 
 
 async def count(
-    transaction: Transaction, scope: Scope, seen: Examined, now: datetime, thinned_until: datetime | None
+    transaction: Transaction, scope: Scope, seen: Examined, thinned_until: datetime | None, now: datetime | None = None
 ) -> Examined:
-    """A thread as its other rows say as well."""
+    """A thread as its other rows say as well; as `glance`."""
+    now = seen.row["present"] if now is None else now
     window = timedelta(seconds=seen.policy.pending_writes_seconds or 0)
     since = _BEGINNING if thinned_until is None or seen.facts.changed else thinned_until - window
     row = await transaction.fetchrow(
@@ -280,17 +326,15 @@ async def examine(
     control: ControlRows,
     scope: Scope,
     thread_id: str,
-    now: datetime,
     thinned_until: datetime | None = None,
 ) -> Examined | None:
-    """A thread and what is due of it at this moment; None: there is none.
+    """A thread and what is due of it at this moment, by the database's clock; None: there is none.
 
     Args:
         transaction: Bound to the scope.
         control: Checks what is said; `ControlRows.ready` came before the transaction.
         scope: Whose.
         thread_id: Which.
-        now: By the clock that its times are from.
         thinned_until: What did not change since then was thinned already; None: nothing was.
 
     Raises:
@@ -300,8 +344,8 @@ async def examine(
     row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
     if row is None:
         return None
-    seen, counts = glance(policies, own_of(control, scope.tenant_id, row), row, now, thinned_until)
-    return await count(transaction, scope, seen, now, thinned_until) if counts else seen
+    seen, counts = glance(policies, own_of(control, scope.tenant_id, row), row, thinned_until)
+    return await count(transaction, scope, seen, thinned_until) if counts else seen
 
 
 async def said_of(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str) -> Effective | None:
@@ -311,22 +355,19 @@ async def said_of(transaction: Transaction, control: ControlRows, scope: Scope, 
     return None if row is None else policies.effective(row["agent"], own_of(control, scope.tenant_id, row).policy)
 
 
-async def put_own(
-    transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str, policy: Policy, now: datetime
-) -> None:
+async def put_own(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str, policy: Policy) -> None:
     """Store what a thread says; whoever changes a hold has the lock of holds."""
+    now = await transaction.fetchval(sql.PRESENT)
     place, said = (scope.subject_id, thread_id), (_encoder.encode(policy), bool(policy.legal_hold), now)
-    mac = control.mac(policy_row(scope.tenant_id, THREAD_LEVEL, place, *said))
-    await transaction.execute(sql.PUT_THREAD, scope.tenant_id, *place, *said, mac)
+    proof = control.proof(policy_row(scope.tenant_id, THREAD_LEVEL, place, *said))
+    await transaction.execute(sql.PUT_THREAD, scope.tenant_id, *place, *said, *proof)
     await transaction.execute(sql.BEGIN_ROUNDS, scope.tenant_id)
 
 
 class RetentionPolicies:
     """The verbs on policies."""
 
-    def __init__(
-        self, unit_of_work: UnitOfWork, audit: Audit, clock: Clock, pruning: Pruning, control: ControlRows
-    ) -> None:
+    def __init__(self, unit_of_work: UnitOfWork, audit: Audit, pruning: Pruning, control: ControlRows) -> None:
         """Bind to the database.
 
         Args:
@@ -338,18 +379,21 @@ class RetentionPolicies:
         """
         self._unit_of_work = unit_of_work
         self._audit = audit
-        self._clock = clock
         self._pruning = pruning
         self._control = control
+
+    async def delay(self, scope: TenantScope, seconds: float) -> None:
+        """Have nothing done by what is said for so many seconds; a round that is under way goes on."""
+        async with self._unit_of_work.begin(scope) as transaction:
+            await transaction.execute(sql.DELAY_ROUND, scope.tenant_id, seconds)
 
     # --- tenant and agents -----------------------------------------------------------------------------------------
 
     async def get(self, scope: TenantScope) -> TenantPolicies:
-        """Everything that is said above threads.
+        """Everything that is said above threads, and what is damaged of it.
 
         Raises:
-            IntegrityFailure: some of it was written or edited outside the gateway.
-            CryptoError: the root key cannot be asked whether it was.
+            CryptoError: the root key cannot be asked whether a gateway wrote it.
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
@@ -359,6 +403,8 @@ class RetentionPolicies:
         self, scope: TenantScope, agent: str | None, policy: Policy, actor: str = LOCAL_ACTOR
     ) -> TenantPolicies:
         """Say what holds for all threads, or for those of an agent; it replaces what was said, except for the hold.
+
+        What is damaged is superseded, on the record; nobody knows whether it held, so the hold must then be said.
 
         Args:
             scope: Whose.
@@ -370,9 +416,9 @@ class RetentionPolicies:
             Everything that is said now.
 
         Raises:
-            InvalidState: it makes no sense.
+            InvalidState: it makes no sense, or does not say the hold though it must.
             RetentionPoliciesExceeded: the tenant has as many as it may.
-            IntegrityFailure, CryptoError: as `get`; nothing changed.
+            CryptoError: as `get`; nothing changed.
         """
         check_policy(policy, STORAGE_CLASSES)
         await self._control.ready()
@@ -383,7 +429,10 @@ class RetentionPolicies:
             said = await read_policies(transaction, self._control, tenant_id)
             before = (said.tenant if agent is None else said.agents.get(agent, Stored())).policy
             after = _keeping_hold(policy, before)
-            if after != before:
+            superseded = (level, target) in said.damaged
+            if superseded:
+                _require_hold(policy)
+            if after != before or superseded:
                 many = await transaction.fetchval(sql.COUNT_AGENTS, tenant_id)
                 if before == NOTHING_SAID and agent is not None and many >= AGENT_POLICIES_MAX:
                     raise RetentionPoliciesExceeded
@@ -392,23 +441,33 @@ class RetentionPolicies:
                     transaction, tenant_id, level, target, _encoder.encode(after), held=bool(after.legal_hold)
                 )
                 named = f"tenant:{tenant_id}" if agent is None else f"agent:{agent}"
-                await self._record(transaction, tenant_id, actor, named, before, after)
+                await self._record(transaction, tenant_id, actor, named, before, after, superseded=superseded)
             return await read_policies(transaction, self._control, tenant_id)
 
     async def _put(
         self, transaction: Transaction, tenant_id: UUID, level: str, target: str, body: bytes, *, held: bool
     ) -> None:
-        now = self._clock.now()
-        mac = self._control.mac(policy_row(tenant_id, level, (target,), body, held, now))
-        await transaction.execute(sql.PUT, tenant_id, level, target, body, held, now, mac)
+        now = await transaction.fetchval(sql.PRESENT)
+        proof = self._control.proof(policy_row(tenant_id, level, (target,), body, held, now))
+        await transaction.execute(sql.PUT, tenant_id, level, target, body, held, now, *proof)
         await transaction.execute(sql.BEGIN_ROUNDS, tenant_id)
 
     async def _record(
-        self, transaction: Transaction, tenant_id: UUID, actor: str, target: str, before: Policy, after: Policy
+        self,
+        transaction: Transaction,
+        tenant_id: UUID,
+        actor: str,
+        target: str,
+        before: Policy,
+        after: Policy,
+        *,
+        superseded: bool,
     ) -> None:
-        detail = {"before": msgspec.to_builtins(before), "after": msgspec.to_builtins(after)}
+        detail: dict[str, Any] = {"before": msgspec.to_builtins(before), "after": msgspec.to_builtins(after)}
+        if superseded:
+            detail["before"] = "damaged"
         await self._audit.append(transaction, tenant_id, actor, "retention.set", target, detail)
-        if bool(before.legal_hold) != bool(after.legal_hold):
+        if superseded or bool(before.legal_hold) != bool(after.legal_hold):
             action = "legal-hold.set" if after.legal_hold else "legal-hold.lift"
             await self._audit.append(transaction, tenant_id, actor, action, target)
 
@@ -419,7 +478,7 @@ class RetentionPolicies:
 
         Raises:
             ThreadNotFound: there is none.
-            IntegrityFailure, CryptoError: as `get`.
+            CryptoError: as `get`.
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
@@ -433,6 +492,7 @@ class RetentionPolicies:
         actor: str = LOCAL_ACTOR,
         *,
         check: Callable[[Effective, Effective], None] | None = None,
+        supersede: bool = False,
     ) -> ThreadRetention:
         """Say what holds for one thread; as `put`.
 
@@ -443,11 +503,14 @@ class RetentionPolicies:
             actor: Who says so.
             check: Told what holds and what would hold, under the thread's lock; what it raises changes nothing. Whether
                 the caller may is the gateway's to know.
+            supersede: Whether the caller may replace what is damaged.
 
         Raises:
-            InvalidState: it makes no sense.
+            InvalidState: it makes no sense, or does not say the hold though it must.
             ThreadNotFound: there is no such thread.
-            IntegrityFailure, CryptoError: as `get`; nothing changed.
+            IntegrityFailure: what it said is damaged, and the caller may not replace it; or ``check`` cannot be told
+                what holds. Nothing changed.
+            CryptoError: as `get`; nothing changed.
         """
         check_policy(policy, STORAGE_CLASSES)
         await self._control.ready()
@@ -460,29 +523,47 @@ class RetentionPolicies:
                 if locked is None:
                     raise ThreadNotFound
                 row = await transaction.fetchrow(sql.THREAD_ONE, *place)
+                before, superseded = NOTHING_SAID, False
                 if row is not None:
-                    self._control.check(said_by_thread(scope, thread_id, row), row["mac"])
-                before = NOTHING_SAID if row is None else _policy.decode(row["policy"])
+                    said_before, proof = said_by_thread(scope, thread_id, row), proof_of(row)
+                    if not supersede:
+                        self._control.check(said_before, proof)
+                    elif superseded := not self._control.is_sound(said_before, proof):
+                        _require_hold(policy)
+                    if not superseded:
+                        before = _policy.decode(row["policy"])
                 after = _keeping_hold(policy, before)
-                if after != before:
+                if after != before or superseded:
                     if check is not None:
                         said = await read_policies(transaction, self._control, scope.tenant_id)
                         check(said.effective(locked["agent"], before), said.effective(locked["agent"], after))
-                    if before.legal_hold != after.legal_hold:
+                    if superseded or before.legal_hold != after.legal_hold:
                         await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(scope.tenant_id))
-                    await put_own(transaction, self._control, scope, thread_id, after, self._clock.now())
+                    await put_own(transaction, self._control, scope, thread_id, after)
                     target = f"thread:{scope.subject_id}/{thread_id}"
-                    await self._record(transaction, scope.tenant_id, actor, target, before, after)
+                    await self._record(
+                        transaction, scope.tenant_id, actor, target, before, after, superseded=superseded
+                    )
                 return await self._of_thread(transaction, scope, thread_id)
 
         return await self._unit_of_work.retrying(attempt)
 
     async def _of_thread(self, transaction: Transaction, scope: Scope, thread_id: str) -> ThreadRetention:
-        seen = await examine(transaction, self._control, scope, thread_id, self._clock.now())
+        row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
+        if row is None:
+            raise ThreadNotFound
+        try:
+            own = own_of(self._control, scope.tenant_id, row)
+        except IntegrityFailure:
+            return ThreadRetention(Stored(), None, None, damaged=True)
+        try:
+            seen = await examine(transaction, self._control, scope, thread_id)
+        except IntegrityFailure:
+            return ThreadRetention(own, None, None, damaged=False)
         if seen is None:
             raise ThreadNotFound
         following = seen.plan if seen.plan is not None else outlook(seen.policy, seen.facts)
-        return ThreadRetention(own_of(self._control, scope.tenant_id, seen.row), seen.policy, following)
+        return ThreadRetention(own, seen.policy, following, damaged=False)
 
     # --- ceilings --------------------------------------------------------------------------------------------------
 
@@ -491,21 +572,25 @@ class RetentionPolicies:
 
         Raises:
             TenantNotFound: there is no such tenant.
-            IntegrityFailure, CryptoError: as `get`.
+            IntegrityFailure: it was written or edited outside the gateway.
+            CryptoError: as `get`.
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
                 raise TenantNotFound
-            return (await read_policies(transaction, self._control, tenant_id)).capped
+            said = await read_policies(transaction, self._control, tenant_id)
+        if (CEILINGS_LEVEL, "") in said.damaged:
+            raise IntegrityFailure("the ceilings were written or edited outside the gateway; set them again")
+        return said.capped
 
     async def set_ceilings(self, tenant_id: UUID, ceilings: Ceilings, actor: str = LOCAL_ACTOR) -> Capped:
-        """Say what a tenant may say at most. Threads that are beyond it are due at once.
+        """Say what a tenant may say at most; what is damaged is superseded. Threads that are beyond it are due at once.
 
         Raises:
             InvalidState: they make no sense.
             TenantNotFound: there is no such tenant.
-            IntegrityFailure, CryptoError: as `get`; nothing changed.
+            CryptoError: as `get`; nothing changed.
         """
         check_ceilings(ceilings)
         await self._control.ready()
@@ -514,11 +599,13 @@ class RetentionPolicies:
             if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
                 raise TenantNotFound
             await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
-            before = (await read_policies(transaction, self._control, tenant_id)).capped
-            if ceilings != before.ceilings:
+            said = await read_policies(transaction, self._control, tenant_id)
+            before, superseded = said.capped, (CEILINGS_LEVEL, "") in said.damaged
+            if ceilings != before.ceilings or superseded:
                 await self._put(transaction, tenant_id, CEILINGS_LEVEL, "", body, held=False)
                 target = f"tenant:{tenant_id}"
-                detail = {"before": msgspec.to_builtins(before.ceilings), "after": msgspec.to_builtins(ceilings)}
+                shown = "damaged" if superseded else msgspec.to_builtins(before.ceilings)
+                detail = {"before": shown, "after": msgspec.to_builtins(ceilings)}
                 await self._audit.append(transaction, tenant_id, actor, "retention.ceilings", target, detail)
                 await self._audit.append(transaction, OPERATOR_CHAIN, actor, "retention.ceilings", target, detail)
             return (await read_policies(transaction, self._control, tenant_id)).capped
@@ -545,16 +632,16 @@ class RetentionPolicies:
 
         Raises:
             InvalidState: the draft makes no sense.
-            IntegrityFailure, CryptoError: as `get`.
+            CryptoError: as `get`.
         """
         await self._control.ready()
         if draft is not None:
             check_policy(draft[1], STORAGE_CLASSES)
-        now = self._clock.now() if now is None else now
         until = time.monotonic() + PREVIEW_SECONDS
         async with self._unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
             policies = await read_policies(transaction, self._control, scope.tenant_id)
             await transaction.execute(sql.IN_ORDER)
+            now = await transaction.fetchval(sql.PRESENT) if now is None else now
             found = await transaction.fetch(sql.PAGE, scope.tenant_id, *(after or ("", "")), rows)
         if draft is not None:
             policies = policies.with_draft(*draft, now)
@@ -562,10 +649,15 @@ class RetentionPolicies:
         hot: dict[str, list[Examined]] = {}
         for row in found:
             subject = Scope(scope.tenant_id, row["subject_id"])
-            seen, counts = glance(policies, own_of(self._control, scope.tenant_id, row), row, now, None)
+            try:
+                seen, counts = glance(policies, own_of(self._control, scope.tenant_id, row), row, None, now)
+            except IntegrityFailure:
+                page.threads += 1
+                page.damaged += 1
+                continue
             if counts:
                 async with self._unit_of_work.snapshot(subject) as transaction:
-                    seen = await count(transaction, subject, seen, now, None)
+                    seen = await count(transaction, subject, seen, None, now)
             page.threads += 1
             page.held += seen.policy.legal_hold and _without_hold(seen, now) is not None and seen.plan is None
             if seen.plan is not None:

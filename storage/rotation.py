@@ -59,10 +59,14 @@ _FIRST = _position(0, "", "", 0)
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """A rotation that has begun: the version that is active now, and the job that does the rest."""
+    """A rotation that has begun: the version that is active now, and the job that does the rest.
+
+    ``created`` is false when an equal request had begun it before.
+    """
 
     key_version: int
     job_id: UUID
+    created: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +431,7 @@ async def _before(
         return None
     if (row["kind"], row["target"]) != (kind, target):
         raise IdempotencyKeyReused
-    return Rotated(row["job_id"].int & _KEY_VERSION_MAX, row["job_id"])
+    return Rotated(row["job_id"].int & _KEY_VERSION_MAX, row["job_id"], created=False)
 
 
 def _job_id(repeated: UUID | None, key_version: int) -> UUID | None:

@@ -5,27 +5,30 @@ other's; every condition that fails there starts the whole save over on a fresh 
 the thread (`storage.standings`) spares it the reading; it holds no other state between saves.
 """
 
-import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Never, TypeVar
 
 import msgspec
 
 from crypto import Sealer
 from storage.access import Access
 from storage.blob_ledger import pack_named_ids, unpack_named_ids
-from storage.completeness import admit, check_token
+from storage.completeness import admit, check_acknowledged, check_count, check_token
+from storage.computing import compute
 from storage.errors import (
     ChannelUnchangedUnknown,
     CheckpointExists,
+    HeadExists,
     HeadMoved,
     IntegrityFailure,
     InvalidState,
     LostRaceError,
+    ParentUnknown,
     PieceUnknown,
     PreconditionRequired,
+    StateSchemaMismatch,
     StorageError,
     ThreadArchived,
 )
@@ -34,11 +37,11 @@ from storage.format.ids import mint_checkpoint_id
 from storage.format.leaves import Pointer, escaped, find_pointer, may_name, may_point
 from storage.format.manifest import FORMAT, ChannelRecord, CheckpointColumns, Manifest
 from storage.format.pieces import (
-    CUT_BESIDE_BYTES_MIN,
     LEAF,
     Body,
     Cutter,
     Opened,
+    is_long_to_cut,
     list_bounds,
     list_count,
     list_header,
@@ -54,31 +57,34 @@ from storage.format.record import (
     open_thread,
     seal_checkpoint,
     seal_head,
-    seal_piece,
     seal_thread,
 )
 from storage.format.token import ThreadToken
 from storage.idempotency import claim, settle
 from storage.model import ChannelValue, FullState, Patch, Save, Saved, Value
 from storage.offload import Uploads, artifacts_in, pack_artifacts
+from storage.piece_rows import sealed_pieces
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.reading import one, read_chunks
 from storage.repeats import CutOtherwiseError, Repeat, same_but_for_pieces
 from storage.scope import Scope
 from storage.standings import Standing, reachable
+from storage.strictness import Strictness, checking, precondition_required
 from storage.tags import Tagging, tagging_of
-from storage.versions import OtherVersionError
+from storage.versions import OtherVersionError, is_control
+
+T = TypeVar("T")
 
 
 def _at_version(save: Save, base: OpenedCheckpoint | None) -> Save:
     """The save, if its version is its parent's where it has to be.
 
     Raises:
-        ChannelUnchangedUnknown: an unchanged or appended channel is at another version.
-        OtherVersionError: a patch is, or it names none, and so has not been checked by its parent's.
+        ChannelUnchangedUnknown: an unchanged or appended channel is at another version, or its parent at none.
+        OtherVersionError: a patch is, or its parent; or it names none, and so has not been checked by its parent's.
     """
-    if base is None or base.columns.state_schema is None or base.columns.state_version is None:
+    if base is None:
         return save
     at = (base.columns.state_schema, base.columns.state_version)
     if isinstance(save.content, Patch):
@@ -100,10 +106,10 @@ async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save, up
         StorageError: as `Checkpoints.save`.
     """
     try:
-        return await _save_in_turn(access, scope, sealer, save, await _draft(access, sealer, save), uploads)
+        return await _save_in_turn(access, scope, sealer, save, await _draft(access, scope, sealer, save), uploads)
     except CutOtherwiseError as other:  # nothing is fetched under a lock
         same = await other.repeat.compare(scope, sealer, access.offload)
-    return await _save_in_turn(access, scope, sealer, save, await _draft(access, sealer, save), uploads, same)
+    return await _save_in_turn(access, scope, sealer, save, await _draft(access, scope, sealer, save), uploads, same)
 
 
 async def _save_in_turn(
@@ -117,11 +123,11 @@ async def _save_in_turn(
 ) -> Saved:
     async with access.standings.turn(scope, save.thread_id):
         known = access.standings.take(scope, sealer, save.thread_id, save.namespace)
-        if known is not None and _goes_on(access, save, known, draft):
+        if known is not None and access.row_quotas.has_room(scope) and _goes_on(access, save, known, draft):
             return await _save_on(access, scope, sealer, save, known, draft)
-        saved = await _save_reading(access, scope, sealer, save, draft, uploads, same)
+        saved = await checking(access.control, lambda: _save_reading(access, scope, sealer, save, draft, uploads, same))
     if saved.token:
-        access.head_anchors.note(scope, sealer, save.thread_id, ThreadToken.parse(saved.token))
+        access.acknowledge(scope, sealer, save.thread_id, ThreadToken.parse(saved.token))
     return saved
 
 
@@ -166,11 +172,23 @@ def _cut(cutter: Cutter, content: FullState | Patch, name: str, value: Value) ->
         raise InvalidState(str(error), where) from None
 
 
-async def _draft(access: Access, sealer: Sealer, save: Save) -> _Draft:
-    given = save.content.channels.values() if isinstance(save.content, FullState) else ()
-    if sum(len(each.value.data) for each in given if each.value is not None) < CUT_BESIDE_BYTES_MIN:
-        return _Draft.of(access, sealer, save)
-    return await asyncio.to_thread(_Draft.of, access, sealer, save)
+async def _draft(access: Access, scope: Scope, sealer: Sealer, save: Save) -> _Draft:
+    return await _cutting(scope, save.content, lambda: _Draft.of(access, sealer, save))
+
+
+async def _cutting(scope: Scope, content: FullState | Patch, work: Callable[[], T]) -> T:
+    """Do ``work``, which cuts ``content``: beside the event loop, if that is long."""
+    return await compute(scope.tenant_id, work) if is_long_to_cut(_data_of(content)) else work()
+
+
+def _data_of(content: FullState | Patch) -> Iterator[bytes]:
+    if isinstance(content, FullState):
+        yield from (each.value.data for each in content.channels.values() if each.value is not None)
+        return
+    yield from (value.data for value in content.set.values())
+    for elements in content.append.values():
+        yield list_header(len(elements))
+        yield from elements
 
 
 async def _save_reading(
@@ -184,6 +202,7 @@ async def _save_reading(
 ) -> Saved:
     """A save that reads what it stands on, under the thread's lock; ``same``: as `_saved_before`."""
     now, cutter, cut, named = draft.now, draft.cutter, draft.cut, draft.named
+    acknowledged = access.standings.acknowledged(scope, save.thread_id, save.namespace)
     full = save.content if isinstance(save.content, FullState) else None
     needs_parent = full is None or len(cut) < len(full.channels) or save.step is None
     async with access.unit_of_work.begin(scope) as transaction:
@@ -217,21 +236,28 @@ async def _save_reading(
             raise ThreadArchived(save.thread_id)
         if save.known_token is not None:
             await check_token(transaction, scope, sealer, save.thread_id, save.known_token)
-        standing = _Standing.open(sealer, save, row, own_seal)
+        strictness = Strictness.read(access.control, scope.tenant_id, row)
+        standing = _Standing.open(sealer, save, row, own_seal, strictness)
+        await check_acknowledged(
+            transaction, scope, sealer, save.thread_id, acknowledged, standing.head_id, standing.head
+        )
         base = None if row["checkpoint_id"] is None else open_checkpoint(sealer, row)
         if row["stored_before"]:
             saved = await _saved_before(access, transaction, scope, sealer, save, standing, cut, cutter, named, same)
             await _settle(transaction, scope, sealer, save, saved)
             return saved
+        access.row_quotas.require_room(scope)
         standing.check(save, row["strict"])
+        await _check_early(transaction, scope, save, row)
         if not cutter.referenced.keys() <= {*(row["present_ids"] or ())}:
             raise PieceUnknown
         parent_id = standing.head_id if save.parent is None else save.parent.checkpoint_id
-        if base is None and needs_parent and parent_id is not None:
+        if base is None and parent_id is not None and (needs_parent or parent_id != standing.head_id):
             # It may be newer than the snapshot of the statement that waited for the lock.
-            base = await one(transaction, scope, sealer, save.thread_id, save.namespace, parent_id)
-            if base is None and save.parent is None:
-                raise IntegrityFailure("the head's checkpoint is missing")
+            parent = await one(transaction, scope, sealer, save.thread_id, save.namespace, parent_id)
+            if parent is None:
+                await _refuse_parent(transaction, scope, save, standing, parent_id)
+            base = parent if needs_parent else None
         save = _at_version(save, base)
         reader = PieceReader(sealer, refs=True)
         channels = await _compose(transaction, scope, reader, save, cut, cutter, base, named, base)
@@ -268,6 +294,22 @@ async def _save_reading(
     return saved
 
 
+async def _refuse_parent(
+    transaction: Transaction, scope: Scope, save: Save, standing: "_Standing", parent_id: str
+) -> Never:
+    """Say why a parent is not there.
+
+    Raises:
+        ParentUnknown: it was removed, or never was.
+        IntegrityFailure: it must be there: it is the head, or fewer checkpoints are there than the seals say.
+    """
+    if parent_id == standing.head_id:
+        raise IntegrityFailure("the head's checkpoint is missing")
+    if standing.head is not None:
+        await check_count(transaction, scope, save.thread_id, save.namespace, standing.head)
+    raise ParentUnknown
+
+
 def _appended_to(content: FullState, base: OpenedCheckpoint | None) -> list[bytes] | None:
     """The pieces that appending looks at: the open tails of the parent's lists. None: it has not all of these lists."""
     ids = base.ids if base else []
@@ -279,6 +321,12 @@ def _appended_to(content: FullState, base: OpenedCheckpoint | None) -> list[byte
                 return None
             tails += tail_ids(held.body, ids)
     return tails
+
+
+def _is_blind(save: Save) -> bool:
+    """Whether a save does not say which head it follows."""
+    believed = save.precondition
+    return (believed is None or believed.exists) and save.parent is None and not save.fork
 
 
 def _goes_on(access: Access, save: Save, known: Standing, draft: _Draft) -> bool:
@@ -303,13 +351,16 @@ async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, kno
     Raises:
         LostRaceError: begin by reading; what is remembered is another state, or the save would be refused on it.
     """
-    standing = _Standing(known.thread, known.head_id, known.head)
+    standing = _Standing(known.thread, known.head_id, known.head, known.strictness)
     cutter = draft.cutter
     assert isinstance(save.content, FullState)  # noqa: S101  for the type checker: the caller looked
     try:
         standing.check(save, known.strict)
         _at_version(save, known.base)
-        channels = _composed(save.content, draft.cut, cutter, known.base, known.base, {}, look_up_own(known.tails))
+        content, look_up = save.content, look_up_own(known.tails)
+        channels = await _cutting(
+            scope, content, lambda: _composed(content, draft.cut, cutter, known.base, known.base, {}, look_up)
+        )
     except StorageError:
         raise LostRaceError from None
     if cutter.referenced.keys() - known.pieces.keys():
@@ -327,12 +378,14 @@ async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, kno
     manifest = _manifest(save, channels)
     sealed = seal_checkpoint(sealer, columns, manifest)
     early = known.early.get(columns.checkpoint_id, NO_WRITES)
+    if early.count and save.state_schema is not None and base.state_schema is None:
+        raise LostRaceError  # the writes may name no version
     head = standing.with_member(sealed.member, early)
     head_seal = seal_head(sealer, save.thread_id, save.namespace, columns.checkpoint_id, head)
     fresh = [each for each in cutter.pieces.values() if each.piece_id not in known.pieces]
     if any(map(access.offload.is_large, fresh)):  # among what was appended
         raise LostRaceError
-    envelopes = [seal_piece(sealer, each) for each in fresh]
+    envelopes = await sealed_pieces(sealer, ((each, None) for each in fresh))
     await access.unit_of_work.call(
         sql.SAVE_ON,
         scope,
@@ -352,12 +405,14 @@ async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, kno
         columns.named_ids,
         known.head_seal,
         early.count,
+        known.strictness.compared() if _is_blind(save) else None,
     )
     seen = known.seen.after(sealer.without_share, columns.checkpoint_id, head)
-    access.head_anchors.note(scope, sealer, save.thread_id, seen)
+    access.acknowledge(scope, sealer, save.thread_id, seen)
     token = seen.encode(sealer.without_share, save.thread_id)
     left = msgspec.structs.replace(
         known,
+        strictness=known.strictness.of_thread(save.agent or known.strictness.agent),
         head_id=columns.checkpoint_id,
         head_seal=head_seal,
         head=head,
@@ -425,7 +480,7 @@ async def _write(
         sealer.active_key_version,
         [piece.piece_id for piece in fresh],
         [piece.children for piece in fresh],
-        [seal_piece(sealer, piece, blob_id) for piece, blob_id in zip(fresh, blob_ids, strict=True)],
+        await sealed_pieces(sealer, zip(fresh, blob_ids, strict=True)),
         columns.namespace,
         columns.checkpoint_id,
         columns.parent_id,
@@ -475,6 +530,7 @@ async def _write(
         thread_seal=thread_seal,
         thread=thread,
         strict=row["strict"],
+        strictness=standing.strictness.of_thread(row["thread_agent"]),
         head_id=head_id,
         head_seal=head_seal,
         head=head,
@@ -566,47 +622,66 @@ async def _check_newest(transaction: Transaction, scope: Scope, save: Save) -> N
 
 
 class _Standing:
-    """What a save stands on: the thread's and the namespace's seals, verified."""
+    """What a save stands on: the thread's and the namespace's seals, verified, and what save policies ask of it."""
 
     def __init__(
-        self, thread: ThreadSeal, head_id: str | None, head: HeadSeal | None, *, is_new_thread: bool = False
+        self,
+        thread: ThreadSeal,
+        head_id: str | None,
+        head: HeadSeal | None,
+        strictness: Strictness,
+        *,
+        is_new_thread: bool = False,
     ) -> None:
         self.thread = thread
         self.head_id = head_id
         self.head = head
+        self.strictness = strictness
         self.is_new_thread = is_new_thread
 
     @classmethod
-    def open(cls, sealer: Sealer, save: Save, row: Any, own_seal: bytes) -> "_Standing":
+    def open(cls, sealer: Sealer, save: Save, row: Any, own_seal: bytes, strictness: Strictness) -> "_Standing":
         """Open what `OPEN` gave; ``own_seal``: the seal that a thread has which it made."""
         thread = open_thread(sealer, save.thread_id, row["thread_created_at"], row["thread_seal"])
         head_id = row["head_id"]
         if head_id is None:
-            return cls(thread, None, None, is_new_thread=row["thread_seal"] == own_seal)
+            return cls(thread, None, None, strictness, is_new_thread=row["thread_seal"] == own_seal)
         head = open_head(sealer, save.thread_id, save.namespace, head_id, row["sequence"], row["head_seal"])
         if head.incarnation != thread.incarnation:
             raise IntegrityFailure("the head belongs to another life of this thread")
-        return cls(thread, head_id, head)
+        return cls(thread, head_id, head, strictness)
 
     def check(self, save: Save, strict: bool) -> None:
-        """Compare with what the caller believes of the head."""
+        """Compare with what the caller believes of the head; ``strict``: the thread itself asks for that."""
         believed = save.precondition
         if believed is not None:
-            if (believed.absent and self.head_id is not None) or (
-                not believed.absent and believed.head_id != self.head_id
-            ):
+            if believed.absent and self.head_id is not None:
+                raise HeadExists(self.head_id)
+            if not believed.holds(self.head_id):
                 raise HeadMoved(self.head_id)
             if believed.sequence is not None and (self.head is None or self.head.sequence != believed.sequence):
                 raise HeadMoved(self.head_id)
-            return
+            if not believed.exists:  # that there is one says nothing of which
+                return
         if isinstance(save.content, Patch):
             raise PreconditionRequired
-        if strict and not save.fork:
-            # An adapter names its parent with every save; that says as much as If-Match.
-            if save.parent is None:
-                raise PreconditionRequired
-            if save.parent.checkpoint_id != self.head_id:
-                raise HeadMoved(self.head_id)
+        if not save.fork:
+            self._check_parent(save, strict)
+
+    def _check_parent(self, save: Save, strict: bool) -> None:
+        """Refuse a save that names no head, or another one, where the thread or a save policy asks for that."""
+        # An adapter names its parent with every save; that says as much as If-Match.
+        names_head = save.parent is not None and save.parent.checkpoint_id == self.head_id
+        # Nothing is lost by the first save of a namespace: only a thread asks for that one, too.
+        if names_head or (self.head_id is None and not strict):
+            return
+        who = None if strict else self.strictness.asked_by(save.agent)
+        if (strict or who is not None) and save.parent is not None:
+            raise HeadMoved(self.head_id)
+        if strict:
+            raise PreconditionRequired
+        if who is not None:
+            raise precondition_required(who)
 
     def with_member(self, member: bytes, early: LiveSet | None) -> HeadSeal:
         """The head seal after one more checkpoint; ``early``: its writes, if it becomes the head."""
@@ -614,6 +689,23 @@ class _Standing:
             return HeadSeal(self.thread.incarnation, self.thread.floor + 1, LiveSet().add(member), early or NO_WRITES)
         writes = self.head.writes if early is None else early
         return HeadSeal(self.head.incarnation, self.head.sequence + 1, self.head.live.add(member), writes)
+
+
+async def _check_early(transaction: Transaction, scope: Scope, save: Save, row: Any) -> None:
+    """Compare the version of a save with that of its pending writes that came before it: those without one have none.
+
+    Raises:
+        StateSchemaMismatch: there are some to channels of the state.
+    """
+    if save.state_schema is None or not row["early_tasks"]:
+        return
+    place = (scope.tenant_id, scope.subject_id, save.thread_id, save.namespace, save.checkpoint_id)
+    found = await transaction.fetch(sql.UNVERSIONED_CHANNELS, *place)
+    if any(not is_control(row["channel"]) for row in found):
+        raise StateSchemaMismatch(
+            "pending writes that name no version came before their checkpoint: nothing says that they are at"
+            f" version {save.state_version} of {save.state_schema!r}"
+        )
 
 
 def _early(sealer: Sealer, columns: CheckpointColumns, row: Any) -> LiveSet:
@@ -735,7 +827,12 @@ async def _compose(
             raise ChannelUnchangedUnknown(
                 next(name for name, each in save.content.channels.items() if each.append_to is not None)
             )
-        return _composed(save.content, cut, cutter, base, parent, named, reader.look_up)
+        content = save.content
+        if all(each.append_to is None for each in content.channels.values()):  # all were cut before
+            return _composed(content, cut, cutter, base, parent, named, reader.look_up)
+        return await _cutting(
+            scope, content, lambda: _composed(content, cut, cutter, base, parent, named, reader.look_up)
+        )
     return await _apply(transaction, scope, reader, save.content, cutter, base, save.thread_id, named)
 
 
@@ -830,6 +927,19 @@ async def _apply(
         if name in held:
             tails += tail_ids(held[name].body, ids)
     await read_chunks(transaction, scope, reader, thread_id, tails)
+    return await _cutting(scope, patch, lambda: _patched(patch, cutter, base, named, reader))
+
+
+def _patched(
+    patch: Patch,
+    cutter: Cutter,
+    base: OpenedCheckpoint | None,
+    named: Mapping[str, Sequence[Pointer]],
+    reader: PieceReader,
+) -> list[ChannelRecord]:
+    """The channels of a state with the changes; what they name is there."""
+    held = {each.name: each for each in (base.manifest.channels if base else [])}
+    ids = base.ids if base else []
     channels: dict[str, ChannelRecord] = {}
     for name, each in held.items():
         if name not in patch.remove and name not in patch.set and name not in patch.append:

@@ -3,19 +3,20 @@
 Owns opening and closing. It decides nothing else; what each verb promises is said where the verb is.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from crypto import RootKey
-from migrations.state.chain import Chain
+from storage.accepted_losses import AcceptedLosses
 from storage.access import Access
+from storage.adoptions import Adoptions
 from storage.anchors import Anchors, Restored
 from storage.archive_objects import ArchiveObjects
 from storage.archive_views import ArchiveViews
-from storage.archives import ARCHIVE_KIND, RESTORE_KIND, Archives
+from storage.archives import Archives
 from storage.artifact_rows import ArtifactRows
 from storage.artifacts import Artifacts
 from storage.audit import Audit
@@ -25,37 +26,52 @@ from storage.blobs.places import Places
 from storage.blobs.store import BlobStore
 from storage.checkpoints import Checkpoints
 from storage.clock import Clock, SystemClock
+from storage.clock_check import ClockOffset, measure_offset
 from storage.compacting import Compacting
+from storage.control_repair import ControlRepair
 from storage.control_rows import ControlRows
 from storage.errors import SetupError, Unavailable
 from storage.exporting import EXPORT_KIND, IMPORT_KIND, Exporting, abandoned
+from storage.features import Features, unknown_to_this_build
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.fsck import Fsck
 from storage.head_anchors import HeadAnchors
 from storage.importing import Importing
-from storage.jobs import Jobs, Runner
+from storage.job_cancelling import JobCancelling
+from storage.jobs import ARCHIVE_KIND, RESTORE_KIND, Jobs, Runner
 from storage.keys import Keys
 from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating
+from storage.observed_root_key import ObservedRootKey
 from storage.offload import Offload
 from storage.pieces import Pieces
+from storage.postgres.checkpoints import WAIT_AS_SAVES
 from storage.postgres.engine import create_engine, speaks_to_a_pooler
+from storage.postgres.features import FEATURES
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.postgres.unit_of_work import Observer, Silent, UnitOfWork
+from storage.processes import Processes
 from storage.pruning import Pruning
 from storage.quiet import Quiet
 from storage.reseal import PAUSE_RATIO, RESEAL_KIND, Reseal
 from storage.retaining import Retaining
 from storage.retention_policies import RetentionPolicies
 from storage.rotation import REWRAP_ROOT_KIND, REWRAP_TENANT_KIND, Rotation
+from storage.row_census import RowCounting
+from storage.row_quotas import RowQuotas
+from storage.save_policies import SavePolicies
 from storage.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Accepted, Shred
 from storage.state_schemas import StateSchemas
+from storage.state_work import StateWork
 from storage.states import States
 from storage.sweep import Sweep
-from storage.tenants import Tenants
+from storage.tenants import UNLIMITED, DefaultQuotas, Tenants
 from storage.threads import Threads
 from storage.transfer_keys import TransferKeys
+from storage.unbound_imports import UnboundImports
+from storage.upgrades import Upgrades
 from storage.verify import Verification
 from storage.verifying import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND, Verifying
+from storage.workers import Workers
 
 # As the setting's default; see `gateway.settings`.
 BACKUP_RETENTION_DAYS = 30
@@ -63,11 +79,18 @@ BACKUP_RETENTION_DAYS = 30
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What the database says of itself."""
+    """What the database says of itself.
+
+    ``unlocked``: whether nobody holds a lock on tables that keeps saves out.
+    """
 
     writable: bool
     db_revision: str | None
     revision_ok: bool
+    clock: ClockOffset | None
+    history: bool = True
+    unknown_features: tuple[str, ...] = ()
+    unlocked: bool = True
 
 
 class Store:
@@ -86,12 +109,15 @@ class Store:
         backup_retention_days: int = BACKUP_RETENTION_DAYS,
         reseal_pause_ratio: float = PAUSE_RATIO,
         offload_bytes_min: int = OFFLOAD_BYTES_MIN,
-        shipped: Mapping[str, Chain] | None = None,
+        steps_folder: Path | None = None,
+        traceable: bool = False,
+        default_quotas: DefaultQuotas = UNLIMITED,
     ) -> None:
         clock = clock or SystemClock()
         observer = observer or Silent()
         self._engine = engine
         self.unit_of_work = UnitOfWork(engine, observer)
+        self._clock = clock
         self.keys = Keys(self.unit_of_work, root_key, deployment_id, clock, observer)
         self.control = ControlRows(self.unit_of_work, root_key, deployment_id, clock, observer)
         self.head_anchors = HeadAnchors(blobs)
@@ -100,38 +126,49 @@ class Store:
         self.blob_reader = None if blobs is None else BlobReader(blobs)
         # Files come and go as slowly as their peers; saves and loads do not wait for memory that those hold.
         piece_writer = None if blobs is None else BlobWriter(blobs, bytes_max=PIECE_BYTES_MAX)
-        piece_reader = None if blobs is None else BlobReader(blobs, bytes_max=PIECE_BYTES_MAX)
-        offload = Offload(self.unit_of_work, self.ledger, piece_writer, piece_reader, clock, offload_bytes_min)
         self.archive = archive
         self.archive_writer = None if archive is None else BlobWriter(archive, bytes_max=ARCHIVE_BYTES_MAX)
         self.archive_reader = None if archive is None else BlobReader(archive, bytes_max=ARCHIVE_BYTES_MAX)
         objects = ArchiveObjects(archive, self.archive_reader)
         access = Access(
-            self.unit_of_work, self.keys, clock, observer, self.head_anchors, offload,
+            self.unit_of_work, self.keys, clock, observer, self.head_anchors,
+            Offload(
+                self.unit_of_work, self.ledger, piece_writer,
+                None if blobs is None else BlobReader(blobs, bytes_max=PIECE_BYTES_MAX), clock, offload_bytes_min,
+            ),
             ArchiveViews(self.unit_of_work, objects), control=self.control,
+            row_quotas=(row_quotas := RowQuotas(self.unit_of_work)),
         )  # fmt: skip
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
         self.pruning = Pruning(access)
         self.pieces = Pieces(access)
-        self.verification = Verification(access, self.head_anchors, objects)
+        self.verification = Verification(
+            access, losses := AcceptedLosses(self.unit_of_work, self.control, self.head_anchors, clock), objects
+        )
         self.blobs = blobs
         self.artifacts = Artifacts(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
         self.places = Places(blobs, archive)
-        self.sweep = Sweep(self.unit_of_work, self.places, backup_retention_days)
+        self.sweep = Sweep(self.unit_of_work, self.places, backup_retention_days, clock=clock)
         self.fsck = Fsck(self.unit_of_work, self.ledger, self.places, clock)
         self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
         self.anchors = Anchors(self.unit_of_work, self.audit, root_key, blobs, deployment_id, clock)
-        self.tenants = Tenants(self.unit_of_work, self.audit, clock)
+        self.tenants = Tenants(self.unit_of_work, self.audit, self.control.features, clock, row_quotas, default_quotas)
+        self.upgrades = Upgrades(self.unit_of_work, self.control.features, self.audit, clock)
         self.jobs = Jobs(self.unit_of_work, self.control)
         self.archives = Archives(access, objects, archive, self.archive_writer, self.jobs, self.audit)
         access.restorer, access.thaw_progress = self.archives.bring_back, self.archives.thaw_progress
-        self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, clock, self.pruning, self.control)
+        self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, self.pruning, self.control)
         self.retaining = Retaining(
             self.unit_of_work, self.audit, clock, self.threads, self.pruning, self.archives, self.control
         )
-        self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, shipped)
-        self.states = States(self.checkpoints, self.state_schemas, observer)
+        self.workers = Workers(observer, steps_folder=steps_folder, traceable=traceable)
+        self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, self.workers)
+        self.states = States(
+            self.checkpoints, self.state_schemas,
+            Adoptions(self.unit_of_work, self.audit, self.control, self.state_schemas),
+            StateWork(self.workers), observer,
+        )  # fmt: skip
         self.compacting = Compacting(access, self.states)
         self.migrating = Migrating(
             self.unit_of_work, self.jobs, self.audit, self.checkpoints, self.states, self.state_schemas
@@ -139,11 +176,20 @@ class Store:
         self.transfer_keys = TransferKeys(self.unit_of_work, root_key, deployment_id, clock, observer)
         files = ArtifactRows(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
         self.exporting = Exporting(
-            access, files, self.state_schemas, self.retention_policies, self.jobs, self.audit, deployment_id
+            access,
+            files,
+            self.state_schemas,
+            self.adoptions,
+            self.retention_policies,
+            SavePolicies(self.unit_of_work, self.audit, self.control),
+            self.jobs,
+            self.audit,
+            deployment_id,
         )
         self.importing = Importing(
             access, self.keys, self.transfer_keys, files, piece_writer, self.exporting, self.state_schemas,
-            self.retention_policies, self.jobs, self.audit,
+            self.adoptions, self.retention_policies, self.jobs, self.audit,
+            UnboundImports(self.unit_of_work, self.control, self.audit, clock),
         )  # fmt: skip
         quiet = Quiet(self.unit_of_work)
         self.rotation = Rotation(self.unit_of_work, self.keys, self.jobs, self.audit, root_key, deployment_id, clock)
@@ -166,19 +212,20 @@ class Store:
             self.jobs,
             self.audit,
             self.verification,
-            self.head_anchors,
+            losses,
             self.shred,
             self.anchors,
             self.state_schemas,
+            self.adoptions,
+            self.save_policies,
             self.control,
         )
-        reseal = Reseal(access, quiet, self.audit, reseal_pause_ratio)
         self.runner = Runner(
             self.jobs,
             {
                 REWRAP_ROOT_KIND: self.rotation.perform_root,
                 REWRAP_TENANT_KIND: self.rotation.perform_tenant,
-                RESEAL_KIND: reseal.perform,
+                RESEAL_KIND: Reseal(access, quiet, self.audit, reseal_pause_ratio).perform,
                 SHRED_SUBJECT_KIND: self.shred.perform,
                 SHRED_TENANT_KIND: self.shred.perform,
                 VERIFY_TENANT_KIND: self.verifying.perform_tenant,
@@ -193,6 +240,46 @@ class Store:
             },
             observer,
         )
+
+    @property
+    def row_quotas(self) -> RowQuotas:
+        """Who may store no more rows."""
+        return self.tenants.row_quotas
+
+    @property
+    def row_counting(self) -> RowCounting:
+        """Counting what tenants' rows take."""
+        return RowCounting(self.unit_of_work, self.row_quotas)
+
+    @property
+    def adoptions(self) -> Adoptions:
+        """What unversioned state was adopted as."""
+        return self.states.adoptions
+
+    @property
+    def save_policies(self) -> SavePolicies:
+        """Which saves must name the head they follow."""
+        return self.exporting.save_policies
+
+    @property
+    def features(self) -> Features:
+        """What is switched on."""
+        return self.control.features
+
+    @property
+    def job_cancelling(self) -> JobCancelling:
+        """Ending jobs before their time."""
+        return JobCancelling(self.unit_of_work, self.control, self.jobs, self.audit)
+
+    @property
+    def control_repair(self) -> ControlRepair:
+        """For rows that steer the gateway and that no gateway wrote."""
+        return ControlRepair(self.unit_of_work, self.control, self.jobs, self.state_schemas, self.audit)
+
+    @property
+    def processes(self) -> Processes:
+        """Who runs."""
+        return self.upgrades.processes
 
     @classmethod
     async def open(
@@ -210,7 +297,9 @@ class Store:
         backup_retention_days: int = BACKUP_RETENTION_DAYS,
         restored: bool = False,
         offload_bytes_min: int = OFFLOAD_BYTES_MIN,
-        shipped: Mapping[str, Chain] | None = None,
+        steps_folder: Path | None = None,
+        traceable: bool = False,
+        default_quotas: DefaultQuotas = UNLIMITED,
     ) -> "Store":
         """Connect, and refuse a database that must not be served from.
 
@@ -229,16 +318,19 @@ class Store:
                 from.
             offload_bytes_min: how large a piece of a value must be to live in the object store. It may be another one
                 at each start: what is stored stays where it is.
-            shipped: chains of Python steps, by the name that a state schema opts in by.
+            steps_folder: the deployment's own steps of state schemas in Python.
+            traceable: whether debuggers may look into worker processes.
+            default_quotas: what new tenants begin with.
 
         Raises:
             SetupError: why not, and what to do, a line each.
             Unavailable: the database, or the object store with its tombstones and anchors, cannot be reached.
         """
         engine = create_engine(database_url, connections_max=connections_max)
+        observer = observer or Silent()
         store = cls(
             engine,
-            root_key=root_key,
+            root_key=ObservedRootKey(root_key, observer),
             deployment_id=deployment_id,
             blobs=blobs,
             archive=archive,
@@ -246,7 +338,9 @@ class Store:
             observer=observer,
             backup_retention_days=backup_retention_days,
             offload_bytes_min=offload_bytes_min,
-            shipped=shipped,
+            steps_folder=steps_folder,
+            traceable=traceable,
+            default_quotas=default_quotas,
         )
         try:
             pooled = speaks_to_a_pooler(database_url)
@@ -275,6 +369,37 @@ class Store:
             )
         if faults:
             raise SetupError("\n".join(faults))
+        await self.check_features()
+
+    async def check_features(self) -> None:
+        """Refuse a database in which something is switched on that this build does not know.
+
+        Raises:
+            SetupError: what, by name.
+        """
+        async with self.unit_of_work.connection() as connection:
+            unknown = unknown_to_this_build(await connection.fetch(FEATURES))
+        if unknown:
+            raise SetupError(
+                f"a newer build finished an upgrade: this one does not know {', '.join(unknown)};"
+                " serve from this database with the newer build"
+            )
+
+    async def enter(self) -> None:
+        """Enter this process in the registry, before it serves or works; and leave with `leave`.
+
+        Raises:
+            SetupError: an upgrade was finished just now that this build does not know.
+            Unavailable: the database cannot be reached.
+        """
+        await self.row_quotas.refresh()  # whoever is over stays refused when this process begins anew
+        await self.processes.beat()
+        try:
+            # Afterwards: whoever finishes an upgrade sees this process, or this process what was finished.
+            await self.check_features()
+        except SetupError:
+            await self.processes.leave()
+            raise
 
     async def check_restored(self) -> None:
         """Refuse a database that is older than what the object store says of it: a backup was restored.
@@ -294,8 +419,9 @@ class Store:
             )
         if behind := await self.anchors.behind():
             faults.append(
-                f"{len(behind)} audit logs end before an event that was anchored in the object store; if a backup was"
-                " restored, run 'stateroom restore accept' to put on record what they lost before serving from it"
+                f"{len(behind)} audit logs lack an event that was anchored in the object store; if a backup was"
+                " restored or a replica promoted, run 'stateroom restore accept' to put on record what they lost before"
+                " serving from it"
             )
         if faults:
             raise SetupError("\n".join(faults))
@@ -314,6 +440,8 @@ class Store:
             BlobUnavailable: the object store does not answer.
             CryptoError: the root key does not open what is needed now.
         """
+        if await self.anchors.behind():
+            await self.verifying.accept_losses()
         # First, so that a gap names what the backup held and not what is done to it now.
         restored = await self.anchors.accept_restored(actor)
         accepted = await self.shred.accept()
@@ -321,8 +449,8 @@ class Store:
         return restored + await self.anchors.accept_restored(actor), accepted
 
     async def close(self) -> None:
-        """Close the pool. What is under way must have ended."""
-        self.state_schemas.close()
+        """Close the pools. What is under way must have ended."""
+        await self.workers.close()
         await self._engine.dispose()
 
     async def health(self) -> Health:
@@ -332,7 +460,25 @@ class Store:
                 writable = not await connection.fetchval("SELECT pg_is_in_recovery()")
                 read_only = await connection.fetchval("SHOW default_transaction_read_only")
                 revision = await connection.fetchval("SELECT version_num FROM stateroom.db_revision")
+                unknown = unknown_to_this_build(await connection.fetch(FEATURES))
+                clock = await measure_offset(connection, self._clock)
         except Unavailable:
-            return Health(writable=False, db_revision=None, revision_ok=False)
+            return Health(writable=False, db_revision=None, revision_ok=False, clock=None)
         current = revision == db_revision_required() or revision not in known_revisions()
-        return Health(writable=writable and read_only == "off", db_revision=revision, revision_ok=current)
+        return Health(
+            writable=writable and read_only == "off",
+            db_revision=revision,
+            revision_ok=current,
+            unknown_features=tuple(unknown),
+            clock=clock,
+            history=not self.anchors.lost,
+            unlocked=await self._is_unlocked(),
+        )
+
+    async def _is_unlocked(self) -> bool:
+        try:
+            async with self.unit_of_work.connection() as connection, connection.transaction():
+                await connection.execute(WAIT_AS_SAVES)
+        except Unavailable:
+            return False
+        return True

@@ -277,8 +277,7 @@ class Shred:
         self, transaction: Transaction, tenant_id: UUID, kind: str, target: str, actor: str, *, keyed: bool
     ) -> UUID:
         known = await transaction.fetchrow(sql.LAST_JOB, tenant_id, kind, target)
-        if known is not None:
-            self._jobs.check(tenant_id, known)
+        if known is not None and self._jobs.is_sound(tenant_id, known):
             if keyed:
                 await self._refuse_held(transaction, tenant_id, kind, target)
             # One that failed left rows; what has its keys again, after it was done, has rows again.
@@ -302,7 +301,7 @@ class Shred:
     async def _requeue(self, transaction: Transaction, tenant_id: UUID, shred_id: UUID, kind: str, target: str) -> None:
         row = job_row(tenant_id, shred_id, kind, target, "queued", INTENDED, None, None)
         await transaction.execute(
-            sql.BEGIN_AGAIN, tenant_id, shred_id, kind, target, INTENDED, self._control.mac(row)
+            sql.BEGIN_AGAIN, tenant_id, shred_id, kind, target, INTENDED, *self._control.proof(row)
         )  # fmt: skip
         self._jobs.added.set()
 
@@ -361,7 +360,7 @@ class Shred:
             return MORE
         if step == "settle":
             if not await self._quiet.since(datetime.fromisoformat(at[0])):
-                return Slice(ended=False, again_seconds=SETTLE_SECONDS)
+                return Slice(ended=False, again_seconds=SETTLE_SECONDS, waits_for="older-transactions")
             await self._move(lease, "purge", "")
             return MORE
         return await self._purge(lease, at[0])

@@ -8,6 +8,9 @@ save would be refused, it starts over by reading. So a stale entry costs a round
 Writers of one thread take turns, as they would for its row's lock: a graph puts a task's writes and saves its next
 checkpoint at the same moment, and the second of them stands on what the first one leaves.
 
+It also remembers which heads it acknowledged, by their tokens, for as long: a head that is older than that is what a
+stale replica or a backup has, or an older thread that somebody put back.
+
 Entries hold what was opened: manifests with their small values, and the open tails of lists. They are as safe as the
 open keys beside them, few, small, and not kept for long; what is under a client-held share is not kept at all.
 """
@@ -28,6 +31,7 @@ from storage.format.pieces import Cutter, Piece, unpack_ids
 from storage.format.record import OpenedCheckpoint
 from storage.format.token import ThreadToken
 from storage.scope import Scope
+from storage.strictness import Strictness
 from storage.turns import Turns
 
 ENTRIES_MAX: Final = 2048
@@ -41,6 +45,8 @@ EARLY_MAX: Final = 16
 KEPT_SECONDS: Final = 300.0
 # As long as for the lock of the thread's row, which is what a turn stands for.
 TURN_SECONDS_MAX: Final = 5.0
+# Heads that were acknowledged: some 300 bytes each.
+ACKNOWLEDGED_MAX: Final = 20_000
 
 _Place = tuple[Scope, int, str, str]
 
@@ -53,6 +59,7 @@ class Standing(msgspec.Struct, frozen=True):
         thread_seal: The stored bytes of `thread`.
         thread: What they say.
         strict: Whether a save must say what it stands on.
+        strictness: Whether save policies ask for that.
         head_id: The namespace's head.
         head_seal: The stored bytes of `head`.
         head: What they say.
@@ -68,6 +75,7 @@ class Standing(msgspec.Struct, frozen=True):
     thread_seal: bytes
     thread: ThreadSeal
     strict: bool
+    strictness: Strictness
     head_id: str
     head_seal: bytes
     head: HeadSeal
@@ -95,6 +103,7 @@ class Standings:
         self._monotonic = monotonic
         self._kept: OrderedDict[_Place, tuple[float, int, Standing]] = OrderedDict()
         self._bytes = 0
+        self._acknowledged: OrderedDict[tuple[Scope, str, str], tuple[float, ThreadToken]] = OrderedDict()
         # How many writers of a thread there are was counted by whoever admitted them.
         self._turns = Turns(1, None, TURN_SECONDS_MAX, _busy)
 
@@ -137,10 +146,27 @@ class Standings:
         while len(self._kept) > ENTRIES_MAX or self._bytes > BYTES_MAX:
             self._drop(next(iter(self._kept)))
 
+    def acknowledge(self, scope: Scope, thread_id: str, token: ThreadToken) -> None:
+        """Keep how far a committed write brought a namespace."""
+        place = (scope, thread_id, token.namespace)
+        before = self._acknowledged.pop(place, None)
+        if before is not None and before[1].incarnation_tag == token.incarnation_tag:
+            token = max(before[1], token, key=lambda each: each.sequence)
+        self._acknowledged[place] = (self._monotonic(), token)
+        while len(self._acknowledged) > ACKNOWLEDGED_MAX:
+            self._acknowledged.popitem(last=False)
+
+    def acknowledged(self, scope: Scope, thread_id: str, namespace: str) -> ThreadToken | None:
+        """How far this process brought a namespace lately; ask before what is compared with it is read."""
+        found = self._acknowledged.get((scope, thread_id, namespace))
+        return None if found is None or self._monotonic() - found[0] > KEPT_SECONDS else found[1]
+
     def forget(self, scope: Scope) -> None:
         """Drop what belongs to a scope whose keys are gone."""
         for place in [each for each in self._kept if each[0] == scope]:
             self._drop(place)
+        for other in [each for each in self._acknowledged if each[0] == scope]:
+            del self._acknowledged[other]
 
 
 def reachable(ids: Iterable[bytes], *known: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:

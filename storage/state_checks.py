@@ -2,30 +2,23 @@
 
 1. Ephemeral channels are left out, from states, patches and pending writes.
 2. A save that brings every channel is checked against the version's JSON Schema; one that brings some is checked as far
-   as they go (`storage.state_schemas`).
+   as they go (`storage.state_schemas`), and so is the input of a run: no step has made a state of it yet.
 
-A state is shown to a JSON Schema as an object of channels. Extension values appear as ``{"$ext": code}``, binary as
-text in base64, floats that JSON cannot say as text, channels in encodings that the gateway does not read as
-``{"$encoded": name}``. Channels of frameworks and adapters are not shown, and neither is one whose large parts are
-stored apart already: the others are checked as a save that brings some. It reads values and instantiates nothing.
+Channels of frameworks and adapters are not shown to it (`migrations.state.json_schemas` says how the others are), and
+neither is one whose large parts are stored apart already: the others are checked as a save that brings some.
 """
 
-import base64
-import json
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jsonschema_rs
-import msgpack
-
+from migrations.state.json_schemas import Misfit, Part, shown
 from storage.errors import InvalidState
 from storage.model import FullState, NewWrite, Patch, Save, Value
-from storage.state_schemas import Known, Part
 from storage.versions import is_control
 
-_NULL, _BYTES = "null", frozenset({"bytes", "bytearray"})  # LangGraph's serialisers
+# LangGraph's source of a checkpoint of what a run was given, before a step has taken it up.
+INPUT_SOURCE = "input"
 
 
 def check_pair(state_schema: str | None, state_version: int | None) -> None:
@@ -63,96 +56,53 @@ def writes_without_ephemeral(writes: Sequence[NewWrite], ephemeral: frozenset[st
     return [each for each in writes if each.channel not in ephemeral] if ephemeral else writes
 
 
-def size_of(content: FullState | Patch) -> int:
-    """How many bytes of values a save brings."""
-    if isinstance(content, FullState):
-        return sum(len(each.value.data) for each in content.channels.values() if each.value is not None)
-    appended = sum(len(element) for elements in content.append.values() for element in elements)
-    return appended + sum(len(each.data) for each in content.set.values())
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a save brings, as far as one part of a JSON Schema is about it.
+
+    Attributes:
+        part: Which part.
+        channels: Their values: one each, or the elements that are appended to lists.
+        prefix: Where in the request they stand (JSON Pointer).
+    """
+
+    part: Part
+    channels: Mapping[str, Sequence[Value]]
+    prefix: str
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes of values it is."""
+        return sum(len(each.data) for several in self.channels.values() for each in several)
+
+    def shown(self) -> dict[str, Any]:
+        """It, as a JSON Schema sees it."""
+        trees = {name: [shown(each.encoding, each.data) for each in several] for name, several in self.channels.items()}
+        return trees if self.part == "elements" else {name: tree for name, (tree,) in trees.items()}
 
 
-def check_content(known: Known, number: int, content: FullState | Patch) -> None:
-    """Check what a save brings against the JSON Schema of its version, if it has one.
+def given_by(content: FullState | Patch, *, complete: bool = True) -> list[Given]:
+    """What a save brings that a JSON Schema is about.
 
     Args:
-        known: The schema.
-        number: The version of the save.
         content: What it brings, without ephemeral channels.
-        form: How a complete state was sent, for the pointer.
-
-    Raises:
-        InvalidState: where it differs, without what is there.
+        complete: Whether a state with all its channels is all that there is, so that ``required`` holds of it.
     """
-    if not known.has_json_schema(number):
-        return
     if isinstance(content, FullState):
         given = {name: each.value for name, each in content.channels.items() if not is_control(name)}
-        shown = {name: _shown(value) for name, value in given.items() if value is not None and not value.holes}
-        _check(known, number, "whole" if len(shown) == len(given) else "some", shown, content.root)
-        return
-    shown = {name: _shown(value) for name, value in content.set.items() if not is_control(name) and not value.holes}
-    _check(known, number, "some", shown, "/changes/set")
+        looked_into = {name: [value] for name, value in given.items() if value is not None and not value.holes}
+        whole = complete and len(looked_into) == len(given)
+        return [Given("whole" if whole else "some", looked_into, content.root)]
+    looked_into = {name: [each] for name, each in content.set.items() if not is_control(name) and not each.holes}
     appended = {
-        name: [_shown(Value("msgpack", element)) for element in elements]
+        name: [Value("msgpack", element) for element in elements]
         for name, elements in content.append.items()
         if not is_control(name)
     }
-    _check(known, number, "elements", appended, "/changes/append")
+    return [Given("some", looked_into, "/changes/set"), Given("elements", appended, "/changes/append")]
 
 
-def _check(known: Known, number: int, part: Part, shown: dict[str, Any], prefix: str) -> None:
-    validator = known.validator(number, part)
-    if validator is None:
-        return
-    fault: jsonschema_rs.ValidationError | None = None
-    try:
-        if not validator.is_valid(shown):
-            validator.validate(shown)  # only the first fault, found again: a list of all takes seconds
-    except jsonschema_rs.ValidationError as found:
-        fault = found
-    except ValueError:
-        raise InvalidState("the state is nested too deeply for its JSON Schema", prefix) from None
-    if fault is not None:
-        steps: Iterable[str | int] = fault.instance_path
-        where = "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
-        rule = str(fault.schema_path[-1]) if fault.schema_path else "false"
-        raise InvalidState(f"the JSON Schema of version {number} does not allow this ({rule})", prefix + where)
-
-
-def _shown(value: Value) -> Any:
-    """A channel's value as a JSON Schema sees it."""
-    try:
-        if value.encoding == "msgpack":
-            tree = msgpack.unpackb(
-                value.data, raw=False, strict_map_key=False, use_list=True, timestamp=0, ext_hook=msgpack.ExtType
-            )
-            return _plain(tree)
-        if value.encoding == "json":
-            return _plain(json.loads(value.data))
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
-        return {"$encoded": value.encoding}
-    if value.encoding == _NULL:
-        return None
-    if value.encoding in _BYTES:
-        return _text(value.data)
-    return {"$encoded": value.encoding}
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _plain(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {name if isinstance(name, str) else str(name): _plain(each) for name, each in tree.items()}
-    if isinstance(tree, list):
-        return [_plain(each) for each in tree]
-    if isinstance(tree, msgpack.ExtType):
-        return {"$ext": tree.code}
-    if isinstance(tree, msgpack.Timestamp):
-        return {"$ext": -1}
-    if isinstance(tree, bytes):
-        return _text(tree)
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return str(tree)
-    return tree
+def refuse(misfit: Misfit, number: int, prefix: str) -> InvalidState:
+    """What is told of a save that does not fit the JSON Schema of a version, without what is there."""
+    where = "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in misfit.steps)
+    return InvalidState(f"the JSON Schema of version {number} does not allow this ({misfit.rule})", prefix + where)

@@ -6,57 +6,50 @@ declarative or one that the deployment ships (`migrations.state`). Because nothi
 read once stays true, and a process asks the database again only for a version it does not know.
 
 Owns the rows, the checks at registration and the cache. A row that no gateway wrote is refused
-(`storage.control_rows`): it would say what state becomes. It converts no state (`storage.versions`), and reads none.
+(`storage.control_rows`): it would say what state becomes. Nothing that a tenant registers is compiled in this process
+before a worker process has told what that costs (`storage.workers`). It converts no state, and reads none
+(`storage.state_work`).
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
-from typing import Any, Literal, TypeVar
+from itertools import takewhile
+from typing import Any
 from uuid import UUID
-from weakref import WeakValueDictionary
 
 import msgspec
 
-from migrations.state.chain import Chain, Step
-from migrations.state.declarative import compile_operations
-from migrations.state.errors import ChainInvalid, StepInvalid
+from migrations.state.json_schemas import JsonSchema, Part
+from migrations.state.tasks import Invalid, Program, SchemaText, StepsText, StepText
 from storage.audit import LOCAL_ACTOR, Audit
 from storage.clock import Clock
-from storage.control_rows import ControlRows, Row, schema_row
-from storage.errors import StateSchemaExists, StateSchemaInvalid, StateSchemaNotFound, StateTooNewToSave
-from storage.json_schemas import check_json_schema, compile_json_schema
+from storage.control_key import Row
+from storage.control_rows import ControlRows, Proof, proof_of, schema_row
+from storage.errors import (
+    IntegrityFailure,
+    StateSchemaExists,
+    StateSchemaInvalid,
+    StateSchemaNotFound,
+    StateTooNewToSave,
+)
+from storage.model import Page
 from storage.postgres import state_schemas as sql
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope, TenantScope
 from storage.tags import SEARCHABLE_KEY_BYTES_MAX, SEARCHABLE_KEYS_MAX, can_be_searchable
+from storage.workers import Workers
 
 VERSIONS_MAX = 1_000
 DEFINITION_BYTES_MAX = 256 * 1024
-# All versions of a schema together: compiling a megabyte of steps takes about half a second, in a thread.
+# All versions of a schema together: they are read together.
 SCHEMA_BYTES_MAX = 4 * 1024 * 1024
 # Schemas that a process keeps compiled, over all tenants; more are read again.
 CACHED_SCHEMAS_MAX = 1_000
-# Work beside the event loop, which it shares the interpreter's lock with: more threads would only make each slower.
-THREADS = 8
-THREADS_OF_A_TENANT = 4
 # A definition may be large: a page of them takes some megabytes.
 _PAGE_ROWS = 20
-# These bind a whole state. A save that brings only some channels is checked against the rest.
-_OF_THE_WHOLE = frozenset(
-    {
-        "required", "minProperties", "dependentRequired", "dependentSchemas",
-        "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef", "unevaluatedProperties",
-    }
-)  # fmt: skip
-
-T = TypeVar("T")
-
-# What of a state is checked: all of it, some channels, or elements that are appended to lists.
-Part = Literal["whole", "some", "elements"]
+# Names of channels at other versions that are remembered of a schema.
+NAMES_MAX = 1_000
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,21 +76,33 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """A registered version of a state schema."""
+    """A registered version of a state schema; a damaged one no gateway registered as it is, so that it says nothing."""
 
     schema: str
     number: int
     definition: Definition
     created_at: datetime
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A schema as it is used: its versions, compiled."""
+    """A schema as it is used: its versions, and what has been learned of them.
 
-    chain: Chain
+    Attributes:
+        schema: Its name.
+        versions: Its versions by number.
+        plain: For each program of a JSON Schema its validator, if it may be used in this process, and the comparisons
+            that checking one value takes.
+        names: What channels are called at other versions, by the two versions and a name.
+    """
+
+    schema: str
     versions: Mapping[int, SchemaVersion]
-    _validators: dict[tuple[int, Part], Any] = field(default_factory=dict)
+    plain: dict[bytes, tuple[JsonSchema | None, int]] = field(default_factory=dict)
+    names: dict[tuple[int, int, str], tuple[str, ...]] = field(default_factory=dict)
+    _programs: dict[tuple[int, Part], Program] = field(default_factory=dict)
+    _steps: list[Program] = field(default_factory=list)
 
     @property
     def newest(self) -> int:
@@ -112,43 +117,36 @@ class Known:
         """Keys of metadata that checkpoints of a version are tagged by."""
         return self.versions[number].definition.searchable
 
+    def json_schema(self, number: int) -> dict[str, Any]:
+        """The JSON Schema of a version; one that allows everything if it has none."""
+        return self.versions[number].definition.json_schema or {}
+
     def has_json_schema(self, number: int) -> bool:
         """Whether saves at a version are checked."""
         return self.versions[number].definition.json_schema is not None
 
-    def validator(self, number: int, part: Part) -> Any:
-        """The compiled JSON Schema of a version, as far as it goes for a part of a state, or None if it has none."""
-        schema = self.versions[number].definition.json_schema
-        if schema is None:
+    def program(self, number: int, part: Part) -> Program | None:
+        """The JSON Schema of a version as workers know it, as far as it goes for a part of a state, if it has one."""
+        if not self.has_json_schema(number):
             return None
-        found = self._validators.get((number, part))
+        found = self._programs.get((number, part))
         if found is None:
-            found = self._validators[number, part] = compile_json_schema(_OF_PART[part](schema))
+            text = SchemaText(msgspec.json.encode(self.json_schema(number)), part)
+            found = self._programs[number, part] = Program(text)
         return found
 
-
-def _of_some(schema: dict[str, Any]) -> dict[str, Any]:
-    return {name: each for name, each in schema.items() if name not in _OF_THE_WHOLE}
-
-
-def _of_elements(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a schema says directly of the elements of its lists; how many there may be is a matter of the whole list."""
-    properties = schema.get("properties")
-    kept = {name: each for name, each in schema.items() if name.startswith("$") and name not in _OF_THE_WHOLE}
-    kept["properties"] = {
-        name: {"items": each["items"]}
-        for name, each in (properties if isinstance(properties, dict) else {}).items()
-        if isinstance(each, dict) and "items" in each and "prefixItems" not in each
-    }
-    kept |= {"definitions": schema["definitions"]} if "definitions" in schema else {}
-    return kept
+    @property
+    def steps(self) -> Program:
+        """The steps as workers know them."""
+        if not self._steps:
+            self._steps.append(_steps(self.schema, self.versions))
+        return self._steps[0]
 
 
-_OF_PART: dict[Part, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "whole": dict,
-    "some": _of_some,
-    "elements": _of_elements,
-}
+def _steps(schema: str, versions: Mapping[int, SchemaVersion]) -> Program:
+    given = {number: each.definition for number, each in versions.items()}
+    texts = {number: StepText(each.up, each.down, each.deployment) for number, each in given.items()}
+    return Program(StepsText(schema, {number: msgspec.json.encode(each) for number, each in texts.items()}))
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -172,38 +170,6 @@ def decode_definition(encoded: bytes) -> Definition:
         raise StateSchemaInvalid("this is no definition of a state schema", "") from None
 
 
-class _Threads:
-    """Threads for work on tenants' schemas and states: their own few, so that nothing else waits for them.
-
-    One tenant has at most half of them at a time.
-    """
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(THREADS, "state-schemas")
-        self._shares: WeakValueDictionary[UUID, asyncio.Semaphore] = WeakValueDictionary()
-
-    async def run(self, tenant_id: UUID, work: Callable[[], T]) -> T:
-        """Do ``work`` in one of them, after what the tenant asked for before."""
-        share = self._shares.get(tenant_id)
-        if share is None:
-            share = self._shares[tenant_id] = asyncio.Semaphore(THREADS_OF_A_TENANT)
-        await share.acquire()
-        loop = asyncio.get_running_loop()
-
-        def ended(_work: object) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(share.release)
-
-        # Whoever waits for it may be cancelled; the thread goes on, and counts until it ends.
-        begun = self._pool.submit(work)
-        begun.add_done_callback(ended)
-        return await asyncio.wrap_future(begun)
-
-    def close(self) -> None:
-        """Begin nothing more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
 class StateSchemas:
     """The verbs on state schemas."""
 
@@ -213,87 +179,112 @@ class StateSchemas:
         audit: Audit,
         clock: Clock,
         control: ControlRows,
-        shipped: Mapping[str, Chain] | None = None,
+        workers: Workers,
     ) -> None:
-        """Bind to the database and to what the deployment ships.
+        """Bind to the database and to whoever tries what is registered.
 
         Args:
             unit_of_work: The way to the rows.
             audit: Every registration is recorded.
             clock: When it happened.
             control: Tells rows that a gateway wrote.
-            shipped: Chains of Python steps by schema; a tenant's version opts in by ``deployment``.
+            workers: What is registered is compiled there.
         """
         self._unit_of_work = unit_of_work
         self._audit = audit
         self._clock = clock
         self._control = control
-        self._shipped = dict(shipped or {})
+        self._workers = workers
         self._known: dict[tuple[UUID, str], Known] = {}
-        self._threads = _Threads()
-
-    def close(self) -> None:
-        """Begin no more work beside the event loop."""
-        self._threads.close()
-
-    async def beside(self, scope: TenantScope | Scope, work: Callable[[], T]) -> T:
-        """Do ``work`` on a tenant's schemas or state beside the event loop.
-
-        Args:
-            scope: Whose.
-            work: What may take long; pure, as it cannot be stopped.
-        """
-        return await self._threads.run(scope.tenant_id, work)
 
     async def put(
         self, scope: TenantScope, schema: str, number: int, definition: Definition, actor: str = LOCAL_ACTOR
     ) -> tuple[SchemaVersion, bool]:
         """Register the next version; the same again is a no-op. Returns it, and whether it is new.
 
+        A damaged version is superseded by it, on the record, from the lowest damaged one up: say its definition as it
+        was, because state may stand at it.
+
         Raises:
             StateSchemaExists: this version is registered with another definition.
             StateSchemaInvalid: what is wrong with it, and where; also a version that leaves a gap.
-            IntegrityFailure: a version was registered or edited outside the gateway.
+            TooCostly, TenantTooCostly: compiling it takes too much.
+            IntegrityFailure: a version below it was registered or edited outside the gateway.
             CryptoError: the root key cannot be asked whether one was.
         """
         body = _encoder.encode(definition)
         if len(body) > DEFINITION_BYTES_MAX:
             raise StateSchemaInvalid(f"a version's definition has at most {DEFINITION_BYTES_MAX} bytes", "")
         _check_searchable(definition.searchable)
-        if definition.json_schema is not None:
-            await self.beside(scope, partial(check_json_schema, definition.json_schema))
         await self._control.ready()
+        added = SchemaVersion(schema, number, definition, self._clock.now())
+        await self._try(scope, added)
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.execute(sql.LOCK, f"{scope.tenant_id}/{schema}")
             rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, schema)
             versions = {row["number"]: self._version(scope, schema, row) for row in rows}
             there = versions.get(number)
-            if there is not None:
+            _check_next(versions, number)
+            superseded = there is not None and there.damaged
+            if there is not None and not superseded:
                 if _encoder.encode(there.definition) != body:
                     raise StateSchemaExists
                 return there, False
-            if number > VERSIONS_MAX or (versions and number != max(versions) + 1):
-                due = max(versions, default=0) + 1
-                why = f"v{number - 1}_to_v{number}: the next version is {due}: versions leave no gap"
-                raise StateSchemaInvalid(why, parameter="state_version")
             if len(body) + sum(len(row["definition"]) for row in rows) > SCHEMA_BYTES_MAX:
                 raise StateSchemaInvalid(f"all versions of a schema together have at most {SCHEMA_BYTES_MAX} bytes", "")
-            added = SchemaVersion(schema, number, definition, self._clock.now())
-            await self.beside(scope, lambda: self._chain(schema, {**versions, number: added}))
             columns = (scope.tenant_id, schema, number, body, added.created_at)
-            await transaction.execute(sql.ADD, *columns, self._control.mac(schema_row(*columns)))
+            statement, action = (sql.SUPERSEDE, "supersede") if superseded else (sql.ADD, "register")
+            await transaction.execute(statement, *columns, *self._control.proof(schema_row(*columns)))
             await self._audit.append(
-                transaction, scope.tenant_id, actor, "state-schema.register", f"state-schema:{schema}/{number}"
+                transaction, scope.tenant_id, actor, f"state-schema.{action}", f"state-schema:{schema}/{number}"
             )
         self._known.pop((scope.tenant_id, schema), None)
         return added, True
 
+    async def _try(self, scope: TenantScope, added: SchemaVersion) -> None:
+        """Have a version compiled by a worker before any transaction, if it is the next one.
+
+        What was registered never changes, so that it still holds when it is stored as the next version.
+
+        Raises:
+            StateSchemaInvalid: it cannot be used, or is not the next one.
+            TooCostly, TenantTooCostly, Unavailable: as `Workers.ask`.
+        """
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, added.schema)
+        before = {row["number"]: self._version(scope, added.schema, row) for row in rows}
+        _check_next(before, added.number)
+        if added.number in before and not before[added.number].damaged:
+            return  # it is compared with what is stored
+        chained = _sound([*(each for each in before.values() if each.number != added.number), added])
+        programs = [_steps(added.schema, {each.number: each for each in chained})]
+        if added.definition.json_schema is not None:
+            programs.append(Program(SchemaText(msgspec.json.encode(added.definition.json_schema), "whole")))
+        for program in programs:
+            learned = await self._workers.learn(scope.tenant_id, program)
+            if isinstance(learned, Invalid):
+                raise StateSchemaInvalid(learned.why, learned.pointer)
+
     async def get(self, scope: TenantScope | Scope, schema: str) -> Sequence[SchemaVersion]:
-        """All versions of a schema, oldest first.
+        """All versions of a schema, oldest first, each as a gateway registered it.
 
         Raises:
             StateSchemaNotFound: the tenant has none of this name.
-            IntegrityFailure, CryptoError: as `put`.
+            IntegrityFailure: one of them is damaged.
+            CryptoError: as `put`.
+        """
+        versions = await self.list(scope, schema)
+        for each in versions:
+            if each.damaged:
+                raise _damage(each)
+        return versions
+
+    async def list(self, scope: TenantScope | Scope, schema: str) -> Sequence[SchemaVersion]:
+        """All versions of a schema, oldest first, damaged ones included.
+
+        Raises:
+            StateSchemaNotFound: the tenant has none of this name.
+            CryptoError: as `put`.
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
@@ -302,40 +293,49 @@ class StateSchemas:
             raise StateSchemaNotFound
         return [self._version(scope, schema, row) for row in rows]
 
-    async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, bytes | None]]:
-        """Every version of every schema, as it is proved, and its stored MAC: for whoever checks all of them."""
+    async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
+        """Every version of every schema, as it is proved, and its stored proof: for whoever checks all of them."""
         at = ("", 0)
         while rows := await transaction.fetch(sql.EVERY, tenant_id, *at, _PAGE_ROWS):
             for row in rows:
                 at = (row["schema"], row["number"])
-                yield schema_row(tenant_id, *at, row["definition"], row["created_at"]), row["mac"]
+                yield schema_row(tenant_id, *at, row["definition"], row["created_at"]), proof_of(row)
 
     def _version(self, scope: TenantScope | Scope, schema: str, row: Any) -> SchemaVersion:
         number, definition, created_at = row["number"], row["definition"], row["created_at"]
-        self._control.check(schema_row(scope.tenant_id, schema, number, definition, created_at), row["mac"])
+        said = schema_row(scope.tenant_id, schema, number, definition, created_at)
+        if not self._control.is_sound(said, proof_of(row)):
+            return SchemaVersion(schema, number, Definition(), created_at, damaged=True)
         return SchemaVersion(schema, number, _decoder.decode(definition), created_at)
 
-    async def names(self, scope: TenantScope) -> Sequence[tuple[str, int]]:
-        """The tenant's schemas and their newest versions, by name."""
+    async def names(
+        self, scope: TenantScope, limit: int | None = None, after: tuple[str, ...] | None = None
+    ) -> Page[tuple[str, int]]:
+        """The tenant's schemas and their newest versions, by name; ``limit`` None: all."""
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.NAMES, scope.tenant_id)
-        return [(row["schema"], row["newest"]) for row in rows]
+            rows = await transaction.fetch(sql.NAMES, scope.tenant_id, after[0] if after else "", limit)
+        found = [(row["schema"], row["newest"]) for row in rows]
+        return Page(found, (found[-1][0],) if found and len(found) == limit else None)
 
     async def known(self, scope: TenantScope | Scope, schema: str, number: int) -> Known:
         """A schema that has at least this version.
 
         Raises:
             StateTooNewToSave: nobody registered that version.
-            IntegrityFailure, CryptoError: as `put`.
+            IntegrityFailure: it, or one below it, is damaged: nobody knows what leads to it.
+            CryptoError: as `put`.
         """
         place = (scope.tenant_id, schema)
         found = self.cached(scope, schema, (number,))
         if found is None:
             try:
-                versions = {each.number: each for each in await self.get(scope, schema)}
+                registered = await self.list(scope, schema)
             except StateSchemaNotFound:
                 raise StateTooNewToSave(schema, number, None) from None
-            found = Known(await self.beside(scope, partial(self._chain, schema, versions)), versions)
+            versions = {each.number: each for each in _sound(registered)}
+            if number not in versions and number <= registered[-1].number:
+                raise _damage(next(each for each in registered if each.damaged))
+            found = Known(schema, versions)
             if len(self._known) >= CACHED_SCHEMAS_MAX:
                 self._known.pop(next(iter(self._known)))
             self._known[place] = found
@@ -348,37 +348,26 @@ class StateSchemas:
         found = self._known.get((scope.tenant_id, schema))
         return found if found is not None and all(number in found.versions for number in numbers) else None
 
-    def _chain(self, schema: str, versions: Mapping[int, SchemaVersion]) -> Chain:
-        first = versions[min(versions)]
-        if first.definition.up is not None or first.definition.deployment is not None:
-            raise StateSchemaInvalid("the first version has no step: nothing leads to it", "/up")
-        steps = [self._step(each) for each in versions.values() if each is not first]
-        try:
-            return Chain(schema, steps)
-        except ChainInvalid as fault:
-            raise StateSchemaInvalid(f"{fault.step}: {fault}", "") from None
 
-    def _step(self, version: SchemaVersion) -> Step:
-        given = version.definition
-        source = version.number - 1
-        if (given.up is None) == (given.deployment is None):
-            why = "a version after the first has either up or deployment"
-            raise StateSchemaInvalid(f"v{source}_to_v{version.number}: {why}", "/up")
-        if given.deployment is not None:
-            return self._shipped_step(given.deployment, source, version.number)
-        try:
-            up = compile_operations(given.up, "/up")
-            down = None if given.down is None else compile_operations(given.down, "/down")
-        except StepInvalid as fault:
-            raise StateSchemaInvalid(f"v{source}_to_v{version.number}: {fault}", fault.pointer) from None
-        return Step(source, version.number, up, down)
+def _check_next(versions: Mapping[int, SchemaVersion], number: int) -> None:
+    """Refuse a version that is none of those that are there, nor the next one, or has a damaged one below it."""
+    damaged = next((each for each in versions.values() if each.damaged), None)
+    if damaged is not None and number > damaged.number:
+        raise _damage(damaged)
+    due = max(versions, default=0) + 1
+    if number not in versions and (number > VERSIONS_MAX or (versions and number != due)):
+        why = f"v{number - 1}_to_v{number}: the next version is {due}: versions leave no gap"
+        raise StateSchemaInvalid(why, parameter="state_version")
 
-    def _shipped_step(self, name: str, source: int, target: int) -> Step:
-        chain = self._shipped.get(name)
-        for step in () if chain is None else chain.steps:
-            if (step.source, step.target) == (source, target):
-                return step
-        raise StateSchemaInvalid(f"this deployment ships no step v{source}_to_v{target} of {name!r}", "/deployment")
+
+def _damage(version: SchemaVersion) -> IntegrityFailure:
+    named = f"version {version.number} of state schema {version.schema!r}"
+    return IntegrityFailure(f"{named} was registered or edited outside the gateway; register it again")
+
+
+def _sound(versions: Iterable[SchemaVersion]) -> Sequence[SchemaVersion]:
+    """Those below the lowest damaged one, in their order: what is above may lead through it."""
+    return [*takewhile(lambda each: not each.damaged, sorted(versions, key=lambda each: each.number))]
 
 
 def _check_searchable(names: Sequence[str]) -> None:

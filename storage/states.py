@@ -5,18 +5,23 @@ against the JSON Schema (`storage.state_checks`). On the way out, whatever retur
 the reader knows, converted in memory (`storage.versions`); nothing is written back. `storage.checkpoints` below it
 stores and reads what it is given, as it is.
 
-It promises nothing about how long an operator's Python step takes: state is converted in a thread, so that other
-requests go on meanwhile.
+What is checked and converted runs where it can be stopped (`storage.state_work`): it promises that nobody else waits
+for it, and nothing about how much a tenant may do at once.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
-from migrations.state.chain import Chain
+from storage.adoptions import Adopted, Adoptions
 from storage.checkpoints import Checkpoints
-from storage.errors import ChannelUnchangedUnknown, CheckpointNotFound, InvalidState
+from storage.errors import (
+    ChannelUnchangedUnknown,
+    CheckpointNotFound,
+    InvalidState,
+    StorageError,
+    WorkersBusy,
+)
 from storage.model import (
     ChannelHistories,
     ChannelHistory,
@@ -36,29 +41,31 @@ from storage.model import (
 from storage.postgres.unit_of_work import Observer
 from storage.scope import ClientShare, Scope
 from storage.state_checks import (
-    check_content,
+    INPUT_SOURCE,
     check_pair,
-    size_of,
+    given_by,
+    refuse,
     without_ephemeral,
     writes_without_ephemeral,
 )
-from storage.state_schemas import StateSchemas
+from storage.state_schemas import NAMES_MAX, Known, StateSchemas
+from storage.state_work import StateWork
 from storage.versions import (
     AS_SAVED,
     OtherVersionError,
-    SchemaNotRead,
     Versioned,
     WantedNames,
     WantedVersions,
-    convert_checkpoint,
-    convert_write,
+    converted_checkpoint,
+    converted_write,
+    convertible,
     is_control,
     patched,
+    versions_of,
 )
 
-# A state above this is checked beside the event loop: about 2 ms of work, measured. What is converted always is:
-# steps may make much of little.
-THREAD_BYTES_MIN = 256 * 1024
+# How often a reader's names are learned for one request: each time, a history is walked further with what is known.
+NAMES_ROUNDS_MAX = 20
 
 T = TypeVar("T")
 
@@ -66,9 +73,18 @@ T = TypeVar("T")
 class States:
     """The verbs on state, by version."""
 
-    def __init__(self, checkpoints: Checkpoints, schemas: StateSchemas, observer: Observer) -> None:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        schemas: StateSchemas,
+        adoptions: Adoptions,
+        work: StateWork,
+        observer: Observer,
+    ) -> None:
         self._checkpoints = checkpoints
+        self.adoptions = adoptions
         self._schemas = schemas
+        self._work = work
         self._observer = observer
 
     # --- in ------------------------------------------------------------------------------------------------------
@@ -85,15 +101,19 @@ class States:
 
         Raises:
             StateTooNewToSave: the save names a version that nobody registered.
+            StateVersionRequired: it names none, and the agent's state was adopted at one.
             InvalidState: it names half a version, or its JSON Schema does not allow the state.
             StateTooNew, UpcastFailed: a patch's parent cannot be brought to the patch's version.
+            StateSchemaMismatch: nothing says what a patch's parent is, or what pending writes are that came before it.
             StorageError: as `Checkpoints.save`.
         """
         save = await self.checked(scope, save)
+        if save.state_schema is None:
+            await self._require_version(scope, save, share)
         try:
             return await self._checkpoints.save(scope, save, share)
         except OtherVersionError as other:
-            if save.state_schema is None:
+            if save.state_schema is None and other.state_schema is not None:
                 at = replace(save, state_schema=other.state_schema, state_version=other.state_version)
                 ready = await self.checked(scope, at)
             else:
@@ -118,7 +138,10 @@ class States:
             for name, each in content.channels.items() if isinstance(content, FullState) else ():
                 if each.append_to is not None and not is_control(name):
                     raise ChannelUnchangedUnknown(name)
-            await self._beside(scope, size_of(content), lambda: check_content(known, number, content))
+            for given in given_by(content, complete=save.source != INPUT_SOURCE):
+                misfit = await self._work.misfit(scope, known, number, given)
+                if misfit is not None:
+                    raise refuse(misfit, number, given.prefix)
         return save
 
     async def tagged(self, scope: Scope, save: Save) -> Save:
@@ -140,9 +163,12 @@ class States:
         assert number is not None  # noqa: S101  likewise
         place = (save.thread_id, save.namespace, base_id)
         base = (await self._checkpoints.load(scope, *place, with_state=True, share=share)).checkpoint
-        if base.state_schema != schema:
-            raise InvalidState("the changes apply to state of another schema", "/state_schema")
-        [base] = await self._at(scope, WantedVersions(by_schema={schema: number}), [base])
+        base = await self.adopted(scope, base)
+        # What nobody adopted is taken as it is: whoever patches it at a version says what it is.
+        if base.state_schema is not None:
+            if base.state_schema != schema:
+                raise InvalidState("the changes apply to state of another schema", "/state_schema")
+            [base] = await self._at(scope, WantedVersions(by_schema={schema: number}), [base])
         known = await self._schemas.known(scope, schema, number)
         # The parent may hold what is not stored any more at this version.
         return without_ephemeral(replace(save, content=patched(base, patch)), known.ephemeral(number))
@@ -169,9 +195,14 @@ class States:
 
         Raises:
             StateTooNewToSave: they name a version that nobody registered.
+            StateVersionRequired: they name none, and their checkpoint is of an agent whose state was adopted at one.
             StorageError: as `Checkpoints.put_writes`.
         """
         check_pair(state_schema, state_version)
+        if state_schema is None:
+            adopted = await self.adoptions.known(scope)
+            if adopted.may_cover(namespace) and not all(is_control(each.channel) for each in writes):
+                await self._require_version_on(scope, adopted, (thread_id, namespace, checkpoint_id), share)
 
         async def put(schema: str | None, number: int | None) -> WritesReceipt:
             kept = writes
@@ -198,6 +229,24 @@ class States:
         except OtherVersionError as other:
             return await put(other.state_schema, other.state_version)
 
+    async def _require_version(self, scope: Scope, save: Save, share: ClientShare | None) -> None:
+        """Refuse a save without a version where its agent's state, or what a patch applies to, was adopted at one."""
+        adopted = await self.adoptions.known(scope)
+        adopted.require_version(save.agent, save.namespace)
+        believed = save.precondition.head_id if save.precondition is not None else None
+        base_id = believed if save.parent is None else save.parent.checkpoint_id
+        if isinstance(save.content, Patch) and base_id is not None and adopted.may_cover(save.namespace):
+            await self._require_version_on(scope, adopted, (save.thread_id, save.namespace, base_id), share)
+
+    async def _require_version_on(
+        self, scope: Scope, adopted: Adopted, place: tuple[str, str, str], share: ClientShare | None
+    ) -> None:
+        try:
+            base = (await self._checkpoints.load(scope, *place, with_state=False, share=share)).checkpoint
+        except CheckpointNotFound:
+            return
+        adopted.require_version(base.agent, base.namespace)
+
     # --- out -----------------------------------------------------------------------------------------------------
 
     async def load(
@@ -220,6 +269,7 @@ class States:
         Raises:
             StateTooNew: no steps lead to that version.
             StateTooNewToSave: nobody registered it.
+            StateSchemaMismatch: it is state of a schema that its reader does not know.
             UpcastFailed: a step cannot be applied.
             StorageError: as `Checkpoints.load`.
         """
@@ -237,7 +287,7 @@ class States:
             )
 
         loaded = await load(refs)
-        if refs and self._differs(wanted, loaded.checkpoint):
+        if refs and self._differs(wanted, await self._as_adopted(scope, wanted, loaded.checkpoint)):
             loaded = await load(refs=False)
         [shown] = await self._at(scope, wanted, [loaded.checkpoint])
         return loaded if shown is loaded.checkpoint else replace(loaded, checkpoint=shown)
@@ -254,11 +304,13 @@ class States:
         Without state, versions are as saved.
 
         Raises:
-            StateTooNew, StateTooNewToSave, UpcastFailed: as `load`, for the first one that cannot be shown.
+            StateTooNew, StateTooNewToSave, StateSchemaMismatch, UpcastFailed: as `load`, for the first that cannot be
+                shown.
             StorageError: as `Checkpoints.history`.
         """
         page = await self._checkpoints.history(scope, query, share)
-        if query.refs and any(self._differs(wanted, each) for each in page.items):
+        differ = [self._differs(wanted, await self._as_adopted(scope, wanted, each)) for each in page.items]
+        if query.refs and any(differ):
             page = await self._checkpoints.history(scope, replace(query, refs=False), share)
         return Page(await self._at(scope, wanted, page.items), page.after)
 
@@ -279,7 +331,7 @@ class States:
         Writes without a version of their own, to a checkpoint that was not saved yet, are as they were stored.
 
         Raises:
-            StateTooNew, StateTooNewToSave, UpcastFailed: as `load`.
+            StateTooNew, StateTooNewToSave, StateSchemaMismatch, UpcastFailed: as `load`.
             StorageError: as `Checkpoints.task_writes`.
         """
 
@@ -297,7 +349,7 @@ class States:
                 loaded = await self._checkpoints.load(
                     scope, thread_id, namespace, checkpoint_id, with_state=False, share=share
                 )
-                base = loaded.checkpoint
+                base = await self.adopted(scope, loaded.checkpoint)
             except CheckpointNotFound:
                 base = None
         return await self._writes_at(scope, wanted, base, writes)
@@ -322,7 +374,7 @@ class States:
         version everything is given, whatever the ``mark``.
 
         Raises:
-            StateTooNew, StateTooNewToSave, UpcastFailed: as `load`.
+            StateTooNew, StateTooNewToSave, StateSchemaMismatch, UpcastFailed: as `load`.
             StorageError: as `Checkpoints.channel_history`.
         """
         if wanted is AS_SAVED:
@@ -330,9 +382,10 @@ class States:
                 scope, thread_id, namespace, checkpoint_id, channels, known_token=known_token, share=share, refs=refs,
                 mark=mark,
             )  # fmt: skip
-        found = await self._reading_schemas(
+        found = await self._with_names(
             scope,
-            lambda: self._checkpoints.channel_history(
+            wanted,
+            lambda names: self._checkpoints.channel_history(
                 scope,
                 thread_id,
                 namespace,
@@ -341,7 +394,7 @@ class States:
                 known_token=known_token,
                 share=share,
                 refs=False,
-                names=self._names(scope, wanted),
+                names=names,
             ),
         )
         result: dict[str, ChannelHistory] = {}
@@ -363,23 +416,47 @@ class States:
         """A checkpoint that was loaded with its state, at another version.
 
         Raises:
-            StateTooNew, StateTooNewToSave, UpcastFailed: as `load`.
+            StateTooNew, StateTooNewToSave, StateSchemaMismatch, UpcastFailed: as `load`.
         """
-        return await self._converted(scope, wanted, checkpoint) if self._differs(wanted, checkpoint) else checkpoint
+        saved = await self._as_adopted(scope, wanted, checkpoint)
+        return await self._converted(scope, wanted, saved) if self._differs(wanted, saved) else saved
+
+    async def adopted(self, scope: Scope, checkpoint: Checkpoint) -> Checkpoint:
+        """A checkpoint as what its agent's unversioned state was adopted as; unchanged, if it was not.
+
+        Raises:
+            StateSchemaMismatch: it was saved without a version after that.
+            IntegrityFailure: what it would be was written or edited outside the gateway.
+        """
+        if checkpoint.state_schema is not None:
+            return checkpoint
+        found = (await self.adoptions.known(scope)).of(checkpoint)
+        if found is None:
+            return checkpoint
+        return replace(checkpoint, state_schema=found.state_schema, state_version=found.state_version)
 
     # --- conversion ----------------------------------------------------------------------------------------------
+
+    async def _as_adopted(self, scope: Scope, wanted: WantedVersions, checkpoint: Checkpoint) -> Checkpoint:
+        """As `adopted`, where a reader has a version in mind and gets state; all others get it as it was saved."""
+        if wanted is AS_SAVED or checkpoint.channels is None:
+            return checkpoint
+        return await self.adopted(scope, checkpoint)
 
     def _differs(self, wanted: WantedVersions, checkpoint: Checkpoint) -> bool:
         if wanted is AS_SAVED or checkpoint.channels is None:
             return False
-        return wanted.differs(checkpoint) or any(
-            wanted.differs(each) for each in checkpoint.writes or () if each.state_version is not None
-        )
+        writes = [each for each in checkpoint.writes or () if not is_control(each.channel)]
+        # Of each, also where one differs already: another one's schema may be unknown.
+        found: list[Versioned] = [checkpoint, *(each for each in writes if each.state_version is not None)]
+        differing = [each for each in found if wanted.differs(each)]
+        return bool(differing)
 
     async def _at(self, scope: Scope, wanted: WantedVersions, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
         """The checkpoints at the reader's version; those that are there already are the same objects."""
         shown = []
-        for each in checkpoints:
+        for one in checkpoints:
+            each = await self._as_adopted(scope, wanted, one)
             differs = self._differs(wanted, each)
             shown.append(await self._converted(scope, wanted, each) if differs else each)
             if each.state_version is not None and each.channels is not None:
@@ -389,8 +466,12 @@ class States:
     async def _converted(self, scope: Scope, wanted: WantedVersions, saved: Checkpoint) -> Checkpoint:
         shown = saved
         if wanted.differs(saved):
-            chain, _, after = await self._chain(scope, wanted, saved)
-            shown = await self._schemas.beside(scope, partial(convert_checkpoint, chain, saved, after))
+            known, before, after = await self._known(scope, wanted, saved)
+            deltas = [name for name in saved.delta_channels if not is_control(name)]
+            made, names = await self._work.converted(scope, known, before, after, convertible(saved), names=deltas)
+            of = dict(zip(deltas, names, strict=True))
+            renamed = [each for name in saved.delta_channels for each in of.get(name, [name])]
+            shown = converted_checkpoint(saved, made, renamed, after)
         return replace(shown, writes=await self._writes_at(scope, wanted, saved, saved.writes or []))
 
     async def _writes_at(
@@ -404,38 +485,56 @@ class States:
             if own is None or is_control(each.channel) or not wanted.differs(own):
                 shown.append(each)
                 continue
-            chain, before, after = await self._chain(scope, wanted, own)
-            shown += await self._schemas.beside(scope, partial(convert_write, chain, each, before, after))
+            known, before, after = await self._known(scope, wanted, own)
+            channel = {each.channel: each.value}
+            made, _ = await self._work.converted(scope, known, before, after, channel, partial=True)
+            shown += converted_write(each, made, after)
             read.add((before, after))
         for before, after in read:
             self._observer.state_read(before, after)
         return shown
 
-    async def _chain(self, scope: Scope, wanted: WantedVersions, saved: Versioned) -> tuple[Chain, int, int]:
-        schema, before, after = saved.state_schema, saved.state_version, wanted.of(saved)
-        assert schema is not None  # noqa: S101  for the type checker: `differs` said so
-        assert before is not None  # noqa: S101  likewise
-        assert after is not None  # noqa: S101  likewise
-        known = await self._schemas.known(scope, schema, max(before, after))
-        return known.chain, before, after
+    async def _known(self, scope: Scope, wanted: WantedVersions, saved: Versioned) -> tuple[Known, int, int]:
+        schema, before, after = versions_of(wanted, saved)
+        return await self._schemas.known(scope, schema, max(before, after)), before, after
 
-    def _names(self, scope: Scope, wanted: WantedVersions) -> WantedNames:
-        def chain_of(schema: str, before: int, after: int) -> Chain:
-            known = self._schemas.cached(scope, schema, (max(before, after),))
-            if known is None:
-                raise SchemaNotRead(schema, max(before, after))
-            return known.chain
+    async def _with_names(self, scope: Scope, wanted: WantedVersions, work: Callable[[WantedNames], Awaitable[T]]) -> T:
+        """Do ``work``, which asks for names in a transaction: what is missing is learned outside, and it repeats."""
+        learned: dict[tuple[str, int, int, str], tuple[str, ...]] = {}
+        adopted = await self.adoptions.known(scope)
 
-        return WantedNames(wanted, chain_of)
+        def known(schema: str, before: int, after: int, name: str) -> tuple[str, ...] | None:
+            found = self._schemas.cached(scope, schema, (max(before, after),))
+            before_now = None if found is None else found.names.get((before, after, name))
+            return learned.get((schema, before, after, name), before_now)
 
-    async def _reading_schemas(self, scope: Scope, work: Callable[[], Awaitable[T]]) -> T:
-        """Do ``work``, which needs schemas inside a transaction: they are read outside, and it begins again."""
-        while True:
+        for _ in range(NAMES_ROUNDS_MAX):
+            names = WantedNames(wanted, known, adopted.at)
             try:
-                return await work()
-            except SchemaNotRead as missing:
-                await self._schemas.known(scope, missing.schema, missing.number)
+                done = await work(names)
+            except StorageError:
+                if not names.missing:
+                    raise
+            else:
+                if not names.missing:
+                    return done
+            learned |= await self._learned_names(scope, names.missing)
+        raise WorkersBusy
 
-    async def _beside(self, scope: Scope, size: int, work: Callable[[], T]) -> T:
-        """Do ``work`` on so many bytes: at once, or in a thread."""
-        return work() if size < THREAD_BYTES_MIN else await self._schemas.beside(scope, work)
+    async def _learned_names(
+        self, scope: Scope, missing: Iterable[tuple[str, int, int, str]]
+    ) -> dict[tuple[str, int, int, str], tuple[str, ...]]:
+        learned: dict[tuple[str, int, int, str], tuple[str, ...]] = {}
+        by_versions: dict[tuple[str, int, int], list[str]] = {}
+        for schema, before, after, name in missing:
+            by_versions.setdefault((schema, before, after), []).append(name)
+        for (schema, before, after), names in by_versions.items():
+            known = await self._schemas.known(scope, schema, max(before, after))
+            found = await self._work.names(scope, known, before, after, names)
+            if len(known.names) + len(names) > NAMES_MAX:
+                known.names.clear()
+            for name, became in zip(names, map(tuple, found), strict=True):
+                learned[schema, before, after, name] = became
+                if len(known.names) < NAMES_MAX:
+                    known.names[before, after, name] = became
+        return learned

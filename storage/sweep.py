@@ -17,11 +17,11 @@ depend on it. It does not find objects that no row knows; `storage.fsck` does.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from storage.blob_ledger import INTENT_TOMBSTONE_SECONDS
@@ -29,9 +29,11 @@ from storage.blobs.keyspace import BlobLocation, Place, tenant_prefix
 from storage.blobs.places import Places
 from storage.blobs.store import BlobStore, BlobUnavailable
 from storage.clock import Clock, SystemClock
+from storage.clock_check import ClockCheck
 from storage.errors import StorageError
 from storage.postgres import blobs as sql
 from storage.postgres.unit_of_work import UnitOfWork
+from storage.rounds import telling
 from storage.scope import OperatorScope, Scope, TenantScope
 
 # A blob that lost its last reference stays findable by content for so long, so that a save that just learned of it
@@ -42,6 +44,8 @@ STRAY_SECONDS = 24 * 3600
 # How often a tenant is swept, and how often all of its blobs are walked over.
 SWEEP_SECONDS = 60.0
 WALK_SECONDS = 1800.0
+# A tenant that has nothing in the object store, nor anything under way.
+EMPTY_SWEEP_SECONDS = 600.0
 # How often a process looks for tenants whose time has come.
 POLL_SECONDS = 15.0
 # A dead process's tenant is swept by another one after so long; renewed with every batch.
@@ -61,9 +65,6 @@ _TENANTS_MAX = 50
 _SUBJECTS_PAGE = 100
 _NIL = UUID(int=0)
 _SECONDS_PER_DAY = 86_400.0
-
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -140,8 +141,8 @@ class Sweep:
         self._retention_seconds = backup_retention_days * _SECONDS_PER_DAY
         self._grace_seconds = grace_seconds
         self._tombstone_seconds = tombstone_seconds
-        self._stray_age = timedelta(seconds=stray_seconds)
-        self._clock = clock or SystemClock()
+        self._stray_seconds = stray_seconds
+        self._clock_check = ClockCheck(unit_of_work, clock or SystemClock())
 
     async def run_due(self) -> Swept:
         """Sweep every tenant whose time has come and that nobody else is at.
@@ -169,9 +170,11 @@ class Sweep:
 
         Raises:
             Unavailable: the database cannot be reached; what was done is committed.
+            ClockOff: this process's clock and the database's disagree; nothing was done.
         """
         if not self._places.in_use:
             return None
+        await self._clock_check.require()
         place = TenantScope(tenant_id)
         async with self._unit_of_work.begin(place) as transaction:
             claim = await transaction.fetchrow(sql.CLAIM_TENANT, tenant_id, LEASE_SECONDS)
@@ -181,7 +184,7 @@ class Sweep:
         walks = now or (claim is not None and claim["walk"])
         try:
             if walks:
-                await sweep.walk(self._clock.now() - self._stray_age)
+                await sweep.walk(self._stray_seconds)
             await sweep.perform(self._grace_seconds, self._tombstone_seconds, self._retention_seconds)
         except asyncio.CancelledError:
             if claim is not None:
@@ -196,6 +199,7 @@ class Sweep:
                 self._tombstone_seconds,
                 self._retention_seconds,
                 walks,
+                EMPTY_SWEEP_SECONDS,
             )
         sweep.swept.tenants = 1
         return sweep.swept
@@ -228,18 +232,9 @@ class Sweep:
             counted: Told what there is and what waits, after every round, also after one that failed.
         """
         while True:
-            await _telling(self.run_due, swept, failed)
-            await _telling(self.census, counted, failed)
+            await telling(self.run_due, swept, failed)
+            await telling(self.census, counted, failed)
             await asyncio.sleep(POLL_SECONDS)
-
-
-async def _telling(
-    work: Callable[[], Awaitable[T]], told: Callable[[T], None], failed: Callable[[Exception], None]
-) -> None:
-    try:
-        told(await work())
-    except Exception as reason:  # noqa: BLE001  whatever it is, the next round must come
-        failed(reason)
 
 
 class _OutOfReachError(Exception):
@@ -283,8 +278,10 @@ class _TenantSweep:
 
     # --- the walk --------------------------------------------------------------------------------------------------
 
-    async def walk(self, before: datetime) -> None:
-        """Mark live blobs that nobody refers to, and abort uploads begun ``before`` that no intent knows."""
+    async def walk(self, stray_seconds: float) -> None:
+        """Mark live blobs that nobody refers to, and abort uploads that no intent knows and that are so old."""
+        async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
+            before = await transaction.fetchval(sql.SO_LONG_AGO, stray_seconds)
         for place, store in self._places.in_use:
             await self._abort_strays(place, store, before)
         after = ""

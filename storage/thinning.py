@@ -1,9 +1,9 @@
 """Which checkpoints of a thread may go: rules as data, and what every rule has to leave.
 
 Pure: it takes what a plan knows of a thread's checkpoints and says which of them are doomed, and in which order. What
-it never dooms, whatever the rule: a namespace's head; ancestors down to the value that a delta channel of what stays
-is rebuilt from; a fork's parent while the fork stays; an interrupt that nobody has answered. Whether any of it is still
-so when a checkpoint is removed is `storage.pruning`'s to ask again.
+it never dooms, whatever the rule: a namespace's head, unless the rule ends the namespace; ancestors down to the value
+that a delta channel of what stays is rebuilt from; a fork's parent while the fork stays; an interrupt that nobody has
+answered. Whether any of it is still so when a checkpoint is removed is `storage.pruning`'s to ask again.
 """
 
 from collections import Counter
@@ -40,6 +40,8 @@ class Entry:
     member: bytes
     channels: frozenset[str]
     delta_channels: tuple[str, ...]
+    # Of a sub-agent's: what the namespaces around it stood at as it began, by namespace (LangGraph's `parents`).
+    outer: tuple[Place, ...] = ()
 
     @property
     def waits(self) -> bool:
@@ -156,6 +158,31 @@ class _Newest:
         return self.checkpoint_id > other.checkpoint_id
 
 
+def finished_calls(thread: Mapping[str, Known]) -> set[str]:
+    """Namespaces of calls of sub-agents that ended: one of those around it has gone on since, or is not there any more.
+
+    A call has a namespace of its own, named by the id of its task after a colon (``node:task``). A sub-agent that
+    remembers between calls has none of those in its name, and is never finished; nor is one that does not say what it
+    began at, or that runs or waits at the head of all namespaces around it.
+    """
+    finished: set[str] = set()
+    for namespace in sorted(thread, key=len):  # what is around comes first: its name is the beginning
+        head = thread[namespace].entries.get(thread[namespace].head_id)
+        if head is None or not _is_call(namespace):
+            continue
+        if any(
+            outer in finished or outer not in thread or thread[outer].head_id != checkpoint_id
+            for outer, checkpoint_id in head.outer
+        ):
+            finished.add(namespace)
+    return finished
+
+
+def _is_call(namespace: str) -> bool:
+    names = [part for part in namespace.split("|") if not part.isdecimal()]  # a number: the task's next call of it
+    return bool(names) and ":" in names[-1]
+
+
 # --- rules ---------------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +290,10 @@ class Choice(Protocol):
         """The checkpoints that go, by namespace."""
         ...
 
+    def ended(self, thread: Mapping[str, Known]) -> set[str]:
+        """Namespaces that go with their heads, asked again under the lock."""
+        ...
+
     def spared(self, entries: Entries, doomed: Collection[str], fresh: Collection[Entry]) -> set[str]:
         """Which of those have to stay because of what came meanwhile.
 
@@ -282,7 +313,7 @@ def spared_by(entries: Entries, doomed: Collection[str], fresh: Iterable[Entry])
 
 
 class AllButLatest:
-    """Everything but each namespace's head and what that is rebuilt from."""
+    """Everything but each namespace's head and what that is rebuilt from; finished calls go whole."""
 
     takes_all = False
 
@@ -290,13 +321,18 @@ class AllButLatest:
         """As `Choice.doomed`."""
         del written
         doomed = {}
+        finished = self.ended(thread)
         for namespace, known in thread.items():
-            kept = {known.head_id}
+            kept = set() if namespace in finished else {known.head_id}
             while more := needed(known.entries, (known.entries[each] for each in kept)) - kept:
                 kept |= more
             if some := set(known.entries) - kept:
                 doomed[namespace] = some
         return doomed
+
+    def ended(self, thread: Mapping[str, Known]) -> set[str]:
+        """As `Choice.ended`."""
+        return finished_calls(thread)
 
     def spared(self, entries: Entries, doomed: Collection[str], fresh: Collection[Entry]) -> set[str]:
         """As `Choice.spared`."""
@@ -328,6 +364,10 @@ class OfRuns:
                 doomed[namespace] = some
         return doomed
 
+    def ended(self, thread: Mapping[str, Known]) -> set[str]:
+        """As `Choice.ended`: whichever have nothing left."""
+        return set(thread)
+
     def spared(self, entries: Entries, doomed: Collection[str], fresh: Collection[Entry]) -> set[str]:
         """As `Choice.spared`."""
         if needed(entries, fresh).isdisjoint(doomed):
@@ -347,6 +387,11 @@ class ByRule:
     def doomed(self, thread: Mapping[str, Known], written: Collection[Place]) -> dict[str, set[str]]:
         """As `Choice.doomed`."""
         return self.rule.doomed(thread, written)
+
+    def ended(self, thread: Mapping[str, Known]) -> set[str]:
+        """As `Choice.ended`: none."""
+        del thread
+        return set()
 
     def spared(self, entries: Entries, doomed: Collection[str], fresh: Collection[Entry]) -> set[str]:
         """As `Choice.spared`."""

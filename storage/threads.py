@@ -1,6 +1,5 @@
 """Whole threads: list, show, settings, copy, delete; what removes a part of one is in `storage.pruning`."""
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -51,11 +50,10 @@ from storage.postgres.completeness import REMEMBER_REMOVAL
 from storage.postgres.unit_of_work import Transaction
 from storage.pruning import NOTHING, Guard, Pruning, sum_of_removals
 from storage.scope import ClientShare, Scope, check_id
+from storage.turns import Pauses
 
 # Rows that are opened at a time while a whole thread is walked.
 _STRETCH_ROWS = 500
-# Seals that are opened at a time: some milliseconds, then other requests have their turn.
-_SEALS_ROWS = 100
 
 
 class Threads:
@@ -77,8 +75,10 @@ class Threads:
     ) -> Page[Thread]:
         """Threads, newest first. Each one's seal is opened; ``status``, ``agent`` and ``tier`` are advisory.
 
+        One that was made or altered outside the gateway is told to be damaged, and hides no other.
+
         Raises:
-            IntegrityFailure: a thread was made or made older outside the gateway, or the subject's keys are gone.
+            IntegrityFailure: the subject's keys are gone.
         """
         moment = datetime.fromisoformat(after[0]) if after else None
 
@@ -96,17 +96,26 @@ class Threads:
                     after[1] if after else None,
                     limit,
                 )
-            for number, row in enumerate(rows, 1):
-                open_listed(sealer, row)
-                if number % _SEALS_ROWS == 0:
-                    await asyncio.sleep(0)
+            pauses = Pauses()
+            threads = []
+            for row in rows:
+                threads.append(self._listed(sealer, row))
+                await pauses.after(0)
             last = (rows[-1]["created_at"].isoformat(), rows[-1]["thread_id"]) if len(rows) == limit else None
-            return Page([_thread(row) for row in rows], last)
+            return Page(threads, last)
 
         try:
             return await self._access.reading(scope, with_sealer, ThreadNotFound())
         except ThreadNotFound:
             return Page([], None)
+
+    def _listed(self, sealer: Sealer, row: Any) -> Thread:
+        try:
+            open_listed(sealer, row)
+        except IntegrityFailure:
+            self._access.found_damage()
+            return _thread(row, damaged=True)
+        return _thread(row)
 
     async def get(self, scope: Scope, thread_id: str) -> Thread:
         """One thread. Its seal is opened, and without a client-held share those of its heads.
@@ -132,15 +141,19 @@ class Threads:
         agent: str | None = None,
         agent_given: bool = False,
         share: ClientShare | None = None,
-    ) -> Thread:
+    ) -> tuple[Thread, bool]:
         """Set what is given, creating the thread if need be; one that is made with a ``share`` keeps needing it.
+
+        Returns:
+            The thread, and whether it was created.
 
         Raises:
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the thread's.
+            RowQuotaExceeded: there is no such thread, and the tenant may store no more rows.
         """
         check_id(thread_id, "thread id")
 
-        async def with_sealer(sealer: Sealer) -> Thread:
+        async def with_sealer(sealer: Sealer) -> tuple[Thread, bool]:
             now = self._access.clock.now()
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_key_in(transaction, scope, sealer)
@@ -157,7 +170,10 @@ class Threads:
                     sealer.shared,
                 )
                 open_thread(sealer, thread_id, row["created_at"], row["seal"])
-                return await _get(transaction, scope, thread_id)
+                created = row["activity"] == 1
+                if created:
+                    self._access.row_quotas.require_room(scope)
+                return await _get(transaction, scope, thread_id), created
 
         return await self._access.writing(scope, with_sealer, share)
 
@@ -198,20 +214,28 @@ class Threads:
     ) -> Removal:
         """Keep each namespace's head and what it needs, or (``delete``) nothing. Unknown threads are passed over.
 
-        What was pruned stays pruned if a later thread fails; repeat to finish. ``share`` is used for threads that were
-        made under one, and ``guard`` for those that stay.
+        What was pruned stays pruned if a later thread fails; repeat to finish. Damaged ones are left as they are, and
+        told of when all others are done. ``share`` is used for threads that were made under one, and ``guard`` for
+        those that stay.
 
         Raises:
             ClientShareRequired, ClientShareWrong: a thread needs a share, or another one.
+            IntegrityFailure: a thread is damaged.
             StorageError: as `Pruning.keep_latest`.
         """
         total = NOTHING
+        damage: IntegrityFailure | None = None
         for thread_id in dict.fromkeys(thread_ids):
-            if strategy == "delete":
-                removal = await self._delete_if_there(scope, thread_id)
-            else:
-                removal = await self._pruning.keep_latest(scope, thread_id, guard=guard, share=share)
-            total = sum_of_removals(total, removal)
+            try:
+                if strategy == "delete":
+                    removal = await self._delete_if_there(scope, thread_id)
+                else:
+                    removal = await self._pruning.keep_latest(scope, thread_id, guard=guard, share=share)
+                total = sum_of_removals(total, removal)
+            except IntegrityFailure as error:
+                damage = damage or error
+        if damage is not None:
+            raise damage
         return total
 
     async def delete_runs(
@@ -242,6 +266,7 @@ class Threads:
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the source's.
             ThreadNotFound: there is no source.
             ThreadExists: the target exists.
+            RowQuotaExceeded: the tenant may store no more rows.
         """
         check_id(target, "target thread id")
 
@@ -264,6 +289,7 @@ class Threads:
     async def _copied(
         self, transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str, now: datetime
     ) -> Copied:
+        self._access.row_quotas.require_room(scope)
         copied = await _copy(transaction, scope, sealer, source, target, now)
         await self._access.offload.ledger.copy(transaction, scope, source, target)
         return copied
@@ -303,8 +329,11 @@ async def _compared(transaction: Transaction, scope: Scope, sealer: Sealer, thre
     return _thread(row)
 
 
-def _thread(row: Any) -> Thread:
-    return Thread(**{name: row[name] for name in Thread.__dataclass_fields__})
+_COLUMNS = Thread.__dataclass_fields__.keys() - {"damaged"}
+
+
+def _thread(row: Any, *, damaged: bool = False) -> Thread:
+    return Thread(**{name: row[name] for name in _COLUMNS}, damaged=damaged)
 
 
 async def remove_thread(
@@ -449,11 +478,13 @@ async def _copy_writes(
 ) -> tuple[Writes, Writes]:
     """Copy all pending writes; returns those that were found, and what they are in the target."""
     found, copied = Writes(), Writes()
+    pauses = Pauses()
     after: tuple[object, ...] = BEFORE_WRITES
     while True:
         rows = await transaction.fetch(sql.ALL_WRITES, scope.tenant_id, scope.subject_id, source, *after, _STRETCH_ROWS)
         batch: list[tuple[object, ...]] = []
         for row in rows:
+            await pauses.after(len(row["value"]))
             opened = open_write(sealer, row)
             columns = msgspec.structs.replace(opened.columns, thread_id=target)
             sealed = seal_write(sealer, columns, opened.record)

@@ -1,4 +1,4 @@
-"""The deployment's transfer key: what exports for this deployment are sealed for.
+"""The deployment's transfer key: what exports for its tenants are sealed for.
 
 Owns making it, once, wrapped by the root key, and keeping it opened. As every key it is stored, read back, and only
 then used or shown. It does not rotate by itself; versions are counted so that it can.
@@ -6,12 +6,12 @@ then used or shown. It does not rotate by itself; versions are counted so that i
 
 from uuid import UUID
 
-from crypto import RootKey, SecretKey, TransferKey, TransferPublicKey, WrappedKey
+from crypto import RootKey, SecretKey, TransferKey, TransferRecipient, WrappedKey
 from storage.clock import Clock
 from storage.errors import IntegrityFailure, Unavailable
 from storage.postgres import transfer as sql
 from storage.postgres.unit_of_work import Observer, UnitOfWork
-from storage.scope import OperatorScope
+from storage.scope import OperatorScope, TenantScope
 
 TRANSFER_KEY_VERSION = 1
 
@@ -44,13 +44,13 @@ class TransferKeys:
             raise Unavailable("the transfer key was not stored")
         return self._newest
 
-    async def public(self, scope: OperatorScope) -> TransferPublicKey:  # noqa: ARG002  who asks is an operator
-        """What others seal for.
+    async def recipient(self, scope: TenantScope) -> TransferRecipient:
+        """What others seal for, so that a tenant takes it in and no other one.
 
         Raises:
             CryptoError, IntegrityFailure: as `newest`.
         """
-        return (await self.newest()).public_key
+        return TransferRecipient((await self.newest()).public_key, scope.tenant_id)
 
     async def of(self, fingerprint: str) -> TransferKey | None:
         """The key with a fingerprint, whatever its version, or None.

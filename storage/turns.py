@@ -2,7 +2,7 @@
 
 Owns the order, first come first served, that no turn is lost when somebody who waits gives up, and how many have one:
 fewer while several names ask, so that nobody finds all of another one's before it. What a turn is good for is the
-caller's; it knows one process only.
+caller's; it knows one process only. `LoopTurn` and `Pauses` are for work that holds the event loop instead of a turn.
 """
 
 import asyncio
@@ -10,7 +10,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from heapq import heapify, heappop, heappush
+from itertools import count
+from weakref import WeakKeyDictionary
 
+PAUSE_BYTES = 16 * 1024
+PAUSE_ROW_BYTES = 512  # what a row counts for beside its bytes: to authenticate it takes a while, however small it is
 COMPANY_SECONDS = 1.0  # how long names count as asking side by side; an agent's next step comes within it
 
 
@@ -28,7 +34,7 @@ class Turns:
     Args:
         active_max: How many have a turn at once.
         waiting_max: How many wait for one; None: whoever comes has been counted elsewhere.
-        seconds_max: How long they wait.
+        seconds_max: How long they wait; None: as long as it takes.
         refused: Makes what is raised for the others.
         company_max: How many have a turn at once while another name asked, too, within `COMPANY_SECONDS`; no fewer
             than otherwise when left out.
@@ -39,7 +45,7 @@ class Turns:
         self,
         active_max: int,
         waiting_max: int | None,
-        seconds_max: float,
+        seconds_max: float | None,
         refused: Callable[[], Exception],
         *,
         company_max: int | None = None,
@@ -115,3 +121,123 @@ class Turns:
 
     def _most(self) -> int:
         return self._company_max if self._clock() < self._company_until else self._active_max
+
+
+_turns_as: ContextVar[tuple[Hashable, int]] = ContextVar("storage_turns_as", default=(None, 0))
+_ages = count(1)
+
+
+def take_turns_as(name: Hashable) -> None:
+    """Say whose the slices of the request at hand are: they go with its task, and with those that work for it."""
+    _turns_as.set((name, next(_ages)))
+
+
+class _Slices:
+    """Who waits for a turn of the loop under one name."""
+
+    __slots__ = ("_by_age", "_came", "_in_order", "_oldest_next")
+
+    def __init__(self) -> None:
+        self._in_order: deque[asyncio.Future[None]] = deque()
+        self._by_age: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._came = 0
+        self._oldest_next = False
+
+    def add(self, age: int, turn: asyncio.Future[None]) -> None:
+        """Begin to wait."""
+        self._came += 1
+        self._in_order.append(turn)
+        heappush(self._by_age, (age, self._came, turn))
+        if len(self._by_age) > 2 * len(self._in_order) + 64:  # most had their turn in the other order
+            self._by_age = [each for each in self._by_age if not each[2].done()]
+            heapify(self._by_age)
+
+    def next(self) -> asyncio.Future[None] | None:
+        """Who has the next turn: whoever came first, and every other time what is oldest. None: nobody waits."""
+        self._oldest_next = not self._oldest_next
+        while self._in_order:
+            turn = heappop(self._by_age)[2] if self._oldest_next and self._by_age else self._in_order.popleft()
+            if not turn.done():  # otherwise it had its turn in the other order, or who waited was cancelled
+                return turn
+        return None
+
+
+class LoopTurn:
+    """One slice of work in each turn of an event loop: names in turn (`take_turns_as`).
+
+    Of a name, whoever came first and what is oldest take turns: so what began first is ended while the rest goes on.
+    So what comes in meanwhile waits for one slice, however many requests have more to do, and who has one slice to do
+    waits for one of each other name. Work that nobody else competes with begins at once.
+
+    Attributes:
+        taken: How many slices have begun.
+    """
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self._is_taken = False
+        self._lines: dict[Hashable, _Slices] = {}
+        self._names: deque[Hashable] = deque()  # of the lines, the next one first
+
+    async def take(self) -> None:
+        """Wait for a turn of the loop in which no other slice is done. It is over by itself."""
+        loop = asyncio.get_running_loop()
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._pass_on, loop)
+        else:
+            name, age = _turns_as.get()
+            if name not in self._lines:
+                self._lines[name] = _Slices()
+                self._names.append(name)
+            turn: asyncio.Future[None] = loop.create_future()
+            self._lines[name].add(age, turn)
+            await turn
+        self.taken += 1
+
+    def _pass_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._names:
+            name = self._names.popleft()
+            turn = self._lines[name].next()
+            if turn is None:
+                del self._lines[name]
+                continue
+            self._names.append(name)
+            turn.set_result(None)
+            loop.call_soon(self._pass_on, loop)
+            return
+        self._is_taken = False
+
+
+_loop_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTurn] = WeakKeyDictionary()
+
+
+def loop_turn() -> LoopTurn:
+    """What the slices of all work on the running event loop wait for."""
+    loop = asyncio.get_running_loop()
+    found = _loop_turns.get(loop)
+    if found is None:
+        found = _loop_turns[loop] = LoopTurn()
+    return found
+
+
+class Pauses:
+    """Between opened rows, so that others go first: after every `PAUSE_BYTES` of them, however many there are.
+
+    What a row holds is a client's to choose; `PAUSE_BYTES` of empty lists take some 5 ms to decode.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    async def after(self, size_bytes: int) -> None:
+        """A row of so many bytes was opened."""
+        self._bytes += size_bytes + PAUSE_ROW_BYTES
+        if self._bytes >= PAUSE_BYTES:
+            self._bytes = 0
+            await self.now()
+
+    async def now(self) -> None:
+        """Let others go first before what comes next, which takes a while."""
+        await asyncio.sleep(0)
+        await loop_turn().take()

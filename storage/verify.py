@@ -14,6 +14,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from crypto import KeyDestroyed, Sealer
+from storage.accepted_losses import AcceptedLosses
 from storage.access import Access
 from storage.archive_check import ArchiveCheck
 from storage.archive_objects import ArchiveObjects
@@ -32,9 +33,9 @@ from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound
 from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, Stub
 from storage.format.chain import LiveSet, ThreadSeal
 from storage.format.pieces import unpack_ids
-from storage.format.record import OpenedWrite, PieceReader, open_thread_seal, open_write
+from storage.format.record import OpenedWrite, PieceReader, check_key_version, open_thread_seal, open_write
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
-from storage.head_anchors import AnchoredHead, AnchoredHeads, HeadAnchors, place_tag
+from storage.head_anchors import AnchoredHead, AnchoredHeads, place_tag
 from storage.model import Page
 from storage.postgres import archives as archives_sql
 from storage.postgres import completeness as sql
@@ -89,9 +90,9 @@ class Report:
 class Verification:
     """Verifies a thread, or a subject."""
 
-    def __init__(self, access: Access, anchors: HeadAnchors, archives: ArchiveObjects | None = None) -> None:
+    def __init__(self, access: Access, losses: AcceptedLosses, archives: ArchiveObjects | None = None) -> None:
         self._access = access
-        self._anchors = anchors
+        self._losses = losses
         self._archives = archives or ArchiveObjects(None, None)
 
     async def thread(self, scope: Scope, thread_id: str) -> Report:
@@ -115,6 +116,7 @@ class Verification:
                 raise ThreadNotFound
             return report
 
+        await self._access.check_stored_keys(scope)
         return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
 
     async def subject(self, scope: Scope, after: str = "", known: AnchoredHeads | None = None) -> Report:
@@ -150,10 +152,27 @@ class Verification:
                 await _compare_anchored(transaction, scope, sealer, anchored, report)
             return report
 
+        await self._access.check_stored_keys(scope)
         try:
             return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
         except ThreadNotFound:
             return Report()
+
+    async def lost_heads(self, scope: Scope, known: AnchoredHeads) -> list[AnchoredHead]:
+        """Anchored heads of a subject that the database has not come to; counts no damage.
+
+        Args:
+            scope: Whose.
+            known: What is anchored of the tenant.
+        """
+
+        async def with_sealer(sealer: Sealer) -> list[AnchoredHead]:
+            report = Report()
+            anchored = await self._anchored(sealer, report, known)
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                return await _compare_anchored(transaction, scope, sealer, anchored, report)
+
+        return await self._access.reading(scope, with_sealer, ThreadNotFound())
 
     async def subjects(self, scope: TenantScope, limit: int, after: tuple[str, ...] | None) -> Page[str]:
         """The tenant's subjects that have keys, by id: whose data there is to verify."""
@@ -162,11 +181,14 @@ class Verification:
         found = [row["subject_id"] for row in rows]
         return Page(found, (found[-1],) if len(found) == limit else None)
 
-    async def subjects_without_keys(self, scope: TenantScope) -> list[str]:
-        """The tenant's subjects that have threads, but no keys any more, which no shred does: nobody can open these."""
+    async def subjects_without_keys(self, scope: TenantScope) -> dict[str, bool]:
+        """The tenant's subjects that have threads, but no key that opens them; True: destroyed ones are on record.
+
+        Only a shred that is under way leaves the latter, and nothing that a gateway does the former.
+        """
         async with self._access.unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
             rows = await transaction.fetch(sql.SUBJECTS_WITHOUT_KEYS, scope.tenant_id)
-        return [row["subject_id"] for row in rows]
+        return {row["subject_id"]: row["destroyed"] for row in rows}
 
     def _counted(self, report: Report) -> Report:
         for _ in report.findings:
@@ -180,7 +202,7 @@ class Verification:
     async def _anchored(self, sealer: Sealer, report: Report, known: AnchoredHeads | None = None) -> list[AnchoredHead]:
         """What is anchored; read before the database, which therefore is never behind it."""
         if known is None:
-            known = await self._anchors.load(sealer.tenant_id)
+            known = await self._losses.anchored(sealer.tenant_id)
         try:
             return known.of(sealer)
         except IntegrityFailure as error:
@@ -446,6 +468,7 @@ class _Verifier:
                         named = [UUID(bytes=row["named_ids"])]
                         await self._ledger.pointers(self._transaction, self._scope, self._sealer, named)
                     children[after] = [] if row["children"] is None else unpack_ids(row["children"])
+                    check_key_version(row, row["envelope"])
             if len(rows) < STRETCH_ROWS:
                 break
         wanted = list(self._named)
@@ -469,8 +492,12 @@ async def _compare_anchored(
     anchored: Iterable[AnchoredHead],
     report: Report,
     thread_id: str | None = None,
-) -> None:
-    """Compare anchored heads with the heads there are, or with proof that a request removed them."""
+) -> list[AnchoredHead]:
+    """Compare anchored heads with the heads there are, or with proof that a request removed them.
+
+    Returns:
+        Those that the database has not come to, which are findings of the report.
+    """
     comparison = _Comparison(sealer, anchored, report)
     after = ("", "")
     while comparison.left:
@@ -480,6 +507,7 @@ async def _compare_anchored(
             comparison.take(row)
         if len(rows) < _HEADS_PAGE:
             break
+    lost = comparison.lost
     for known in comparison.unexplained():
         removal = removal_mac(sealer, known.thread, known.incarnation)
         if not await transaction.fetchval(sql.WAS_REMOVED, scope.tenant_id, scope.subject_id, removal):
@@ -490,6 +518,8 @@ async def _compare_anchored(
                     thread_id=thread_id,
                 )
             )
+            lost.append(known)
+    return lost
 
 
 class _Comparison:
@@ -498,6 +528,7 @@ class _Comparison:
     def __init__(self, sealer: Sealer, anchored: Iterable[AnchoredHead], report: Report) -> None:
         self._sealer = sealer
         self._report = report
+        self.lost: list[AnchoredHead] = []
         self.left = {(each.place, each.incarnation): each for each in anchored}
         self._threads: dict[tuple[bytes, bytes], tuple[str, int]] = {}
         self._passed_over: set[bytes] = set()
@@ -522,7 +553,7 @@ class _Comparison:
         known = self.left.pop((place_tag(self._sealer, thread_id, namespace), life), None)
         if known is not None and head.sequence < known.sequence:
             detail = f"at change {head.sequence}, but {known.sequence} is anchored"
-            self._find(detail, thread_id, namespace)
+            self._find(known, detail, thread_id, namespace)
 
     def unexplained(self) -> Iterator[AnchoredHead]:
         """Anchored heads whose thread, or that life of it, is not there."""
@@ -532,9 +563,10 @@ class _Comparison:
                 if known.thread not in self._passed_over:
                     yield known
             elif standing[1] < known.sequence:  # else a request removed the namespace
-                self._find(f"a namespace that had come to change {known.sequence} is not there", standing[0])
+                self._find(known, f"a namespace that had come to change {known.sequence} is not there", standing[0])
 
-    def _find(self, detail: str, thread_id: str, namespace: str | None = None) -> None:
+    def _find(self, known: AnchoredHead, detail: str, thread_id: str, namespace: str | None = None) -> None:
+        self.lost.append(known)
         self._report.findings.append(
             Finding(code="older-than-anchor", detail=detail, thread_id=thread_id, namespace=namespace)
         )

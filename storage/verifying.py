@@ -23,17 +23,20 @@ import msgspec
 from msgspec import Struct, json
 
 from crypto import KeyDenied, KeyDestroyed, Sealer
+from storage.accepted_losses import AcceptedLosses
+from storage.adoptions import Adoptions
 from storage.anchors import Anchors
 from storage.audit import GATEWAY_ACTOR, Audit
 from storage.control_rows import ControlRows
 from storage.errors import IntegrityFailure, JobNotFound
 from storage.format.audit import OPERATOR_CHAIN
-from storage.head_anchors import AnchoredHeads, HeadAnchors, subject_tag
+from storage.head_anchors import AnchoredHeads, subject_tag
 from storage.holds import said
 from storage.jobs import LEASE_SECONDS, MORE, Job, Jobs, Lease, Slice, job_scope
 from storage.keys import Keys
 from storage.postgres import verifying as sql
 from storage.postgres.unit_of_work import UnitOfWork
+from storage.save_policies import SavePolicies
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Explained, Shred
 from storage.state_schemas import StateSchemas
@@ -91,15 +94,17 @@ class Counts(Struct, kw_only=True):
 
 
 class TenantReport(Counts, kw_only=True):
-    """The note of a tenant's job."""
+    """The note of a tenant's job. ``known_losses``: anchored heads that an accepted restore lost; no damage."""
 
     findings: list[FoundDamage] = []
+    known_losses: int = 0
 
 
 class DeploymentReport(Counts, kw_only=True):
-    """The note of the deployment's job."""
+    """The note of the deployment's job; ``known_losses`` as each tenant's, and tenants that are known to be missing."""
 
     findings: list[TenantDamage] = []
+    known_losses: int = 0
 
 
 class _TenantPosition(TenantReport, kw_only=True):
@@ -118,6 +123,7 @@ class _DeploymentPosition(DeploymentReport, kw_only=True):
 
 _TENANT_START = json.encode(_TenantPosition()).decode()
 _DEPLOYMENT_START = json.encode(_DeploymentPosition()).decode()
+_TENANTS_PAGE = 100
 _COUNTED = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces")
 
 
@@ -131,10 +137,12 @@ class Verifying:
         jobs: Jobs,
         audit: Audit,
         verification: Verification,
-        anchors: HeadAnchors,
+        losses: AcceptedLosses,
         shred: Shred,
         logs: Anchors,
         schemas: StateSchemas,
+        adoptions: Adoptions,
+        save_policies: SavePolicies,
         control: ControlRows,
         renew_seconds: float = RENEW_SECONDS,
     ) -> None:
@@ -143,10 +151,12 @@ class Verifying:
         self._jobs = jobs
         self._audit = audit
         self._verification = verification
-        self._anchors = anchors
+        self._losses = losses
         self._shred = shred
         self._logs = logs
         self._schemas = schemas
+        self._adoptions = adoptions
+        self._save_policies = save_policies
         self._control = control
         self._renew_seconds = renew_seconds
         self._known: tuple[UUID, float, AnchoredHeads] | None = None
@@ -216,7 +226,7 @@ class Verifying:
     async def _stretch(self, lease: Lease, scope: Scope, after: str) -> Report:
         known = self._known
         if known is None or known[0] != lease.job_id or time.monotonic() - known[1] > ANCHORS_SECONDS:
-            anchored = await self._anchors.load(scope.tenant_id)
+            anchored = await self._losses.anchored(scope.tenant_id)
             known = self._known = (lease.job_id, time.monotonic(), anchored)
         try:
             return await self._verification.subject(scope, after, known[2])
@@ -233,11 +243,14 @@ class Verifying:
         async with self._unit_of_work.snapshot(scope) as transaction:
             for rows in (
                 self._schemas.rows(transaction, tenant_id),
+                self._adoptions.rows(transaction, tenant_id),
+                self._save_policies.rows(transaction, tenant_id),
                 said(transaction, tenant_id),
                 self._jobs.rows(transaction, tenant_id),
+                self._losses.rows(transaction, tenant_id),
             ):
-                async for row, mac in rows:
-                    if not self._control.is_authentic(row, mac):
+                async for row, proof in rows:
+                    if not self._control.is_authentic(row, proof):
                         detail = f"{row} was written or edited outside the gateway"
                         _take(at, None, [Finding(code="control-row", detail=detail)])
                         self._verification.count_damage()
@@ -251,11 +264,10 @@ class Verifying:
         """
         # Before the subjects, which therefore are never behind.
         self._known = None
-        for subject_id in await self._verification.subjects_without_keys(scope):
-            detail = "the subject's keys were removed outside the gateway, but not its data"
-            _take(at, subject_id, [Finding(code="keys", detail=detail)])
-            self._verification.count_damage()
-        unknown = set((await self._anchors.load(scope.tenant_id)).tags)
+        await self._compare_keys(scope, at)
+        anchored = await self._losses.anchored(scope.tenant_id)
+        at.known_losses = anchored.left_out
+        unknown = set(anchored.tags)
         allowance = 0
         if unknown:
             async for _, sealer in self._sealers(scope):
@@ -276,22 +288,35 @@ class Verifying:
         if explained.tags - unknown or explained.whole_tenant:
             await self._compare_shreds(scope, at, explained)
 
+    async def _compare_keys(self, scope: TenantScope, at: _TenantPosition) -> None:
+        """Find subjects that have data and no key that opens it; a shred that is under way is no damage."""
+        without = await self._verification.subjects_without_keys(scope)
+        shredding = {subject_id for subject_id in without if await self._is_being_shredded(scope, subject_id)}
+        still = await self._verification.subjects_without_keys(scope) if without else {}  # a shred may have ended
+        for subject_id in [each for each in without if each in still and each not in shredding]:
+            how = "destroyed, and no shred is under way" if still[subject_id] else "removed"
+            detail = f"the subject's keys were {how} outside the gateway, but not its data"
+            _take(at, subject_id, [Finding(code="keys", detail=detail)])
+            self._verification.count_damage()
+
+    async def _is_being_shredded(self, scope: TenantScope, subject_id: str) -> bool:
+        with contextlib.suppress(IntegrityFailure):  # a job that no gateway wrote explains nothing
+            async with self._unit_of_work.begin(scope) as transaction:
+                for job in ((SHRED_SUBJECT_KIND, subject_id), (SHRED_TENANT_KIND, WHOLE_TENANT)):
+                    if await self._jobs.open(transaction, scope.tenant_id, *job) is not None:
+                        return True
+        return False
+
     async def _compare_shreds(self, scope: TenantScope, at: _TenantPosition, explained: Explained) -> None:
         """Find subjects that were shredded and have those keys again. A start looks, too, but believes jobs."""
         async for subject_id, cached in self._sealers(scope):
             if cached is None or not (explained.whole_tenant or subject_tag(cached) in explained.tags):
                 continue
-            shredding = None
-            with contextlib.suppress(IntegrityFailure):  # a job that no gateway wrote explains nothing
-                async with self._unit_of_work.begin(scope) as transaction:
-                    shredding = await self._jobs.open(transaction, scope.tenant_id, SHRED_SUBJECT_KIND, subject_id)
-                    shredding = shredding or await self._jobs.open(
-                        transaction, scope.tenant_id, SHRED_TENANT_KIND, WHOLE_TENANT
-                    )
+            shredding = await self._is_being_shredded(scope, subject_id)
             place = Scope(scope.tenant_id, subject_id)
             self._keys.evict(place)
             with contextlib.suppress(KeyDestroyed):  # it was in this process's cache only
-                if shredding is None and await self._keys.existing_sealer(place) is not None:
+                if not shredding and await self._keys.existing_sealer(place) is not None:
                     detail = "the subject was shredded, but somebody put its keys back"
                     _take(at, subject_id, [Finding(code="shred-undone", detail=detail)])
                     self._verification.count_damage()
@@ -347,15 +372,56 @@ class Verifying:
         async with self._unit_of_work.begin(OperatorScope()) as transaction:
             await lease.advance(transaction, json.encode(at).decode(), ended, total)
         if at.open:
-            return Slice(ended=False, again_seconds=LOOK_SECONDS)
-        for tenant_id in await self._renewing(lease, self._missing_tenants()):
+            return Slice(ended=False, again_seconds=LOOK_SECONDS, waits_for="other-jobs")
+        known = await self._losses.missing_tenants()
+        at.known_losses += len(known)
+        for tenant_id in await self._renewing(lease, self._missing_tenants(known)):
             _take_damage(at, TenantDamage(tenant_id, lease.job_id, "tenant-missing", 1))
             self._verification.count_damage()
         return Slice(ended=True, note=json.encode(msgspec.convert(msgspec.to_builtins(at), DeploymentReport)).decode())
 
-    async def _missing_tenants(self) -> list[UUID]:
+    async def accept_losses(self) -> None:
+        """Put on record what a restored database lacks of what is anchored, so that it is no damage from then on.
+
+        Call it only on a database that no gateway serves, and that was restored: whatever is missing then is accepted.
+
+        Raises:
+            BlobUnavailable: the object store does not answer.
+            IntegrityFailure: a tombstone is not authentic.
+            CryptoError: the root key cannot open what is needed now.
+        """
+        after = UUID(int=0)
+        while True:
+            async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+                rows = await transaction.fetch(sql.TENANTS_AFTER, after, _TENANTS_PAGE)
+            for row in rows:
+                after = row["tenant_id"]
+                await self._losses.accept_heads(after, await self._lost_heads(TenantScope(after)))
+            if len(rows) < _TENANTS_PAGE:
+                break
+        await self._losses.accept_tenants(await self._missing_tenants(await self._losses.missing_tenants()))
+
+    async def _lost_heads(self, scope: TenantScope) -> list[bytes]:
+        anchored = await self._losses.anchored(scope.tenant_id)
+        lost: list[bytes] = []
+        unknown = set(anchored.tags)
+        if not unknown:
+            return lost
+        async for subject_id, sealer in self._sealers(scope):
+            if sealer is not None:
+                unknown.discard(subject_tag(sealer))
+                place = Scope(scope.tenant_id, subject_id)
+                lost += (head.entry for head in await self._verification.lost_heads(place, anchored))
+        explained = await self._shred.explained(scope.tenant_id)
+        for tag in unknown - explained.tags:
+            lost += anchored.newest_of(tag)
+        return lost
+
+    async def _missing_tenants(self, known: set[UUID]) -> list[UUID]:
         missing = []
         for tenant_id in await self._logs.missing_tenants():
+            if tenant_id in known:
+                continue
             explained = await self._shred.explained(tenant_id)
             if not (explained.whole_tenant or explained.whole_tenant_unproven):
                 missing.append(tenant_id)
@@ -379,6 +445,7 @@ def _take_job(at: DeploymentReport, job: Job) -> None:
         report = TenantReport()
     for name in _COUNTED:
         setattr(at, name, getattr(at, name) + getattr(report, name))
+    at.known_losses += report.known_losses
     found = report.found if job.state == "done" and job.note else {"job-failed": 1}
     for code, count in found.items():
         _take_damage(at, TenantDamage(job.tenant_id, job.job_id, code, count))

@@ -11,24 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import msgpack
-
-from migrations.state.chain import Chain
-from migrations.state.document import Encoded
-from migrations.state.errors import UpcastFailed
-from storage.errors import InvalidState
+from storage.errors import InvalidState, StateSchemaMismatch
+from storage.format.manifest import CheckpointColumns
 from storage.format.pieces import list_bounds, list_header
 from storage.model import Channel, ChannelValue, ChannelVersion, Checkpoint, FullState, Patch, PendingWrite, Value
 
 # Channels of LangGraph's own and of adapters: control flow, not state.
 _CONTROL = ("__", "~", "branch:")
 _EMPTY_LIST = b"\x90"
-# Values that a lone channel is tried with to learn what becomes of its name. None of them is a default that a step
-# would set, which a step's result is compared with.
-_PROBES = tuple(
-    Encoded("msgpack", msgpack.packb(each))
-    for each in (["stateroom probe"], "stateroom probe", {"stateroom probe": 0}, -7_405_926, None)
-)
 
 
 class Versioned(Protocol):
@@ -59,8 +49,17 @@ class WantedVersions:
         return (self.by_schema or {}).get(saved.state_schema, self.any_schema)
 
     def differs(self, saved: Versioned) -> bool:
-        """Whether something has to be converted: the one question that is asked of state that is current."""
+        """Whether something has to be converted: the one question that is asked of state that is current.
+
+        Raises:
+            StateSchemaMismatch: it is state of a schema that the reader does not know.
+        """
         wanted = self.of(saved)
+        if wanted is None and self.by_schema and saved.state_schema is not None:
+            known = ", ".join(map(repr, self.by_schema))
+            raise StateSchemaMismatch(
+                f"the state was saved under schema {saved.state_schema!r}; the reader knows state of {known} only"
+            )
         return wanted is not None and wanted != saved.state_version
 
 
@@ -72,23 +71,14 @@ def is_control(name: str) -> bool:
     return name.startswith(_CONTROL)
 
 
-class SchemaNotRead(Exception):
-    """Names cannot be mapped before this process has read a schema."""
-
-    def __init__(self, schema: str, number: int) -> None:
-        super().__init__()
-        self.schema = schema
-        self.number = number
-
-
 class OtherVersionError(Exception):
     """What is to be stored names another state version than the checkpoint that it applies to, or none at all.
 
     A patch of another version needs somebody to convert its parent. What names none is at its checkpoint's version, and
-    has to be checked by that before it is stored.
+    has to be checked by that before it is stored. A checkpoint without a version may have been adopted at one.
     """
 
-    def __init__(self, base_id: str, state_schema: str, state_version: int) -> None:
+    def __init__(self, base_id: str, state_schema: str | None, state_version: int | None) -> None:
         super().__init__()
         self.base_id = base_id
         self.state_schema = state_schema
@@ -100,128 +90,92 @@ class WantedNames:
 
     Args of the constructor:
         wanted: What the reader knows.
-        chain_of: The chain of a schema that leads from one version to another.
+        known: The names of a schema's channel that lead from one version to another, as far as they were learned.
+        version_of: What says at which version a checkpoint is, which may be unversioned and adopted.
     """
 
-    def __init__(self, wanted: WantedVersions, chain_of: Callable[[str, int, int], Chain]) -> None:
+    def __init__(
+        self,
+        wanted: WantedVersions,
+        known: Callable[[str, int, int, str], tuple[str, ...] | None],
+        version_of: Callable[[CheckpointColumns], Versioned],
+    ) -> None:
+        self.version_of = version_of
         self._wanted = wanted
-        self._chain_of = chain_of
-        self._found: dict[tuple[str, int, int, str], tuple[str, ...]] = {}
+        self._known = known
+        self.missing: set[tuple[str, int, int, str]] = set()
+        """What was asked for and is not known: what was made of it is worth nothing, and has to be done again."""
 
     def of(self, saved: Versioned, name: str) -> tuple[str, ...]:
-        """The reader's names of a stored channel.
+        """The reader's names of a stored channel; its own where that is `missing`.
 
         Raises:
-            SchemaNotRead: read the schema first, and begin again.
-            StateTooNew: no steps lead to the reader's version.
+            StateSchemaMismatch: it is state of a schema that the reader does not know.
         """
-        if not self._wanted.differs(saved):
+        if is_control(name) or not self._wanted.differs(saved):
             return (name,)
-        schema, before, after = saved.state_schema, saved.state_version, self._wanted.of(saved)
-        assert schema is not None  # noqa: S101  for the type checker: `differs` said so
-        assert before is not None  # noqa: S101  likewise
-        assert after is not None  # noqa: S101  likewise
-        place = (schema, before, after, name)
-        if place not in self._found:
-            self._found[place] = tuple(renamed(self._chain_of(schema, before, after), name, before, after))
-        return self._found[place]
+        place = (*versions_of(self._wanted, saved), name)
+        found = self._known(*place)
+        if found is None:
+            self.missing.add(place)
+            return (name,)
+        return found
 
     def differs(self, saved: Versioned) -> bool:
         """Whether stored names may be others than the reader's."""
         return self._wanted.differs(saved)
 
 
-def convert_checkpoint(chain: Chain, checkpoint: Checkpoint, wanted: int) -> Checkpoint:
-    """The checkpoint at another version; its writes are left as they are (`convert_write`).
+def versions_of(wanted: WantedVersions, saved: Versioned) -> tuple[str, int, int]:
+    """The schema of something that `WantedVersions.differs`, the version it was saved at, and the wanted one."""
+    schema, before, after = saved.state_schema, saved.state_version, wanted.of(saved)
+    assert schema is not None  # noqa: S101  for the type checker: `differs` said so
+    assert before is not None  # noqa: S101  likewise
+    assert after is not None  # noqa: S101  likewise
+    return schema, before, after
 
-    Raises:
-        StateTooNew: no steps lead there.
-        UpcastFailed: a step cannot be applied to it.
+
+Made = Mapping[str, tuple[Value, str | None]]
+"""Converted channels: what each is now, and which stored one it is unchanged, or None (`storage.state_work`)."""
+
+
+def convertible(checkpoint: Checkpoint) -> dict[str, Value]:
+    """The channels that steps see."""
+    return {name: each.value for name, each in (checkpoint.channels or {}).items() if not is_control(name)}
+
+
+def converted_checkpoint(checkpoint: Checkpoint, made: Made, delta_channels: Iterable[str], wanted: int) -> Checkpoint:
+    """The checkpoint at another version, its writes as they were.
+
+    Args:
+        checkpoint: As it was stored, with its channels.
+        made: What became of those.
+        delta_channels: What became of the names of its delta channels.
+        wanted: The version.
     """
-    saved = checkpoint.state_version
-    assert saved is not None  # noqa: S101  for the type checker: `WantedVersions.differs` said so
-    channels = checkpoint.channels
-    return replace(
-        checkpoint,
-        state_version=wanted,
-        delta_channels=tuple(
-            after for name in checkpoint.delta_channels for after in renamed(chain, name, saved, wanted)
-        ),
-        channels=None if channels is None else _channels(chain, channels, saved, wanted),
-    )
-
-
-def convert_write(chain: Chain, write: PendingWrite, saved: int, wanted: int) -> list[PendingWrite]:
-    """What a pending write is at another version: mostly one, several where its channel was split, none if removed.
-
-    Raises:
-        StateTooNew: no steps lead there.
-        UpcastFailed: a step cannot be applied to it.
-    """
-    if is_control(write.channel) or saved == wanted:
-        return [write]
-    before = {write.channel: _encoded(write.value)}
-    after = chain.convert(before, saved, wanted, partial=True)
-    return [
-        replace(
-            write,
-            channel=name,
-            value=write.value if each is before[write.channel] else _value(each),
-            state_version=None if write.state_version is None else wanted,
-        )
-        for name, each in after.items()
-    ]
-
-
-def renamed(chain: Chain, name: str, saved: int, wanted: int) -> list[str]:
-    """Under which names a channel is found at another version; none if no value of it leads anywhere.
-
-    Steps look at values, and this has none: it tries some, and believes the first that a step can be applied to. A
-    channel that is renamed for some of its values only is not followed.
-
-    Raises:
-        StateTooNew: no steps lead there.
-    """
-    if is_control(name) or saved == wanted:
-        return [name]
-    chain.path(saved, wanted)
-    for probe in _PROBES:
-        try:
-            return list(chain.convert({name: probe}, saved, wanted, partial=True))
-        except UpcastFailed:
-            continue
-    return []
-
-
-def _channels(chain: Chain, channels: Mapping[str, Channel], saved: int, wanted: int) -> dict[str, Channel]:
-    state = {name: _encoded(each.value) for name, each in channels.items() if not is_control(name)}
-    origin = {id(each): name for name, each in state.items()}
-    after = chain.convert(state, saved, wanted)
-    gone = [channels[name].version for name in state if name not in after]
+    channels = checkpoint.channels or {}
+    gone = [each.version for name, each in channels.items() if not is_control(name) and name not in made]
     fallback = _newest(gone) or _newest(each.version for each in channels.values())
     converted = {name: each for name, each in channels.items() if is_control(name)}
-    for name, each in after.items():
-        source = origin.get(id(each))
-        if source is not None:
-            converted[name] = channels[source]
+    for name, (value, origin) in made.items():
+        if origin is not None:
+            converted[name] = channels[origin]
         else:
             known = channels.get(name)
-            converted[name] = Channel(version=known.version if known else fallback, value=_value(each))
-    return converted
+            converted[name] = Channel(version=known.version if known else fallback, value=value)
+    return replace(checkpoint, state_version=wanted, delta_channels=tuple(delta_channels), channels=converted)
+
+
+def converted_write(write: PendingWrite, made: Made, wanted: int) -> list[PendingWrite]:
+    """What a pending write is at another version: mostly one, several where its channel was split, none if removed."""
+    number = None if write.state_version is None else wanted
+    return [replace(write, channel=name, value=value, state_version=number) for name, (value, _) in made.items()]
 
 
 def _newest(versions: Iterable[ChannelVersion]) -> ChannelVersion:
     """The greatest of an adapter's channel versions: what a channel that a step made goes by."""
     known = [each for each in versions if each is not None]
     return max(known, key=lambda each: (isinstance(each, str), each)) if known else None
-
-
-def _encoded(value: Value) -> Encoded:
-    return Encoded(value.encoding, value.data)
-
-
-def _value(encoded: Encoded) -> Value:
-    return Value(encoded.encoding, encoded.data)
 
 
 def patched(checkpoint: Checkpoint, patch: Patch) -> FullState:

@@ -6,6 +6,7 @@ collects. Memory does not grow with a file. An Idempotency-Key covers the conten
 refused.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -162,7 +163,7 @@ def _with_content(idempotency: Idempotency | None, digest: bytes) -> Idempotency
     """A key whose digest covers the content, too."""
     if idempotency is None:
         return None
-    return Idempotency(idempotency.idempotency_key, hashlib.sha256(idempotency.request_digest + digest).digest())
+    return dataclasses.replace(idempotency, request_digest=hashlib.sha256(idempotency.request_digest + digest).digest())
 
 
 async def _hashed(body: AsyncIterator[bytes], hashing: Any) -> AsyncIterator[bytes]:

@@ -6,7 +6,6 @@ is taken away. What this process remembers of the thread (`storage.standings`) s
 state.
 """
 
-import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -17,25 +16,26 @@ import msgspec
 
 from crypto import Sealer
 from storage.access import Access
-from storage.completeness import check_token
+from storage.completeness import check_acknowledged, check_token
+from storage.computing import compute
 from storage.errors import IntegrityFailure, InvalidState, LostRaceError, PieceUnknown, ThreadArchived
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.leaves import Pointer
 from storage.format.manifest import FORMAT, WriteColumns, WriteRecord
-from storage.format.pieces import CUT_BESIDE_BYTES_MIN, Cutter, Piece
+from storage.format.pieces import Cutter, Piece, is_long_to_cut
 from storage.format.record import (
     SealedWrite,
     new_thread,
     open_head,
     open_thread,
     seal_head,
-    seal_piece,
     seal_thread,
     seal_write,
 )
 from storage.format.token import ThreadToken
 from storage.model import NewWrite, Status, WritesReceipt
 from storage.offload import Uploads, artifacts_in, pack_artifacts
+from storage.piece_rows import sealed_pieces
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
@@ -57,6 +57,10 @@ class TaskWrites:
     known_token: str | None
     state_schema: str | None = None
     state_version: int | None = None
+
+
+# As many writes are sealed beside the event loop.
+_SEALED_BESIDE_MIN = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,11 +93,12 @@ async def put_once(access: Access, scope: Scope, sealer: Sealer, new: TaskWrites
             for position, write in enumerate(new.writes)
         ]
 
-    large = sum(len(write.value.data) for write in new.writes) >= CUT_BESIDE_BYTES_MIN
-    sealed = await asyncio.to_thread(seal) if large else seal()
+    large = len(new.writes) >= _SEALED_BESIDE_MIN or is_long_to_cut(write.value.data for write in new.writes)
+    sealed = await compute(scope.tenant_id, seal) if large else seal()
     async with access.standings.turn(scope, new.thread_id):
         known = access.standings.take(scope, sealer, new.thread_id, new.namespace)
-        if known is not None and _goes_on(access, new, known, cutter) and not any(named.values()):
+        has_room = access.row_quotas.has_room(scope)
+        if known is not None and has_room and _goes_on(access, new, known, cutter) and not any(named.values()):
             return await _put_on(access, scope, sealer, new, known, sealed, cutter, now)
         return await _put_reading(access, scope, sealer, new, sealed, named, cutter, now, uploads)
 
@@ -110,6 +115,7 @@ async def _put_reading(
     uploads: Uploads,
 ) -> WritesReceipt:
     """Writes that read what they stand on, under the thread's lock."""
+    acknowledged = access.standings.acknowledged(scope, new.thread_id, new.namespace)
     async with access.unit_of_work.begin(scope) as transaction:
         own_seal = seal_thread(sealer, new.thread_id, now, new_thread(sealer, new.thread_id))
         row = await transaction.fetchrow(
@@ -135,6 +141,7 @@ async def _put_reading(
         if new.state_schema is None and row["at_schema"] is not None:
             raise OtherVersionError(new.checkpoint_id, row["at_schema"], row["at_version"])
         thread, head = _open_seals(sealer, new, row)
+        await check_acknowledged(transaction, scope, sealer, new.thread_id, acknowledged, row["head_id"], head)
         present = dict(zip(row["present_idx"] or (), row["present_members"] or (), strict=True))
         fresh = [
             _Fresh(columns, each, present.get(columns.idx))
@@ -142,6 +149,7 @@ async def _put_reading(
             if columns.idx < 0 or columns.idx not in present
         ]
         if fresh:
+            access.row_quotas.require_room(scope)
             pointers = [pointer for each in fresh for pointer in named[each.columns.idx]]
             await access.offload.name_artifacts(transaction, scope, new.thread_id, pointers)
             stored = await _stored(access, transaction, scope, sealer, new, cutter, uploads)
@@ -150,7 +158,7 @@ async def _put_reading(
     token = None
     if head is not None and row["head_id"] == new.checkpoint_id:
         seen = ThreadToken.of(sealer.without_share, new.namespace, new.checkpoint_id, head)
-        access.head_anchors.note(scope, sealer, new.thread_id, seen)
+        access.acknowledge(scope, sealer, new.thread_id, seen)
         token = seen.encode(sealer.without_share, new.thread_id)
     return WritesReceipt(stored=len(fresh), unchanged=len(new.writes) - len(fresh), token=token)
 
@@ -161,12 +169,13 @@ def _goes_on(access: Access, new: TaskWrites, known: Standing, cutter: Cutter) -
         bool(new.writes)
         and (new.known_token is None or new.known_token == known.token)
         and known.covers(cutter, access.offload.is_large)
-        and (_is_early(new, known) if new.checkpoint_id != known.head_id else _is_at_version(new, known))
+        and (new.checkpoint_id == known.head_id or _is_early(new, known))
+        and _is_at_version(new, known)
     )
 
 
 def _is_at_version(new: TaskWrites, known: Standing) -> bool:
-    """Whether writes of the head name a version, or it has none that they would have to be at."""
+    """Whether writes name a version, or the head has none: what names none is at its checkpoint's, which is asked."""
     return new.state_schema is not None or known.base.columns.state_schema is None
 
 
@@ -223,7 +232,7 @@ async def _put_on(
         sealer.active_key_version,
         [each.piece_id for each in stored],
         [each.children for each in stored],
-        [seal_piece(sealer, each) for each in stored],
+        await sealed_pieces(sealer, ((each, None) for each in stored)),
         new.namespace,
         new.checkpoint_id,
         new.task_id,
@@ -247,7 +256,7 @@ async def _put_on(
     access.standings.remember(scope, sealer, left)
     if new_head_seal is None:
         return WritesReceipt(stored=len(fresh), unchanged=0, token=None)
-    access.head_anchors.note(scope, sealer, new.thread_id, left.seen)
+    access.acknowledge(scope, sealer, new.thread_id, left.seen)
     return WritesReceipt(stored=len(fresh), unchanged=0, token=left.token)
 
 
@@ -353,7 +362,7 @@ async def _write(
         sealer.active_key_version,
         [each.piece_id for each, _ in stored],
         [each.children for each, _ in stored],
-        [seal_piece(sealer, each, blob_id) for each, blob_id in stored],
+        await sealed_pieces(sealer, stored),
         new.namespace,
         new.checkpoint_id,
         new.task_id,

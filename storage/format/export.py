@@ -28,7 +28,7 @@ from storage.format.leaves import PIECE_ID_BYTES, PLACEHOLDER_BYTES, placeholder
 from storage.format.manifest import ChannelRecord
 from storage.format.pieces import COMPOSITE, INDEX, Body, read_composite, write_composite
 
-FORMAT = 1
+FORMAT = 2
 # A record that a sealer can seal; the longest are manifests with many small channels.
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 # A piece is a part of one value of one save, whose body is bounded by half of that.
@@ -55,7 +55,7 @@ Slice = Annotated[bytes, Meta(min_length=1, max_length=SLICE_BYTES)]
 NamedIds = Annotated[bytes, Meta(min_length=16, max_length=16 * 1024 * 1024)]
 Kind = Literal["thread", "tenant"]
 # Why a thread was left out.
-Reason = Literal["client-share", "archived"]
+Reason = Literal["client-share", "archived", "damaged"]
 
 
 class Opening(Struct, array_like=True, tag=1, frozen=True):
@@ -225,6 +225,12 @@ class End(Struct, array_like=True, tag=12, frozen=True):
     digest: Digest
 
 
+class Broken(Struct, array_like=True, tag=15, frozen=True):
+    """The thread that began cannot be read to its end, and counts as left out: forget what came of it."""
+
+    reason: Literal["damaged"]
+
+
 class PolicyRecord(Struct, array_like=True, tag=13, frozen=True):
     """What a tenant, an agent or the thread that began says of retention, holds included; its policy is JSON.
 
@@ -236,9 +242,27 @@ class PolicyRecord(Struct, array_like=True, tag=13, frozen=True):
     policy: Annotated[bytes, Meta(max_length=64 * 1024)]
 
 
+class AdoptionRecord(Struct, array_like=True, tag=14, frozen=True):
+    """What unversioned state of an agent is that was saved before a moment; an empty agent: of what names none."""
+
+    agent: Word
+    namespace: Word
+    number: Annotated[int, Meta(ge=1, lt=2**31)]
+    state_schema: Identifier
+    state_version: Annotated[int, Meta(ge=1, lt=2**31)]
+    adopted_at: Moment
+
+
+class SavePolicyRecord(Struct, array_like=True, tag=16, frozen=True):
+    """Whether saves of an agent must name the head they follow; an empty agent: of the whole tenant."""
+
+    agent: Word
+    strict: bool
+
+
 Record = (
     Opening | Schema | Beginning | ArtifactRecord | PieceRecord | Data | PendingRecord | CheckpointRecord | Head
-    | Ending | LeftOut | End | PolicyRecord
+    | Ending | LeftOut | End | PolicyRecord | AdoptionRecord | Broken | SavePolicyRecord
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -18,7 +18,7 @@ here; but a piece that is a blob has a chunk that says so, which is written and 
 
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -46,11 +46,13 @@ INDEX_CHILDREN_MAX = 128
 # Placeholders that one value may have: at 28 bytes each they cost a client little, and a row each costs us much.
 HOLES_MAX = 10_000
 _COMPOSITE_HOLES_MAX = 64
-# List elements that one save may cut together: each costs a digest and a number for where it is, so that a body full of
-# the shortest ones would cost a minute and a gigabyte.
+# List elements that one save may cut together: each costs a digest and a number for where it is. No request brings as
+# many; a list that grew by many saves can have them, when it is compacted or converted.
 LIST_ELEMENTS_MAX = 1_000_000
-# As many bytes are cut beside the event loop: a second of cutting is then not a second in which nobody is answered.
+# As many bytes, or elements of lists, are cut beside the event loop: a second of cutting is then not a second in which
+# nobody is answered. An element takes more than a microsecond, however short it is.
 CUT_BESIDE_BYTES_MIN = 256 * 1024
+CUT_BESIDE_ELEMENTS_MIN = 2000
 # FastCDC's least, average and greatest segment; the second for bytes that nobody but their own program can read, which
 # rarely change in the middle and cost an object each where pieces go to the object store.
 _SEGMENTS = (4 * 1024, 16 * 1024, GROUP_BYTES_MAX)
@@ -418,7 +420,9 @@ def leaf_piece(digests: Digests, data: bytes) -> Piece:
         InvalidState: it is not exactly one MessagePack str, bin or extension object.
     """
     if not data or large_leaves(data, 0, len(data), len(data)) != [(0, len(data))]:
-        raise InvalidState("a piece must be exactly one MessagePack string, binary or extension object")
+        raise InvalidState(
+            "a piece must be exactly one MessagePack object in a str, bin or ext format of 8, 16 or 32 bits of length"
+        )
     return Piece(digests.content_id(_KIND_NAMES[LEAF], "", data), bytes((LEAF,)) + data, None)
 
 
@@ -712,6 +716,16 @@ def list_header(count: int) -> bytes:
 def _is_list(data: bytes) -> bool:
     first = data[0] if data else 0
     return 0x90 <= first <= 0x9F or first in {0xDC, 0xDD}
+
+
+def is_long_to_cut(values: Iterable[bytes]) -> bool:
+    """Whether values are too much together to be cut on the event loop; a list's header may come by itself."""
+    size_bytes = elements = 0
+    for data in values:
+        size_bytes += len(data)
+        if _is_list(data):
+            elements += list_count(data)
+    return size_bytes >= CUT_BESIDE_BYTES_MIN or elements >= CUT_BESIDE_ELEMENTS_MIN
 
 
 def list_bounds(data: bytes) -> list[int] | None:

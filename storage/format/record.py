@@ -5,7 +5,7 @@ row was asked for, or raises `IntegrityFailure`; nothing is guessed, skipped or 
 """
 
 import hmac
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from crypto import Kind, OpenError, Sealer
+from crypto import Kind, OpenError, Sealer, peek_header
 from crypto.context import Location
 from storage.errors import (
     ClientShareRequired,
@@ -80,12 +80,21 @@ class PieceReader:
     """The chunks of one read, opened when first needed and kept for the next checkpoint that shares them.
 
     ``refs``: values are put together with placeholders for their large leaves. ``bytes_max``: how long all values
-    together may be, those that share pieces counted each.
+    together may be, those that share pieces counted each. ``take`` counts them, before they are put together.
     """
 
-    def __init__(self, sealer: Sealer, *, refs: bool = False, bytes_max: int | None = None) -> None:
+    def __init__(
+        self,
+        sealer: Sealer,
+        *,
+        refs: bool = False,
+        bytes_max: int | None = None,
+        take: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.refs = refs
         self._bytes_max = bytes_max
+        self._take = take
+        self._taken = 0
         self._bytes = 0
         self._sealer = sealer
         self._sealed: dict[bytes, tuple[bytes | None, bytes | None, bytes]] = {}
@@ -106,6 +115,10 @@ class PieceReader:
     def missing(self, ids: Iterable[bytes]) -> list[bytes]:
         """Which of these pieces are not here, each once."""
         return [each for each in dict.fromkeys(ids) if each not in self._sealed]
+
+    def unopened(self) -> list[bytes]:
+        """The pieces that are here and were not looked up yet."""
+        return [each for each in self._sealed if each not in self._opened]
 
     def look_up(self, piece_id: bytes) -> Opened:
         """An opened piece.
@@ -149,6 +162,10 @@ class PieceReader:
                 chunk = BlobChunk.decode(self._open(piece_id))
                 if chunk is not None:
                     found[piece_id] = chunk
+        fetched = sum(chunk.size for chunk in found.values())
+        if fetched > self._taken:  # what they are put together to is longer, and counted as it grows beyond this
+            self._take(fetched - self._taken)
+            self._taken = fetched
         return found
 
     def take(self, contents: Mapping[bytes, bytes]) -> None:
@@ -166,6 +183,13 @@ class PieceReader:
         """What was opened so far, as it was sealed: without what was not fetched."""
         opened = self._opened.items()
         return {each: bytes((found.kind,)) + found.data for each, found in opened if found.data is not None}
+
+    def reserve(self, size_bytes: int) -> None:
+        """Count about as much as values will take that are put together where nothing should be counted."""
+        missing = self._bytes + size_bytes - self._taken
+        if missing > 0:
+            self._take(missing)
+            self._taken += missing
 
     def size_of(self, body: Body, ids: Sequence[bytes]) -> int:
         """About how long a value will be, put together."""
@@ -199,6 +223,9 @@ class PieceReader:
         self._bytes += size
         if self._bytes_max is not None and self._bytes > self._bytes_max:
             raise StateTooLarge(self._bytes_max)
+        if self._bytes > self._taken:
+            self._take(self._bytes - self._taken)
+            self._taken = self._bytes
 
 
 def seal_piece(sealer: Sealer, piece: Piece, blob_id: UUID | None = None) -> bytes:
@@ -228,17 +255,26 @@ def seal_checkpoint(sealer: Sealer, columns: CheckpointColumns, manifest: Manife
 
 
 class OpenedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint row, authenticated; ``outcome`` is advisory, until it is compared with the pending writes."""
+    """A checkpoint row, authenticated; ``outcome`` is advisory, until it is compared with the pending writes.
+
+    ``opened_bytes``: what its manifest was decoded from; the row itself may be compressed to a fraction of that.
+    """
 
     columns: CheckpointColumns
     manifest: Manifest
     member: bytes
     outcome: str | None
+    opened_bytes: int = 0
 
     @property
     def place(self) -> tuple[str, str, str]:
         """Its id, thread and namespace, by which history is ordered."""
         return self.columns.checkpoint_id, self.columns.thread_id, self.columns.namespace
+
+    @property
+    def parent_id(self) -> str | None:
+        """The checkpoint it was made from, which may have been removed."""
+        return self.columns.parent_id
 
     @property
     def ids(self) -> list[bytes]:
@@ -327,6 +363,16 @@ _COLUMNS = CheckpointColumns.__struct_fields__
 _WRITE_COLUMNS = WriteColumns.__struct_fields__
 
 
+def check_key_version(row: Row, envelope: bytes) -> None:
+    """Compare the key version that a row names with the one of its envelope, which was opened and so is authentic.
+
+    Raises:
+        IntegrityFailure: they are not the same.
+    """
+    if row["key_version"] != peek_header(envelope).key_version:
+        raise IntegrityFailure("a row names another key version than its envelope was sealed under")
+
+
 def open_checkpoint(sealer: Sealer, row: Row) -> OpenedCheckpoint:
     """Open a checkpoint row at the place its key columns name, which the statement that found it asked for.
 
@@ -337,8 +383,9 @@ def open_checkpoint(sealer: Sealer, row: Row) -> OpenedCheckpoint:
     location = Location(columns.location())
     with _AUTHENTICATED:
         plaintext = sealer.open(Kind.MANIFEST, location, row["manifest"])
+    check_key_version(row, row["manifest"])
     member = member_mac(sealer, columns.namespace, columns.checkpoint_id, manifest_digest(sealer, plaintext, location))
-    return OpenedCheckpoint(columns, decode_manifest(plaintext), member, row["outcome"])
+    return OpenedCheckpoint(columns, decode_manifest(plaintext), member, row["outcome"], len(plaintext))
 
 
 class SealedWrite(msgspec.Struct, frozen=True):
@@ -399,6 +446,7 @@ def open_write(sealer: Sealer, row: Row) -> OpenedWrite:
     location = Location(columns.location())
     with _AUTHENTICATED:
         plaintext = sealer.open(Kind.WRITE, location, row["value"])
+    check_key_version(row, row["value"])
     member = write_member(sealer, plaintext, location)
     if not hmac.compare_digest(member, row["member"]):
         raise IntegrityFailure("a pending write's member was altered")

@@ -1,6 +1,7 @@
 """Statements that move a thread's rows into the archive and back, and on the stubs that stay.
 
-`storage.archives` says in which order they are safe. Columns are the tables' own, so that a new one moves along.
+`storage.archives` says in which order they are safe. Columns are the tables' own, so that a new one moves along, except
+for when the database got a row: one that comes back was got anew.
 """
 
 from storage.postgres.tables import archives, metadata
@@ -8,13 +9,14 @@ from storage.postgres.tables import archives, metadata
 # As `storage.format.archive` names and orders them.
 CHECKPOINTS, TAGS, PENDING_WRITES, CHUNKS = TABLES = ("checkpoints", "checkpoint_tags", "pending_writes", "chunks")
 _OWNER = ("tenant_id", "subject_id")
+_STAYS = {*_OWNER, "stored_at"}
 _THREAD = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
 
 _tables = {name: metadata.tables[f"stateroom.{name}"] for name in TABLES}
 
 # Of each table that moves: its columns but the owner's, and what their rows are ordered by within a thread.
 COLUMNS = {
-    name: tuple(str(each.name) for each in table.columns if each.name not in _OWNER) for name, table in _tables.items()
+    name: tuple(str(each.name) for each in table.columns if each.name not in _STAYS) for name, table in _tables.items()
 }
 ORDER = {
     name: tuple(str(each.name) for each in table.primary_key.columns if each.name not in {*_OWNER, "thread_id"})
@@ -72,7 +74,7 @@ REMOVE = {
 
 # --- stubs ---------------------------------------------------------------------------------------------------------
 
-_STUB = tuple(str(each.name) for each in archives.columns if each.name not in _OWNER)
+_STUB = tuple(str(each.name) for each in archives.columns if each.name not in _STAYS)
 
 STUB = f"SELECT {', '.join(_STUB)} FROM stateroom.archives WHERE {_THREAD}"
 LOCK_STUB = f"{STUB} FOR UPDATE"

@@ -35,7 +35,9 @@ SELECT {_COLUMNS} FROM stateroom.artifacts
 WHERE {_THREAD} AND ($4::bytea IS NULL OR name_digest = $4) AND ($5::uuid IS NULL OR artifact_id < $5)
 ORDER BY artifact_id DESC LIMIT $6
 """
-BUMP_URL_EPOCH = f"UPDATE stateroom.artifacts SET url_epoch = url_epoch + 1 WHERE {_ONE} RETURNING url_epoch"
+# Whoever re-seals the row, or revokes its URLs too, waits.
+LOCK_ROW = f"SELECT {_COLUMNS} FROM stateroom.artifacts WHERE {_ONE} FOR NO KEY UPDATE"
+SET_URL_EPOCH = f"UPDATE stateroom.artifacts SET url_epoch = $4, key_version = $5, sealed = $6 WHERE {_ONE}"
 
 # --- references ----------------------------------------------------------------------------------------------------
 

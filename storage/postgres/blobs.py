@@ -219,8 +219,13 @@ WALKED = """
 UPDATE stateroom.blob_usage SET walk_after = clock_timestamp() + make_interval(secs => $2) WHERE tenant_id = $1
 """
 # What is due and still there when a sweep ends, since when it is due; and, after a walk, what there is of each state.
+# A tenant that has nothing comes again later.
 FINISH_SWEEP = """
-UPDATE stateroom.blob_usage u SET sweep_after = clock_timestamp() + make_interval(secs => $2),
+UPDATE stateroom.blob_usage u SET
+    sweep_after = clock_timestamp() + make_interval(secs => CASE
+        WHEN u.bytes > 0 OR EXISTS (SELECT FROM stateroom.blobs b WHERE b.tenant_id = $1)
+            OR EXISTS (SELECT FROM stateroom.blob_intents i WHERE i.tenant_id = $1)
+        THEN $2::float8 ELSE $7::float8 END),
     swept_at = clock_timestamp(),
     due_since = (
         SELECT min(due.since) FROM (
@@ -252,10 +257,12 @@ UPDATE stateroom.blob_usage u SET sweep_after = clock_timestamp() + make_interva
     ) ELSE u.census END
 WHERE u.tenant_id = $1
 """
-# Across tenants, by an operator's binding.
+# Across tenants, by an operator's binding. Who never kept anything and was never swept has a quota and no more: without
+# an object store nobody sweeps it.
 CENSUS = """
 SELECT coalesce(sum(bytes), 0)::bigint AS used_bytes,
-    coalesce(extract(epoch FROM clock_timestamp() - min(swept_at)), 0)::float8 AS age_seconds,
+    coalesce(extract(epoch FROM clock_timestamp() - min(swept_at)
+        FILTER (WHERE bytes > 0 OR walk_after > '-infinity')), 0)::float8 AS age_seconds,
     coalesce(extract(epoch FROM clock_timestamp() - min(due_since)), 0)::float8 AS due_seconds,
     coalesce(bool_or(swept_at < clock_timestamp() - interval '15 minutes'
         AND sweep_after > clock_timestamp() - interval '5 minutes'), false) AS tried
@@ -295,6 +302,7 @@ SELECT subject_id FROM (
 ) known ORDER BY subject_id LIMIT $3
 """
 
+SO_LONG_AGO = "SELECT clock_timestamp() - make_interval(secs => $1)"
 EXPIRE_INTENTS = """
 WITH due AS (
     SELECT blob_id FROM stateroom.blob_intents

@@ -9,6 +9,10 @@ missing is written by `WRITE` under a condition (``ON CONFLICT``, the expected s
 means: lost a race, run the whole transaction again. The subject key's state comes back from both: the one that `WRITE`
 sees was committed before anything is stored. `OPEN_WRITES` and `PUT_WRITES` divide the work in the same way.
 
+`OPEN` also tells what save policies say: of the tenant, of the agent that the save names, and of the one that the
+thread had in the snapshot. Where somebody else wrote to the thread meanwhile (``activity``) that may be another one; in
+a tenant with policies this is told (``policies_unsure``), and means a lost race to a save that names no head.
+
 A thread's ``searchable`` says by which keys all its checkpoints are tagged (`storage.tags`): `OPEN` narrows it, under
 the lock, to what its save is tagged by. An empty array says that there is no checkpoint yet.
 
@@ -43,6 +47,7 @@ ROW_COLUMNS = (
     "piece_ids",
     "named_ids",
     "manifest",
+    "key_version",
 )
 _ROW = ", ".join(ROW_COLUMNS)
 
@@ -64,6 +69,21 @@ _LEFT_OVER = """coalesce(
 
 LEFT_OVER = f"SELECT {_LEFT_OVER}"
 
+# Save policies, as `storage.strictness` reads them; as text, they are compared with what they were.
+_POLICIES = ", ".join(
+    f"array_agg(s.{column} ORDER BY s.agent) AS policy_{plural}"
+    for column, plural in (
+        ("agent", "agents"), ("strict", "strict"), ("updated_at", "updated_at"), ("mac", "macs"),
+        ("mac_format", "mac_formats"),
+    )
+) + ", array_agg(s::text ORDER BY s.agent) AS policy_rows"  # fmt: skip
+
+# What counts for a compaction, which reads before it saves: it names the agent $3.
+POLICIES_OF = f"""
+SELECT {_POLICIES}, $2::text AS agent_before, false AS policies_unsure
+FROM stateroom.save_policies s WHERE s.tenant_id = $1 AND s.agent IN ('', $2, $3)
+"""
+
 OPEN = f"""
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
@@ -80,9 +100,9 @@ WITH thread AS (
             WHEN t.searchable = '{{}}' OR excluded.searchable <@ t.searchable THEN excluded.searchable
             WHEN t.searchable <@ excluded.searchable THEN t.searchable
         END
-    RETURNING tenant_id, subject_id, thread_id, tier, strict, created_at, seal
+    RETURNING tenant_id, subject_id, thread_id, tier, strict, agent, activity, created_at, seal
 )
-SELECT t.tier, t.strict, t.created_at AS thread_created_at, t.seal AS thread_seal,
+SELECT t.tier, t.strict, t.agent AS thread_agent, t.created_at AS thread_created_at, t.seal AS thread_seal,
     (SELECT k.state FROM stateroom.subject_keys k
      WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $8) AS key_state,
     h.head_id, h.sequence, h.seal AS head_seal,
@@ -94,12 +114,20 @@ SELECT t.tier, t.strict, t.created_at AS thread_created_at, t.seal AS thread_sea
     EXISTS (SELECT FROM stateroom.checkpoints e
      WHERE e.tenant_id = $1 AND e.subject_id = $2 AND e.thread_id = $3 AND e.namespace = $9
        AND e.checkpoint_id = $10) AS stored_before,
-    early.*, p.*
+    early.*, asked.*, p.*
 FROM thread t
 LEFT JOIN LATERAL (
     SELECT head_id, sequence, seal FROM stateroom.heads
     WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = $9
     FOR UPDATE) h ON true
+LEFT JOIN LATERAL (
+    SELECT b.agent AS agent_before, said.*, coalesce(b.activity, 0) <> t.activity - 1 AND EXISTS (
+        SELECT FROM stateroom.save_policies s WHERE s.tenant_id = $1) AS policies_unsure
+    FROM (VALUES (1)) one
+    LEFT JOIN stateroom.threads b ON b.tenant_id = $1 AND b.subject_id = $2 AND b.thread_id = $3
+    LEFT JOIN LATERAL (
+        SELECT {_POLICIES} FROM stateroom.save_policies s
+        WHERE s.tenant_id = $1 AND s.agent IN ('', b.agent, $4)) said ON true) asked ON true
 LEFT JOIN LATERAL (
     SELECT array_agg(w.task_id ORDER BY w.member) AS early_tasks, array_agg(w.idx ORDER BY w.member) AS early_idx,
         array_agg(w.member ORDER BY w.member) AS early_members
@@ -182,13 +210,14 @@ def _call(function: str, parameters: int) -> str:
     return f"SELECT stateroom.{function}({', '.join(f'${n}' for n in range(1, parameters + 1))})"
 
 
-# Whole transactions of whoever knows what they stand on, as functions of the database (revision a20) that bind their
+# Whole transactions of whoever knows what they stand on, as functions of the database (a20, a32) that bind their
 # scope and commit with their statement: one round trip. They depend on the stored seals being the remembered ones: a
 # thread whose seal is another one, as after any pending write or new namespace, or a head that moved, make them fail
 # as a whole; so do more or fewer writes that came before their checkpoint than the save was told of, a head that is not
-# the newest checkpoint, and rows that are there already. Nothing that the head and its writes need can have been pruned
+# the newest checkpoint, and rows that are there already; to a save that names no head, another agent of the thread, or
+# other policies than it knows of (null: it names one). Nothing that the head and its writes need can have been pruned
 # while both seals are what they were, so its pieces are there. Whoever fails begins with OPEN or OPEN_WRITES.
-SAVE_ON = _call("save_on_4", 33)
+SAVE_ON = _call("save_on_5", 34)
 PUT_WRITES_ON = _call("put_writes_on_4", 26)
 
 SEAL_THREAD = """
@@ -287,6 +316,13 @@ FROM (VALUES (1)) one
 LEFT JOIN stateroom.heads h ON h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $8
 """
 
+# The channels of a checkpoint's pending writes that have no version of their own.
+UNVERSIONED_CHANNELS = """
+SELECT DISTINCT channel FROM stateroom.pending_writes
+WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = $5
+  AND state_schema IS NULL
+"""
+
 WRITE_COLUMNS = (
     "thread_id",
     "namespace",
@@ -303,6 +339,7 @@ WRITE_COLUMNS = (
     "state_version",
     "value",
     "member",
+    "key_version",
 )
 
 
@@ -338,6 +375,9 @@ WITH target AS MATERIALIZED (
     SELECT u.piece_id FROM written, LATERAL ({_unpacked("written.piece_ids")}) u
 )
 SELECT {_ROW}, at_head_id, at_sequence, at_head_seal, at_thread_seal, at_thread_created_at, at_tier, at_newer,
+    (SELECT true FROM stateroom.checkpoints a
+     WHERE a.tenant_id = $1 AND a.subject_id = $2 AND a.thread_id = $3 AND a.namespace = $4
+       AND a.checkpoint_id = target.parent_id LIMIT 1) AS at_parent,
     (SELECT k.state FROM stateroom.subject_keys k
      WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state,
     writes.*, pieces.*
@@ -354,9 +394,16 @@ LEFT JOIN LATERAL (
       AND c.piece_id = ANY(ARRAY(SELECT piece_id FROM named))) pieces ON true
 """
 
-# As LOAD, as a transaction of its own (revision a20) that binds its scope, only reads, and ends with its statement: one
+# Do nothing, once nobody holds a lock that a save would wait for; fail if that takes long.
+WAIT_AS_SAVES = """
+SET LOCAL lock_timeout = '1s';
+LOCK TABLE stateroom.threads, stateroom.heads, stateroom.checkpoints, stateroom.chunks, stateroom.pending_writes
+    IN ROW EXCLUSIVE MODE
+"""
+
+# As LOAD, as a transaction of its own (revision a30) that binds its scope, only reads, and ends with its statement: one
 # round trip. Of a checkpoint that is not the head it has the members of all pending writes of the thread, too.
-LOAD_AT_ONCE = "SELECT * FROM stateroom.load_checkpoint_2($1, $2, $3, $4, $5, $6, $7)"
+LOAD_AT_ONCE = "SELECT * FROM stateroom.load_checkpoint_3($1, $2, $3, $4, $5, $6, $7)"
 
 CHUNKS = """
 SELECT thread_id, piece_id, children, named_ids, envelope FROM stateroom.chunks
@@ -417,6 +464,17 @@ ORDER BY checkpoint_id DESC, thread_id DESC, namespace DESC
 LIMIT $16
 """
 
+# Which of these checkpoints are stored: parents of a page, of which a prune may have removed some.
+STORED_OF = """
+SELECT p.thread_id, p.namespace, p.checkpoint_id
+FROM unnest($3::text[], $4::text[], $5::text[]) AS p(thread_id, namespace, checkpoint_id)
+CROSS JOIN LATERAL (
+    SELECT FROM stateroom.checkpoints c
+    WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = p.thread_id AND c.namespace = p.namespace
+      AND c.checkpoint_id = p.checkpoint_id
+    LIMIT 1) stored
+"""
+
 # The seals of some threads: whether their checkpoints on a page of history can be opened.
 THREAD_SEALS = """
 SELECT thread_id, created_at, seal FROM stateroom.threads
@@ -426,9 +484,13 @@ WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = ANY($3::text[])
 
 def _tenant_listing(also: str) -> str:
     return f"""
-SELECT subject_id, thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent, run_id, model,
+SELECT subject_id, thread_id, namespace, checkpoint_id,
+    (SELECT p.checkpoint_id FROM stateroom.checkpoints p
+     WHERE p.tenant_id = $1 AND p.subject_id = c.subject_id AND p.thread_id = c.thread_id
+       AND p.namespace = c.namespace AND p.checkpoint_id = c.parent_id LIMIT 1) AS parent_id,
+    step, status, outcome, source, agent, run_id, model,
     state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at
-FROM stateroom.checkpoints
+FROM stateroom.checkpoints c
 WHERE tenant_id = $1 AND {also}
   AND ($2::text IS NULL OR namespace = $2)
   AND ($3::text IS NULL OR checkpoint_id < $3)

@@ -87,7 +87,7 @@ ORDER BY namespace
 """
 
 CHUNKS_AFTER = """
-SELECT piece_id, children, named_ids, envelope FROM stateroom.chunks
+SELECT piece_id, children, named_ids, envelope, key_version FROM stateroom.chunks
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND piece_id > $4 ORDER BY piece_id LIMIT $5
 """
 
@@ -108,10 +108,13 @@ ORDER BY t.thread_id, h.namespace
 LIMIT $6
 """
 
-# Subjects with threads, of which no key is stored, not even a destroyed one: as `KEYS_ARE_GONE`, over a tenant.
+# Subjects with threads, of which no key is stored, or destroyed ones only: as `KEYS_ARE_GONE`, over a tenant.
 SUBJECTS_WITHOUT_KEYS = """
-SELECT t.subject_id FROM (SELECT DISTINCT subject_id FROM stateroom.threads WHERE tenant_id = $1) t
-WHERE NOT EXISTS (SELECT FROM stateroom.subject_keys k WHERE k.tenant_id = $1 AND k.subject_id = t.subject_id)
+SELECT t.subject_id, EXISTS (
+    SELECT FROM stateroom.subject_keys k WHERE k.tenant_id = $1 AND k.subject_id = t.subject_id) AS destroyed
+FROM (SELECT DISTINCT subject_id FROM stateroom.threads WHERE tenant_id = $1) t
+WHERE NOT EXISTS (SELECT FROM stateroom.subject_keys k
+    WHERE k.tenant_id = $1 AND k.subject_id = t.subject_id AND k.state <> 'destroyed')
 ORDER BY t.subject_id
 """
 

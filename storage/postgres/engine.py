@@ -11,6 +11,7 @@ that says ``statement_cache_size=0`` gives those up, which a pooler in transacti
 also drops what is set at connect; that the role has the same settings is then the administrator's affair.
 """
 
+from importlib.metadata import version
 from typing import Any
 
 from sqlalchemy import event
@@ -25,6 +26,11 @@ POOL_TIMEOUT_SECONDS = 5.0
 COMMAND_TIMEOUT_SECONDS = 30.0
 
 UNFINISHED = "stateroom.unfinished"
+
+BUILD = version("stateroom-gateway")
+# Names the sessions of a build that enters itself in the registry of processes; those from before it say the second.
+APPLICATION_NAME = f"stateroom {BUILD}"
+UNREGISTERED_APPLICATION_NAME = "stateroom"
 
 # A thread's lock is held for one save; whoever waits longer is behind something broken and should be told so.
 LOCK_TIMEOUT_MS = 5_000
@@ -60,7 +66,7 @@ def create_engine(database_url: str, *, connections_max: int) -> AsyncEngine:
             "command_timeout": COMMAND_TIMEOUT_SECONDS,
             **statements,
             "server_settings": {
-                "application_name": "stateroom",
+                "application_name": APPLICATION_NAME,
                 "timezone": "UTC",
                 "jit": "off",
                 "lock_timeout": str(LOCK_TIMEOUT_MS),

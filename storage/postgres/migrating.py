@@ -1,9 +1,14 @@
 """Statements that find what an eager migration of state has to do."""
 
+from storage.postgres.adoptions import ADOPTED, SCHEMA, VERSION
+
 # A stretch of a subject's heads under a schema, by place, or one of them ($8), and what says whether to touch them.
-HEADS = """
-SELECT h.thread_id, h.namespace, c.state_version, coalesce(c.outcome, c.status) AS status, c.source, t.tier,
-    t.client_share, c.created_at > clock_timestamp() - make_interval(secs => $6) AS recent,
+# What a migration or a rollback saved is no recent use: no agent is at work on it.
+HEADS = f"""
+SELECT h.thread_id, h.namespace, {VERSION} AS state_version, coalesce(c.outcome, c.status) AS status, c.source, t.tier,
+    t.client_share,
+    coalesce(c.source, '') NOT IN ('migrate', 'rollback')
+        AND c.created_at > clock_timestamp() - make_interval(secs => $6) AS recent,
     EXISTS (SELECT FROM stateroom.pending_writes w
      WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = h.thread_id AND w.namespace = h.namespace
        AND w.checkpoint_id = h.head_id) AS written
@@ -11,31 +16,40 @@ FROM stateroom.heads h
 JOIN stateroom.threads t ON t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = h.thread_id
 JOIN stateroom.checkpoints c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = h.thread_id
     AND c.namespace = h.namespace AND c.checkpoint_id = h.head_id
-WHERE h.tenant_id = $1 AND h.subject_id = $2 AND c.state_schema = $5
+{ADOPTED}
+WHERE h.tenant_id = $1 AND h.subject_id = $2 AND {SCHEMA} = $5
   AND CASE WHEN $8 THEN (h.thread_id, h.namespace) = ($3, $4) ELSE (h.thread_id, h.namespace) > ($3, $4) END
 ORDER BY h.thread_id, h.namespace LIMIT $7
 """
 
-# Heads of a subject under a schema whose threads are in the archive: only their stubs tell.
+# Heads of a subject under a schema whose threads are in the archive: only their stubs tell. Which heads an agent saved
+# unversioned they do not: a thread none of whose heads has a schema counts as one, if its agent's state was adopted.
 ARCHIVED_HEADS = """
-SELECT count(*) FROM stateroom.archives a, unnest(a.state_schemas) AS found(state_schema)
-WHERE a.tenant_id = $1 AND a.subject_id = $2 AND found.state_schema = $3
+SELECT coalesce(sum(
+    (SELECT count(*) FROM unnest(s.state_schemas) AS found(state_schema) WHERE found.state_schema = $3)
+    + (cardinality(s.state_schemas) = 0 AND EXISTS (
+        SELECT FROM stateroom.state_adoptions a WHERE a.tenant_id = $1 AND a.state_schema = $3
+          AND (s.agents @> ARRAY[a.agent] OR (a.agent = '' AND cardinality(s.agents) = 0))))::int
+), 0)::bigint
+FROM stateroom.archives s WHERE s.tenant_id = $1 AND s.subject_id = $2
 """
 
 # Heads by version over all subjects of a tenant, by the binding of a listing. Reads the clear columns of all the
 # tenant's checkpoints, in the order of their index: for a person who asks, not for a loop.
-HEADS_BY_VERSION = """
-SELECT state_version AS number, count(*) AS heads FROM (
-    SELECT DISTINCT ON (subject_id, thread_id, namespace) state_schema, state_version FROM stateroom.checkpoints
+HEADS_BY_VERSION = f"""
+SELECT {VERSION} AS number, count(*) AS heads FROM (
+    SELECT DISTINCT ON (subject_id, thread_id, namespace) state_schema, state_version, agent, namespace, created_at
+    FROM stateroom.checkpoints
     WHERE tenant_id = $1 ORDER BY subject_id, thread_id, namespace, checkpoint_id DESC
-) heads
-WHERE state_schema = $2 AND state_version IS NOT NULL GROUP BY state_version ORDER BY state_version
+) c {ADOPTED}
+WHERE {SCHEMA} = $2 AND {VERSION} IS NOT NULL GROUP BY 1 ORDER BY 1
 """
 
 LAST_JOBS = """
 SELECT * FROM (
     SELECT DISTINCT ON (kind)
-        job_id, kind, target, state, done, total, error, note, position, created_at, updated_at, mac
+        tenant_id, job_id, kind, target, state, done, total, error, note, position, created_at, updated_at, mac,
+        mac_format, waits_for
     FROM stateroom.jobs WHERE tenant_id = $1 AND target = $2 AND kind = ANY($3::text[])
     ORDER BY kind, created_at DESC, job_id DESC
 ) last ORDER BY created_at DESC, job_id DESC

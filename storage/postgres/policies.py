@@ -34,7 +34,10 @@ _SUBJECT_TABLES = (
     "archives artifact_refs artifacts blob_intents blob_refs blobs checkpoint_tags checkpoints chunks heads idempotency"
     " pending_writes removed_threads subject_keys thread_retention threads upload_parts"
 )
-_TENANT_TABLES = "api_keys audit_heads audit_log blob_usage jobs retention retention_rounds state_schemas tenant_keys"
+_TENANT_TABLES = (
+    "accepted_losses api_key_seals api_keys audit_heads audit_log blob_usage jobs retention retention_rounds"
+    " row_usage save_policies state_adoptions state_schemas tenant_keys unbound_imports"
+)
 _TABLES: dict[str, str] = {
     "subject_rows": _SUBJECT_TABLES,
     "tenant_rows": _TENANT_TABLES,
@@ -42,13 +45,14 @@ _TABLES: dict[str, str] = {
     "tenant_rewraps": "subject_keys",
     "tenant_listing": "archives checkpoints threads",
     "own_row": "tenants",
-    "operator_rows": "api_keys tenants",
-    "operator_reads": "blob_usage jobs retention_rounds tenant_keys",
+    "operator_rows": "api_key_seals api_keys tenants",
+    "operator_reads": "blob_usage jobs retention_rounds row_usage tenant_keys",
     "operator_heads": "audit_heads",
-    "operator_chain": "audit_heads audit_log",
+    "operator_chain": "accepted_losses audit_heads audit_log",
     "operator_jobs": "jobs",
 }
-_EXCEPTIONS = {("api_keys", "operator_rows"): ("ALL", f"{_OPERATOR} AND tenant_id IS NULL")}
+_OPERATORS_KEYS = ("ALL", f"{_OPERATOR} AND tenant_id IS NULL")
+_EXCEPTIONS = {(table, "operator_rows"): _OPERATORS_KEYS for table in ("api_keys", "api_key_seals")}
 
 # What holds for the role that asks: policies of everybody, its own, and those of roles that it can become.
 OF_THIS_ROLE = """

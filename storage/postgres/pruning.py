@@ -25,7 +25,8 @@ SELECT {_ROW} FROM stateroom.checkpoints WHERE {_THREAD} AND namespace = $4 AND 
 
 # All pending writes of a thread, as its seal sums them up.
 WRITES = f"""
-SELECT namespace, checkpoint_id, task_id, idx, member, created_at FROM stateroom.pending_writes WHERE {_THREAD}
+SELECT namespace, checkpoint_id, task_id, idx, member, coalesce(stored_at, created_at) AS stored_at
+FROM stateroom.pending_writes WHERE {_THREAD}
 """
 
 

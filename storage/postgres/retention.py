@@ -1,7 +1,7 @@
 """Statements on retention: policies, legal holds, and the rounds that act on them.
 
-Leases and the timetable of rounds go by the database's clock; what is due goes by the clock that rows are written by,
-which the caller brings.
+Everything goes by the database's clock: leases, the timetable of rounds, and what is due. Facts come with the moment
+that they are of (``present``). Rows from before revision a23 say when they were made by a gateway's clock.
 """
 
 from uuid import UUID
@@ -52,9 +52,24 @@ SELECT {_TENANT_HELD}
     )
 """
 
+# Whether a thread, or any thread of a subject, is one of these agents'.
+THREAD_IS_OF = """
+SELECT EXISTS (SELECT FROM stateroom.threads
+        WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND agent = ANY($4::text[]))
+    OR EXISTS (SELECT FROM stateroom.checkpoints
+        WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND agent = ANY($4::text[]))
+    OR EXISTS (SELECT FROM stateroom.archives
+        WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND agents && $4::text[])
+"""
+SUBJECT_IS_OF = """
+SELECT EXISTS (SELECT FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2 AND agent = ANY($3::text[]))
+    OR EXISTS (SELECT FROM stateroom.checkpoints WHERE tenant_id = $1 AND subject_id = $2 AND agent = ANY($3::text[]))
+    OR EXISTS (SELECT FROM stateroom.archives WHERE tenant_id = $1 AND subject_id = $2 AND agents && $3::text[])
+"""
+
 # A page of what threads say, of one subject or of all; bound to the tenant, or to that subject.
 THREADS_SAY = """
-SELECT subject_id, thread_id, policy, legal_hold, updated_at, mac FROM stateroom.thread_retention
+SELECT subject_id, thread_id, policy, legal_hold, updated_at, mac, mac_format FROM stateroom.thread_retention
 WHERE tenant_id = $1 AND ($2::text IS NULL OR subject_id = $2) AND (subject_id, thread_id) > ($3, $4)
 ORDER BY subject_id, thread_id LIMIT $5
 """
@@ -67,7 +82,7 @@ SELECT EXISTS (SELECT FROM stateroom.retention WHERE tenant_id = $1 AND legal_ho
 # --- policies --------------------------------------------------------------------------------------------------------
 
 POLICIES = """
-SELECT level, target, policy, legal_hold, updated_at, mac FROM stateroom.retention WHERE tenant_id = $1
+SELECT level, target, policy, legal_hold, updated_at, mac, mac_format FROM stateroom.retention WHERE tenant_id = $1
 ORDER BY level, target
 """
 
@@ -77,10 +92,11 @@ SELECT count(*) FROM stateroom.retention WHERE tenant_id = $1 AND level = 'agent
 """
 
 PUT = """
-INSERT INTO stateroom.retention (tenant_id, level, target, policy, legal_hold, updated_at, mac)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
+INSERT INTO stateroom.retention (tenant_id, level, target, policy, legal_hold, updated_at, mac, mac_format)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (tenant_id, level, target) DO UPDATE SET
-    policy = excluded.policy, legal_hold = excluded.legal_hold, updated_at = excluded.updated_at, mac = excluded.mac
+    policy = excluded.policy, legal_hold = excluded.legal_hold, updated_at = excluded.updated_at, mac = excluded.mac,
+    mac_format = excluded.mac_format
 """
 
 # Against a deletion, which locks the same row and then asks again what holds.
@@ -89,23 +105,29 @@ SELECT agent FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2 AND
 """
 
 THREAD_ONE = """
-SELECT policy, legal_hold, updated_at, mac FROM stateroom.thread_retention
+SELECT policy, legal_hold, updated_at, mac, mac_format FROM stateroom.thread_retention
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
 """
 
 PUT_THREAD = """
-INSERT INTO stateroom.thread_retention (tenant_id, subject_id, thread_id, policy, legal_hold, updated_at, mac)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
+INSERT INTO stateroom.thread_retention
+    (tenant_id, subject_id, thread_id, policy, legal_hold, updated_at, mac, mac_format)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
-    policy = excluded.policy, legal_hold = excluded.legal_hold, updated_at = excluded.updated_at, mac = excluded.mac
+    policy = excluded.policy, legal_hold = excluded.legal_hold, updated_at = excluded.updated_at, mac = excluded.mac,
+    mac_format = excluded.mac_format
 """
 
 # --- facts -----------------------------------------------------------------------------------------------------------
 
+# A build from before revision a23 imports a thread as if it had been written to when its file says.
 _FACTS = """
-SELECT t.subject_id, t.thread_id, t.agent, t.status, t.tier, t.client_share, t.activity, t.created_at, t.updated_at,
-    a.created_at AS archived_at, a.blob_id, a.size_bytes, a.hot_bytes,
-    r.policy, r.legal_hold, r.updated_at AS policy_updated_at, r.mac AS policy_mac
+SELECT t.subject_id, t.thread_id, t.agent, t.status, t.tier, t.client_share, t.activity,
+    greatest(t.updated_at, t.began_at) AS updated_at,
+    coalesce(t.began_at, t.created_at) AS created_at, coalesce(a.stored_at, a.created_at) AS archived_at,
+    clock_timestamp() AS present,
+    a.blob_id, a.size_bytes, a.hot_bytes,
+    r.policy, r.legal_hold, r.updated_at AS policy_updated_at, r.mac, r.mac_format
 FROM stateroom.threads t
 LEFT JOIN stateroom.archives a
     ON a.tenant_id = t.tenant_id AND a.subject_id = t.subject_id AND a.thread_id = t.thread_id
@@ -131,8 +153,8 @@ SELECT
         AS checkpoints,
     EXISTS (
         SELECT FROM stateroom.pending_writes w
-        WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.created_at < $4
-          AND w.created_at >= $5
+        WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3
+          AND coalesce(w.stored_at, w.created_at) < $4 AND coalesce(w.stored_at, w.created_at) >= $5
           AND NOT EXISTS (SELECT FROM stateroom.heads h WHERE h.tenant_id = $1 AND h.subject_id = $2
               AND h.thread_id = $3 AND h.namespace = w.namespace AND h.head_id = w.checkpoint_id)
     ) AS writes_due
@@ -151,30 +173,43 @@ SELECT given.thread_id,
 FROM unnest($3::text[]) AS given(thread_id)
 """
 
+# The moment that facts read by this transaction are of, where there are none.
+PRESENT = "SELECT clock_timestamp()"
+
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 # Where anybody says something, there are rounds.
 BEGIN_ROUNDS = "INSERT INTO stateroom.retention_rounds (tenant_id) VALUES ($1) ON CONFLICT DO NOTHING"
 
+# The next round comes so many seconds from now; a round that is under way goes on.
+DELAY_ROUND = """
+UPDATE stateroom.retention_rounds SET due_at = clock_timestamp() + make_interval(secs => $2) WHERE tenant_id = $1
+"""
+
 # Across tenants, by an operator's binding.
-TENANTS_DUE = """
+# Of a suspended tenant nothing is removed: it has no round, and one that goes on ends at its next page.
+_NOT_SUSPENDED = """NOT EXISTS (
+      SELECT FROM stateroom.tenants t WHERE t.tenant_id = retention_rounds.tenant_id AND t.suspended_at IS NOT NULL)"""
+
+TENANTS_DUE = f"""
 SELECT tenant_id FROM stateroom.retention_rounds
 WHERE due_at < clock_timestamp() AND (lease_until IS NULL OR lease_until < clock_timestamp())
+  AND {_NOT_SUSPENDED}
 ORDER BY due_at LIMIT $1
 """
 
-CLAIM = """
+CLAIM = f"""
 UPDATE stateroom.retention_rounds SET lease_until = clock_timestamp() + make_interval(secs => $2)
 WHERE tenant_id = $1 AND (lease_until IS NULL OR lease_until < clock_timestamp())
-  AND ($3 OR due_at < clock_timestamp())
-RETURNING lease_until, started_at, progress, thinned_until
+  AND ($3 OR due_at < clock_timestamp()) AND {_NOT_SUSPENDED}
+RETURNING lease_until, coalesce(started_at, clock_timestamp()) AS started_at, progress, thinned_until
 """
 
 # Whoever holds the lease knows its exact end, so that a late owner changes nothing.
-ADVANCE = """
+ADVANCE = f"""
 UPDATE stateroom.retention_rounds SET lease_until = clock_timestamp() + make_interval(secs => $3),
     started_at = $4, progress = $5
-WHERE tenant_id = $1 AND lease_until = $2
+WHERE tenant_id = $1 AND lease_until = $2 AND {_NOT_SUSPENDED}
 RETURNING lease_until
 """
 

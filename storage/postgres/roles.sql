@@ -1,6 +1,7 @@
--- The five roles of a Stateroom database. Run once per cluster by a superuser (or a role that may CREATE ROLE and
--- grant BYPASSRLS), before the first migration; running it again changes nothing. Give the login roles passwords (or
--- other credentials) with ALTER ROLE afterwards.
+-- The five roles of a Stateroom database, and who may do what with a database as a whole. Run by a superuser (or a role
+-- that may CREATE ROLE and grant BYPASSRLS, and owns the database): once per cluster before the first migration, and once
+-- more when the database is there. Running it again changes nothing. Give the login roles passwords (or other credentials)
+-- with ALTER ROLE afterwards.
 DO $$
 DECLARE
     attributes constant text[][] := ARRAY[
@@ -27,3 +28,14 @@ $$;
 
 -- The owner of the schema must be able to give the look-up function to gw_auth.
 GRANT gw_auth TO gw_migrate;
+
+-- Nobody but the owner makes temporary tables: nothing here needs them, and one can stand before a table of its name.
+DO $$
+DECLARE
+    own name;
+BEGIN
+    FOR own IN SELECT datname FROM pg_database WHERE pg_get_userbyid(datdba) = 'gw_migrate' LOOP
+        EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', own);
+    END LOOP;
+END
+$$;

@@ -5,6 +5,7 @@ with gw_app's and changes nothing.
 """
 
 import asyncio
+import io
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from sqlalchemy.pool import NullPool
 
 import migrations
 from storage.errors import DatabaseAway, SetupError
-from storage.postgres import policies
+from storage.postgres import functions, policies
 from storage.postgres.tables import SCHEMA
 
 POSTGRES_VERSION_MIN = 160000
@@ -37,8 +38,8 @@ _SCRIPTS = Path(migrations.__file__).parent / "database"
 _AWAY = (OSError, asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError)
 
 
-def _config() -> Config:
-    config = Config()
+def _config(output: io.StringIO | None = None) -> Config:
+    config = Config(output_buffer=output)
     config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
@@ -58,7 +59,9 @@ def known_revisions() -> frozenset[str]:
 
 
 async def upgrade(owner_url: str) -> None:
-    """Bring the schema to this build's revision. Safe to run from several places: one waits for the other.
+    """Bring the schema to this build's revision, and its functions to their owners, whom a restore may have lost.
+
+    Safe to run from several places: one waits for the other.
 
     Args:
         owner_url: credentials of gw_migrate (or a superuser).
@@ -81,9 +84,14 @@ async def _upgrade(owner_url: str) -> None:
     )
 
     def run(connection: Connection) -> None:
+        number = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
+        if number < POSTGRES_VERSION_MIN:
+            raise SetupError(f"{_too_old(number)}; nothing was changed")
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        for statement in functions.GIVE_BACK:
+            connection.exec_driver_sql(statement)
 
     try:
         async with engine.begin() as connection:
@@ -94,6 +102,46 @@ async def _upgrade(owner_url: str) -> None:
         raise SetupError(f"the schema was not upgraded: {error.orig}") from None
     finally:
         await engine.dispose()
+
+
+async def script(owner_url: str) -> str:
+    """What `upgrade` would do to the database, as SQL that an administrator may read and run with ``psql``.
+
+    Args:
+        owner_url: As for `upgrade`. The database is read and not changed.
+
+    Raises:
+        DatabaseAway: The database cannot be reached.
+        SetupError: It is too old, or of a later release than this build.
+    """
+    connection = await _connect(owner_url)
+    try:
+        if (number := await _server_version_num(connection)) < POSTGRES_VERSION_MIN:
+            raise SetupError(_too_old(number))
+        found = await _revision(connection)
+    finally:
+        await connection.close()
+    if found is not None and found not in known_revisions():
+        raise SetupError(f"the schema is at revision {found}, which is newer than this build")
+
+    def run() -> str:
+        written = io.StringIO()
+        with _ALEMBIC:
+            command.upgrade(_config(written), f"{found or 'base'}:head", sql=True)
+        return written.getvalue()
+
+    return "" if found == db_revision_required() else await asyncio.to_thread(run)
+
+
+def _too_old(number: int) -> str:
+    return (
+        f"PostgreSQL {number // 10000}.{number % 10000} is older than {POSTGRES_VERSION_MIN // 10000};"
+        " upgrade the server"
+    )
+
+
+async def _server_version_num(connection: Any) -> int:
+    return int(await connection.fetchval("SHOW server_version_num"))
 
 
 async def current(url: str) -> str | None:
@@ -121,11 +169,16 @@ async def _connect(url: str) -> Any:
         raise SetupError(f"the database cannot be reached: {error}") from None
 
 
+def roles_script() -> str:
+    """The SQL that creates the five roles, for whoever may; running it again changes nothing."""
+    return _ROLES.read_text(encoding="utf-8")
+
+
 async def create_roles(superuser_url: str) -> None:
     """Create the five roles of the cluster, where they are missing."""
     connection = await _connect(superuser_url)
     try:
-        await connection.execute(_ROLES.read_text())
+        await connection.execute(roles_script())
     finally:
         await connection.close()
 
@@ -147,6 +200,7 @@ async def prepare(superuser_url: str, *, database: str, owner_password: str, app
         if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", database):
             quoted = await connection.fetchval("SELECT quote_ident($1)", database)
             await connection.execute(f"CREATE DATABASE {quoted} OWNER gw_migrate")
+        await connection.execute(roles_script())  # now for the rights on the database
     finally:
         await connection.close()
     base = make_url(superuser_url).set(database=database)
@@ -204,10 +258,9 @@ async def guard(
         durable: require ``fsync`` and ``synchronous_commit``.
         connections_max: how many connections this process may come to hold; None: they are a pooler's.
     """
-    faults: list[str] = []
-    if int(await connection.fetchval("SHOW server_version_num")) < POSTGRES_VERSION_MIN:
-        faults.append("PostgreSQL is older than 16; upgrade the server")
-    faults += await _role_faults(connection)
+    if (number := await _server_version_num(connection)) < POSTGRES_VERSION_MIN:
+        return [_too_old(number)]  # what follows asks for settings that such a server does not have
+    faults = await _role_faults(connection)
     if connections_max is not None and connections_max > (allowed := await connections_allowed(connection)):
         faults.append(
             f"this process may hold {connections_max} connections, but the database lets its role have {allowed};"
@@ -226,6 +279,7 @@ async def guard(
         faults.append(f"the schema is at revision {revision}, older than this build; run 'stateroom db upgrade'")
         return faults
     faults += await policy_faults(connection)
+    faults += await function_faults(connection)
     return faults or await _claim_deployment(connection, deployment_id)
 
 
@@ -235,6 +289,11 @@ async def policy_faults(connection: Any) -> list[str]:
         return []  # no policy binds such a role, or all of them do
     newer = await _revision(connection) not in known_revisions()
     return policies.faults(await connection.fetch(policies.OF_THIS_ROLE), newer=newer)
+
+
+async def function_faults(connection: Any) -> list[str]:
+    """What is wrong with the owners and rights of the schema's functions."""
+    return functions.faults(await connection.fetch(functions.OF_THE_SCHEMA))
 
 
 async def _role_faults(connection: Any) -> list[str]:

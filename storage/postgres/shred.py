@@ -11,7 +11,7 @@ FROM stateroom.tenant_keys WHERE tenant_id = $1
 """
 
 LAST_JOB = """
-SELECT job_id, kind, target, state, position, error, note, mac FROM stateroom.jobs
+SELECT job_id, kind, target, state, position, error, note, mac, mac_format FROM stateroom.jobs
 WHERE tenant_id = $1 AND kind = $2 AND target = $3
 ORDER BY created_at DESC LIMIT 1
 """
@@ -49,15 +49,16 @@ PURGE_REST = tuple(
     for table in ("idempotency", "removed_threads")
 )
 
-# What says how long a tenant's threads are kept, and the rounds that look for them: nothing is left to keep.
+# What says how a tenant's threads are saved to and kept, and the rounds that look for them: nothing is left to keep.
 PURGE_TENANT = tuple(
-    f"DELETE FROM stateroom.{table} WHERE tenant_id = $1" for table in ("retention", "retention_rounds")
+    f"DELETE FROM stateroom.{table} WHERE tenant_id = $1"
+    for table in ("save_policies", "retention", "retention_rounds")
 )
 
 # Of the tombstones with these ids: those this database does not know, and those whose keys open, however far their jobs
 # say that they are. ``begun``: the shred was on its way to destroying them, or a backup was made while it was.
 UNAPPLIED = """
-SELECT t.shred_id, j.job_id, j.kind, j.target, j.state, j.position, j.error, j.note, j.mac,
+SELECT t.shred_id, j.job_id, j.kind, j.target, j.state, j.position, j.error, j.note, j.mac, j.mac_format,
     coalesce(j.position = $3 AND j.state <> 'done', false) AS begun
 FROM unnest($2::uuid[]) AS t(shred_id)
 LEFT JOIN stateroom.jobs j ON j.tenant_id = $1 AND j.job_id = t.shred_id
@@ -71,9 +72,9 @@ WHERE j.job_id IS NULL
 # A shred that is to be done from its beginning, known or not.
 BEGIN_AGAIN = """
 INSERT INTO stateroom.jobs AS j
-    (tenant_id, job_id, kind, target, state, done, total, position, created_at, updated_at, mac)
-VALUES ($1, $2, $3, $4, 'queued', 0, NULL, $5, now(), now(), $6)
+    (tenant_id, job_id, kind, target, state, done, total, position, created_at, updated_at, mac, mac_format)
+VALUES ($1, $2, $3, $4, 'queued', 0, NULL, $5, now(), now(), $6, $7)
 ON CONFLICT (tenant_id, job_id) DO UPDATE SET kind = excluded.kind, target = excluded.target, state = 'queued',
     position = excluded.position, error = NULL, note = NULL, lease_until = NULL, updated_at = now(),
-    mac = excluded.mac
+    mac = excluded.mac, mac_format = excluded.mac_format
 """

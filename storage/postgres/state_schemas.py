@@ -4,20 +4,27 @@
 LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 
 VERSIONS = """
-SELECT number, definition, created_at, mac FROM stateroom.state_schemas
+SELECT number, definition, created_at, mac, mac_format FROM stateroom.state_schemas
 WHERE tenant_id = $1 AND schema = $2 ORDER BY number
 """
 
 EVERY = """
-SELECT schema, number, definition, created_at, mac FROM stateroom.state_schemas WHERE tenant_id = $1
+SELECT schema, number, definition, created_at, mac, mac_format FROM stateroom.state_schemas WHERE tenant_id = $1
 AND (schema, number) > ($2, $3) ORDER BY schema, number LIMIT $4
 """
 
 NAMES = """
-SELECT schema, max(number) AS newest FROM stateroom.state_schemas WHERE tenant_id = $1 GROUP BY schema ORDER BY schema
+SELECT schema, max(number) AS newest FROM stateroom.state_schemas WHERE tenant_id = $1 AND schema > $2
+GROUP BY schema ORDER BY schema LIMIT $3
+"""
+
+# Of a version that no gateway registered as it is.
+SUPERSEDE = """
+UPDATE stateroom.state_schemas SET definition = $4, created_at = $5, mac = $6, mac_format = $7
+WHERE tenant_id = $1 AND schema = $2 AND number = $3
 """
 
 ADD = """
-INSERT INTO stateroom.state_schemas (tenant_id, schema, number, definition, created_at, mac)
-VALUES ($1, $2, $3, $4, $5, $6)
+INSERT INTO stateroom.state_schemas (tenant_id, schema, number, definition, created_at, mac, mac_format)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
 """

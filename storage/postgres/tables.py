@@ -10,12 +10,14 @@ from sqlalchemy import (
     Boolean,
     Column,
     DateTime,
+    ForeignKey,
     ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
+    SmallInteger,
     Table,
     Text,
     text,
@@ -38,6 +40,11 @@ def _moment(name: str, *, nullable: bool = False) -> Column[object]:
 
 def _moment_from_the_beginning(name: str) -> Column[object]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=text("'-infinity'"))
+
+
+def _by_the_database(name: str) -> Column[object]:
+    """When the database got the row, by its own clock; NULL in rows from before revision a23."""
+    return Column(name, DateTime(timezone=True), nullable=True, server_default=text("clock_timestamp()"))
 
 
 def _tenant() -> Column[object]:
@@ -65,6 +72,49 @@ deployment = Table(
     Column("deployment_id", UUID(as_uuid=True), nullable=False),
 )
 
+processes = Table(
+    "processes",
+    metadata,
+    Column("instance", UUID(as_uuid=True), primary_key=True),
+    Column("place", Text, nullable=False),
+    Column("build", Text, nullable=False),
+    Column("features", ARRAY(Text), nullable=False),
+    _moment("started_at"),
+    _moment("seen_at"),
+)
+
+deployment_features = Table(
+    "deployment_features",
+    metadata,
+    Column("feature", Text(collation="C"), primary_key=True),
+    _moment("since"),
+    Column("mac_format", SmallInteger, nullable=False),
+    Column("mac", LargeBinary, nullable=False),
+)
+
+accepted_losses = Table(
+    "accepted_losses",
+    metadata,
+    _tenant(),
+    Column("loss_id", UUID(as_uuid=True), nullable=False),
+    Column("lost", LargeBinary, nullable=False),
+    _moment("accepted_at"),
+    Column("mac", LargeBinary, nullable=False),
+    Column("mac_format", SmallInteger, nullable=True),
+    PrimaryKeyConstraint("tenant_id", "loss_id"),
+)
+
+unbound_imports = Table(
+    "unbound_imports",
+    metadata,
+    _tenant(),
+    Column("export_id", UUID(as_uuid=True), nullable=False),
+    _moment("accepted_at"),
+    Column("mac", LargeBinary, nullable=False),
+    Column("mac_format", SmallInteger, nullable=True),
+    PrimaryKeyConstraint("tenant_id", "export_id"),
+)
+
 tenants = Table(
     "tenants",
     metadata,
@@ -72,6 +122,7 @@ tenants = Table(
     Column("name", Text, nullable=False),
     _moment("created_at"),
     Column("root", Text, nullable=True),
+    _moment("suspended_at", nullable=True),
 )
 
 api_keys = Table(
@@ -90,6 +141,18 @@ api_keys = Table(
     _moment("revoked_at", nullable=True),
     _moment("last_used_at", nullable=True),
     Index("api_keys_by_tenant", "tenant_id", "created_at", "key_id"),
+)
+
+api_key_seals = Table(
+    "api_key_seals",
+    metadata,
+    Column(
+        "key_id", Text(collation="C"), ForeignKey("stateroom.api_keys.key_id", ondelete="CASCADE"), primary_key=True
+    ),
+    Column("tenant_id", UUID(as_uuid=True), nullable=True),
+    Column("grants", ARRAY(Text), nullable=False),
+    Column("mac", LargeBinary, nullable=False),
+    Column("pepper_version", Integer, nullable=False),
 )
 
 tenant_keys = Table(
@@ -151,6 +214,7 @@ threads = Table(
     Column("client_share", Boolean, nullable=False, server_default=text("false")),
     Column("searchable", ARRAY(Text(collation="C")), nullable=True),
     Column("origin", LargeBinary, nullable=True),
+    _by_the_database("began_at"),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
     Index(
         "threads_by_age",
@@ -294,6 +358,7 @@ pending_writes = Table(
     Column("named_ids", LargeBinary, nullable=True),
     Column("state_schema", Text(collation="C"), nullable=True),
     Column("state_version", Integer, nullable=True),
+    _by_the_database("stored_at"),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id", "task_id", "idx"),
 )
 
@@ -375,6 +440,8 @@ jobs = Table(
     _moment("updated_at"),
     Column("note", Text, nullable=True),
     Column("mac", LargeBinary, nullable=True),
+    Column("mac_format", SmallInteger, nullable=True),
+    Column("waits_for", Text, nullable=True),
     PrimaryKeyConstraint("tenant_id", "job_id"),
     Index("jobs_open", "tenant_id", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
 )
@@ -497,6 +564,16 @@ blob_usage = Table(
     Index("blob_usage_by_sweep", "sweep_after"),
 )
 
+row_usage = Table(
+    "row_usage",
+    metadata,
+    Column("tenant_id", UUID(as_uuid=True), primary_key=True),
+    Column("bytes", BigInteger, nullable=True),
+    Column("quota_bytes", BigInteger, nullable=True),
+    _moment("counted_at", nullable=True),
+    _moment_from_the_beginning("count_after"),
+)
+
 archives = Table(
     "archives",
     metadata,
@@ -520,6 +597,7 @@ archives = Table(
     _moment("created_at"),
     Column("key_version", Integer, nullable=False),
     Column("sealed", LargeBinary, nullable=False),
+    _by_the_database("stored_at"),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
 )
 
@@ -532,7 +610,35 @@ state_schemas = Table(
     Column("definition", LargeBinary, nullable=False),
     _moment("created_at"),
     Column("mac", LargeBinary, nullable=True),
+    Column("mac_format", SmallInteger, nullable=True),
     PrimaryKeyConstraint("tenant_id", "schema", "number"),
+)
+
+state_adoptions = Table(
+    "state_adoptions",
+    metadata,
+    _tenant(),
+    Column("agent", Text(collation="C"), nullable=False),
+    Column("namespace", Text(collation="C"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("state_schema", Text(collation="C"), nullable=False),
+    Column("state_version", Integer, nullable=False),
+    _moment("adopted_at"),
+    Column("mac", LargeBinary, nullable=False),
+    Column("mac_format", SmallInteger, nullable=True),
+    PrimaryKeyConstraint("tenant_id", "agent", "namespace", "number"),
+)
+
+save_policies = Table(
+    "save_policies",
+    metadata,
+    _tenant(),
+    _id("agent"),
+    Column("strict", Boolean, nullable=False),
+    _moment("updated_at"),
+    Column("mac", LargeBinary, nullable=False),
+    Column("mac_format", SmallInteger, nullable=True),
+    PrimaryKeyConstraint("tenant_id", "agent"),
 )
 
 retention = Table(
@@ -545,6 +651,7 @@ retention = Table(
     Column("legal_hold", Boolean, nullable=False),
     _moment("updated_at"),
     Column("mac", LargeBinary, nullable=True),
+    Column("mac_format", SmallInteger, nullable=True),
     PrimaryKeyConstraint("tenant_id", "level", "target"),
 )
 
@@ -558,6 +665,7 @@ thread_retention = Table(
     Column("legal_hold", Boolean, nullable=False),
     _moment("updated_at"),
     Column("mac", LargeBinary, nullable=True),
+    Column("mac_format", SmallInteger, nullable=True),
     PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
 )
 
@@ -575,7 +683,19 @@ retention_rounds = Table(
     Index("retention_rounds_by_due", "due_at"),
 )
 
-TENANT_TABLES = (tenant_keys, audit_log, audit_heads, jobs, blob_usage, state_schemas, retention, retention_rounds)
+TENANT_TABLES = (
+    tenant_keys,
+    audit_log,
+    audit_heads,
+    jobs,
+    blob_usage,
+    row_usage,
+    state_schemas,
+    state_adoptions,
+    save_policies,
+    retention,
+    retention_rounds,
+)
 SUBJECT_TABLES = (
     subject_keys,
     threads,

@@ -42,7 +42,7 @@ ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
     strict = coalesce($5, t.strict),
     agent = CASE WHEN $8 AND NOT {holds.AGENT_HELD}
         THEN excluded.agent ELSE t.agent END
-RETURNING created_at, seal
+RETURNING created_at, seal, activity
 """
 
 CREATE = """
@@ -69,7 +69,7 @@ WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 ORDER BY namespace
 STRETCH = """
 SELECT thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent, run_id, model,
     state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, named_ids,
-    manifest
+    manifest, key_version
 FROM stateroom.checkpoints
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id > $5
 ORDER BY checkpoint_id LIMIT $6
@@ -122,7 +122,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $
 
 ALL_WRITES = """
 SELECT thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status, created_at, piece_ids, named_ids,
-    state_schema, state_version, value, member
+    state_schema, state_version, value, member, key_version
 FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
   AND (namespace, checkpoint_id, task_id, idx) > ($4, $5, $6, $7)
 ORDER BY namespace, checkpoint_id, task_id, idx LIMIT $8

@@ -14,14 +14,14 @@ body must be safe to run again from the start.
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import asyncpg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from storage.errors import CommitUnknown, LostRaceError, Unavailable
+from storage.errors import CommitUnknown, DatabaseReadOnly, LostRaceError, Unavailable
 from storage.postgres.engine import POOL_TIMEOUT_SECONDS, UNFINISHED
 from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantScope
 from storage.turns import Turns
@@ -44,17 +44,31 @@ _CONNECTION_LOST = (
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
     asyncpg.PostgresSystemError,
-    asyncpg.ReadOnlySQLTransactionError,
     ConnectionError,
     TimeoutError,
     OSError,
 )
+# The server said no, in words, and so stored nothing: no connection was lost, and no answer to COMMIT.
+_NO_WRITES = (asyncpg.ReadOnlySQLTransactionError, asyncpg.DiskFullError)
+# A server that answers the first message of a verb no sooner is frozen, or the way to it is: its caller is told before
+# it gives up by itself, as clients do after ten seconds. What comes later may take `COMMAND_TIMEOUT_SECONDS`.
+FIRST_ANSWER_SECONDS_MAX = 7.0
 _BUSY = (
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 _LOST_RACE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+
+
+class OpenJobs(NamedTuple):
+    """The jobs of a kind that have not ended: how many, and since when the oldest of them."""
+
+    jobs: int
+    oldest_seconds: float
+
+
+NO_JOBS = OpenJobs(0, 0.0)
 
 
 class Observer(Protocol):
@@ -69,8 +83,8 @@ class Observer(Protocol):
     def integrity_failure(self) -> None:
         """Stored state did not authenticate."""
 
-    def key_unavailable(self) -> None:
-        """A root key could not be reached."""
+    def root_key_refused(self, reason: str) -> None:
+        """The root key was asked and did not give what it was asked for."""
 
     def audit_note_dropped(self) -> None:
         """An access was not recorded by name, only counted: too many different ones waited."""
@@ -81,8 +95,20 @@ class Observer(Protocol):
     def job_ended(self, kind: str, outcome: str) -> None:
         """A job ended here; ``outcome`` is ``done`` or ``failed``."""
 
-    def jobs_open(self, counts: Mapping[str, int]) -> None:
-        """How many jobs of each kind have not ended; a kind that is not named has none."""
+    def job_waits(self, kind: str, waits_for: str) -> None:
+        """A job was tried and cannot go on; see `storage.jobs.WaitsFor`."""
+
+    def jobs_open(self, found: Mapping[str, OpenJobs]) -> None:
+        """What jobs of each kind have not ended; a kind that is not named has none."""
+
+    def workers_busy(self, count: int) -> None:
+        """So many worker processes have a task."""
+
+    def worker_lost(self, cause: str) -> None:
+        """A worker process ended in the middle of a task; see `storage.workers.Cause`."""
+
+    def too_costly(self) -> None:
+        """A tenant was told that what it registered costs too much."""
 
 
 class Silent:
@@ -97,7 +123,7 @@ class Silent:
     def integrity_failure(self) -> None:
         """Ignore."""
 
-    def key_unavailable(self) -> None:
+    def root_key_refused(self, reason: str) -> None:
         """Ignore."""
 
     def audit_note_dropped(self) -> None:
@@ -109,7 +135,19 @@ class Silent:
     def job_ended(self, kind: str, outcome: str) -> None:
         """Ignore."""
 
-    def jobs_open(self, counts: Mapping[str, int]) -> None:
+    def job_waits(self, kind: str, waits_for: str) -> None:
+        """Ignore."""
+
+    def jobs_open(self, found: Mapping[str, OpenJobs]) -> None:
+        """Ignore."""
+
+    def workers_busy(self, count: int) -> None:
+        """Ignore."""
+
+    def worker_lost(self, cause: str) -> None:
+        """Ignore."""
+
+    def too_costly(self) -> None:
         """Ignore."""
 
 
@@ -176,8 +214,7 @@ class UnitOfWork:
         self._observer = observer
         # What a refused connection raises comes from the dialect, and not always wrapped in a DBAPIError.
         self._connect_error: type[Exception] = engine.dialect.loaded_dbapi.Error
-        connections_max = engine.pool.size()  # type: ignore[attr-defined]  # of the pool that `create_engine` makes
-        share = min(TENANT_CONNECTIONS_MAX, connections_max - connections_max // 4)
+        share = min(TENANT_CONNECTIONS_MAX, self.connections_max - self.connections_max // 4)
         # How many requests of a tenant there are was counted by whoever admitted them.
         self._turns = Turns(
             share,
@@ -186,6 +223,16 @@ class UnitOfWork:
             _share_taken,
             company_max=min(share, TENANT_CONNECTIONS_IN_COMPANY_MAX),
         )
+
+    @property
+    def connections_max(self) -> int:
+        """How many connections this process may have."""
+        return self._engine.pool.size()  # type: ignore[attr-defined,no-any-return]  # of the pool `create_engine` makes
+
+    @property
+    def connections_used(self) -> int:
+        """How many of them are at work now."""
+        return self._engine.pool.checkedout()  # type: ignore[attr-defined,no-any-return]
 
     @asynccontextmanager
     async def begin(self, scope: AnyScope) -> AsyncIterator[Transaction]:
@@ -242,7 +289,7 @@ class UnitOfWork:
     @asynccontextmanager
     async def _transaction(self, begin: str, scope: AnyScope) -> AsyncIterator[Transaction]:
         async with self._of(scope) as connection:
-            await connection.execute(f"{begin}; {bindings(scope)}")
+            await connection.execute(f"{begin}; {bindings(scope)}", timeout=FIRST_ANSWER_SECONDS_MAX)
             try:
                 yield Transaction(connection)
             except Exception:
@@ -252,6 +299,8 @@ class UnitOfWork:
             started = time.perf_counter()
             try:
                 await connection.execute("COMMIT")
+            except _NO_WRITES:
+                raise
             except _CONNECTION_LOST:
                 raise CommitUnknown from None
             self._observer.commit(time.perf_counter() - started)
@@ -266,7 +315,11 @@ class UnitOfWork:
         async with self._of(scope) as connection:
             started = time.perf_counter()
             try:
-                await connection.execute(statement, scope.tenant_id, scope.subject_id, *args)
+                await connection.execute(
+                    statement, scope.tenant_id, scope.subject_id, *args, timeout=FIRST_ANSWER_SECONDS_MAX
+                )
+            except _NO_WRITES:
+                raise
             except _CONNECTION_LOST:
                 raise CommitUnknown from None
             self._observer.commit(time.perf_counter() - started)
@@ -278,7 +331,9 @@ class UnitOfWork:
             Its first row, or None.
         """
         async with self._of(scope) as connection:
-            return await connection.fetchrow(statement, scope.tenant_id, scope.subject_id, *args)
+            return await connection.fetchrow(
+                statement, scope.tenant_id, scope.subject_id, *args, timeout=FIRST_ANSWER_SECONDS_MAX
+            )
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Run ``attempt``, which opens its own transaction, again when it lost a race.
@@ -303,5 +358,7 @@ def _translated() -> Iterator[None]:
         raise LostRaceError from None
     except _BUSY:
         raise Unavailable("the thread or the database is busy") from None
+    except _NO_WRITES:
+        raise DatabaseReadOnly from None
     except _CONNECTION_LOST:
         raise Unavailable("the connection to the database was lost") from None

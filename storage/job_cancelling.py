@@ -1,0 +1,73 @@
+"""Ending a job before its time, on the record.
+
+Owns which kinds may be ended so. What a job did before it was cancelled stays done: a migrated head, a verified
+thread. Whoever works on it notices when it next moves on, so that what it is at may still be done.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+from uuid import UUID
+
+from storage.audit import Audit
+from storage.control_rows import ControlRows, job_row
+from storage.errors import JobNotCancellable, JobNotFound
+from storage.exporting import EXPORT_KIND, IMPORT_KIND
+from storage.jobs import CANCELLED, OPEN_STATES, THREAD_KINDS, Job, Jobs, is_on_thread_of, job_tenant
+from storage.migrating import KINDS as MIGRATION_KINDS
+from storage.postgres import jobs as sql
+from storage.postgres.unit_of_work import UnitOfWork
+from storage.scope import OperatorScope, Scope, TenantScope
+from storage.verifying import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND
+
+# Each leaves whole what it was at, and can be begun again.
+CANCELLABLE: Final[Collection[str]] = frozenset(
+    {*THREAD_KINDS, *MIGRATION_KINDS, VERIFY_TENANT_KIND, VERIFY_DEPLOYMENT_KIND, EXPORT_KIND, IMPORT_KIND}
+)
+# What the others would leave behind: the reason, by what their kinds begin with.
+_MUST_END: Final[Mapping[str, str]] = {
+    "shred": "keys are destroyed, and its rows have to go",
+    "rewrap": "keys would stay under an older key, which could not be destroyed",
+    "reseal": "state would stay under an older key, which could not be destroyed",
+}
+
+
+class JobCancelling:
+    """The verb."""
+
+    def __init__(self, unit_of_work: UnitOfWork, control: ControlRows, jobs: Jobs, audit: Audit) -> None:
+        self._unit_of_work = unit_of_work
+        self._control = control
+        self._jobs = jobs
+        self._audit = audit
+
+    async def cancel(self, scope: Scope | TenantScope | OperatorScope, job_id: UUID, actor: str) -> Job:
+        """End a job as failed, by the error `CANCELLED`; one that has ended stays as it ended.
+
+        Args:
+            scope: As of `Jobs.get`.
+            job_id: Which.
+            actor: Who, for the audit log.
+
+        Raises:
+            JobNotFound: this scope has none of this id.
+            JobNotCancellable: it is of a kind that has to end.
+            CryptoError: the root key cannot be asked whether a gateway wrote it.
+        """
+        await self._control.ready()
+        tenant_id = job_tenant(scope)
+        async with self._unit_of_work.begin(scope) as transaction:
+            row = await transaction.fetchrow(sql.LOCK, tenant_id, job_id)
+            if row is None or (isinstance(scope, Scope) and not is_on_thread_of(scope, row["kind"], row["target"])):
+                raise JobNotFound
+            job = self._jobs.read(row)
+            if job.state in OPEN_STATES:
+                if job.kind not in CANCELLABLE:
+                    why = next((why for begin, why in _MUST_END.items() if job.kind.startswith(begin)), "it has to end")
+                    raise JobNotCancellable(f"a job of the kind {job.kind} goes on to its end: {why}")
+                place = (tenant_id, job_id, job.kind, job.target)
+                proof = self._control.proof(job_row(*place, "failed", job.position, CANCELLED, job.note))
+                await transaction.execute(sql.CANCEL, tenant_id, job_id, CANCELLED, *proof)
+                await self._audit.append(
+                    transaction, tenant_id, actor, "job.cancel", f"job:{job_id}", {"kind": job.kind}
+                )
+        return await self._jobs.get(scope, job_id)
