@@ -20,7 +20,7 @@ call() {
     echo "$method $path -> $status"
     [ "$status" = "$expected" ] || { cat "$answer" >&2; exit 1; }
 }
-id() { sed -n 's/.*"id":"\([^"]*\)".*/\1/p' "$answer"; }
+id() { sed -n 's/.*"checkpoint_id":"\([^"]*\)".*/\1/p' "$answer"; }
 holds() { grep -qF "$1" "$answer" || { echo "expected $1 in:" >&2; cat "$answer" >&2; exit 1; }; }
 
 # The first save creates the thread; If-None-Match says that it must be new.
@@ -42,7 +42,7 @@ call 412 POST "/threads/$thread/checkpoints" --header "If-Match: \"$first\"" \
 holds "\"head_id\":\"$second\""
 
 # A save may be repeated when its answer was lost: the same id with the same content is the same checkpoint.
-again='{"id": "1f0e0000-0000-6000-8000-000000000000", "namespace": "notes", "state": {"note": "window seat"}}'
+again='{"checkpoint_id": "1f0e0000-0000-6000-8000-000000000000", "namespace": "notes", "state": {"note": "window seat"}}'
 call 201 POST "/threads/$thread/checkpoints" --data "$again"
 call 200 POST "/threads/$thread/checkpoints" --data "$again"
 call 409 POST "/threads/$thread/checkpoints" --data "${again/window/aisle}"

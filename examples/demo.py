@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 AGENT = HERE / "travel_agent.py"
 STATEROOM = Path(sys.executable).with_name("stateroom")
 SUBJECT, STRANGER, THREAD = "user-42", "user-43", "trip-7"
+SERVICE = ["state:read", "state:write", "subject:act_as"]  # what a service needs that acts for users
 WAIT_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.05
 LOG_LINES_MAX = 30
@@ -183,14 +184,16 @@ def resume(agent: Agent, left: dict[str, Any]) -> dict[str, Any]:
     resumed, finished = events["resumed"], events["finished"]
     hold(
         "the new process stands where the old one stood",
-        (resumed["checkpoint_id"], resumed["step"]) == (left["id"], left["step"]),
+        (resumed["checkpoint_id"], resumed["step"]) == (left["checkpoint_id"], left["step"]),
     )
     hold(
         "it ran what was left, and only that",
         agent.effects()[before:] == ["book_flight Lisbon", "send_itinerary Lisbon"],
     )
     hold("every tool acted exactly once", sorted(agent.effects()) == effects_of("Lisbon"))
-    tell("resume", f"a new process went on at step {left['step']}, checkpoint {left['id'][:13]}, and only ran")
+    tell(
+        "resume", f"a new process went on at step {left['step']}, checkpoint {left['checkpoint_id'][:13]}, and only ran"
+    )
     tell("", f"{', '.join(each.split()[0] for each in agent.effects()[before:])}: every tool acted exactly once")
     return finished
 
@@ -200,12 +203,12 @@ def fork(gateway: Gateway, agent: Agent, finished: dict[str, Any], request: str)
     page = gateway.call("GET", f"/threads/{THREAD}/checkpoints?step=0").json()
     (origin,) = page["checkpoints"]
     original = gateway.load(finished["checkpoint_id"])
-    events = agent.run("fork", THREAD, origin["id"], request)
+    events = agent.run("fork", THREAD, origin["checkpoint_id"], request)
     forked = events["finished"]
     hold("the fork has its own outcome", "Porto" in forked["last"] and "Lisbon" not in forked["last"])
     hold(
         "the fork descends from the old checkpoint",
-        gateway.load(events["forked"]["checkpoint_id"])["parent_id"] == origin["id"],
+        gateway.load(events["forked"]["checkpoint_id"])["parent_id"] == origin["checkpoint_id"],
     )
     hold("the original future is unchanged", gateway.load(finished["checkpoint_id"]) == original)
     hold(
@@ -225,8 +228,12 @@ def isolation(gateway: Gateway) -> None:
         "POST", "/admin/tenants", key=gateway.environ["STATEROOM_OPERATOR_KEY"], body={"name": "rival"}
     )
     hold("an operator can create a tenant", created.status_code == 201)
-    rival = created.json()["api_key"]
-    head_id = gateway.load()["id"]
+    # A founding key administers, and opens no state; it makes the key that may.
+    made = gateway.call(
+        "POST", "/api-keys", key=created.json()["api_key"], body={"kind": "service", "permissions": SERVICE}
+    )
+    rival = made.json()["api_key"]
+    head_id = gateway.load()["checkpoint_id"]
     for who, key, subject in (("another tenant", rival, SUBJECT), ("another user of the tenant", "", STRANGER)):
         for path in (f"/{THREAD}", f"/{THREAD}/checkpoints/latest", f"/{THREAD}/checkpoints/{head_id}"):
             status = gateway.call("GET", f"/threads{path}", key=key, subject=subject).status_code

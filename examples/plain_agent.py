@@ -46,7 +46,7 @@ def main() -> None:
         if len(trip.done) == len(trip.plan):
             thread.save(trip, status="done")
         for old in thread.history():
-            print(f"step {old.step} {old.status} {old.id}")
+            print(f"step {old.step} {old.status} {old.checkpoint_id}")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def main() -> None:
             print(f"looked at {page}: {artifact.size_bytes} bytes", flush=True)
 
         for artifact in client.artifacts.list(chosen.thread_id):
-            print(f"{artifact.name} version {artifact.number}: {(artifact.preview or b'').decode()}")
+            print(f"{artifact.name} version {artifact.version}: {(artifact.preview or b'').decode()}")
         newest = client.artifacts.url(watch.seen[PAGES[-1]], disposition="inline")
         print(f"see it until {newest.expires_at:%H:%M:%S} UTC: {newest.url}")
 

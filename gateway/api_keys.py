@@ -2,11 +2,14 @@
 
 ``sr_live_<12 base62 key id>_<43 base62 secret><6 base62 CRC-32>``: the prefix and the checksum let secret
 scanners find a leaked key offline and let a typo be refused before any database work; the id may be logged,
-the rest never. What is stored is an HMAC under the pepper: the secret has 256 bits, so a slow hash would
+the rest never. Its secret says that this deployment made it: 190 bits are random, the rest is a MAC of them and of the
+id, so that a key that somebody makes up is told from one that was given to him without any database work. That vouches
+for nothing else: whether the key is one, and what it may do, is in the database.
+What is stored is an HMAC under the pepper: the secret is random, so a slow hash would
 only be a lever for denial of service, and the pepper keeps a stolen database from confirming a leaked key.
 The HMAC covers whose key it is, what it may do and until when, so that whoever writes to the database cannot
-give a key another tenant or one more permission; that it was revoked is not covered and can be undone there.
-This module does no I/O.
+give a key another tenant or one more permission. What may change without the secret (that it was revoked) and what came
+later (what it may grant) is under a second MAC, the seal of `storage.key_seals`. This module does no I/O.
 """
 
 import hashlib
@@ -15,21 +18,31 @@ import re
 import secrets
 import zlib
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Literal
 from uuid import UUID
 
 import msgspec
 
+from storage.key_seals import FIRST_PEPPER_VERSION, Peppers, microseconds
 from storage.model import ApiKeyRecord
 
-PEPPER_VERSION = 1  # recorded with every key, so that a second pepper can be told apart
+OPERATOR_PERMISSIONS = frozenset({"operator", "decrypt-any"})
+SUBJECT_PERMISSIONS = frozenset({"state:read", "state:write", "state:delete"})
+# What a tenant's keys may do at all.
+TENANT_PERMISSIONS = ("state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin")
+# A founding or a recovered key administers, and opens no state; it makes keys that do. The two exceptions to "no key
+# makes another that may do more than itself": an operator made it, who may do none of this.
+ADMINISTRATION = ("tenant:admin",)
 MAC_PURPOSE = "stateroom/v1/api-key"
+Status = Literal["active", "revoked", "expired", "damaged"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _PREFIX = "sr_live_"
 _ID_DIGITS = 12
-_SECRET_DIGITS = 43  # the fewest base62 digits that hold 256 bits
+_RANDOM_DIGITS = 32  # 190 bits
+_ORIGIN_DIGITS = 11  # 65 bits: of the secret's 43; a guess is right once in 5 * 10^19, and then it is looked up
+_ORIGIN_PURPOSE = b"stateroom/v1/api-key-origin"
 _CHECKSUM_DIGITS = 6  # the fewest that hold 32 bits
 _FORM = re.compile(r"sr_live_([0-9A-Za-z]{12})_([0-9A-Za-z]{43})([0-9A-Za-z]{6})\Z", re.ASCII)
 
@@ -67,11 +80,28 @@ def key_id_of(digest: bytes) -> str:
     return _base62(int.from_bytes(digest) % 62**_ID_DIGITS, _ID_DIGITS)
 
 
-def generate(key_id: str | None = None) -> PresentedKey:
-    """Make a key with a 256-bit secret from the operating system; its id is random, too, where none is given."""
+def generate(peppers: Peppers, key_id: str | None = None) -> PresentedKey:
+    """Make a key with 190 random bits from the operating system; its id is random, too, where none is given."""
     if key_id is None:
-        key_id = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_DIGITS))
-    return PresentedKey(key_id, _base62(secrets.randbits(256), _SECRET_DIGITS))
+        key_id = _random(_ID_DIGITS)
+    drawn = _random(_RANDOM_DIGITS)
+    return PresentedKey(key_id, drawn + _origin(peppers.derive(_ORIGIN_PURPOSE)[0], key_id, drawn))
+
+
+def was_made_here(peppers: Peppers, presented: PresentedKey) -> bool:
+    """Whether a gateway with one of these peppers made the key; older releases made keys that do not say so."""
+    drawn, claimed = presented.secret[:_RANDOM_DIGITS], presented.secret[_RANDOM_DIGITS:]
+    made = [_origin(each, presented.key_id, drawn) for each in peppers.derive(_ORIGIN_PURPOSE)]
+    return any(hmac.compare_digest(each, claimed) for each in made)
+
+
+def _random(digits: int) -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(digits))
+
+
+def _origin(key: bytes, key_id: str, drawn: str) -> str:
+    made = hmac.digest(key, f"{key_id}_{drawn}".encode("ascii"), hashlib.sha256)
+    return _base62(int.from_bytes(made) % 62**_ORIGIN_DIGITS, _ORIGIN_DIGITS)
 
 
 def parse(text: str) -> PresentedKey | None:
@@ -84,7 +114,6 @@ def parse(text: str) -> PresentedKey | None:
 
 def mac(pepper: bytes, secret: str, record: ApiKeyRecord) -> bytes:
     """What is stored in place of ``secret`` (RFC 2104, 32 bytes), bound to what ``record`` says the key may do."""
-    expires_at = None if record.expires_at is None else (record.expires_at - _EPOCH) // timedelta(microseconds=1)
     bound = [
         MAC_PURPOSE,
         secret,
@@ -93,14 +122,23 @@ def mac(pepper: bytes, secret: str, record: ApiKeyRecord) -> bytes:
         None if record.tenant_id is None else str(record.tenant_id),
         record.subject_id,
         list(record.permissions),
-        expires_at,
+        microseconds(record.expires_at),
     ]
     return hmac.digest(pepper, msgspec.json.encode(bound), hashlib.sha256)
 
 
-def sealed(pepper: bytes, secret: str, record: ApiKeyRecord) -> ApiKeyRecord:
-    """``record`` with its MAC."""
-    return replace(record, mac=mac(pepper, secret, record))
+def sealed(peppers: Peppers, secret: str, record: ApiKeyRecord, grants: tuple[str, ...] | None = None) -> ApiKeyRecord:
+    """``record`` with both MACs, under the active pepper.
+
+    Args:
+        peppers: The deployment's.
+        secret: The key's.
+        record: What it may do.
+        grants: What keys that it makes may be allowed; None: as the record says, which is at first what it may do.
+    """
+    active = peppers.active
+    stamped = replace(record, mac=mac(active.secret, secret, record), pepper_version=active.version)
+    return peppers.seal(stamped, grants)
 
 
 _NOBODY = ApiKeyRecord(
@@ -111,7 +149,7 @@ _NOBODY = ApiKeyRecord(
     subject_id=None,
     permissions=(),
     mac=bytes(32),
-    pepper_version=PEPPER_VERSION,
+    pepper_version=FIRST_PEPPER_VERSION,
     created_at=_EPOCH,
     expires_at=None,
     revoked_at=None,
@@ -119,27 +157,59 @@ _NOBODY = ApiKeyRecord(
 )
 
 
-def matches(pepper: bytes, presented: PresentedKey, stored: ApiKeyRecord | None) -> bool:
-    """Whether ``presented`` is the key that ``stored`` was made for; the same work when there is none."""
+def matches(peppers: Peppers, presented: PresentedKey, stored: ApiKeyRecord | None) -> bool:
+    """Whether ``presented`` is the key that ``stored`` was made for, and its seal, if it has one, is of this row.
+
+    It is the same work when there is none.
+    """
     record = stored or _NOBODY
-    equal = hmac.compare_digest(mac(pepper, presented.secret, record), record.mac)
-    return equal and stored is not None
+    pepper = peppers.of_version(record.pepper_version)
+    known = pepper or peppers.active
+    equal = hmac.compare_digest(mac(known.secret, presented.secret, record), record.mac)
+    vouched = peppers.is_authentic(record) or record.seal is None
+    return equal and vouched and pepper is not None and stored is not None
+
+
+def status_of(record: ApiKeyRecord, peppers: Peppers, now: datetime) -> Status:
+    """Whether a key is of use, as far as that can be told without its secret."""
+    # A gateway of the release before revokes without a seal.
+    if record.seal is not None and not any(
+        peppers.is_authentic(each) for each in (record, replace(record, revoked_at=None))
+    ):
+        return "damaged"
+    if record.revoked_at is not None:
+        return "revoked"
+    return "active" if record.is_active(now) else "expired"
 
 
 def mint(
-    pepper: bytes,
+    peppers: Peppers,
     *,
     kind: Literal["subject", "service", "operator"],
     permissions: tuple[str, ...],
     now: datetime,
+    grants: tuple[str, ...] | None = None,
     name: str = "",
     tenant_id: UUID | None = None,
     subject_id: str | None = None,
     expires_at: datetime | None = None,
-    key_id: str | None = None,
+    key: PresentedKey | None = None,
 ) -> tuple[ApiKeyRecord, str]:
-    """Make a key: the record to store, and the text to show once."""
-    key = generate(key_id)
+    """Make a key: the record to store, and the text to show once.
+
+    Args:
+        peppers: The deployment's.
+        kind: Whose it is.
+        permissions: What it may do.
+        now: When it is made.
+        grants: What keys that it makes may be allowed; None: what it may do itself.
+        name: What it is for.
+        tenant_id: None: an operator's.
+        subject_id: The one subject of a subject's key.
+        expires_at: When it ends; None: never.
+        key: Its id and secret, where they are known already; None: new ones.
+    """
+    key = key or generate(peppers)
     record = ApiKeyRecord(
         key_id=key.key_id,
         kind=kind,
@@ -148,10 +218,10 @@ def mint(
         subject_id=subject_id,
         permissions=permissions,
         mac=b"",
-        pepper_version=PEPPER_VERSION,
+        pepper_version=peppers.active.version,
         created_at=now,
         expires_at=expires_at,
         revoked_at=None,
         last_used_at=None,
     )
-    return sealed(pepper, key.secret, record), key.reveal()
+    return sealed(peppers, key.secret, record, grants), key.reveal()

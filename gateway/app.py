@@ -6,8 +6,10 @@ router or `gateway.hot_path`); problems for every exception; startup and shutdow
 (sockets, signals) belongs to whoever runs it.
 """
 
+import asyncio
 import contextlib
 import gc
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,17 +44,17 @@ from gateway.cursors import Cursors
 from gateway.documentation import Documentation
 from gateway.exchange import COMMON_HEADERS, Exchange, Facts, encode_id, travels_as_id
 from gateway.hot_path import HotPath
-from gateway.limits import Admission, Commits, Drain, Draining, Refused
+from gateway.limits import HELD_BYTES_MAX, Admission, Commits, Drain, Draining, Refused, TooManyFailures
 from gateway.openapi import api_document
 from gateway.operations import Operation
-from gateway.problems import INTERNAL, describe, frames, kind_of
+from gateway.problems import INTERNAL, OVERLOADED, Unauthenticated, describe, frames, kind_of
 from gateway.readiness import Probe, Readiness
 from gateway.services import Services
 from gateway.settings import Settings, SettingsError
+from gateway.targets import Targets
 from gateway.telemetry import UNMATCHED, Metrics
-from migrations.state.chain import Chain
 from migrations.state.errors import ChainInvalid
-from migrations.state.loading import shipped_chains
+from migrations.state.loading import ships_steps
 from storage.blobs.keyspace import Place
 from storage.blobs.store import FROZEN_CLASSES, BlobStore
 from storage.clock import Clock, SystemClock
@@ -61,13 +63,20 @@ from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.scope import OperatorScope, TenantListing, TenantScope
 from storage.scope import Scope as SubjectScope
 from storage.service import Store
+from storage.tenants import DefaultQuotas
+from storage.turns import loop_turn
 
 GC_THRESHOLDS = (
     10_000,
     20,
     50,
 )  # with gc.freeze(): twice the requests a second, a seventh of the p99 (measured)
+# How long the event loop waits for a thread that computes, each time it comes back from waiting for something else.
+SWITCH_SECONDS = 0.001
+LONG_HEAD_BYTES_MIN = 8 * 1024  # of a request that waits for its turn; others have a tenth
 _PROBE_PATHS = frozenset({"/livez", "/readyz"})  # answered even when full: a full process is alive
+
+_STRANGERS = (Unauthenticated, TooManyFailures)
 
 _log = structlog.get_logger()
 
@@ -78,11 +87,13 @@ class Gateway(Litestar):
     Attributes:
         services: Its parts, for whoever runs it (`services.drain`, `services.metrics`).
         hot_path: Its operations that are not left to the router.
+        targets: What paths and hosts may be called.
         background: Whether it also does what any process may do for all of them (`gateway.background`).
     """
 
     services: Services
     hot_path: HotPath
+    targets: Targets
     background: bool = True
 
     async def __call__(
@@ -122,11 +133,17 @@ class Gateway(Litestar):
 
         services.metrics.in_flight.inc()
         try:
-            if scope["path"] in _PROBE_PATHS:
+            await _turn_of_strangers(scope, facts)
+            self.targets.check_path(scope)
+            if scope["path"] in _PROBE_PATHS and method != "OPTIONS":
                 await super().__call__(scope, receive, answer)
             elif services.drain.stopped:
                 raise Draining  # noqa: TRY301  refused like everything else
+            elif method == "OPTIONS":
+                # Without a credential, as browsers ask: which methods a path has is in the public documentation.
+                await _say_allowed(self.targets.allowed(scope["path"]), answer)
             else:
+                self.targets.check_host(scope["headers"])
                 hot = self.hot_path.find(scope)
                 with services.admission.request():
                     await (hot or super().__call__)(scope, receive, answer)
@@ -135,24 +152,43 @@ class Gateway(Litestar):
                 # Half an answer is out. Returning now makes the server cut the connection; its log gets no traceback.
                 _log.warning("answer cut", error=type(reason).__name__, request_id=facts.request_id)
             else:
+                started += await self._delay(reason)  # it is no latency of the route
                 await self._refuse(reason, scope, answer)
         finally:
             services.metrics.in_flight.dec()
-            seconds = time.perf_counter() - started
-            route = scope.get("path_template") or UNMATCHED
-            services.metrics.request(route, method, facts.status, seconds)
-            if facts.access is not None:
-                self._note(facts, scope)
-            log = _log.debug if scope["path"] in _PROBE_PATHS else _log.info  # probes come every few seconds
-            log(
-                "request",
-                method=method if method.isascii() and len(method) <= 16 else "other",
-                route=route,
-                status=facts.status,
-                seconds=round(seconds, 6),
-                request_id=facts.request_id,
-                credential_id=facts.credential_id,
-            )
+            self._tell(scope, method, facts, time.perf_counter() - started)
+
+    async def _delay(self, reason: Exception) -> float:
+        """Let strangers wait when there are many, where it takes no slot of those who are known; how many seconds."""
+        if not isinstance(reason, _STRANGERS):
+            return 0.0
+        await loop_turn().take()
+        delay_seconds = self.services.authenticator.strangers.delay_seconds()
+        await asyncio.sleep(delay_seconds)
+        return delay_seconds
+
+    def _tell(self, scope: HTTPScope, method: str, facts: Facts, seconds: float) -> None:
+        """Count and log an answered request, and note it for the audit log."""
+        metrics = self.services.metrics
+        route = scope.get("path_template") or UNMATCHED
+        if scope["path"] in _PROBE_PATHS:  # they come every few seconds, and say nothing of what clients get
+            metrics.probed(route, facts.status)
+            log = _log.debug
+        else:
+            metrics.request(route, method, facts.status, seconds)
+            log = _log.info if facts.status < 500 else _log.error if facts.status == 500 else _log.warning
+        if facts.access is not None:
+            self._note(facts, scope)
+        log(
+            "request",
+            method=method if method.isascii() and len(method) <= 16 else "other",
+            route=route,
+            status=facts.status,
+            code=facts.code,
+            seconds=round(seconds, 6),
+            request_id=facts.request_id,
+            key_id=facts.key_id,
+        )
 
     def _note(self, facts: Facts, scope: HTTPScope) -> None:
         """Note an access of somebody's rows for the audit log; ordinary access and act-as alike."""
@@ -174,15 +210,18 @@ class Gateway(Litestar):
 
 def _problem(error: Exception, scope: Scope, services: Services) -> tuple[bytes, int, dict[str, str]]:
     facts = Facts.of(scope)
+    facts.code = kind_of(error).code
     problem, headers = describe(
         error,
         public_url=services.settings.public_url,
-        instance=scope.get("path_template") or "",  # the template: the path could hold what must not be repeated
         request_id=facts.request_id,
     )
-    if isinstance(error, Refused):
-        services.metrics.refused(error.reason)
-    if kind_of(error) is INTERNAL:
+    kind = kind_of(error)
+    if isinstance(error, Refused) or kind is OVERLOADED:
+        services.metrics.refused(problem.code)
+    if kind is OVERLOADED and not isinstance(error, Refused):
+        _log.warning("out of memory", frames=frames(error), request_id=facts.request_id)
+    if kind is INTERNAL:
         _log.error(
             "internal error",
             error=type(error).__qualname__,
@@ -192,7 +231,27 @@ def _problem(error: Exception, scope: Scope, services: Services) -> tuple[bytes,
     return msgspec.json.encode(problem), problem.status, headers
 
 
+async def _turn_of_strangers(scope: HTTPScope, facts: Facts) -> None:
+    """Let requests begin one after the other whose tenant's turn is not waited for, or is too late.
+
+    Those without a key; and those whose headers and a thousand parameters take milliseconds to read.
+    """
+    if scope["path"] in _PROBE_PATHS:
+        return
+    head_bytes = len(scope["query_string"]) + sum(map(len, facts.headers.values()))
+    if b"authorization" not in facts.headers or head_bytes > LONG_HEAD_BYTES_MIN:
+        await loop_turn().take()
+
+
+async def _say_allowed(allowed: str, send: Send) -> None:
+    headers = [(b"allow", allowed.encode()), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    if isinstance(error, _STRANGERS):
+        raise error  # answered by `Gateway`, when the request counts no more
     app: Any = request.app
     body, status, headers = _problem(error, request.scope, app.services)
     media_type = headers.pop("content-type")
@@ -287,22 +346,27 @@ def create_app(
     metrics = metrics or Metrics()
     clock = clock or SystemClock()
     drain = Drain(settings.drain_seconds)
+    commits = Commits()
     admission = Admission(settings.requests_in_flight_max)
-    authenticator = Authenticator(settings.api_key_pepper, store.tenants.look_up_key, clock)
+    metrics.bounded("requests", admission.requests_max, lambda: admission.requests)
+    metrics.bounded("held_bytes", HELD_BYTES_MAX, lambda: admission.held_bytes)
+    peppers = settings.peppers
+    authenticator = Authenticator(peppers, store.tenants.look_up_key, clock, store.tenants.seals_needed)
     services = Services(
         settings=settings,
         store=store,
         authenticator=authenticator,
         admission=admission,
-        commits=Commits(),
-        cursors=Cursors(settings.api_key_pepper),
-        artifact_urls=ArtifactUrls(settings.api_key_pepper),
+        commits=commits,
+        cursors=Cursors(peppers),
+        artifact_urls=ArtifactUrls(peppers),
         drain=drain,
         metrics=metrics,
         readiness=Readiness(
             store,
             drain,
             metrics,
+            commits.outcomes,
             blob_health=blob_health,
             archive_health=archive_health,
             root_key_health=root_key_health,
@@ -332,6 +396,7 @@ def create_app(
         debug=False,
     )
     app.services = services
+    app.targets = Targets(app.routes)
     app.hot_path = HotPath(app.routes, authentication, services)
     app.background = background
     return app
@@ -346,6 +411,7 @@ async def _lifespan(app: Litestar) -> AsyncIterator[None]:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     async with in_the_background(services, for_all=app.background):
         try:
             yield
@@ -379,7 +445,6 @@ async def open_app(
         SettingsError: the object store's URL is wrong, or what the deployment ships for a state schema is no chain of
             steps, or can be changed by somebody else.
     """
-    shipped = _shipped(state_schemas)
     give_large_buffers_back()
     metrics = metrics or Metrics()
     async with contextlib.AsyncExitStack() as stack:
@@ -398,9 +463,15 @@ async def open_app(
             observer=metrics,
             backup_retention_days=settings.backup_retention_days,
             offload_bytes_min=offload_bytes_min(settings.s3_url),
-            shipped=shipped,
+            steps_folder=state_schemas,
+            traceable=settings.traceable,
+            default_quotas=DefaultQuotas(settings.default_blob_quota, settings.default_row_quota),
         )
         stack.push_async_callback(store.close)
+        if ships_steps(state_schemas):
+            await _try_steps(store)
+        connections = store.unit_of_work
+        metrics.bounded("database_connections", connections.connections_max, lambda: connections.connections_used)
         yield create_app(
             settings,
             store=store,
@@ -412,9 +483,9 @@ async def open_app(
         )
 
 
-def _shipped(folder: Path | None) -> dict[str, Chain]:
+async def _try_steps(store: Store) -> None:
     try:
-        return shipped_chains(folder)
+        await store.workers.start()
     except ChainInvalid as fault:
         raise SettingsError(f"the steps of a state schema cannot be used: {fault.step}: {fault}") from None
 

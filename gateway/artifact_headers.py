@@ -26,6 +26,7 @@ PREVIEW_HEADER = "Stateroom-Artifact-Preview"
 DIGEST_HEADER = "Content-Digest"
 MEDIA_TYPE_DEFAULT = "application/octet-stream"
 DIGEST_BYTES = 32
+_WANTED = re.compile(r"sha-256\s*=\s*(?:[1-9]|10)")
 # Nothing may run, load or be sent on, whatever a file says it is; see the Content-Security-Policy specification.
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; sandbox"
 
@@ -181,9 +182,15 @@ def format_digest(digest: bytes) -> str:
     return f"sha-256=:{base64.b64encode(digest).decode('ascii')}:"
 
 
-def entity_tag(digest: bytes) -> str:
-    """The strong ETag of a content."""
-    return f'"sha256-{digest.hex()}"'
+def entity_tag(tag: bytes) -> str:
+    """The strong ETag of a content: opaque, and keyed, so that who sees it on the way cannot tell known contents."""
+    return f'"{tag.hex()}"'
+
+
+def wants_digest(text: str | None) -> bool:
+    """Whether a ``Want-Repr-Digest`` or ``Want-Content-Digest`` (RFC 9530, section 4) asks for SHA-256."""
+    members = (text or "").split(",")
+    return any(_WANTED.fullmatch(member.strip()) for member in members)
 
 
 def match(header: str | None, tag: str) -> bool:
@@ -286,7 +293,7 @@ def may_show(media_type: str) -> bool:
 
 
 def content_headers(
-    name: str, media_type: str, digest: bytes, modified_at: datetime, disposition: Literal["attachment", "inline"]
+    name: str, media_type: str, tag: bytes, modified_at: datetime, disposition: Literal["attachment", "inline"]
 ) -> dict[str, str]:
     """What goes with every answer that carries a content."""
     plain = re.sub(r"[^A-Za-z0-9 ._-]", "_", name)
@@ -295,7 +302,7 @@ def content_headers(
         "content-disposition": f"{disposition}; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}",
         "content-security-policy": CONTENT_POLICY,
         "referrer-policy": "no-referrer",
-        "etag": entity_tag(digest),
+        "etag": entity_tag(tag),
         "last-modified": last_modified(modified_at),
         "accept-ranges": "bytes",
     }

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.problems import ArtifactUrlInvalid
+from storage.key_seals import Peppers
 
 URL_SECONDS_MAX = 900  # as long as a page that shows a picture is looked at; a new one costs one request
 URL_SECONDS_DEFAULT = 300
@@ -47,8 +48,8 @@ _decoder = msgspec.msgpack.Decoder(Grant)
 class ArtifactUrls:
     """Signs and reads tokens."""
 
-    def __init__(self, pepper: bytes) -> None:
-        self._signing = hmac.digest(pepper, b"stateroom/artifact-url/v1", hashlib.sha256)
+    def __init__(self, peppers: Peppers) -> None:
+        self._signing, *self._accepted = peppers.derive(b"stateroom/artifact-url/v1")
 
     def write(
         self,
@@ -64,7 +65,7 @@ class ArtifactUrls:
         grant = msgspec.msgpack.encode(
             Grant(_METHOD, tenant_id, subject_id, artifact_id, epoch, int(expires_at.timestamp()), disposition)
         )
-        return base64.urlsafe_b64encode(self._mac(grant) + grant).rstrip(b"=").decode("ascii")
+        return base64.urlsafe_b64encode(_mac(self._signing, grant) + grant).rstrip(b"=").decode("ascii")
 
     def read(self, token: str, *, method: str, now: datetime) -> Grant:
         """What a token grants now. Whether its epoch still stands is for the caller to ask.
@@ -80,7 +81,7 @@ class ArtifactUrls:
         except (binascii.Error, UnicodeEncodeError, ValueError):
             raise ArtifactUrlInvalid from None
         claimed, message = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
-        if not hmac.compare_digest(claimed, self._mac(message)):
+        if not any(hmac.compare_digest(claimed, _mac(key, message)) for key in (self._signing, *self._accepted)):
             raise ArtifactUrlInvalid
         if base64.urlsafe_b64encode(signed).rstrip(b"=") != coded:
             raise ArtifactUrlInvalid  # one token has one spelling
@@ -92,5 +93,6 @@ class ArtifactUrls:
             raise ArtifactUrlInvalid
         return grant
 
-    def _mac(self, message: bytes) -> bytes:
-        return hmac.digest(self._signing, message, hashlib.sha256)
+
+def _mac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, hashlib.sha256)

@@ -13,6 +13,7 @@ from typing import Any
 from gateway.app import Gateway, open_app
 from gateway.settings import Settings
 from gateway.telemetry import Metrics, MetricsServer, configure_logging
+from migrations.state.confinement import make_undumpable
 
 
 class FromEnvironment:
@@ -37,11 +38,15 @@ class FromEnvironment:
             return
         settings = Settings.from_environment(os.environ)
         configure_logging(settings.log_level)
+        if not settings.traceable:
+            make_undumpable()
         metrics = Metrics()
         listener = MetricsServer(metrics, settings.metrics_listen) if settings.metrics_listen else None
         try:
             async with open_app(settings, metrics=metrics, state_schemas=self._state_schemas) as app:
                 self._app = app
+                if listener is not None:
+                    listener.answer_probes(app.services.readiness.probe)
                 await app(scope, receive, send)
         finally:
             self._app = None

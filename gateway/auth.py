@@ -28,15 +28,20 @@ from gateway.problems import (
     PermissionDenied,
     SubjectMismatch,
     SubjectRequired,
+    TenantSuspended,
     Unauthenticated,
 )
+from gateway.strangers import Strangers
 from gateway.wire import Fault, Permission
 from storage.audit import BreakGlass
 from storage.clock import Clock
 from storage.errors import InvalidState, StorageError
+from storage.key_seals import Peppers
 from storage.model import ApiKeyRecord
+from storage.room import count_with
 from storage.scope import SHARED_SUBJECT, OperatorScope, TenantListing, TenantScope, check_subject
 from storage.scope import Scope as SubjectScope
+from storage.turns import loop_turn, take_turns_as
 
 VERIFIED_SECONDS_MAX = 5.0  # how long a revoked key may still work in another process; saves a query a request
 VERIFIED_KEYS_MAX = 10_000  # about 5 MB
@@ -47,46 +52,72 @@ _log = structlog.get_logger()
 
 LookUp = Callable[[str], Awaitable[ApiKeyRecord | None]]
 Touch = Callable[[dict[tuple[UUID | None, str], datetime]], Awaitable[None]]
+SealsNeeded = Callable[[], Awaitable[bool]]
+Restamp = Callable[[list[tuple[ApiKeyRecord, ApiKeyRecord]]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller."""
+    """An authenticated caller. ``grants`` is what keys that it makes may be allowed."""
 
-    credential_id: str
+    key_id: str
     kind: Literal["subject", "service", "operator"]
     tenant_id: UUID | None
     subject_id: str | None
     permissions: frozenset[str]
     expires_at: datetime | None
+    grants: frozenset[str] = frozenset()
+    suspended: bool = False
 
     @property
     def actor(self) -> str:
         """How the audit log names this caller."""
-        return f"api-key:{self.credential_id}"
+        return f"api-key:{self.key_id}"
 
 
 class Authenticator:
     """Turns an Authorization header into a `Principal`, remembering verified keys for a few seconds.
 
+    A key that was right here before, and one that says by itself that this deployment made it, are looked up at once;
+    any other waits for its turn among `Strangers`. So nobody who has such a key waits for those who try keys.
+
     Args:
-        pepper: What stored keys are mixed with.
+        peppers: What stored keys are mixed with.
         look_up: The stored key of an id, or None.
         clock: What expiry is compared with.
+        seals_needed: Whether every gateway seals keys by now, so that a key without a seal is damaged.
+        monotonic: Seconds that only go forward.
+
+    Attributes:
+        strangers: What callers may cost who are not known.
     """
 
-    def __init__(self, pepper: bytes, look_up: LookUp, clock: Clock) -> None:
-        self._pepper = pepper
+    def __init__(
+        self,
+        peppers: Peppers,
+        look_up: LookUp,
+        clock: Clock,
+        seals_needed: SealsNeeded,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._peppers = peppers
+        self._monotonic = monotonic
+        self.strangers = Strangers(monotonic)
         self._look_up = look_up
         self._clock = clock
+        self._seals_needed = seals_needed
         self._verified: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
         self._used: dict[tuple[UUID | None, str], datetime] = {}
+        self._restamped: dict[str, tuple[ApiKeyRecord, ApiKeyRecord]] = {}
 
     async def verify(self, authorization: bytes | None) -> Principal:
         """The caller behind ``authorization``.
 
         Raises:
             Unauthenticated: whatever is wrong with the credential; it does not say what.
+            TooManyFailures: it was not looked at, because too many that open nothing are tried.
+            TenantSuspended: nothing is wrong with it, but its tenant's keys are refused for now.
             StorageError: the key could not be looked up.
         """
         if authorization is None or authorization[:7].lower() != _SCHEME:
@@ -94,33 +125,50 @@ class Authenticator:
         token = authorization[7:].strip()
         digest = hashlib.sha256(token).digest()  # so that no key lies around in memory
         found = self._verified.get(digest)
-        if found is not None and found[1] > time.monotonic():
+        if found is not None and found[1] > self._monotonic():
             principal = found[0]
         else:
-            principal = await self._check(token)
-            self._verified[digest] = (principal, time.monotonic() + VERIFIED_SECONDS_MAX)
+            principal = await self._check(token, digest, vouched=found is not None)
+            self._verified[digest] = (principal, self._monotonic() + VERIFIED_SECONDS_MAX)
             self._verified.move_to_end(digest)
             if len(self._verified) > VERIFIED_KEYS_MAX:
                 self._verified.popitem(last=False)
         now = self._clock.now()
         if principal.expires_at is not None and principal.expires_at <= now:
             raise Unauthenticated
-        self._used[principal.tenant_id, principal.credential_id] = now
+        if principal.suspended:
+            raise TenantSuspended
+        self._used[principal.tenant_id, principal.key_id] = now
         return principal
 
-    async def _check(self, token: bytes) -> Principal:
+    async def _check(self, token: bytes, digest: bytes, *, vouched: bool) -> Principal:
         presented = api_keys.parse(token.decode("latin-1"))
-        if presented is None:
+        if presented is None or self.strangers.was_refused(digest):
             raise Unauthenticated
+        try:
+            if vouched or api_keys.was_made_here(self._peppers, presented):
+                return await self._compare(presented)
+            if self.strangers.was_refused(presented.key_id.encode()):
+                raise Unauthenticated  # noqa: TRY301  as everything that is refused
+            async with self.strangers.turn():
+                return await self._compare(presented)
+        except Unauthenticated:
+            self.strangers.refuse(digest)
+            raise
+
+    async def _compare(self, presented: api_keys.PresentedKey) -> Principal:
         record = await self._look_up(presented.key_id)
-        valid = api_keys.matches(self._pepper, presented, record)
-        if (
-            record is None
-            or not valid
-            or record.revoked_at is not None
-            or record.pepper_version != api_keys.PEPPER_VERSION
-        ):
+        if record is None:  # of an id that exists, a wrong secret says nothing about the right one
+            self.strangers.refuse(presented.key_id.encode())
+        valid = api_keys.matches(self._peppers, presented, record)
+        if record is None or not valid or record.revoked_at is not None:
             raise Unauthenticated
+        if record.seal is None and await self._seals_needed():
+            raise Unauthenticated
+        if record.seal is None or record.pepper_version != self._peppers.active.version:
+            # Only now is the secret here that a MAC under the active pepper takes.
+            fresh = api_keys.sealed(self._peppers, presented.secret, record, record.grants)
+            self._restamped[record.key_id] = (record, fresh)
         return Principal(
             record.key_id,
             record.kind,
@@ -128,11 +176,18 @@ class Authenticator:
             record.subject_id,
             frozenset(record.permissions),
             record.expires_at,
+            frozenset(record.grants),
+            record.suspended,
         )
 
     def forget(self, key_id: str) -> None:
         """Stop trusting a key that was revoked here."""
-        for digest in [d for d, (principal, _) in self._verified.items() if principal.credential_id == key_id]:
+        for digest in [d for d, (principal, _) in self._verified.items() if principal.key_id == key_id]:
+            del self._verified[digest]
+
+    def forget_tenant(self, tenant_id: UUID) -> None:
+        """Ask again about every key of a tenant that was suspended or resumed here."""
+        for digest in [d for d, (principal, _) in self._verified.items() if principal.tenant_id == tenant_id]:
             del self._verified[digest]
 
     async def flush_used(self, touch: Touch) -> None:
@@ -146,14 +201,28 @@ class Authenticator:
             self._used = used | self._used
             _log.warning("last use of keys not stored", error=type(reason).__name__, keys=len(used))
 
-    async def keep_flushing(self, touch: Touch) -> None:
-        """Run `flush_used` once a minute until cancelled, and once more then."""
+    async def flush_restamped(self, restamp: Restamp) -> None:
+        """Store the MACs of used keys under the active pepper; what could not be stored is made at the next use."""
+        stamped, self._restamped = self._restamped, {}
+        if not stamped:
+            return
+        try:
+            await restamp([*stamped.values()])
+        except StorageError as reason:
+            _log.warning("keys not sealed under the active pepper", error=type(reason).__name__, keys=len(stamped))
+
+    async def keep_flushing(self, touch: Touch, restamp: Restamp) -> None:
+        """Run `flush_used` and `flush_restamped` once a minute until cancelled, and once more then."""
         try:
             while True:
                 await asyncio.sleep(USED_AT_SECONDS)
-                await self.flush_used(touch)
+                await self._flush(touch, restamp)
         finally:
-            await self.flush_used(touch)
+            await self._flush(touch, restamp)
+
+    async def _flush(self, touch: Touch, restamp: Restamp) -> None:
+        await self.flush_used(touch)
+        await self.flush_restamped(restamp)
 
 
 class AuthenticationMiddleware(ASGIMiddleware):
@@ -171,9 +240,13 @@ class AuthenticationMiddleware(ASGIMiddleware):
         if facts.duplicate == "authorization":
             raise Unauthenticated
         principal = await self._authenticator.verify(facts.headers.get(b"authorization"))
-        facts.credential_id = principal.credential_id
+        facts.key_id = principal.key_id
         scope["user"] = principal
-        with self._admission.tenant(principal.tenant_id) as facts.body_share:
+        with self._admission.tenant(principal.tenant_id) as share:
+            facts.share = share
+            count_with(share.take)
+            take_turns_as(principal.tenant_id)
+            await loop_turn().take()  # so that many at once, each of which is quick, are not one long turn
             await next_app(scope, receive, send)
 
 

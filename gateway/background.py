@@ -1,9 +1,9 @@
 """What a process does beside answering: notes of its own that must be written, and work that any process may do.
 
 Everything that is anybody's work has one owner at a time, by a lease in the database (jobs, sweeps, rounds of
-retention) or because it is written once (anchors). Who is asked to stop gives its leases back, so that another process
-goes on at once; of who is killed they end by themselves. Owns no order between the loops, and no moment at which
-something is done.
+retention, counts of rows) or because it is written once (anchors). Who is asked to stop gives its leases back, so that
+another process goes on at once; of who is killed they end by themselves. Owns no order between the loops, and no moment
+at which something is done.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from storage import head_anchors
 from storage.anchors import ANCHOR_SECONDS
 from storage.audit import FLUSH_SECONDS
 from storage.errors import StorageError
+from storage.processes import BEAT_SECONDS
 from storage.service import Store
 from storage.shred import UPHOLD_SECONDS
 
@@ -37,13 +38,22 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
     """
     store, metrics = services.store, services.metrics
     ended = asyncio.Event()
+    await store.enter()
     # Not cancelled: they may hold notes; their last round writes what is left.
     noting = [
         asyncio.create_task(_repeat("flush", FLUSH_SECONDS, store.audit.flush, ended, metrics)),
         asyncio.create_task(_repeat("heads", head_anchors.ANCHOR_SECONDS, store.head_anchors.flush, ended, metrics)),
     ]
     # What is left of these is done by the next process, or by another one.
-    working = [asyncio.create_task(services.authenticator.keep_flushing(store.tenants.touch_keys))]
+    tenants = store.tenants
+    flushing = services.authenticator.keep_flushing(tenants.touch_keys, tenants.restamp_keys)
+    working = [
+        asyncio.create_task(flushing),
+        asyncio.create_task(_beat(store)),
+        asyncio.create_task(services.readiness.keep_watching()),
+        asyncio.create_task(store.row_quotas.keep_fresh(functools.partial(_row_quotas_failed, metrics))),
+        asyncio.create_task(_repeat("history", ANCHOR_SECONDS, store.anchors.watch, ended, metrics)),
+    ]
     if for_all:
         working += [
             asyncio.create_task(_anchor(store, ended, metrics)),
@@ -51,6 +61,11 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
             asyncio.create_task(store.runner.keep_running(_job_round_failed)),
             asyncio.create_task(
                 store.sweep.keep_running(metrics.swept, functools.partial(_sweep_failed, metrics), metrics.counted)
+            ),
+            asyncio.create_task(
+                store.row_counting.keep_running(
+                    metrics.rows_counted, functools.partial(_row_count_failed, metrics), metrics.rows_told
+                )
             ),
             asyncio.create_task(
                 store.retaining.keep_running(
@@ -69,6 +84,19 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
         for task in working:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        with contextlib.suppress(StorageError):  # the registry forgets by itself
+            await store.processes.leave()
+
+
+async def _beat(store: Store) -> None:
+    """Say every few seconds that this process is there, and look at what was switched on meanwhile."""
+    while True:
+        await asyncio.sleep(BEAT_SECONDS)
+        try:
+            await store.processes.beat()
+            await store.features.refresh()
+        except (StorageError, CryptoError) as reason:
+            _log.warning("beat failed", error=type(reason).__name__, detail=str(reason))
 
 
 def _job_round_failed(reason: Exception) -> None:
@@ -78,6 +106,16 @@ def _job_round_failed(reason: Exception) -> None:
 def _sweep_failed(metrics: Metrics, reason: Exception) -> None:
     metrics.sweep_failed()
     _log.warning("sweep failed", error=type(reason).__name__)
+
+
+def _row_count_failed(metrics: Metrics, reason: Exception) -> None:
+    metrics.row_count_failed("count")
+    _log.warning("row count failed", error=type(reason).__name__)
+
+
+def _row_quotas_failed(metrics: Metrics, reason: Exception) -> None:
+    metrics.row_count_failed("refresh")
+    _log.warning("row quotas not read", error=type(reason).__name__)
 
 
 def _retention_failed(metrics: Metrics, reason: Exception) -> None:
@@ -107,5 +145,7 @@ async def _repeat(
         except Exception as reason:  # noqa: BLE001  whatever it is, the next round must come
             metrics.audit_failed(what)
             _log.warning("audit round failed", round=what, error=type(reason).__name__)
+        else:
+            metrics.round_ended(what)
         if last:
             return

@@ -20,7 +20,10 @@ a whole channel in another encoding          ``{"$encoded": [encoding, base64]}`
 Integers beyond 64 bits do not exist in MessagePack: such a channel is kept as the JSON it came as. A JSON object
 that names a member twice is refused, because two readers of it may believe different ones (RFC 8259, 4). So is a map in
 MessagePack, as far as the body is the gateway's to read: its own members, names of channels and of metadata. Maps
-inside values pass as they are. Nothing here instantiates anything.
+inside values pass as they are, and are shown as ``$map`` if they name a key twice. Nothing here instantiates anything.
+
+What takes long for large bodies and values is `Work`, done in slices by whoever calls. Nothing that a client can send
+as a list or map is ever hashed: lists of a few numbers are easily made to have all the same hash.
 """
 
 import base64
@@ -28,8 +31,8 @@ import binascii
 import functools
 import math
 import re
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Generator, Hashable, Sequence
+from typing import Any, TypeVar
 
 import msgpack
 import msgspec
@@ -37,6 +40,8 @@ from msgspec import Raw
 from msgspec.msgpack import Ext
 
 from gateway import limits
+from gateway.json_views import MARKERS, NotPlain, json_view
+from gateway.long_texts import LONG_TEXT_BYTES_MIN, LongTexts, set_aside
 from gateway.problems import (
     InvalidRequest,
     MalformedBody,
@@ -45,20 +50,25 @@ from gateway.problems import (
     explain,
     pointer,
 )
+from gateway.scanning import CONTAINERS, Format, NamedTwice, Values, scan
+from gateway.slices import Work, finish, joined
+from gateway.whole_numbers import was_refused, with_integers
 from gateway.wire import Fault
 from storage.errors import InvalidState, LimitExceeded
 from storage.model import Value
 
-Format = Literal["json", "msgpack"]
 MEDIA_TYPES: dict[Format, str] = {"json": "application/json", "msgpack": "application/msgpack"}
-MARKERS = frozenset({"$bytes", "$ext", "$float", "$map", "$encoded"})
 _FORMATS: dict[str, Format] = {media_type: name for name, media_type in MEDIA_TYPES.items()}
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_ESCAPE = 'a map whose only key is a $ word is sent as {"$map": [["$...", value]]}'
 _ENCODED_PREFIX = b"\x81\xa8$encoded"
+_SLICE_CONTAINERS = 2_500  # looked into in one slice
+_SLICE_TEXT = 256 * 1024  # of base64; a multiple of 4
 
 T = TypeVar("T")
 
 _json_any = msgspec.json.Decoder()
+_json_raw = msgspec.json.Decoder(Raw)
 _msgpack_raw = msgspec.msgpack.Decoder(Raw)
 _msgpack_members = msgspec.msgpack.Decoder(dict[str, Raw])
 _msgpack_foreign = msgspec.msgpack.Decoder(dict[str, tuple[str, bytes]])
@@ -125,41 +135,60 @@ def _decoder(name: Format, shape: Hashable) -> Callable[[bytes], Any]:
     return msgspec.msgpack.Decoder(shape).decode
 
 
-def decode_body(name: Format, body: bytes, shape: type[T]) -> T:
-    """Read a body.
+def read_body(name: Format, body: bytes, shape: type[T], values: Values) -> Work[tuple[T, bytes]]:
+    """Read a body; returns what it says, and the body as it was read (`gateway.whole_numbers`).
+
+    Args:
+        name: Its format.
+        body: What came.
+        shape: What it must be.
+        values: What its values are counted with, before anything is made of them.
 
     Raises:
         MalformedBody: it is empty, does not parse, is not UTF-8, or names a member of an object twice (in MessagePack
             only where this module looks: see above).
-        LimitExceeded: it is nested more than `limits.DEPTH_MAX` deep.
+        LimitExceeded: it is nested more than `limits.DEPTH_MAX` deep, or as `scan`.
         InvalidRequest: it parses but is not a ``shape``; the fault points at the first difference.
     """
     if not body:
         raise MalformedBody("the body is empty")
-    if too_deep(name, body):
-        raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX)
     try:
-        decoded: T = _decoder(name, shape)(body)  # type: ignore[arg-type]  # a class is hashable
-        if _names_twice(body) if name == "json" else _names_twice_packed(body, _LOOKED_INTO):
-            raise MalformedBody("an object of the body names a member twice")
+        yield from scan(name, body, values)
+        if name == "msgpack":
+            _check_plain(body)
+        decoded, body = yield from _decoded(name, body, shape)
+        twice = name == "msgpack" and _names_twice_packed(body, _LOOKED_INTO)
+    except NamedTwice:
+        twice = True
     except msgspec.ValidationError as error:
-        what, steps = explain(error)
-        raise InvalidRequest(Fault(detail=what, pointer=pointer(*steps))) from None
+        found = explain(error, shape)
+        raise InvalidRequest(Fault(detail=found.what, pointer=pointer(*found.steps)), limit=found.limit) from None
     except UnicodeDecodeError:
         raise MalformedBody("the body is not valid UTF-8") from None
     except msgspec.DecodeError:
         raise MalformedBody(f"the body is not valid {'JSON' if name == 'json' else 'MessagePack'}") from None
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
-    return decoded
+    if twice:
+        raise MalformedBody("an object of the body names a member twice")
+    return decoded, body
 
 
-def _names_twice(body: bytes) -> bool:
-    """Whether an object of valid JSON has fewer members than the text names."""
+def _decoded(name: Format, body: bytes, shape: type[T]) -> Work[tuple[T, bytes]]:
+    decode = _decoder(name, shape)  # type: ignore[arg-type]  # a class is hashable
     try:
-        return _STRINGS.sub(b"", body).count(b":") > _members(_json_any.decode(body))
-    except msgspec.ValidationError:  # a number out of range in a part not read yet: whoever reads it says where
-        return False
+        return decode(body), body
+    except msgspec.ValidationError as error:
+        if name != "json" or not was_refused(error):
+            raise
+    yield
+    body = yield from with_integers(body, shape)  # type: ignore[arg-type]  # likewise
+    return decode(body), body
+
+
+def decode_body(name: Format, body: bytes, shape: type[T]) -> T:
+    """Read a small body at once; see `read_body`."""
+    return finish(read_body(name, body, shape, Values(len(body))))[0]
 
 
 # Members of a body whose names are the gateway's to read, and members of those. What is below is somebody's value.
@@ -167,6 +196,25 @@ _LOOKED_INTO: dict[str, Any] = {
     "state": {}, "state_holes": {}, "metadata": {}, "model": {}, "usage": {},
     "channels": None, "changes": {"set": {}, "append": {}},
 }  # fmt: skip
+# Members that are read as whatever they are, so that their maps are hashed: a key of theirs must be text.
+_PLAIN = frozenset({"metadata", "json_schema", "up", "down"})
+
+
+def _check_plain(body: bytes) -> None:
+    """Refuse, before it is decoded, a map that would be hashed and has a key that is no text.
+
+    Raises:
+        InvalidRequest: naming the member that has it.
+    """
+    if _map_count(body) is None:
+        return
+    for member, content in _msgpack_members.decode(body).items():
+        if member in _PLAIN:
+            try:
+                msgpack.unpackb(content, raw=False, strict_map_key=True, timestamp=0)
+            except (ValueError, msgpack.UnpackException):
+                detail = "names of members must be text"
+                raise InvalidRequest(Fault(detail=detail, pointer=pointer(member))) from None
 
 
 def _names_twice_packed(body: bytes | Raw, below: dict[str, Any] | None) -> bool:
@@ -191,13 +239,7 @@ def _map_count(data: bytes | Raw) -> int | None:
     first = view[0]
     if first & 0xF0 == 0x80:
         return first & 0x0F
-    return int.from_bytes(view[1 : 1 + _CONTAINERS[first][0]]) if first in {0xDE, 0xDF} else None
-
-
-def _members(tree: Any) -> int:
-    if isinstance(tree, dict):
-        return len(tree) + sum(map(_members, tree.values()))
-    return sum(map(_members, tree)) if isinstance(tree, list) else 0
+    return int.from_bytes(view[1 : 1 + CONTAINERS[first][0]]) if first in {0xDE, 0xDF} else None
 
 
 def encode_body(name: Format, content: Any) -> bytes:
@@ -205,89 +247,10 @@ def encode_body(name: Format, content: Any) -> bytes:
     return _encode_json(content) if name == "json" else _encode_msgpack(content)
 
 
-_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_TO_SQUARE = bytes.maketrans(b"{}", b"[]")
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_NOT_CONTAINERS = bytes(set(range(256)) - set(range(0x80, 0xA0)) - set(range(0xDC, 0xE0)))
-# Bytes that follow the first byte of a MessagePack value of fixed size.
-_FIXED = {
-    0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2,
-    0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
-}  # fmt: skip
-# Bytes of the length that follows the first byte, and bytes beside the content (an extension's code).
-_SIZED = {
-    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1), 0xD9: (1, 0),
-    0xDA: (2, 0), 0xDB: (4, 0),
-}  # fmt: skip
-# Bytes of the count that follows the first byte, and values for each element.
-_CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-
-
-def too_deep(name: Format, body: bytes, depth_max: int = limits.DEPTH_MAX) -> bool:
-    """Whether containers nest more than ``depth_max`` deep; False for what does not parse."""
-    return _json_too_deep(body, depth_max) if name == "json" else _msgpack_too_deep(body, depth_max)
-
-
-def _json_too_deep(body: bytes, depth_max: int) -> bool:
-    if body.count(b"[") + body.count(b"{") <= depth_max:
-        return False
-    brackets = _STRINGS.sub(b"", body).translate(_TO_SQUARE, _NOT_BRACKETS)
-    if b"[" * (depth_max + 1) in brackets:
-        return True
-    for _ in range(depth_max):  # each pass removes exactly the innermost level of every branch
-        if b"[]" not in brackets:
-            return False
-        brackets = brackets.replace(b"[]", b"")
-    return b"[]" in brackets
-
-
-def _msgpack_too_deep(body: bytes, depth_max: int) -> bool:  # noqa: C901  one branch a row of the format
-    if len(body.translate(None, _NOT_CONTAINERS)) <= depth_max:
-        return False
-    levels: list[int] = []  # values still to come at each outer level
-    left = 1  # and at this one
-    at = 0
-    try:
-        while True:
-            if not left:
-                if not levels:
-                    return False
-                left = levels.pop()
-                continue
-            left -= 1
-            first = body[at]
-            at += 1
-            if 0xA0 <= first < 0xC0:  # the commonest first: short strings, small integers
-                at += first & 0x1F
-                continue
-            if first < 0x80 or first >= 0xE0:
-                continue
-            if first < 0xA0:
-                count = (first & 0x0F) * (1 if first >= 0x90 else 2)
-            elif first in _FIXED:
-                at += _FIXED[first]
-                continue
-            elif first in _SIZED:
-                width, more = _SIZED[first]
-                at += width + more + int.from_bytes(body[at : at + width], "big")
-                continue
-            else:
-                width, each = _CONTAINERS[first]
-                count = each * int.from_bytes(body[at : at + width], "big")
-                at += width
-            levels.append(left)
-            left = count
-            if len(levels) > depth_max:
-                return True
-    except (IndexError, KeyError):
-        pass
-    return False
-
-
 # --- channel values: in ---------------------------------------------------------------------------
 
 
-def value_in(name: Format, raw: Raw, where: str) -> Value:
+def value_in(name: Format, raw: Raw, where: str) -> Work[Value]:
     """A channel as storage keeps it.
 
     Raises:
@@ -298,31 +261,53 @@ def value_in(name: Format, raw: Raw, where: str) -> Value:
     data = bytes(raw)
     if name == "msgpack":
         return _foreign_in(data, where) if data.startswith(_ENCODED_PREFIX) else Value("msgpack", data)
+    sliced = len(data) >= limits.SLICED_BYTES_MIN
+    if len(data) >= LONG_TEXT_BYTES_MIN:
+        aside = yield from set_aside(data)
+        if aside is not None and b"$" not in aside.rest and rb"\u0024" not in aside.rest:
+            return (yield from _long_value_in(aside, data, where))
     tree = _json_tree(data, where)
-    if b"$" in data or rb"\u0024" in data:
-        if isinstance(tree, dict) and tree.keys() == {"$encoded"}:
-            encoding, content = _pair(tree["$encoded"], str, where)
-            return Value(encoding, content)
-        tree = _from_markers(tree, where)
+    if sliced:
+        yield
     try:
+        if b"$" in data or rb"\u0024" in data:
+            if isinstance(tree, dict) and tree.keys() == {"$encoded"}:
+                encoding, content = _pair(tree["$encoded"], str, where)
+                return Value(encoding, content)
+            tree = yield from _Unmarking(where).of(tree)
+            if sliced:
+                yield
         return Value("msgpack", _encode_msgpack(tree))
     except OverflowError:  # an integer beyond 64 bits
         return Value("json", data)
 
 
-def holed_in(name: Format, raw: Raw, holes: Sequence[int], where: str) -> Value:
+def _long_value_in(aside: LongTexts, data: bytes, where: str) -> Work[Value]:
+    """As `value_in`, of a value without words that has long texts."""
+    try:
+        packed = _encode_msgpack(_json_tree(aside.rest, where))
+    except OverflowError:
+        return Value("json", data)
+    yield
+    try:
+        return Value("msgpack", (yield from aside.put_back(packed)))
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        raise MalformedBody("the body is not valid UTF-8 JSON") from None
+
+
+def holed_in(name: Format, raw: Raw, holes: Sequence[int], where: str) -> Work[Value]:
     """A channel with placeholders, as storage keeps it. That they stand where it says is seen when it is cut.
 
     Raises:
         InvalidState: only plain MessagePack has placeholders.
     """
-    value = value_in(name, raw, where)
+    value = yield from value_in(name, raw, where)
     if holes and (name != "msgpack" or len(value.data) != len(raw)):
         raise InvalidState("only plain MessagePack has placeholders", where)
     return Value(value.encoding, value.data, tuple(holes))
 
 
-def element_in(name: Format, raw: Raw, where: str) -> bytes:
+def element_in(name: Format, raw: Raw, where: str) -> Work[bytes]:
     """An element to append to a list channel, as MessagePack.
 
     Raises:
@@ -330,7 +315,7 @@ def element_in(name: Format, raw: Raw, where: str) -> bytes:
         MalformedBody: the JSON is not valid UTF-8.
         InvalidRequest: a number is out of range.
     """
-    value = value_in(name, raw, where)
+    value = yield from value_in(name, raw, where)
     if value.encoding != "msgpack":
         raise InvalidState("an appended element must fit MessagePack (integers have 64 bits)", where)
     return value.data
@@ -340,7 +325,7 @@ def _json_tree(data: bytes, where: str) -> Any:
     try:
         return _json_any.decode(data)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(Fault(detail=explain(error)[0], pointer=where)) from None
+        raise InvalidRequest(Fault(detail=explain(error).what, pointer=where)) from None
     except (UnicodeDecodeError, msgspec.DecodeError):
         raise MalformedBody("the body is not valid UTF-8 JSON") from None
 
@@ -357,58 +342,103 @@ def _base64(text: Any, where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error):
-        raise InvalidState("a $ word holds text that is not base64", where) from None
+        raise InvalidState(f"a $ word holds text that is not base64; {_ESCAPE}", where) from None
+
+
+def _binary(text: Any, where: str) -> Work[bytes]:
+    """As `_base64`, in slices."""
+    if not isinstance(text, str) or len(text) <= _SLICE_TEXT:
+        return _base64(text, where)
+    parts = []
+    for at in range(0, len(text), _SLICE_TEXT):
+        part = text[at : at + _SLICE_TEXT]
+        if "=" in part and at + _SLICE_TEXT < len(text):
+            part = "="  # padding ends a text
+        parts.append(_base64(part, where))
+        yield
+    return (yield from joined(parts))
 
 
 def _pair(content: Any, first_type: type[T], where: str) -> tuple[T, bytes]:
     if not (isinstance(content, list) and len(content) == 2 and isinstance(content[0], first_type)):
-        raise InvalidState("$ext must be [code, base64] and $encoded [encoding, base64]", where)
+        raise InvalidState(f"$ext must be [code, base64] and $encoded [encoding, base64]; {_ESCAPE}", where)
     return content[0], _base64(content[1], where)
 
 
-def _from_markers(tree: Any, where: str) -> Any:
-    if isinstance(tree, list):
-        return [_from_markers(item, where) for item in tree]
-    if not isinstance(tree, dict):
+class _Unmarking:
+    """Puts what ``$`` words stand for in their place, in slices."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._done = 0
+
+    def of(self, tree: Any) -> Generator[None, None, Any]:
+        """``tree`` without words."""
+        if not isinstance(tree, (list, dict)):
+            return tree
+        self._done += 1
+        if self._done % _SLICE_CONTAINERS == 0:
+            yield
+        if isinstance(tree, list):
+            for index, item in enumerate(tree):  # in place: it is ours
+                if isinstance(item, (list, dict)):
+                    tree[index] = yield from self.of(item)
+            return tree
+        if len(tree) == 1:
+            ((word, content),) = tree.items()
+            if word in MARKERS:
+                return (yield from self._word(word, content))
+        for name, item in tree.items():
+            if isinstance(item, (list, dict)):
+                tree[name] = yield from self.of(item)
         return tree
-    if len(tree) == 1:
-        ((word, content),) = tree.items()
-        if word in MARKERS:
-            return _from_marker(word, content, where)
-    return {name: _from_markers(item, where) for name, item in tree.items()}
+
+    def _word(self, word: str, content: Any) -> Generator[None, None, Any]:
+        where = self._where
+        match word:
+            case "$bytes":
+                return (yield from _binary(content, where))
+            case "$ext":
+                code, data = _pair(content, int, where)
+                if not -128 <= code <= 127 or isinstance(code, bool):
+                    raise InvalidState("the code of $ext must be -128 to 127", where)
+                return Ext(code, data)
+            case "$float" if isinstance(content, str) and content in _FLOATS:
+                return _FLOATS[content]
+            case "$map" if isinstance(content, list) and all(isinstance(p, list) and len(p) == 2 for p in content):
+                keys: list[bytes] = []
+                parts = [_map_header(len(content))]
+                for key, item in content:
+                    keys.append(self._key((yield from self.of(key))))
+                    parts += (keys[-1], _encode_msgpack((yield from self.of(item))))
+                if len(set(keys)) < len(keys):  # bytes have hashes that nobody can choose
+                    raise InvalidState("a map names a key twice", where)
+                return Raw(b"".join(parts))
+            case _:
+                raise InvalidState(f"{word} is reserved and does not hold what it should here; {_ESCAPE}", where)
+
+    def _key(self, key: Any) -> bytes:
+        parts = [key]
+        for part in parts:
+            if isinstance(part, (dict, Raw)):
+                raise InvalidState("a map cannot be the key of a map", self._where)
+            if isinstance(part, list):
+                parts += part
+        return _encode_msgpack(key)
 
 
-def _from_marker(word: str, content: Any, where: str) -> Any:
-    match word:
-        case "$bytes":
-            return _base64(content, where)
-        case "$ext":
-            code, data = _pair(content, int, where)
-            if not -128 <= code <= 127 or isinstance(code, bool):
-                raise InvalidState("the code of $ext must be -128 to 127", where)
-            return Ext(code, data)
-        case "$float" if isinstance(content, str) and content in _FLOATS:
-            return _FLOATS[content]
-        case "$map" if isinstance(content, list) and all(isinstance(p, list) and len(p) == 2 for p in content):
-            pairs = [(_frozen(_from_markers(key, where)), _from_markers(item, where)) for key, item in content]
-            try:
-                return dict(pairs)
-            except TypeError:
-                raise InvalidState("a map cannot be the key of a map", where) from None
-        case _:
-            raise InvalidState(f"{word} is reserved and does not hold what it should here", where)
-
-
-def _frozen(tree: Any) -> Any:
-    return tuple(_frozen(item) for item in tree) if isinstance(tree, list) else tree
+def _map_header(count: int) -> bytes:
+    if count < 1 << 4:
+        return bytes((0x80 | count,))
+    return b"\xde" + count.to_bytes(2) if count < 1 << 16 else b"\xdf" + count.to_bytes(4)
 
 
 # --- channel values: out --------------------------------------------------------------------------
 
 
-def value_out(name: Format, value: Value) -> Raw:
+def value_out(name: Format, value: Value) -> Work[Raw]:
     """A channel as the ``state`` view shows it; what cannot be shown plainly comes as ``$encoded``."""
-    plain = _json_out(value) if name == "json" else _msgpack_out(value)
+    plain = (yield from _json_out(value)) if name == "json" else _msgpack_out(value)
     if plain is not None:
         return Raw(plain)
     foreign = base64.b64encode(value.data).decode("ascii") if name == "json" else value.data
@@ -433,75 +463,14 @@ def _msgpack_out(value: Value) -> bytes | None:
     return None
 
 
-def _json_out(value: Value) -> bytes | None:
+def _json_out(value: Value) -> Work[bytes | None]:
     try:
         if value.encoding == "msgpack":
-            tree = msgpack.unpackb(
-                value.data,
-                raw=False,
-                strict_map_key=False,
-                use_list=False,
-                timestamp=0,
-                ext_hook=msgpack.ExtType,
-            )
-            return _encode_json(_to_json(tree))
+            return (yield from json_view(value.data))
         if value.encoding == "json":
-            _json_any.decode(value.data)
+            _json_raw.decode(value.data)
+            value.data.decode()
             return value.data
-    except (
-        msgspec.DecodeError,
-        msgpack.UnpackException,
-        ValueError,
-        TypeError,
-        OverflowError,
-        RecursionError,
-    ):
+    except (NotPlain, msgspec.DecodeError, ValueError, RecursionError):
         pass
     return None
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _to_json(tree: Any) -> Any:
-    match tree:
-        case None | bool() | int() | str():
-            return tree
-        case float():
-            if math.isfinite(tree):
-                return tree
-            return {"$float": "nan" if math.isnan(tree) else "inf" if tree > 0 else "-inf"}
-        case bytes():
-            return {"$bytes": _text(tree)}
-        case msgpack.ExtType():
-            return {"$ext": [tree.code, _text(tree.data)]}
-        case msgpack.Timestamp():
-            return {"$ext": [-1, _text(tree.to_bytes())]}
-        case tuple():
-            return [_to_json(item) for item in tree]
-        case dict():
-            return _map_to_json(tree)
-        case _:
-            raise TypeError
-
-
-def _map_to_json(tree: dict[Any, Any]) -> Any:
-    names = {_name(key): _to_json(item) for key, item in tree.items()}
-    if None in names or len(names) < len(tree) or (len(names) == 1 and not names.keys().isdisjoint(MARKERS)):
-        return {"$map": [[_to_json(key), _to_json(item)] for key, item in tree.items()]}
-    return names
-
-
-def _name(key: Any) -> str | None:
-    match key:
-        case str():
-            return key
-        case None:
-            return "null"
-        case bool():
-            return "true" if key else "false"
-        case int() | float():
-            return repr(key)
-        case _:
-            return None

@@ -7,6 +7,7 @@ proxy's business.
 """
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -48,7 +49,7 @@ class Connections:
     def refuse(self, reason: Exception, server_headers: Sequence[tuple[bytes, bytes]]) -> bytes:
         """The answer to what did not become a request, counted and logged."""
         request_id = str(uuid7())
-        problem, told = describe(reason, public_url=self.public_url, instance="", request_id=request_id)
+        problem, told = describe(reason, public_url=self.public_url, request_id=request_id)
         body = msgspec.json.encode(problem)
         told |= {"connection": "close", "content-length": str(len(body)), "x-request-id": request_id}
         headers = [*server_headers, *COMMON_HEADERS, *((name.encode(), text.encode()) for name, text in told.items())]
@@ -167,9 +168,11 @@ class BoundedConnection(HttpToolsProtocol):
     # --- what is refused ---------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser refused."""
+        """Refuse what the parser refused; or what could not be kept of it, which is no fault of the client's."""
         if self._refusal is None:
-            self._refuse(ClientException(msg))
+            failure = sys.exception()
+            kept = None if failure is None else failure.__context__
+            self._refuse(kept if isinstance(kept, MemoryError) else ClientException(msg))
 
     def _refuse(self, reason: Exception) -> None:
         """Read no further. Requests that were read completely are answered before ``reason`` is."""

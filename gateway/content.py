@@ -15,6 +15,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Send
 
 from gateway import limits
+from gateway.exchange import Reader
 
 _log = structlog.get_logger()
 
@@ -33,13 +34,15 @@ class _Streaming(ASGIResponse):
 
     async def send_body(self, send: Send, receive: Receive) -> None:
         gone = asyncio.create_task(_hung_up(receive))
+        reader = Reader(
+            send, seconds_max=limits.BODY_SECONDS_MAX, bytes_per_second_min=limits.STREAM_BYTES_PER_SECOND_MIN
+        )
         try:
             async for each in self._slices:
                 if gone.done():
                     return
-                async with asyncio.timeout(limits.STREAM_IDLE_SECONDS_MAX):
-                    await send({"type": "http.response.body", "body": each, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await reader.give(each)
+            await reader.give(b"", more=False)
         except Exception as reason:  # noqa: BLE001  whatever it is, half an answer must not look whole
             # The class only, and no cause: what is known of the content must not reach the server's log.
             _log.warning("content broken off", error=type(reason).__name__)

@@ -14,27 +14,32 @@ import msgspec
 
 from gateway.problems import InvalidRequest
 from gateway.wire import Fault
+from storage.key_seals import Peppers
 
 _MAC_BYTES = 16  # 128 bits: a forgery would only start the caller's own list elsewhere
 _after = msgspec.msgpack.Decoder(tuple[str, ...])
 
 
 class Cursors:
-    """Signs and reads cursors under a key derived from the pepper: all processes of a deployment agree."""
+    """Signs and reads cursors under keys derived from the peppers: all processes of a deployment agree."""
 
-    def __init__(self, pepper: bytes) -> None:
-        self._signing = hmac.digest(pepper, b"stateroom/cursor/v1", hashlib.sha256)
+    def __init__(self, peppers: Peppers) -> None:
+        self._signing, *self._accepted = peppers.derive(b"stateroom/cursor/v1")
 
-    def _mac(self, binding: bytes, position: bytes) -> bytes:
+    def _mac(self, binding: bytes, position: bytes, key: bytes) -> bytes:
         message = len(binding).to_bytes(8, "big") + binding + position
-        return hmac.digest(self._signing, message, hashlib.sha256)[:_MAC_BYTES]
+        return hmac.digest(key, message, hashlib.sha256)[:_MAC_BYTES]
 
     def write(self, binding: bytes, after: tuple[str, ...] | None) -> str | None:
         """The cursor of the page that begins ``after``; None when there is none."""
         if after is None:
             return None
         position = msgspec.msgpack.encode(after)
-        return base64.urlsafe_b64encode(self._mac(binding, position) + position).rstrip(b"=").decode("ascii")
+        return (
+            base64.urlsafe_b64encode(self._mac(binding, position, self._signing) + position)
+            .rstrip(b"=")
+            .decode("ascii")
+        )
 
     def read(self, binding: bytes, cursor: str | None) -> tuple[str, ...] | None:
         """Where the page begins.
@@ -49,7 +54,9 @@ class Cursors:
         except (binascii.Error, UnicodeEncodeError, ValueError):
             sealed = b""
         claimed, position = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
-        if not position or not hmac.compare_digest(claimed, self._mac(binding, position)):
+        keys = (self._signing, *self._accepted)
+        given = any(hmac.compare_digest(claimed, self._mac(binding, position, key)) for key in keys)
+        if not position or not given:
             raise InvalidRequest(
                 Fault(detail="this cursor was not given for this list; start without one", parameter="cursor")
             )

@@ -19,7 +19,7 @@ _DIGEST = "sha-256=:n4bQgYhMfWWaL+qgxVrQFaO/TxsrC4Is0V1sFbDwCgg=:"
 _HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 _PREVIOUS = "60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752"
 _API_KEY = "sr_live_7Qm2Xc9LpA4z_" + "4mK8vT2nB6xR0qW3yZ5cD7fG9hJ1kL4pN8sV2tX6zA0" + "1b3D5f"
-_TRANSFER_KEY = "sr_transfer_3q2-796tvu_erb7v3q2-796tvu_erb7v3q2-796tvu8"
+_TRANSFER_KEY = "stateroom-transfer-2:U6eBZbi9G8D2BlRRlrYlJz9DymDAn_Kx798pcr1mZT8BmI0ufDF_YJo7DUxeb3CCImIk1A"
 
 
 def _packed(data: bytes) -> str:
@@ -27,13 +27,14 @@ def _packed(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
+_LEAF = b"\xd9\x29<html><p>Flights to Lisbon, page 1</html>"  # a text of 41 bytes in MessagePack
 _RECEIPT = {
-    "thread_id": "trip-7", "namespace": "", "id": _HEAD, "parent_id": _PARENT, "step": 1, "status": "active",
+    "thread_id": "trip-7", "namespace": "", "checkpoint_id": _HEAD, "parent_id": _PARENT, "step": 1, "status": "active",
     "sequence": 2, "created_at": _LATER, "created": True,
 }  # fmt: skip
 _COMPACTED = {**_RECEIPT, "step": 41, "sequence": 42}
 _LISTED = {
-    "thread_id": "trip-7", "namespace": "", "id": _HEAD, "parent_id": _PARENT, "step": 1, "status": "active",
+    "thread_id": "trip-7", "namespace": "", "checkpoint_id": _HEAD, "parent_id": _PARENT, "step": 1, "status": "active",
     "source": None, "agent": "travel", "run_id": "run-1", "created_at": _LATER, "state_schema": "travel",
     "state_version": 2, "model": {"name": "example-large", "temperature": 0.2},
     "usage": {"input_tokens": 812, "output_tokens": 64, "cost_micros": 310}, "metadata": {"channel": "web"},
@@ -51,21 +52,35 @@ _THREAD = {
 }  # fmt: skip
 _ARTIFACT_SHOWN = {
     "artifact_id": _ARTIFACT, "pointer": f"stateroom:artifact:{_ARTIFACT}", "thread_id": "trip-7",
-    "name": "boarding pass.pdf", "number": 1, "media_type": "application/pdf", "size_bytes": 48_213,
+    "name": "boarding pass.pdf", "version": 1, "media_type": "application/pdf", "size_bytes": 48_213,
     "digest": _DIGEST, "metadata": {"airline": "Example Air"}, "created_at": _LATER,
 }  # fmt: skip
 _UPLOAD_SHOWN = {
     "upload_id": _UPLOAD, "thread_id": "trip-7", "name": "walkthrough.mp4", "part_bytes": 8_388_608,
     "expires_at": "2026-03-02T09:04:12Z", "parts": [],
 }  # fmt: skip
-_PART = {"number": 0, "size_bytes": 8_388_608, "digest": _DIGEST}
-_USAGE = {"tenant_id": _TENANT, "used_bytes": 73_400_320, "quota_bytes": 10_737_418_240}
+_PART = {"part_number": 0, "size_bytes": 8_388_608, "digest": _DIGEST}
+_USAGE = {
+    "tenant_id": _TENANT, "used_bytes": 73_400_320, "quota_bytes": 10_737_418_240, "rows_bytes": 41_943_040,
+    "rows_quota_bytes": 21_474_836_480, "rows_counted_at": "2026-03-02T09:04:12Z",
+}  # fmt: skip
 _KEY_SHOWN = {
     "key_id": "7Qm2Xc9LpA4z", "kind": "subject", "name": "laptop", "tenant_id": _TENANT, "subject_id": "user-42",
-    "permissions": ["state:read", "state:write"], "created_at": _CREATED, "expires_at": "2027-03-01T00:00:00Z",
-    "revoked_at": None, "last_used_at": None,
+    "permissions": ["state:read", "state:write"], "grants": ["state:read", "state:write"], "status": "active",
+    "created_at": _CREATED, "expires_at": "2099-03-01T00:00:00Z", "revoked_at": None, "last_used_at": None,
 }  # fmt: skip
-_TENANT_SHOWN = {"tenant_id": _TENANT, "name": "Example", "created_at": _CREATED}
+_OPERATOR_KEY_SHOWN = {
+    "key_id": "0Vt5Rb8NqW2k", "kind": "operator", "name": "bob", "tenant_id": None, "subject_id": None,
+    "permissions": ["operator"], "grants": ["operator"], "status": "active", "created_at": _CREATED,
+    "expires_at": "2026-05-30T09:04:12Z", "revoked_at": None, "last_used_at": _LATER,
+}  # fmt: skip
+_RECOVERY_KEY_SHOWN = {
+    "key_id": "4Jd9Ph3SxY6m", "kind": "service", "name": "recovery key", "tenant_id": _TENANT, "subject_id": None,
+    "permissions": ["tenant:admin"],
+    "grants": ["state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin"], "status": "active",
+    "created_at": _CREATED, "expires_at": None, "revoked_at": None, "last_used_at": None,
+}  # fmt: skip
+_TENANT_SHOWN = {"tenant_id": _TENANT, "name": "Example", "created_at": _CREATED, "suspended_at": None}
 _ORIGIN = f"stateroom/audit/8a1f6c2e-5b3d-4e7f-9a0b-1c2d3e4f5a6b/{_TENANT}"
 _ANCHOR = {
     "origin": _ORIGIN, "sequence": 118, "hash": _HASH, "stored": True,
@@ -83,13 +98,39 @@ _EVENTS = {
     "next_cursor": None,
 }  # fmt: skip
 _AUDIT_KEY = {"origin": _ORIGIN, "public_key": f"{_ORIGIN}+0b1c2d3e+AYEgHTvZ6cBzkXh8zOq0zVZ0cZr1p3mJ8uG4s2Yw5n7L"}
-_JOB_STARTED = {"job_id": _JOB}
 _JOB_SHOWN = {
-    "job_id": _JOB, "kind": "rewrap-subject-keys", "target": "tenant", "state": "running", "done": 1_200,
-    "total": 4_100, "error": None, "note": None, "created_at": _CREATED, "updated_at": _LATER,
-}  # fmt: skip
-_DEPLOYMENT_JOB = {**_JOB_SHOWN, "kind": "rewrap-tenant-keys", "target": "deployment", "done": 12, "total": 40}
-_SHREDDED = {"job_id": _JOB, "shred_effective_at": "2026-04-01T09:00:00Z", "tombstone": True}
+    "job_id": _JOB,
+    "kind": "rewrap-subject-keys",
+    "state": "running",
+    "target": {},
+    "progress": {"done": 1_200, "total": 4_100},
+    "error": None,
+    "note": None,
+    "waits_for": None,
+    "created_at": _CREATED,
+    "updated_at": _LATER,
+    "damaged": False,
+}
+_OF_THREAD = {"target": {"subject_id": "user-42", "thread_id": "trip-7"}, "progress": {"done": 0, "total": 1}}
+_OF_SCHEMA = {"target": {"state_schema": "travel", "state_version": 2}, "progress": {"done": 310, "total": 310}}
+_DEPLOYMENT_JOB = {**_JOB_SHOWN, "kind": "rewrap-tenant-keys", "progress": {"done": 12, "total": 40}}
+_SHREDDED = {
+    **_JOB_SHOWN,
+    "kind": "shred-subject",
+    "target": {"subject_id": "user-42"},
+    "progress": {"done": 0, "total": None},
+    "shred_effective_at": "2026-04-01T09:00:00Z",
+    "tombstone": True,
+}
+_TENANT_SHREDDED = {**_SHREDDED, "kind": "shred-tenant", "target": {}}
+_CANCELLED = {**_JOB_SHOWN, **_OF_SCHEMA, "kind": "state-migrate", "state": "failed", "error": "it was cancelled"}
+_SUPERSEDED = {
+    **_JOB_SHOWN,
+    "kind": "superseded",
+    "state": "failed",
+    "progress": {"done": 0, "total": None},
+    "error": "the row of this job was written or edited outside the gateway",
+}
 _POLICY = {"idle_ttl_seconds": 2_592_000, "on_expiry": "archive", "archive_ttl_seconds": 31_536_000}
 _EFFECTIVE = {
     "idle_ttl_seconds": 2_592_000, "absolute_ttl_seconds": None, "done_ttl_seconds": None, "on_expiry": "archive",
@@ -99,18 +140,31 @@ _EFFECTIVE = {
 _CEILINGS = {"absolute_ttl_seconds": 63_072_000}
 _RETENTION = {
     "agent": None, "policy": _POLICY, "effective": _EFFECTIVE, "ceilings": _CEILINGS, "agents": ["travel"],
+    "damaged": [], "updated_at": _CREATED,
+}  # fmt: skip
+_SAVE_POLICIES = {
+    "agent": "travel", "policy": {"strict": True}, "strict": True, "agents": ["travel"], "damaged": [],
     "updated_at": _CREATED,
 }  # fmt: skip
 _THREAD_RETENTION = {
     "thread_id": "trip-7", "policy": {"legal_hold": True}, "effective": {**_EFFECTIVE, "legal_hold": True},
-    "next": None, "updated_at": _LATER,
+    "damaged": False, "next": None, "updated_at": _LATER,
 }  # fmt: skip
 _CEILINGS_SHOWN = {"tenant_id": _TENANT, "ceilings": _CEILINGS, "updated_at": _CREATED}
 _UP = [{"op": "rename", "from": "/user_pref", "to": "/user_profile"}]
+_ADOPTION = {
+    "state_schema": "travel",
+    "state_version": 1,
+    "agent": "travel",
+    "namespace": "",
+    "adopted_at": _CREATED,
+    "damaged": False,
+}
 _DOWN = [{"op": "rename", "from": "/user_profile", "to": "/user_pref"}]
 _VERSION = {
-    "schema": "travel", "number": 2, "label": "2.0.0", "json_schema": None, "ephemeral": ["scratch"],
+    "state_schema": "travel", "state_version": 2, "label": "2.0.0", "json_schema": None, "ephemeral": ["scratch"],
     "searchable": ["channel"], "up": _UP, "down": _DOWN, "deployment": None, "created_at": _CREATED,
+    "damaged": False,
 }  # fmt: skip
 _REPORT = {
     "heads": 310, "current": 12, "changed": 290, "waiting": 4, "recent": 2, "shared": 1, "archived": 0, "moved": 0,
@@ -124,48 +178,55 @@ _REPORT = {
     ],
 }  # fmt: skip
 _READY = {
-    "ready": True, "self_test": True, "draining": False, "database": True, "db_revision": "a19",
-    "db_revision_ok": True, "blobs": True, "archive": True, "root_key": True,
+    "ready": True, "self_test": True, "draining": False, "database": True, "writes": True, "db_revision": "a19",
+    "db_revision_fits": True, "features_known": True, "history": True, "clock": True, "clock_offset_seconds": 0.002,
+    "blobs": True, "archive": True, "root_key": True,
 }  # fmt: skip
 
 BODIES: dict[str, Any] = {
-    "put_thread": {"strict": True, "agent": "travel"},
+    "update_thread": {"strict": True, "agent": "travel"},
     "copy_thread": {"target_thread_id": "trip-8"},
     "prune": {"thread_ids": ["trip-7"], "strategy": "keep_latest"},
     "delete_runs": {"run_ids": ["run-1"]},
     "save_checkpoint": {
         "state": {"plan": ["book the flight", "book the hotel"], "done": ["book the flight"]},
-        "agent": "travel", "run_id": "run-1", "step": 1, "state_schema": "travel", "state_version": 2,
+        "agent": "travel", "run_id": "run-1", "step": 1,
     },
     "compact_thread": {"channel": "messages", "keep_last": 20, "summary": "The flight is booked; the hotel is not."},
     "put_writes": {"writes": [{"channel": "done", "idx": 0, "value": "book the flight"}]},
-    "set_tenant_quota": {"quota_bytes": 10_737_418_240},
+    "set_tenant_quota": {"quota_bytes": 10_737_418_240, "rows_quota_bytes": 21_474_836_480},
     "begin_upload": {"name": "walkthrough.mp4", "media_type": "video/mp4", "size_bytes": 20_971_520},
     "complete_upload": {"parts": 3, "digest": _DIGEST},
     "copy_artifact": {"thread_id": "trip-8", "name": "boarding pass.pdf"},
     "create_artifact_url": {"ttl_seconds": 300, "disposition": "inline"},
-    "put_piece": {"data": _packed(b"\xabhello world")},
+    "put_piece": {"data": _packed(_LEAF)},
     "create_api_key": {
         "kind": "subject", "name": "laptop", "subject_id": "user-42", "permissions": ["state:read", "state:write"],
-        "expires_at": "2027-03-01T00:00:00Z",
+        "expires_at": "2099-03-01T00:00:00Z",
     },
     "create_tenant": {"name": "Example"},
+    "rename_tenant": {"name": "Example Travel"},
+    "suspend_tenant": {"reason": "Ticket 512: its key was published"},
+    "recover_tenant": {"reason": "Ticket 513: the last administrator left"},
     "verify": {"thread_id": "trip-7"},
     "rotate_key": {"level": "subject", "subject_id": "user-42"},
     "shred_subject": {"confirm": "user-42"},
     "shred_tenant": {"confirm": _TENANT},
-    "decrypt": {"subject": "user-42", "thread_id": "trip-7", "reason": "Incident 311: the agent repeats a booking"},
+    "decrypt": {"subject_id": "user-42", "thread_id": "trip-7", "reason": "Incident 311: the agent repeats a booking"},
     "put_retention": _POLICY,
     "put_thread_retention": {"legal_hold": True},
+    "put_save_policy": {"strict": True},
     "put_retention_ceilings": _CEILINGS,
     "put_state_schema_version": {
         "label": "2.0.0", "ephemeral": ["scratch"], "searchable": ["channel"], "up": _UP, "down": _DOWN,
     },
+    "adopt_state": {"agent": "travel", "state_version": 1},
     "plan_state_migration": {"target_version": 2},
     "migrate_state": {"target_version": 2, "threads_per_second": 20, "idle_seconds": 300},
-    "roll_back_state": {"target_version": 1},
+    "roll_back_state": {"threads_per_second": 20},
     "export_thread": {"subject_id": "user-42", "recipient": _TRANSFER_KEY},
     "export_tenant": {"recipient": _TRANSFER_KEY},
+    "accept_unbound_import": {"export_id": "0192d3b6-27a6-7c3a-9b0e-1f6d5b6a1c22"},
 }  # fmt: skip
 
 ANSWERS: dict[str, Any] = {
@@ -178,12 +239,12 @@ ANSWERS: dict[str, Any] = {
             "retry_after_seconds": 900.0, "progress": 0.4, "job_id": _JOB,
         },
     },
-    "put_thread": _THREAD,
+    "update_thread": _THREAD,
     "copy_thread": {"thread_id": "trip-8", "checkpoints": 2, "pending_writes": 1},
     "prune": {"threads": 1, "checkpoints": 40, "pending_writes": 3},
     "delete_runs": {"threads": 1, "checkpoints": 2, "pending_writes": 1},
-    "archive_thread": {"thread_id": "trip-7", "tier": "hot", "job_id": _JOB},
-    "restore_thread": {"thread_id": "trip-7", "tier": "archive", "job_id": _JOB},
+    "archive_thread": {**_JOB_SHOWN, "kind": "archive", **_OF_THREAD},
+    "restore_thread": {**_JOB_SHOWN, "kind": "restore", **_OF_THREAD},
     "save_checkpoint": _RECEIPT,
     "compact_thread": _COMPACTED,
     "load_checkpoint": _CHECKPOINT,
@@ -223,17 +284,23 @@ ANSWERS: dict[str, Any] = {
         "url": "https://stateroom.example/v1/artifact-urls/q83vASNFZ4mrze8BI0VniQ",
         "expires_at": "2026-03-01T09:09:12Z",
     },
-    "put_piece": {"piece": _packed(b"\x01" + bytes(range(16, 32))), "size_bytes": 12},
-    "get_piece": {"data": _packed(b"\xabhello world")},
+    "put_piece": {"piece": _packed(b"\x01" + bytes(range(16, 32))), "size_bytes": len(_LEAF)},
+    "get_piece": {"data": _packed(_LEAF)},
     "whoami": {
-        "credential_id": "7Qm2Xc9LpA4z", "kind": "subject", "tenant_id": _TENANT, "subject_id": "user-42",
-        "permissions": ["state:read", "state:write"], "expires_at": "2027-03-01T00:00:00Z",
+        "key_id": "7Qm2Xc9LpA4z", "kind": "subject", "tenant_id": _TENANT, "subject_id": "user-42",
+        "permissions": ["state:read", "state:write"], "grants": ["state:read", "state:write"],
+        "expires_at": "2099-03-01T00:00:00Z",
     },
     "create_api_key": {**_KEY_SHOWN, "api_key": _API_KEY},
     "list_api_keys": {"api_keys": [{**_KEY_SHOWN, "last_used_at": _LATER}], "next_cursor": None},
     "create_tenant": {**_TENANT_SHOWN, "api_key": _API_KEY},
     "list_tenants": {"tenants": [_TENANT_SHOWN], "next_cursor": None},
     "get_tenant": _TENANT_SHOWN,
+    "rename_tenant": {**_TENANT_SHOWN, "name": "Example Travel"},
+    "suspend_tenant": {**_TENANT_SHOWN, "suspended_at": _LATER},
+    "resume_tenant": _TENANT_SHOWN,
+    "recover_tenant": {**_RECOVERY_KEY_SHOWN, "api_key": _API_KEY},
+    "list_operator_keys": {"api_keys": [_OPERATOR_KEY_SHOWN], "next_cursor": None},
     "read_audit": _EVENTS,
     "get_audit_anchor": _ANCHOR,
     "anchor_audit": _ANCHOR,
@@ -246,11 +313,13 @@ ANSWERS: dict[str, Any] = {
         "threads": 1, "threads_skipped": 0, "threads_frozen": 0, "checkpoints": 42, "pending_writes": 3, "pieces": 57,
         "findings": [], "next_cursor": None,
     },
-    "verify_tenant": _JOB_STARTED,
-    "verify_deployment": _JOB_STARTED,
+    "verify_tenant": {**_JOB_SHOWN, "kind": "verify-tenant"},
+    "verify_deployment": {**_JOB_SHOWN, "kind": "verify-deployment"},
     "list_subjects": {"subjects": [{"subject_id": "user-42"}], "next_cursor": None},
-    "rotate_key": {"level": "subject", "key_version": 3, "job_id": _JOB},
-    "rewrap_subject_keys": _JOB_STARTED,
+    "rotate_key": {
+        **_JOB_SHOWN, "kind": "reseal", "target": {"subject_id": "user-42"}, "level": "subject", "key_version": 3,
+    },
+    "rewrap_subject_keys": _JOB_SHOWN,
     "get_keys": {
         "tenant_keys": [
             {
@@ -265,7 +334,7 @@ ANSWERS: dict[str, Any] = {
             },
         ],
     },
-    "rewrap_tenant_keys": _JOB_STARTED,
+    "rewrap_tenant_keys": _DEPLOYMENT_JOB,
     "get_root_keys": {
         "root_keys": [
             {
@@ -274,16 +343,23 @@ ANSWERS: dict[str, Any] = {
         ],
     },
     "shred_subject": _SHREDDED,
-    "shred_tenant": _SHREDDED,
+    "shred_tenant": _TENANT_SHREDDED,
     "list_jobs": {"jobs": [_JOB_SHOWN], "next_cursor": None},
     "get_job": _JOB_SHOWN,
     "list_deployment_jobs": {"jobs": [_DEPLOYMENT_JOB], "next_cursor": None},
     "get_deployment_job": _DEPLOYMENT_JOB,
+    "cancel_job": _CANCELLED,
+    "cancel_deployment_job": {**_CANCELLED, "kind": "verify-deployment", "target": {}},
+    "supersede_job": _SUPERSEDED,
+    "supersede_deployment_job": _SUPERSEDED,
+    "get_tenant_job": {**_JOB_SHOWN, "kind": "shred-tenant", "state": "done"},
     "decrypt": _CHECKPOINT,
     "get_retention": _RETENTION,
     "put_retention": _RETENTION,
+    "get_save_policy": _SAVE_POLICIES,
+    "put_save_policy": _SAVE_POLICIES,
     "preview_retention": {
-        "at": _LATER, "threads": 100, "held": 1,
+        "at": _LATER, "threads": 100, "held": 1, "damaged": 0,
         "actions": [
             {"action": "archive", "threads": 7, "bytes": 3_145_728, "checkpoints": 0, "pending_writes": 0},
             {"action": "thin", "threads": 2, "bytes": 65_536, "checkpoints": 30, "pending_writes": 4},
@@ -291,6 +367,11 @@ ANSWERS: dict[str, Any] = {
         "next_cursor": _CURSOR,
     },
     "get_retention_round": {
+        "state": "running", "lease_until": "2026-03-01T09:04:42Z", "due_at": None, "started_at": _CREATED,
+        "finished_at": None, "looked_at": 1_500, "hot": 4_000, "archive": 900, "held": 1,
+        "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "late_since": "2026-03-01T08:59:00Z",
+    },
+    "begin_retention_round": {
         "state": "running", "lease_until": "2026-03-01T09:04:42Z", "due_at": None, "started_at": _CREATED,
         "finished_at": None, "looked_at": 1_500, "hot": 4_000, "archive": 900, "held": 1,
         "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "late_since": "2026-03-01T08:59:00Z",
@@ -303,21 +384,22 @@ ANSWERS: dict[str, Any] = {
     "get_retention_ceilings": _CEILINGS_SHOWN,
     "put_retention_ceilings": _CEILINGS_SHOWN,
     "put_state_schema_version": _VERSION,
-    "list_state_schemas": {"state_schemas": [{"schema": "travel", "newest": 2}]},
+    "list_state_schemas": {"state_schemas": [{"state_schema": "travel", "newest_version": 2}], "next_cursor": None},
     "get_state_schema": {
-        "schema": "travel", "newest": 2,
-        "versions": [{**_VERSION, "number": 1, "label": "1.0.0", "up": None, "down": None}, _VERSION],
+        "state_schema": "travel", "newest_version": 2,
+        "versions": [{**_VERSION, "state_version": 1, "label": "1.0.0", "up": None, "down": None}, _VERSION],
     },
-    "plan_state_migration": _JOB_STARTED,
-    "migrate_state": _JOB_STARTED,
-    "roll_back_state": _JOB_STARTED,
+    "adopt_state": _ADOPTION,
+    "list_state_adoptions": {"adoptions": [_ADOPTION]},
+    "plan_state_migration": {**_JOB_SHOWN, "kind": "state-plan", **_OF_SCHEMA, "migration": _REPORT},
+    "migrate_state": {**_JOB_SHOWN, "kind": "state-migrate", **_OF_SCHEMA, "migration": _REPORT},
+    "roll_back_state": {**_JOB_SHOWN, "kind": "state-rollback", **_OF_SCHEMA, "migration": _REPORT},
     "get_state_migration": {
-        "schema": "travel", "newest": 2, "heads": [{"number": 1, "heads": 20}, {"number": 2, "heads": 290}],
+        "state_schema": "travel", "newest_version": 2,
+        "heads": [{"state_version": 1, "heads": 20}, {"state_version": 2, "heads": 290}],
+        "unversioned": [{"agent": "billing", "threads": 7}],
         "jobs": [
-            {
-                "job_id": _JOB, "kind": "state-migrate", "state": "done", "target_version": 2, "done": 310,
-                "total": 310, "error": None, "created_at": _CREATED, "updated_at": _LATER, "report": _REPORT,
-            },
+            {**_JOB_SHOWN, "kind": "state-migrate", "state": "done", **_OF_SCHEMA, "migration": _REPORT},
         ],
     },
     "import_threads": {
@@ -325,19 +407,20 @@ ANSWERS: dict[str, Any] = {
         "pending_writes": 5, "artifacts": 2, "state_schemas": 1, "verified": 3, "passed_over": 1,
         "passed": [{"subject_id": "user-42", "thread_id": "trip-7", "reason": "there"}],
     },
-    "get_transfer_key": {"public_key": _TRANSFER_KEY, "fingerprint": "9f86d081884c7d659a2feaa0c55ad015"},
+    "get_transfer_key": {"public_key": _TRANSFER_KEY, "fingerprint": "ae5de446740d1343c97e3c4801d7b241"},
     "livez": {"alive": True},
     "readyz": _READY,
 }  # fmt: skip
 
 # Answers that are others with another status.
 OTHERWISE: dict[tuple[str, int], Any] = {
-    ("archive_thread", 200): {"thread_id": "trip-7", "tier": "archive", "job_id": None},
-    ("restore_thread", 200): {"thread_id": "trip-7", "tier": "hot", "job_id": None},
+    ("archive_thread", 200): {**_THREAD, "tier": "archive"},
+    ("restore_thread", 200): _THREAD,
     ("save_checkpoint", 200): {**_RECEIPT, "created": False},
     ("compact_thread", 200): {**_COMPACTED, "created": False},
     ("create_api_key", 200): {**_KEY_SHOWN, "api_key": None},
     ("create_tenant", 200): {**_TENANT_SHOWN, "api_key": None},
+    ("recover_tenant", 200): {**_RECOVERY_KEY_SHOWN, "api_key": None},
     ("readyz", 503): {**_READY, "ready": False, "draining": True},
 }
 

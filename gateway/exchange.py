@@ -11,10 +11,10 @@ import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
-from urllib.parse import parse_qsl
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
 from uuid import UUID
 
 import msgspec
@@ -22,9 +22,11 @@ from litestar import Response
 from litestar.types import Receive, Scope, Send
 from msgspec import Struct
 
-from gateway import limits
-from gateway.codec import MEDIA_TYPES, Format, body_format, decode_body, encode_body, reply_format
+from gateway import codec, limits
+from gateway.codec import MEDIA_TYPES, body_format, encode_body, reply_format
+from gateway.compressing import CODING, COMPRESSED_BYTES_MIN, accepts_gzip, compress
 from gateway.problems import (
+    A_TIME,
     BodyTimeout,
     BodyTooLarge,
     InvalidRequest,
@@ -32,11 +34,15 @@ from gateway.problems import (
     UnsupportedMediaType,
     explain,
 )
+from gateway.scanning import Format, Values
+from gateway.slices import JOINED_BESIDE_BYTES_MIN
+from gateway.whole_numbers import alternatives
 from gateway.wire import Fault
 from storage.errors import InvalidState
 from storage.format.token import ThreadToken
-from storage.model import Idempotency
+from storage.model import Idempotency, Precondition
 from storage.scope import CLIENT_SHARE_BYTES, ClientShare, check_id, is_plain_id
+from storage.turns import loop_turn
 from storage.versions import AS_SAVED, WantedVersions
 
 SUBJECT_HEADER = "Stateroom-Subject"
@@ -50,13 +56,16 @@ COMMON_HEADERS = [
     (b"cache-control", b"private, no-store"),  # everything is somebody's state
     (b"x-content-type-options", b"nosniff"),
 ]
+_PATH_SAFE = "~:@+"  # beside letters, digits and -._
 _FACTS = "stateroom"
 _GIVEN_HEADER = GIVEN_HEADER.lower().encode()
 _CONTENT_TYPES = {name: (b"content-type", media_type.encode()) for name, media_type in MEDIA_TYPES.items()}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 _STATE_VERSION = re.compile(r"(?:(?P<schema>[A-Za-z0-9._:-]{1,64})=)?(?P<number>[1-9][0-9]{0,8})\Z", re.ASCII)
-_ETAG = re.compile(r'"([\x21\x23-\x7e]{1,1024})"\Z')
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]", re.ASCII)
+_TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
+_TAGS = re.compile(r"[ \t,]*\0(?:[ \t]*,[ \t,]*\0)*[ \t,]*")  # each tag as NUL
 # Twice is ambiguous for these: two parties on the way could read different ones.
 _ONCE = frozenset(
     {
@@ -68,8 +77,6 @@ _ONCE = frozenset(
 )  # fmt: skip
 
 T = TypeVar("T")
-P = ParamSpec("P")
-R = TypeVar("R")
 Q = TypeVar("Q", bound=Struct)
 
 
@@ -80,10 +87,11 @@ class Facts:
     request_id: str
     headers: dict[bytes, bytes] = field(repr=False)
     duplicate: str | None = None
-    credential_id: str | None = None
+    key_id: str | None = None
     status: int = 0
+    code: str | None = None  # of the problem it was answered with
     access: tuple[UUID, str, str] | None = None  # what the audit log notes: chain, actor, whose rows
-    body_share: limits.BodyShare | None = None  # of who was authenticated
+    share: limits.Share | None = None  # of who was authenticated
     bodiless: bool = False  # a HEAD, which handlers see as a GET: its body need not be made
 
     @classmethod
@@ -172,6 +180,13 @@ def path_id(text: str, parameter: str) -> str:
     )
 
 
+def place(*segments: str, **query: str) -> str:
+    """The path of a resource, as Location gives it; ids are encoded here, what of ``query`` is empty is left out."""
+    path = "/".join(quote(encode_id(segment), safe=_PATH_SAFE) for segment in segments)
+    given = {name: value for name, value in query.items() if value}
+    return f"/v1/{path}?{urlencode(given)}" if given else f"/v1/{path}"
+
+
 def path_uuid(text: str, otherwise: type[Exception]) -> UUID:
     """A UUID from the path; what is none in its one spelling (lower case, hyphens) names nothing: ``otherwise``."""
     try:
@@ -189,6 +204,29 @@ def _lists(shape: type[Struct]) -> frozenset[str]:
         member.encode_name
         for member in msgspec.structs.fields(shape)
         if isinstance(msgspec.inspect.type_info(member.type), msgspec.inspect.ListType)
+    )
+
+
+@functools.cache
+def _nullables(shape: type[Struct]) -> frozenset[str]:
+    """Parameters whose text ``null`` the validator would take for no value; of plain text it is a text like others."""
+    plain = (msgspec.inspect.StrType, msgspec.inspect.NoneType)
+    return frozenset(
+        member.encode_name
+        for member in msgspec.structs.fields(shape)
+        if isinstance(found := msgspec.inspect.type_info(member.type), msgspec.inspect.UnionType)
+        and not all(isinstance(each, plain) for each in found.types)
+    )
+
+
+@functools.cache
+def _moments(shape: type[Struct]) -> frozenset[str]:
+    """Parameters that are times: of a number the validator would make one, too, by a unit that it guesses."""
+    return frozenset(
+        member.encode_name
+        for member in msgspec.structs.fields(shape)
+        for each in alternatives(msgspec.inspect.type_info(member.type))
+        if isinstance(each, msgspec.inspect.DateTimeType)
     )
 
 
@@ -221,6 +259,10 @@ def parse_query(query: bytes, shape: type[Q]) -> Q:
             values.setdefault(name, []).append(text)
         elif name in values:
             raise InvalidRequest(Fault(detail="the parameter is given twice", parameter=name))
+        elif text == "null" and name in _nullables(shape):
+            raise InvalidRequest(Fault(detail="must be a value; leave it out to filter by none", parameter=name))
+        elif name in _moments(shape) and not _DATE.match(text):
+            raise InvalidRequest(Fault(detail=f"{name} {A_TIME}", parameter=name))
         else:
             values[name] = text
     return _convert(values, shape)
@@ -230,20 +272,12 @@ def _convert(values: dict[str, Any], shape: type[Q]) -> Q:
     try:
         return msgspec.convert(values, shape, strict=False)
     except msgspec.ValidationError as error:
-        what, steps = explain(error)
-        missing = re.search(r"missing required field `(\w+)`", what)
-        name = missing[1] if missing else str(steps[0]) if steps else "?"
-        raise InvalidRequest(Fault(detail=what, parameter=name)) from None
+        found = explain(error, shape)
+        name = str(found.steps[0]) if found.steps else "?"
+        raise InvalidRequest(Fault(detail=found.what, parameter=name), limit=found.limit) from None
 
 
-async def beside(size: int, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Do what looks at each value of ``size`` bytes: at once, or in a thread so that others are answered meanwhile."""
-    if size < limits.BESIDE_BYTES_MIN:
-        return work(*args, **kwargs)
-    return await asyncio.to_thread(work, *args, **kwargs)
-
-
-async def read_body(headers: dict[bytes, bytes], receive: Receive, share: limits.BodyShare) -> bytes:
+async def read_body(headers: dict[bytes, bytes], receive: Receive, share: limits.Share) -> bytes:
     """Read a body without ever holding more than `limits.BODY_BYTES_MAX`, nor more than is left for all of them.
 
     Raises:
@@ -272,10 +306,18 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, share: limits
                 share.take(len(chunk))
                 chunks.append(chunk)
                 if not message["more_body"]:
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                    return await _whole(chunks)
+                if size >= limits.ANSWER_SLICE_BYTES:  # of all that are as large, one chunk in a turn of the loop
+                    await loop_turn().take()
                 patience.reschedule(min(end, loop.time() + limits.BODY_IDLE_SECONDS_MAX))
     except TimeoutError:
         raise BodyTimeout("the body did not arrive in time") from None
+
+
+async def _whole(chunks: list[bytes]) -> bytes:
+    if sum(map(len, chunks)) < JOINED_BESIDE_BYTES_MIN:
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return await asyncio.to_thread(b"".join, chunks)
 
 
 async def stream_body(
@@ -329,11 +371,13 @@ class Exchange:
         NotAcceptable: the answer could not be written in an accepted format.
     """
 
-    __slots__ = ("_body_ended", "_receive", "facts", "format", "query_string", "route")
+    __slots__ = ("_body_ended", "_idempotency", "_receive", "facts", "format", "query_string", "route", "values")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
         self._body_ended = False
+        self.values = Values(0)  # of the body, once it was read
+        self._idempotency: Idempotency | None = None
         self.facts = Facts.of(scope)
         if self.facts.duplicate is not None:
             raise InvalidRequest(Fault(detail="the header is given twice", header=self.facts.duplicate))
@@ -352,13 +396,23 @@ class Exchange:
         """The query as a ``shape``; see `parse_query`."""
         return parse_query(self.query_string, shape)
 
+    @property
+    def share(self) -> limits.Share:
+        """What the request holds of the process's memory and time."""
+        assert self.facts.share is not None  # noqa: S101  for the type checker: no public route takes or gives much
+        return self.facts.share
+
     async def body(self, shape: type[T]) -> tuple[T, Format, bytes]:
-        """The body as a ``shape``, its format and its bytes; see `read_body` and `decode_body`."""
+        """The body as a ``shape``, its format, and its bytes as they were read; see `codec.read_body`."""
         headers = self.facts.headers
+        announced = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        if b"content-type" not in headers and not announced:
+            raise MalformedBody("a body is required; its Content-Type is application/json or application/msgpack")
         name = body_format(headers.get(b"content-type"), headers.get(b"content-encoding"))
-        assert self.facts.body_share is not None  # noqa: S101  for the type checker: no public route takes a body
-        content = await read_body(headers, self._receive, self.facts.body_share)
-        return await beside(len(content), decode_body, name, content, shape), name, content
+        content = await read_body(headers, self._receive, self.share)
+        self.values = Values(len(content))
+        shown, content = await self.share.run(codec.read_body(name, content, shape, self.values), len(content))
+        return shown, name, content
 
     def announced_bytes(self) -> int | None:
         """What Content-Length says, if it is there."""
@@ -369,8 +423,12 @@ class Exchange:
         """The body as it arrives, whatever it is; see `stream_body`.
 
         Raises:
-            UnsupportedMediaType: it is compressed; only the content itself has a digest.
+            UnsupportedMediaType: it is compressed; only the content itself has a digest. Or it is a form, whose
+                boundaries would be stored with the file.
         """
+        media_type = self.facts.headers.get(b"content-type", b"").strip().lower()
+        if media_type.startswith(b"multipart/"):
+            raise UnsupportedMediaType("send the bytes as the body, with the file's own Content-Type; not as a form")
         if self.facts.headers.get(b"content-encoding", b"identity").strip().lower() not in {b"", b"identity"}:
             raise UnsupportedMediaType("send the content uncompressed")
         return stream_body(self.facts.headers, self._more, bytes_max, limit)
@@ -392,20 +450,25 @@ class Exchange:
         if self.query_string:
             self.query(_Nothing)
 
-    def if_match(self) -> str | None:
-        """The head id of If-Match, or None.
+    def if_match(self) -> Precondition | None:
+        """What If-Match says of the head (RFC 9110, section 13.1.1), or None.
+
+        The comparison is strong: a weak tag is no head's, and neither is one that was never given.
 
         Raises:
-            InvalidRequest: it is not one strong entity tag.
+            InvalidRequest: it is neither ``*`` nor entity tags.
         """
         text = self.header("if-match")
         if text is None:
             return None
-        fault = Fault(detail='must be one ETag as it was given: "<head id>"', header="If-Match")
-        match = _ETAG.match(text.strip())
-        if match is None:
-            raise InvalidRequest(fault)
-        return decode_id(match[1], fault)
+        if text.strip() == "*":
+            return Precondition(exists=True)
+        if not _TAGS.fullmatch(_TAG.sub("\0", text)):
+            detail = 'must be *, or ETags as they were given: "<head id>"'
+            raise InvalidRequest(Fault(detail=detail, header="If-Match"))
+        strong = dict.fromkeys(tag["opaque"] for tag in _TAG.finditer(text) if tag["weak"] is None)
+        heads = [decode_id(tag, Fault(detail="")) for tag in strong if travels_as_id(tag)]
+        return Precondition(heads[0] if heads else None, or_one_of=tuple(heads[1:]))
 
     def if_none_match_any(self) -> bool:
         """Whether If-None-Match is ``*``.
@@ -492,53 +555,131 @@ class Exchange:
         digest = hashlib.sha256()
         for part in (*(each.encode() for each in (self.route, thread_id, name, *conditions)), body):
             digest.update(len(part).to_bytes(8, "big") + part)
-        return Idempotency(text, digest.digest())
+        self._idempotency = Idempotency(text, digest.digest())
+        return self._idempotency
+
+    def not_modified(self, *, etag: str, token: str) -> Response[bytes]:
+        """Say that what the client has is what there is."""
+        return Answer(304, self._head(etag, token), b"")
 
     def reply(
-        self, content: Any, *, status: int = 200, etag: str | None = None, token: str | None = None
+        self,
+        content: Any,
+        *,
+        status: int = 200,
+        etag: str | None = None,
+        token: str | None = None,
+        compressed: bool = False,
+        location: str | None = None,
+        replayed: bool = False,
     ) -> Response[bytes]:
-        """Answer with ``content`` in the negotiated format."""
-        headers = [(b"vary", b"accept"), _CONTENT_TYPES[self.format]]
+        """Answer with ``content`` in the negotiated format.
+
+        Args:
+            content: What to say.
+            status: Of success; 201 and 202 say where what was made or begun is.
+            etag: The head's id.
+            token: The thread's token.
+            compressed: Whether it is compressed for who accepts that; see `gateway.compressing` for what may be.
+            location: The `place` of what was made or begun.
+            replayed: Whether nothing was done, because an equal request had done it: then 201 is 200. Where a request
+                has an Idempotency-Key, storage says so.
+        """
+        headers = [_CONTENT_TYPES[self.format], *self._head(etag, token)]
+        if replayed or (self._idempotency is not None and self._idempotency.replay.happened):
+            status = 200 if status == 201 else status
+            headers.append((b"idempotency-replayed", b"true"))
+        if location is not None:
+            headers.append((b"location", location.encode("ascii")))
+        body = encode_body(self.format, content)
+        if self.facts.share is not None:
+            self.facts.share.hold(len(body))
+        return Answer(
+            status, headers, body, packed=compressed and accepts_gzip(self.facts.headers.get(b"accept-encoding"))
+        )
+
+    def _head(self, etag: str | None, token: str | None) -> list[tuple[bytes, bytes]]:
+        headers = [(b"vary", b"accept, accept-encoding")]
         if etag:
             headers.append((b"etag", f'"{encode_id(etag)}"'.encode()))
         if token:
             headers.append((_GIVEN_HEADER, token.encode("latin-1")))
-        return Answer(status, headers, encode_body(self.format, content))
+        return headers
 
 
 class Answer(Response[bytes]):
     """An answer that is complete: what the framework would put together again for each request is constant here."""
 
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, packed: bool = False) -> None:
+        """``packed``: send it compressed, if that is worth it."""
         self._status = status
         self._headers = headers
         self._body = body
+        self._packed = packed and len(body) >= COMPRESSED_BYTES_MIN
 
     def to_asgi_response(self, *_: Any, **__: Any) -> "Answer":  # type: ignore[override]
         """What sends it: itself."""
         return self
 
-    async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, __: Receive, send: Send) -> None:
         """Send it."""
         body = self._body
-        length = (b"content-length", str(len(body)).encode())
-        await send({"type": "http.response.start", "status": self._status, "headers": [*self._headers, length]})
-        if len(body) > limits.ANSWER_SLICE_BYTES:
-            await send_slices(body, send)
-            body = b""  # the end is said when the last slice has been taken, too
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        headers = self._headers
+        bodiless = Facts.of(scope).bodiless
+        if self._packed:
+            headers = [*headers, (b"content-encoding", CODING.encode())]
+            if not bodiless:
+                beside = len(body) >= limits.SLICED_BYTES_MIN
+                body = await asyncio.to_thread(compress, body) if beside else compress(body)
+        # A length in a 304 would be that of the answer it stands for, and the padding gives each GET another.
+        if self._status != 304 and not (bodiless and self._packed):
+            headers = [*headers, (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": self._status, "headers": headers})
+        if len(body) <= limits.ANSWER_SLICE_BYTES:
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        # What is not read yet stays with the request that holds it, and is counted as long.
+        reader = Reader(send)
+        for start in range(0, len(body), limits.ANSWER_SLICE_BYTES):
+            await reader.give(body[start : start + limits.ANSWER_SLICE_BYTES])
+        await reader.give(b"", more=False)  # the end is said when the last slice has been taken, too
 
 
-async def send_slices(body: bytes, send: Send, idle_seconds_max: float = limits.STREAM_IDLE_SECONDS_MAX) -> None:
-    """Send ``body`` as fast as it is read, and no faster: what is not read yet stays with the request that holds it.
+@dataclass(slots=True)
+class Reader:
+    """Whoever reads an answer, and how long it may take over that.
 
-    Raises:
-        TimeoutError: its reader took nothing for ``idle_seconds_max``.
+    Attributes:
+        seconds_max: For its first bytes.
+        bytes_per_second_min: On average, after that.
+        idle_seconds_max: How long it may take nothing at all.
     """
-    for start in range(0, len(body), limits.ANSWER_SLICE_BYTES):
-        part = body[start : start + limits.ANSWER_SLICE_BYTES]
-        async with asyncio.timeout(idle_seconds_max):
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    send: Send
+    seconds_max: float = limits.ANSWER_SECONDS_MAX
+    bytes_per_second_min: float = limits.ANSWER_BYTES_PER_SECOND_MIN
+    idle_seconds_max: float = limits.STREAM_IDLE_SECONDS_MAX
+    _taken_bytes: int = 0
+    _waited_seconds: float = 0.0
+
+    def patience_seconds(self, *, taken_bytes: int, waited_seconds: float) -> float:
+        """How long to wait for a reader that has taken so much in that time."""
+        allowed = self.seconds_max + taken_bytes / self.bytes_per_second_min
+        return min(self.idle_seconds_max, allowed - waited_seconds)
+
+    async def give(self, part: bytes, *, more: bool = True) -> None:
+        """Send ``part`` when what went before was taken.
+
+        Raises:
+            TimeoutError: the reader took nothing for too long, or takes too little.
+        """
+        clock = asyncio.get_running_loop().time
+        patience = self.patience_seconds(taken_bytes=self._taken_bytes, waited_seconds=self._waited_seconds)
+        begun = clock()
+        async with asyncio.timeout(patience):
+            await self.send({"type": "http.response.body", "body": part, "more_body": more})
+        self._waited_seconds += clock() - begun
+        self._taken_bytes += len(part)
 
 
 class _Nothing(Struct):

@@ -1,10 +1,11 @@
 """Named limits with their units and reasons, and the admission that enforces the ones about concurrency.
 
-Owns how many requests run at once: per process, per tenant and, for writes, per thread; how many bytes of bodies they
-hold meanwhile; and the promise that a write whose body was read runs to COMMIT although its client hangs up. Whoever is
-not admitted is refused at once, and who waits for a thread does so in a line that is bounded. It does not limit rates
-over time, and it knows one process only: ten processes admit ten times as much. How a tenant's requests share the
-database's connections with those of others is `storage.postgres.unit_of_work`'s affair.
+Owns how many requests run at once: per process, per tenant and, for writes, per thread; how many bytes of bodies and
+answers they hold meanwhile; whose slice of work on them is next; and the promise that a write whose body was read runs
+to COMMIT although its client hangs up. Whoever is not admitted is refused at once, and who waits for a thread does so
+in a line that is bounded. It does not limit rates over time, and it knows one process only: ten processes admit ten
+times as much. How a tenant's requests share the database's connections with those of others is
+`storage.postgres.unit_of_work`'s affair.
 """
 
 import asyncio
@@ -15,6 +16,9 @@ from uuid import UUID
 
 import structlog
 
+from gateway.slices import Slices, Work, finish
+from gateway.write_outcomes import WriteOutcomes
+from storage.errors import StateTooLarge
 from storage.turns import Turns
 
 HEADER_BYTES_MAX = 64 * 1024  # of a request with its target; an artifact's metadata and preview take 30
@@ -22,19 +26,23 @@ HEADERS_MAX = 100  # of a request; ours and those of two proxies are 40
 HEADER_SECONDS_MAX = 10.0  # from a connection or a request's first byte to its last header: it is one packet
 CONNECTIONS_MAX = 2048  # of a process: eight for each request it serves at once; an idle one takes some 10 KiB
 BODY_BYTES_MAX = 32 * 1024 * 1024  # a large agent state; anything bigger belongs into an artifact
-BODIES_BYTES_MAX = 8 * BODY_BYTES_MAX  # of a process; what is made of a body takes several times as much
-TENANT_BODIES_BYTES_MAX = BODIES_BYTES_MAX // 2  # one tenant may fill half of it, as of the requests
+HELD_BYTES_MAX = 5 * BODY_BYTES_MAX  # of bodies and answers in a process; what is made of them is some five times that
+TENANT_HELD_BYTES_MAX = 3 * BODY_BYTES_MAX  # of one tenant: the largest answer there is fits, and two tenants do
 BODY_IDLE_SECONDS_MAX = 10.0  # a client that sends nothing this long holds a slot for nothing (slow loris)
 BODY_SECONDS_MAX = 120.0  # 32 MiB at 280 KB/s
 ARTIFACT_BYTES_MAX = 50 * 1024**3  # what a person still uploads; well within the 10,000 parts of an object
 PREVIEW_BYTES_MAX = 4096  # sealed into every row of a listing
 STREAM_BYTES_PER_SECOND_MIN = 16 * 1024  # on average, after BODY_SECONDS_MAX; slower holds a slot for nothing
 STREAM_IDLE_SECONDS_MAX = 60.0  # how long a reader of an answer may take nothing at all
-ANSWER_SLICE_BYTES = 256 * 1024  # what is sent of an answer before its reader is waited for; most fit in one
+ANSWER_SLICE_BYTES = 64 * 1024  # what is sent of an answer before its reader is waited for; most fit in one
+ANSWER_SECONDS_MAX = 30.0  # for its first bytes; an answer is held in memory until the socket took it
+ANSWER_BYTES_PER_SECOND_MIN = 64 * 1024  # on average, after that; a slow mobile line. Worst: 32 MiB in nine minutes
 CHANNELS_MAX = 1000  # channels in one save; more is a list spelled as channels
 WRITES_MAX = 1000  # pending writes in one request, as many as channels
 BULK_ITEMS_MAX = 1000  # threads or runs that one request removes
-BESIDE_BYTES_MIN = 256 * 1024  # as large a body is read beside the event loop: its values may be a byte each
+VALUES_MAX = 200_000  # of a request: containers, leaves, names of members; worst are a body of [] and one of {"a":0}
+TREE_BYTES_MAX = 8 * 1024 * 1024  # of a JSON body beside its texts: numbers, brackets, blanks; worst is one long number
+SLICED_BYTES_MIN = 4 * 1024  # as large a body or state is worked on in slices, one in each turn of the event loop
 DEPTH_MAX = 64  # nesting of a body; deeper input only serves to exhaust a parser's stack
 NAME_BYTES_MAX = 255  # the longest name PostgreSQL indexes without thinking, and a file name everywhere
 METADATA_BYTES_MAX = 16 * 1024  # sealed into every checkpoint of a history page
@@ -112,6 +120,24 @@ class TenantBusy(Refused):
         super().__init__("tenant-busy", detail)
 
 
+class AnswerTooLarge(StateTooLarge):
+    """The answer would take more than one tenant may hold; ask in MessagePack, or for less."""
+
+    limit = "TENANT_HELD_BYTES_MAX"
+
+    def __init__(self) -> None:
+        super().__init__(TENANT_HELD_BYTES_MAX)
+
+
+class TooManyFailures(Refused):
+    """Too many keys that open nothing were tried; this one was not looked at."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "too-many-failures", "too many keys that open nothing are tried here; this one was not looked at"
+        )
+
+
 class ThreadBusy(Refused):
     """Too many writes wait for the thread."""
 
@@ -143,15 +169,16 @@ class InFlight(Protocol):
 class _Load:
     """What somebody has in flight."""
 
-    __slots__ = ("body_bytes", "requests")
+    __slots__ = ("held_bytes", "requests", "slices")
 
     def __init__(self) -> None:
         self.requests = 0
-        self.body_bytes = 0
+        self.held_bytes = 0
+        self.slices = Slices()
 
 
-class BodyShare:
-    """What one request holds of the memory for bodies, until it ends."""
+class Share:
+    """What one request holds of the memory for bodies and answers, until it ends; and its turns at working on them."""
 
     __slots__ = ("_bytes", "_process", "_tenant")
 
@@ -160,6 +187,12 @@ class BodyShare:
         self._tenant = tenant
         self._bytes = 0
 
+    async def run(self, work: Work[T], size_bytes: int) -> T:
+        """Do ``work`` on so many bytes, and return its result: at once, or in slices that take turns with others'."""
+        if size_bytes < SLICED_BYTES_MIN:
+            return finish(work)
+        return await self._tenant.slices.run(work)
+
     def take(self, size: int) -> None:
         """Count ``size`` more bytes in.
 
@@ -167,20 +200,38 @@ class BodyShare:
             Overloaded: the process has no room for them.
             TenantBusy: the tenant has not.
         """
-        if self._process.body_bytes + size > BODIES_BYTES_MAX:
-            raise Overloaded(f"this process holds {BODIES_BYTES_MAX >> 20} MiB of bodies")
-        if self._tenant.body_bytes + size > TENANT_BODIES_BYTES_MAX:
+        if self._process.held_bytes + size > HELD_BYTES_MAX:
+            raise Overloaded(f"this process holds {HELD_BYTES_MAX >> 20} MiB of bodies and answers (HELD_BYTES_MAX)")
+        if self._tenant.held_bytes + size > TENANT_HELD_BYTES_MAX:
             raise TenantBusy(
-                f"the tenant's bodies in flight take {TENANT_BODIES_BYTES_MAX >> 20} MiB; send less at once"
+                f"the tenant's bodies and answers in flight take {TENANT_HELD_BYTES_MAX >> 20} MiB "
+                "(TENANT_HELD_BYTES_MAX); send and ask for less at once"
             )
-        self._process.body_bytes += size
-        self._tenant.body_bytes += size
+        self._process.held_bytes += size
+        self._tenant.held_bytes += size
         self._bytes += size
 
+    def hold(self, size: int) -> None:
+        """Hold an answer of ``size`` bytes, and nothing else any more: what it was made of is let go of.
+
+        What fits `ANSWER_SLICE_BYTES` is never refused: it may say that something was stored.
+
+        Raises:
+            AnswerTooLarge: no tenant may hold as much.
+            Overloaded, TenantBusy: as `take`.
+        """
+        if size > TENANT_HELD_BYTES_MAX:
+            raise AnswerTooLarge
+        before = self._bytes
+        self.give()
+        if size <= ANSWER_SLICE_BYTES:
+            size = min(size, before)
+        self.take(size)
+
     def give(self) -> None:
-        """Count them out again."""
-        self._process.body_bytes -= self._bytes
-        self._tenant.body_bytes -= self._bytes
+        """Count everything out again."""
+        self._process.held_bytes -= self._bytes
+        self._tenant.held_bytes -= self._bytes
         self._bytes = 0
 
 
@@ -200,6 +251,16 @@ class Admission:
         self._tenants: dict[UUID | None, _Load] = {}
         self._threads = Turns(THREAD_WRITES_ACTIVE_MAX, THREAD_WRITES_WAITING_MAX, THREAD_WAIT_SECONDS_MAX, ThreadBusy)
 
+    @property
+    def held_bytes(self) -> int:
+        """How much memory for bodies and answers is in use."""
+        return self._process.held_bytes
+
+    @property
+    def requests(self) -> int:
+        """How many requests are in flight."""
+        return self._process.requests
+
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count a request in.
@@ -216,10 +277,10 @@ class Admission:
             self._process.requests -= 1
 
     @contextmanager
-    def tenant(self, tenant_id: UUID | None) -> Iterator[BodyShare]:
-        """Count a request of a tenant in, and give it what its body is counted with.
+    def tenant(self, tenant_id: UUID | None) -> Iterator[Share]:
+        """Count a request of a tenant in, and give it what its body and answer are counted with.
 
-        Operators (None) may send as many as there is room for; their bodies together are counted as a tenant's.
+        Operators (None) may send as many as there is room for; what they hold is counted together, as a tenant's.
 
         Raises:
             TenantBusy: the tenant has as many as allowed.
@@ -230,7 +291,7 @@ class Admission:
         if tenant_id is not None and load.requests >= self.tenant_requests_max:
             raise TenantBusy
         load.requests += 1
-        share = BodyShare(self._process, load)
+        share = Share(self._process, load)
         try:
             yield share
         finally:
@@ -267,9 +328,14 @@ class Admission:
 
 
 class Commits:
-    """Writes under way. Each is a task of its own, so that a client that hangs up does not cancel it."""
+    """Writes under way. Each is a task of its own, so that a client that hangs up does not cancel it.
+
+    Attributes:
+        outcomes: What became of the last ones.
+    """
 
     def __init__(self) -> None:
+        self.outcomes = WriteOutcomes()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self, write: Coroutine[Any, Any, T]) -> T:
@@ -281,7 +347,11 @@ class Commits:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        self.outcomes.note(error)
+        if error is not None:
             # The class only: messages of unknown errors could carry a payload.
             _log.debug("write ended with an error", error=type(error).__name__)
 

@@ -13,30 +13,39 @@ from msgspec import Struct
 from gateway import routes, wire
 from gateway.codec import MEDIA_TYPES
 from gateway.examples import answer_of, body_of
+from gateway.member_words import words_of
 from gateway.operations import Operation
 from gateway.problems import KINDS
+from gateway.schema_words import PARAMETERS, TAGS, path_schema, portable
+from gateway.telemetry import build
 
-API_VERSION = "1.0.0"
-_NOT_MODIFIED = 304
+_NOT_MODIFIED, _UNAUTHENTICATED, _METHOD_NOT_ALLOWED = 304, 401, 405
 _PATH_PARAMETER = re.compile(r"\{(\w+):str\}")
 _ANY = ("bad-request", "headers-too-large", "unauthenticated", "not-acceptable", "invalid-request", "internal",
-        "overloaded", "draining", "tenant-busy", "database-unavailable")  # fmt: skip
+        "overloaded", "draining", "tenant-busy", "too-many-failures", "tenant-suspended", "database-unavailable",
+        "database-read-only",
+        "build-too-old")  # fmt: skip
 _WITH_RAW_BODY = ("malformed-body", "body-timeout", "body-too-large", "unsupported-media-type")
 _WITH_BODY = (*_WITH_RAW_BODY, "limit-exceeded")
 # A write brings its thread back from the archive.
 _WITH_RESTORE = ("archive-too-large", "archive-unavailable")
-_WITH_SUBJECT = ("subject-required", "subject-mismatch", "key-unavailable")
+# Whoever works on a subject's state may find its keys destroyed.
+_WITH_SUBJECT = ("subject-required", "subject-mismatch", "key-unavailable", "key-destroyed")
 _LISTING = (
     " A service key with tenant:admin that names no subject lists over all of the tenant's subjects, by clear columns"
     " only."
 )
 _WITH_SHARE = ("client-share-required", "client-share-wrong", "client-share-unexpected")
-_WITH_VERSION = ("state-too-new", "state-upcast-failed")
+_WITH_VERSION = (
+    "state-too-new", "state-schema-mismatch", "state-upcast-failed", "too-costly", "tenant-too-costly",
+)  # fmt: skip
 _ID = "An id; one that does not match [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254} travels as ~ and its base64url."
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "If-Match": {
         "name": "If-Match", "in": "header", "schema": {"type": "string"},
-        "description": "The ETag of the head you loaded; 412 head-moved when it is not the head any more.",
+        "description": "The ETag of the head you loaded, or several: 412 head-moved when none of them is the head any "
+        "more; a weak one never is (RFC 9110). *: there must be a head, whichever; not enough for changes and for "
+        "strict threads.",
         "example": '"1f0c6c3e-0000-6000-8000-000000000001"',
     },
     "If-Match-Tag": {
@@ -44,12 +53,17 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "412 content-changed when the content has none of these ETags.",
     },
     "If-None-Match": {
-        "name": "If-None-Match", "in": "header", "schema": {"const": "*"},
+        "name": "If-None-Match", "in": "header", "schema": {"type": "string", "enum": ["*"]},
         "description": "*: the namespace must not have a checkpoint yet.",
+    },
+    "If-None-Match-Head": {
+        "name": "If-None-Match", "in": "header", "schema": {"type": "string"},
+        "description": "304 when the checkpoint is the head that one of these ETags names, and it has no pending "
+        "writes, or Stateroom-Known-Token is its thread token; not with resolve=inline.",
     },
     "If-None-Match-Tag": {
         "name": "If-None-Match", "in": "header", "schema": {"type": "string"},
-        "description": "304 when the content has one of these ETags: a content never changes.",
+        "description": "304 when what is asked for has one of these ETags.",
     },
     "If-Unmodified-Since": {
         "name": "If-Unmodified-Since", "in": "header", "schema": {"type": "string"},
@@ -65,6 +79,14 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "name": "Range", "in": "header", "schema": {"type": "string"},
         "description": "One range of bytes: 206, or 416. Several ranges, or another unit: all of it.",
         "example": "bytes=0-1023",
+    },
+    "Want-Repr-Digest": {
+        "name": "Want-Repr-Digest", "in": "header", "schema": {"type": "string"},
+        "description": "`sha-256=10` asks for the digest of the whole content (RFC 9530).",
+    },
+    "Want-Content-Digest": {
+        "name": "Want-Content-Digest", "in": "header", "schema": {"type": "string"},
+        "description": "`sha-256=10` asks for the digest of what the answer holds (RFC 9530).",
     },
     "If-Range": {
         "name": "If-Range", "in": "header", "schema": {"type": "string"},
@@ -92,8 +114,9 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "Idempotency-Key": {
         "name": "Idempotency-Key", "in": "header",
         "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
-        "description": "Makes repeating the request safe: again, with the same body, it gives the answer of the first "
-        "time, but for a secret, which is shown once; with another body, 422 idempotency-key-reused.",
+        "description": "Makes repeating the request safe: again, with the same body, it does nothing and names "
+        "what was made, with 200 instead of 201 and Idempotency-Replayed; a secret is shown once. With another body, "
+        "422 idempotency-key-reused.",
     },
     "Stateroom-Subject": {
         "name": "Stateroom-Subject", "in": "header", "schema": {"type": "string"},
@@ -114,7 +137,8 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "Accept-State-Version": {
         "name": "Accept-State-Version", "in": "header", "schema": {"type": "string"},
         "description": "The version of its state that the reader knows, for every schema or by schema. State that was "
-        "saved at another one is converted in memory, pending writes too. Absent: as it was saved.",
+        "saved at another one is converted in memory, pending writes too; that of a schema which the header does "
+        "not name is 409 state-schema-mismatch. Absent: as it was saved.",
         "example": "travel=2",
     },
     "X-Request-Id": {
@@ -125,34 +149,51 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def document(operations: list[tuple[str, Operation]], *, public_url: str) -> dict[str, Any]:
-    """The OpenAPI document of ``operations``, given with the prefix of their paths."""
-    shapes = [shape for _, one in operations for shape in (one.body, one.returns) if shape is not None]
-    schemas = dict(sorted(_unique_schemas([*shapes, wire.Problem]).items()))
+def document(operations: list[tuple[str, str, Operation]], *, public_url: str) -> dict[str, Any]:
+    """The OpenAPI document of ``operations``, given with their tag and the prefix of their paths."""
+    every = (shape for _, _, one in operations for shape in (one.body, one.returns, one.returns_otherwise))
+    shapes = [shape for shape in every if shape is not None]
+    schemas = portable(dict(sorted(_unique_schemas([*shapes, wire.Problem]).items())))
+    for name, schema in schemas.items():
+        made_from = [each.__name__ for each in getattr(wire, name).__mro__] if hasattr(wire, name) else [name]
+        for member, described in schema["properties"].items():
+            described["description"] = words_of(member, made_from)
+    schemas["Problem"]["properties"]["code"]["enum"] = sorted(KINDS)
     paths: dict[str, dict[str, Any]] = {}
-    for prefix, one in operations:
+    for tag, prefix, one in operations:
         path = _PATH_PARAMETER.sub(r"{\1}", prefix + one.path)
-        paths.setdefault(path, {})[one.method.value.lower()] = _operation(one)
+        paths.setdefault(path, {})[one.method.value.lower()] = {"tags": [tag], **_operation(one)}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Stateroom",
-            "version": API_VERSION,
+            "version": build(),
             "description": "Secure multi-tenant persistence gateway for AI agents: their save game.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": public_url}],
         "security": [{"apiKey": []}],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": schemas,
             "parameters": _PARAMETERS,
             "headers": {
-                "ETag": {"description": "The head's id, quoted.", "schema": {"type": "string"}},
+                "ETag": {"description": "Of state, the head's id, quoted; else opaque.", "schema": {"type": "string"}},
                 "Stateroom-Thread-Token": {
                     "description": "Opaque; keep the newest of each thread and namespace where the store's owner "
                     "cannot reach, and send it as Stateroom-Known-Token.",
                     "schema": {"type": "string"},
+                },
+                "WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}},
+                "Allow": {"description": "The methods of the path.", "schema": {"type": "string"}},
+                "Location": {
+                    "description": "The path of what was made; with 202, of the job.",
+                    "schema": {"type": "string", "format": "uri-reference"},
+                },
+                "Idempotency-Replayed": {
+                    "description": "true: nothing was done now, because an equal request had done it.",
+                    "schema": {"type": "string", "enum": ["true"]},
                 },
                 "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
                 "X-Request-Id": {"description": "As sent, or minted.", "schema": {"type": "string"}},
@@ -203,7 +244,16 @@ def _query_parameters(shape: type[Struct]) -> list[dict[str, Any]]:
             plain = given[0] if len(given) == 1 else {"anyOf": given}
         if isinstance(plain.get("enum"), list):
             plain["enum"] = [choice for choice in plain["enum"] if choice is not None]
-        parameters.append({"name": name, "in": "query", "required": name in required, "schema": plain})
+        shown = portable(plain, name) | ({"default": plain["default"]} if "default" in plain else {})
+        parameters.append(
+            {
+                "name": name,
+                "in": "query",
+                "required": name in required,
+                "schema": shown,
+                "description": PARAMETERS[name],
+            }
+        )
     return parameters
 
 
@@ -214,6 +264,10 @@ def _problem_responses(codes: list[str]) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for status, names in sorted(by_status.items()):
         headers = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
+        if status == _UNAUTHENTICATED:
+            headers["WWW-Authenticate"] = {"$ref": "#/components/headers/WWW-Authenticate"}
+        if status == _METHOD_NOT_ALLOWED:
+            headers["Allow"] = {"$ref": "#/components/headers/Allow"}
         if any(KINDS[name].retry_after_seconds is not None for name in names):
             headers["Retry-After"] = {"$ref": "#/components/headers/Retry-After"}
         answers[str(status)] = {
@@ -247,7 +301,7 @@ def _codes(one: Operation) -> list[str]:
 
 def _operation(one: Operation) -> dict[str, Any]:  # noqa: C901, PLR0912  one branch for each member
     parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": _ID}
+        {"name": name, "in": "path", "required": True, "schema": path_schema(name), "description": PARAMETERS[name]}
         for name in _PATH_PARAMETER.findall(one.path)
     ]
     if one.query is not None:
@@ -262,14 +316,20 @@ def _operation(one: Operation) -> dict[str, Any]:  # noqa: C901, PLR0912  one br
             headers["ETag"] = {"$ref": "#/components/headers/ETag"}
         if one.token:
             headers["Stateroom-Thread-Token"] = {"$ref": "#/components/headers/Stateroom-Thread-Token"}
+        if status in {201, 202}:
+            headers["Location"] = {"$ref": "#/components/headers/Location"}
+        if status != 201 and (one.statuses[0] == 201 or "Idempotency-Key" in one.headers):
+            headers["Idempotency-Replayed"] = {"$ref": "#/components/headers/Idempotency-Replayed"}
         for name in one.extra_headers:
             headers[name] = {"$ref": f"#/components/headers/{name}"}
         answer["headers"] = headers
-        if one.returns is not None:
-            answer["content"] = _content(one.returns, answer_of(one.name, status), both=not one.public)
+        if status == _NOT_MODIFIED:
+            pass  # has no content
+        elif one.returns is not None:
+            shape = one.returns if status == one.statuses[0] else one.returns_otherwise or one.returns
+            answer["content"] = _content(shape, answer_of(one.name, status), both=not one.public)
         elif one.content:
-            if status != _NOT_MODIFIED:
-                answer["content"] = {"*/*": {"schema": {}}}
+            answer["content"] = {"*/*": {"schema": {}}}
         elif one.public:
             answer["content"] = {
                 one.media_type: {"schema": {"type": "object" if "json" in one.media_type else "string"}}
@@ -298,7 +358,7 @@ def _operation(one: Operation) -> dict[str, Any]:  # noqa: C901, PLR0912  one br
 def api_document(public_url: str) -> dict[str, Any]:
     """The OpenAPI document of every operation there is."""
     operations = [
-        (prefix, handler.opt["operation"])
+        (handler.fn.__module__.rpartition(".")[2], prefix, handler.opt["operation"])
         for prefix, handlers in (("/v1", routes.V1), ("", routes.PUBLIC))
         for handler in handlers
     ]

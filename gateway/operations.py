@@ -29,6 +29,7 @@ class Operation:
         body: Shape of the request body.
         query: Shape of the query; its members are the parameters.
         returns: Shape of the answer.
+        returns_otherwise: Its shape with any status but the first, where it is another one.
         statuses: Statuses of success.
         headers: Request headers beyond the common ones.
         etag: Whether the answer carries the head's ETag.
@@ -55,6 +56,7 @@ class Operation:
     body: Any = None
     query: Any = None
     returns: Any = None
+    returns_otherwise: Any = None
     statuses: tuple[int, ...] = (200,)
     headers: tuple[str, ...] = ()
     etag: bool = False

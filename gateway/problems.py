@@ -8,14 +8,17 @@ prints the page ``docs/problems.md``.
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, inspect
 
 from crypto import errors as crypto_errors
 from gateway import limits
+from gateway.whole_numbers import alternatives
 from gateway.wire import Fault, Problem
 from migrations.state import errors as state_errors
 from storage import errors as storage_errors
@@ -37,16 +40,6 @@ _LIMITS = {
     ("str", "64"): "WORD_CHARACTERS_MAX",
     ("bytes", "4096"): "PREVIEW_BYTES_MAX",
 }
-_BOUND = re.compile(r"Expected `(?P<type>\w+)` (?:of length )?<= (?P<bound>\d+)")
-
-
-def _exceeded(fault: Fault) -> str | None:
-    """The name of the limit that a fault is about."""
-    found = _BOUND.match(fault.detail)
-    if found is None:
-        return None
-    member = fault.parameter or (fault.pointer or "").rpartition("/")[2]
-    return _LIMITS.get((found["type"], member)) or _LIMITS.get((found["type"], found["bound"]))
 
 
 class GatewayError(Exception):
@@ -59,7 +52,24 @@ class InvalidRequest(GatewayError):
     def __init__(self, *faults: Fault, limit: str | None = None) -> None:
         super().__init__(faults[0].detail if faults else "the request is wrong")
         self.faults = list(faults)
-        self.limit = limit or next(filter(None, map(_exceeded, faults)), None)
+        self.limit = limit
+
+
+class PathUnknown(GatewayError):
+    """No operation has this path, or it is not the path's one spelling."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "nothing has this path: no slash at the end or twice, nothing encoded that need not be; an id with a slash "
+            "or any other character but A-Z a-z 0-9 . _ : @ | + -, travels as ~ and its base64url"
+        )
+
+
+class HostInvalid(GatewayError):
+    """The request says no host, or several."""
+
+    def __init__(self) -> None:
+        super().__init__("send the header Host, once")
 
 
 class MalformedBody(GatewayError):
@@ -115,6 +125,13 @@ class Unauthenticated(GatewayError):
         super().__init__("send Authorization: Bearer <API key> with a key that is valid now")
 
 
+class TenantSuspended(GatewayError):
+    """An operator suspended the tenant of this credential."""
+
+    def __init__(self) -> None:
+        super().__init__("an operator suspended this tenant; what it stored is kept")
+
+
 class PermissionDenied(GatewayError):
     """The credential is valid but may not do this."""
 
@@ -147,6 +164,7 @@ class Kind:
 
 INTERNAL = Kind(500, "internal", "Internal error", False, "Report the request_id to the operator.")
 NOT_FOUND = Kind(404, "not-found", "Not found", False, "Check the path and the identifiers in it.")
+_BAD_REQUEST = Kind(400, "bad-request", "Bad request", False, "The HTTP request itself is wrong.")
 _INVALID = Kind(
     422, "invalid-request", "Invalid request", False,
     "Each entry of errors[] names a JSON pointer, a query parameter or a header.",
@@ -182,15 +200,32 @@ _DATABASE_UNAVAILABLE = Kind(
 )
 
 # The one table. An exception without a row of its own class takes its nearest ancestor's.
+OVERLOADED = Kind(503, "overloaded", "Overloaded", True, "Retry after Retry-After; send fewer requests at once.", 1.0)
+_STATE_TOO_LARGE = Kind(
+    413,
+    "state-too-large",
+    "State too large",
+    False,
+    "Its values do not fit one answer. Ask for MessagePack with pieces=refs and fetch large parts one by one; read "
+    "pending writes task by task, and channels one by one where they can be named. What to do where that is not "
+    "enough is in the documentation of large values.",
+)
+_QUOTA_EXCEEDED = Kind(
+    403,
+    "quota-exceeded",
+    "Quota exceeded",
+    False,
+    "The member limit says which. quota_bytes: delete artifacts or threads; space comes back when the sweeper has "
+    "removed the objects. rows_quota_bytes: prune, delete or archive threads; space comes back with the next "
+    "count. Or ask the operator for a larger quota.",
+)
+_NO_THREAD = "can't start new thread"  # CPython's words for memory that a thread's stack does not get
+
 TABLE: dict[type[Exception], Kind] = {
     Exception: INTERNAL,
     GatewayError: INTERNAL,
-    limits.Refused: Kind(
-        503, "overloaded", "Overloaded", True, "Retry after Retry-After; send fewer requests at once.", 1.0
-    ),
-    limits.Overloaded: Kind(
-        503, "overloaded", "Overloaded", True, "Retry after Retry-After; send fewer requests at once.", 1.0
-    ),
+    limits.Refused: OVERLOADED,
+    limits.Overloaded: OVERLOADED,
     limits.HeadersTooLarge: Kind(
         431, "headers-too-large", "Headers too large", False,
         f"The target and headers of a request have at most {limits.HEADER_BYTES_MAX:,} bytes and {limits.HEADERS_MAX} "
@@ -199,6 +234,11 @@ TABLE: dict[type[Exception], Kind] = {
     limits.Draining: Kind(503, "draining", "Draining", True, "Retry: another process answers.", 1.0),
     limits.TenantBusy: Kind(
         429, "tenant-busy", "Tenant busy", True, "The tenant sends too many at once; retry later.", 1.0
+    ),
+    limits.TooManyFailures: Kind(
+        429, "too-many-failures", "Too many failures", True,
+        "Retry after Retry-After. A key made by this release is never refused for other callers' failures: replace an "
+        "older one.", 1.0,
     ),
     limits.ThreadBusy: Kind(
         429, "thread-busy", "Thread busy", True, "Too many writes wait for this thread; retry later.", 1.0
@@ -209,6 +249,10 @@ TABLE: dict[type[Exception], Kind] = {
     Unauthenticated: Kind(
         401, "unauthenticated", "Not authenticated", False,
         "Send a valid API key; unknown, expired and revoked look alike.",
+    ),
+    TenantSuspended: Kind(
+        403, "tenant-suspended", "Tenant suspended", False,
+        "Ask the operator: all keys of the tenant are refused until it is resumed.",
     ),
     PermissionDenied: _PERMISSION,
     SubjectRequired: Kind(
@@ -249,7 +293,9 @@ TABLE: dict[type[Exception], Kind] = {
     MethodNotAllowedException: Kind(
         405, "method-not-allowed", "Method not allowed", False, "Use a method the Allow header lists."
     ),
-    HTTPException: Kind(400, "bad-request", "Bad request", False, "The HTTP request itself is wrong."),
+    PathUnknown: NOT_FOUND,
+    HostInvalid: _BAD_REQUEST,
+    HTTPException: _BAD_REQUEST,
     storage_errors.StorageError: INTERNAL,
     storage_errors.NotFound: NOT_FOUND,
     storage_errors.ThreadNotFound: Kind(
@@ -313,11 +359,20 @@ TABLE: dict[type[Exception], Kind] = {
         409, "writes-pending", "Writes pending", False,
         "Tasks have written to the head: compact after the save that takes up what they wrote.",
     ),
+    storage_errors.TenantNameTaken: Kind(
+        409, "tenant-name-taken", "Tenant name taken", False, "Another tenant has this name: choose another one."
+    ),
+    storage_errors.LastAdminKey: Kind(
+        409, "last-admin-key", "Last administration key", False,
+        "Make another key that administers first, or repeat with force=true: an operator can recover a tenant, and"
+        " stateroom init --another makes an operator's key.",
+    ),
     storage_errors.LegalHold: Kind(
         409, "legal-hold", "Legal hold", False,
         "A hold keeps the thread, its agent or the tenant: nothing can be removed before a tenant:admin lifts it.",
     ),
     storage_errors.RetentionPoliciesExceeded: _CONFLICT,
+    storage_errors.SavePoliciesExceeded: _CONFLICT,
     storage_errors.ArtifactReferenced: Kind(
         409, "artifact-referenced", "Artifact referenced", False,
         "A checkpoint names it. Prune or delete what does, then delete the artifact.",
@@ -334,6 +389,11 @@ TABLE: dict[type[Exception], Kind] = {
         422, "artifact-unknown", "Artifact unknown", False,
         "errors[] says where the state names an artifact that the subject does not have. Upload it first.",
     ),
+    storage_errors.ParentUnknown: Kind(
+        422, "parent-unknown", "Parent unknown", False,
+        "The namespace has no checkpoint of that id: it was removed, lost with an older backup, or never was. Load the "
+        "thread and save on what is there, or send parent_id null for a checkpoint without a parent.",
+    ),
     storage_errors.PieceUnknown: Kind(
         409, "piece-unknown", "Piece unknown", False,
         "A placeholder names a piece that the thread does not have (any more). Upload it again and repeat the request.",
@@ -342,12 +402,8 @@ TABLE: dict[type[Exception], Kind] = {
         404, "piece-not-found", "Piece not found", False,
         "The thread has no such piece: it was never uploaded, or removed because nothing named it.",
     ),
-    storage_errors.StateTooLarge: Kind(
-        413, "state-too-large", "State too large", False,
-        "Its values do not fit one answer. Ask for MessagePack with pieces=refs and fetch large parts one by one; read "
-        "pending writes task by task, and channels one by one where they can be named. What to do where that is not "
-        "enough is in the documentation of large values.",
-    ),
+    storage_errors.StateTooLarge: _STATE_TOO_LARGE,
+    limits.AnswerTooLarge: _STATE_TOO_LARGE,
     storage_errors.DigestMismatch: Kind(
         400, "digest-mismatch", "Digest mismatch", False,
         "What arrived is not what the digest was made of; send it again. Nothing was stored.",
@@ -356,11 +412,8 @@ TABLE: dict[type[Exception], Kind] = {
         422, "part-invalid", "Part invalid", False,
         "Parts are numbered from 0 and have part_bytes bytes each; only the last may be shorter.",
     ),
-    storage_errors.QuotaExceeded: Kind(
-        403, "quota-exceeded", "Quota exceeded", False,
-        "Delete artifacts or threads, or ask the operator for a larger quota. Space comes back when the sweeper "
-        "has removed the objects.",
-    ),
+    storage_errors.QuotaExceeded: _QUOTA_EXCEEDED,
+    storage_errors.RowQuotaExceeded: _QUOTA_EXCEEDED,
     storage_errors.BlobsNotConfigured: Kind(
         501, "blobs-not-configured", "No object store", False,
         "This deployment has no object store; the operator sets STATEROOM_S3_URL.",
@@ -372,8 +425,43 @@ TABLE: dict[type[Exception], Kind] = {
         409, "state-schema-exists", "State schema version exists", False,
         "A registered version never changes: register the next one.",
     ),
+    storage_errors.JobNotDamaged: Kind(
+        409, "job-not-damaged", "Job not damaged", False,
+        "A gateway wrote this job; only one whose row was written or edited outside the gateway is put aside.",
+    ),
+    storage_errors.JobNotCancellable: Kind(
+        409, "job-not-cancellable", "Job not cancellable", False,
+        "Shreds, rotations and re-seals go on to their end: what they left behind half done could not stay so.",
+    ),
+    storage_errors.JobCancelled: Kind(
+        409, "job-cancelled", "Job cancelled", False,
+        "Somebody cancelled the job of this transfer. Threads that came before are whole and stay.",
+    ),
     storage_errors.StateSchemaInvalid: _INVALID,
     storage_errors.StateTooNewToSave: _TOO_NEW,
+    storage_errors.StateVersionRequired: Kind(
+        422, "state-version-required", "State version required", False,
+        "Name state_schema and state_version: unversioned state of this agent was adopted, and what is saved since has "
+        "to say what it is.",
+    ),
+    storage_errors.AdoptionExists: Kind(
+        409, "adoption-exists", "Adoption exists", False,
+        "Unversioned state is adopted once. To correct that, send supersede: true, before anything is saved on top.",
+    ),
+    storage_errors.AdoptionBuiltOn: Kind(
+        409, "adoption-built-on", "Adoption built on", False,
+        "State was saved at a version on top of what was adopted, and was made of it as it was taken for: register a "
+        "next version whose step mends it.",
+    ),
+    storage_errors.FeatureOff: Kind(
+        409, "feature-off", "Feature off", False,
+        "The operator runs 'stateroom db finish-upgrade' once every process is of this release; it holds soon after.",
+    ),
+    storage_errors.StateSchemaMismatch: Kind(
+        409, "state-schema-mismatch", "State of another schema", False,
+        "Read it with a program of its schema, name that schema in Accept-State-Version as well, or leave the header "
+        "out to get it as it was saved.",
+    ),
     state_errors.StateMigrationError: INTERNAL,
     state_errors.StepInvalid: _INVALID,
     state_errors.ChainInvalid: _INVALID,
@@ -386,12 +474,18 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     storage_errors.ImportRefused: Kind(
         422, "import-refused", "Import refused", False,
-        "The file is no whole, unaltered export that this release reads. Threads that came before the fault are "
-        "imported; none is in part. Fetch the export again and run the import again: it passes over what is there.",
+        "The detail says why: the file was cut or altered, then fetch the export again; or it needs what this "
+        "deployment lacks, such as a newer release or a step in Python, then bring that here first. Threads that came "
+        "before are imported, none in part; the same import again passes over them.",
     ),
     storage_errors.ImportForOther: Kind(
-        422, "import-for-other", "Import for another deployment", False,
-        "Export again, for the key that 'stateroom transfer-key show' prints at this deployment.",
+        422, "import-for-other", "Import for another deployment or tenant", False,
+        "Export again, for the key that 'stateroom transfer-key show' prints with a key of this tenant.",
+    ),
+    storage_errors.ImportUnbound: Kind(
+        422, "import-unbound", "Import that names no tenant", False,
+        "An earlier release made it. Export again with a release that names the receiving tenant, or ask an operator "
+        "here to accept this one export for this tenant.",
     ),
     storage_errors.ImportConflict: Kind(
         409, "import-conflict", "Import conflict", False,
@@ -404,8 +498,13 @@ TABLE: dict[type[Exception], Kind] = {
     storage_errors.HeadMoved: Kind(
         412, "head-moved", "Head moved", False, "Load the head (head_id), apply your change again, save."
     ),
+    storage_errors.HeadExists: Kind(
+        412, "head-exists", "Head exists", False,
+        "If-None-Match: * is for a namespace without checkpoints. Load the head (head_id) and save on top of it.",
+    ),
     storage_errors.PreconditionRequired: Kind(
-        428, "precondition-required", "Precondition required", False, "Send If-Match with the head's ETag."
+        428, "precondition-required", "Precondition required", False,
+        "Send If-Match with the head's ETag, or parent_id with its id; in Python load first, or use strict=True.",
     ),
     storage_errors.InvalidState: _INVALID,
     storage_errors.LimitExceeded: Kind(
@@ -428,9 +527,26 @@ TABLE: dict[type[Exception], Kind] = {
         409, "rollback-detected", "Rollback detected", False,
         "The thread is older than what this client has seen, or was replaced. Tell the operator; do not retry.",
     ),
+    storage_errors.TooCostly: Kind(
+        422, "too-costly", "Too costly", False,
+        "The JSON Schema, condition or step that this tenant registered takes too much time or memory on this state. "
+        "Simplify what is registered, or send less.",
+    ),
+    storage_errors.TenantTooCostly: Kind(
+        429, "tenant-too-costly", "Tenant too costly", True,
+        "Requests of this tenant were too-costly several times within a minute. Those that need its JSON Schemas or "
+        "steps are refused until Retry-After.", 60.0,
+    ),
+    storage_errors.WorkersBusy: Kind(
+        503, "overloaded", "Overloaded", True, "Retry after Retry-After; send fewer requests at once.", 1.0
+    ),
+    storage_errors.PlaceInLineRefused: Kind(
+        429, "tenant-busy", "Tenant busy", True, "The tenant sends too many at once; retry later.", 1.0
+    ),
     storage_errors.Unavailable: _DATABASE_UNAVAILABLE,
     storage_errors.DatabaseAway: _DATABASE_UNAVAILABLE,
     storage_errors.LostRaceError: _DATABASE_UNAVAILABLE,
+    storage_errors.ClockOff: _DATABASE_UNAVAILABLE,
     storage_errors.UploadExpired: _DATABASE_UNAVAILABLE,
     MultipartNotFound: INTERNAL,  # a verb says which upload it was
     PartMismatch: INTERNAL,  # likewise
@@ -446,10 +562,20 @@ TABLE: dict[type[Exception], Kind] = {
         503, "blob-store-unavailable", "Blob store unavailable", True,
         "The object store did not answer; retry after Retry-After.", 1.0,
     ),
+    storage_errors.DatabaseReadOnly: Kind(
+        503, "database-read-only", "Database read-only", True,
+        "The database takes no writes now: a standby, set read-only, or without room. Nothing was stored; retry later.",
+        5.0,
+    ),
     storage_errors.CommitUnknown: Kind(
         503, "commit-unknown", "Outcome of the commit unknown", True,
         "Repeat the request with the same id (or Idempotency-Key) to learn what happened.", 1.0,
     ),
+    storage_errors.BuildTooOld: Kind(
+        503, "build-too-old", "Build too old", True,
+        "A newer build wrote this, and this process does not know it: retry, so that a newer one answers.", 1.0,
+    ),
+    storage_errors.OlderProcess: INTERNAL,  # no request finishes an upgrade
     storage_errors.SetupError: INTERNAL,
     crypto_errors.CryptoError: INTERNAL,
     crypto_errors.OpenError: _INTEGRITY,
@@ -463,6 +589,8 @@ TABLE: dict[type[Exception], Kind] = {
     crypto_errors.NoteInvalid: INTERNAL,
     crypto_errors.TransferKeyInvalid: _INVALID,
     crypto_errors.ExportForOther: INTERNAL,  # storage names both keys: ImportForOther
+    crypto_errors.ExportForOtherTenant: INTERNAL,  # likewise
+    crypto_errors.ExportUnbound: INTERNAL,  # storage's ImportUnbound
 }  # fmt: skip
 
 KINDS: dict[str, Kind] = {kind.code: kind for kind in TABLE.values()}
@@ -471,8 +599,25 @@ KINDS: dict[str, Kind] = {kind.code: kind for kind in TABLE.values()}
 def kind_of(error: Exception) -> Kind:
     """The row of ``error``'s class or of its nearest ancestor."""
     if isinstance(error, HTTPException) and error.status_code >= 500:
-        return INTERNAL
-    return next(TABLE[ancestor] for ancestor in type(error).__mro__ if ancestor in TABLE)
+        kind = INTERNAL
+    else:
+        kind = next(TABLE[ancestor] for ancestor in type(error).__mro__ if ancestor in TABLE)
+    return OVERLOADED if kind is INTERNAL and _out_of_memory(error) else kind
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether the process had no memory for what it was doing, whatever that became on its way here."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, MemoryError) or (isinstance(each, RuntimeError) and str(each) == _NO_THREAD):
+            return True
+        seen.add(id(each))
+        inner = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        waiting += [
+            why for why in (each.__cause__, each.__context__, *inner) if why is not None and id(why) not in seen
+        ]
+    return False
 
 
 def type_uri(public_url: str, code: str) -> str:
@@ -486,7 +631,7 @@ def _fault(error: storage_errors.InvalidState) -> Fault:
     return Fault(detail=str(error), pointer=error.pointer)
 
 
-def describe(error: Exception, *, public_url: str, instance: str, request_id: str) -> tuple[Problem, dict[str, str]]:
+def describe(error: Exception, *, public_url: str, request_id: str) -> tuple[Problem, dict[str, str]]:
     """The problem to answer ``error`` with, and its headers."""
     kind = kind_of(error)
     ours = isinstance(
@@ -499,7 +644,6 @@ def describe(error: Exception, *, public_url: str, instance: str, request_id: st
         code=kind.code,
         retryable=kind.retryable,
         detail=str(error) if ours and kind is not INTERNAL else kind.advice,
-        instance=instance,
         request_id=request_id,
         limit=_limit(error),
     )
@@ -510,7 +654,7 @@ def describe(error: Exception, *, public_url: str, instance: str, request_id: st
             problem.errors = [_fault(error)]
         case storage_errors.LimitExceeded() if error.pointer:
             problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
-        case storage_errors.ArtifactUnknown() | state_errors.UpcastFailed():
+        case storage_errors.ArtifactUnknown() | storage_errors.ParentUnknown() | state_errors.UpcastFailed():
             problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
         case storage_errors.HeadMoved():
             problem.head_id = error.head_id
@@ -527,7 +671,11 @@ def describe(error: Exception, *, public_url: str, instance: str, request_id: st
 def _limit(error: Exception) -> str | UnsetType:
     match error:
         case (
-            BodyTooLarge() | limits.HeadersTooLarge() | storage_errors.LimitExceeded() | storage_errors.StateTooLarge()
+            BodyTooLarge()
+            | limits.HeadersTooLarge()
+            | storage_errors.LimitExceeded()
+            | storage_errors.StateTooLarge()
+            | storage_errors.QuotaExceeded()
         ):
             return error.limit
         case InvalidRequest(limit=str(name)):
@@ -561,27 +709,138 @@ def pointer(*parts: str | int) -> str:
 
 
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
+_ERROR_ENDS = 500  # characters at either end of an error that are read: what is wrong, and where
 _UNKNOWN = "Object contains unknown field"
 _PLAIN_UNKNOWN = re.compile(rf"{_UNKNOWN} `[A-Za-z0-9_.-]{{1,64}}`\Z")
+_NAMED = re.compile(
+    r"Object (?:(?P<missing>missing required)|contains unknown) field `(?P<name>[A-Za-z0-9_.-]{1,64})`\Z"
+)
+_TYPES = re.compile(r"Expected `(?P<wanted>[a-z |]+)`, got `(?P<got>[a-z]+)`\Z")
+_REGEX = re.compile(r"Expected `str` matching regex '(?P<regex>.*)'\Z", re.DOTALL)
+_BOUND = re.compile(r"Expected `(?P<type>\w+)` (?:of length )?(?P<sign>[<>]=) (?P<bound>-?\d+)\Z")
+_WORDS = {
+    "int": "an integer", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
+    "object": "an object", "bytes": "base64", "datetime": "a time", "null": "null",
+}  # fmt: skip
+A_TIME = "must be a time as RFC 3339 has it, with a zone, such as 2026-03-01T09:00:00Z"
+_FORMS = {
+    "Invalid RFC3339 encoded datetime": A_TIME,
+    "Expected `datetime` with a timezone component": A_TIME,
+    "Invalid UUID": "must be a UUID, such as 01988d2e-7c31-7f60-9a3b-0d4c5e6f7081",
+    "Invalid base64 encoded string": "must be base64",
+}
+# What lengths are counted in, by type, and numbers, by how their name ends.
+_UNITS = {"str": "characters", "bytes": "bytes", "array": "elements", "object": "members"}
+_ENDINGS = {"_per_second": "a second", "_seconds": "seconds", "_bytes": "bytes"}
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
 
 
-def explain(error: msgspec.ValidationError) -> tuple[str, tuple[str | int, ...]]:
+class Difference(NamedTuple):
+    """How a body or a query differs from what was wanted: what to say, the steps to it, the limit that it exceeds."""
+
+    what: str
+    steps: tuple[str | int, ...]
+    limit: str | None = None
+
+
+def explain(error: msgspec.ValidationError, shape: Any = None) -> Difference:
     """What is wrong and where, without the value that is wrong.
 
-    Below a map whose keys are the client's, the path ends at the map.
+    Below a map whose keys are the client's, the path ends at the map. With the ``shape`` that was wanted it also says
+    which words and numbers a place may have.
     """
-    found = _WHERE.match(str(error))
+    text = str(error)
+    if len(text) > 2 * _ERROR_ENDS:  # it repeats a name or a word of the client's, which can be as long as a body
+        text = text[:_ERROR_ENDS] + text[-_ERROR_ENDS:]
+    found = _WHERE.match(text)
     what, path = (found["what"], found["path"] or "") if found else ("invalid", "")
     steps: list[str | int] = []
+    is_below = False
     for name, index, wild in _STEP.findall(path):
+        is_below = bool(wild)
         if wild:
             break
         steps.append(name or int(index))
-    what = re.sub(r"^Invalid enum value.*", "not one of the allowed values", what, flags=re.DOTALL)
     if what.startswith(_UNKNOWN) and not _PLAIN_UNKNOWN.match(what):
-        what = "unknown member"  # its name is no member's anywhere: it could be content that slipped a level
-    return what, tuple(steps)
+        return Difference("unknown member", tuple(steps))  # no member's name anywhere: content that slipped a level?
+    if named := _NAMED.match(what):
+        what = f"{named['name']} is required" if named["missing"] else "unknown member"
+        return Difference(what, (*steps, named["name"]))
+    kinds = [] if is_below else _kinds(shape, steps)
+    told = _in_words(what, kinds, _label(steps))
+    subject = f"{'what is in ' * is_below}{_label(steps)} " if steps and told.startswith("must ") else ""
+    return Difference(subject + told, tuple(steps), _exceeded(what, steps))
+
+
+def _label(steps: Sequence[str | int]) -> str:
+    """The name of what the steps lead to: the last member's, and the place in its list."""
+    last = max((at for at, step in enumerate(steps) if isinstance(step, str)), default=0)
+    return "".join(str(step) if isinstance(step, str) else f"[{step}]" for step in steps[last:])
+
+
+def _in_words(what: str, kinds: Sequence[inspect.Type], label: str) -> str:
+    """What the validator says, without its types."""
+    if found := _TYPES.match(what):
+        wanted, got = ([_WORDS.get(each, each) for each in found[group].split(" | ")] for group in ("wanted", "got"))
+        if "an integer" in wanted and got == ["a number"]:
+            got = ["a float; in JSON, a whole number up to 2^53 may have a point or an exponent"]
+        return f"must be {' or '.join(wanted)}, not {got[0]}"
+    if what.startswith("Invalid enum value"):
+        allowed = [str(value) for each in kinds if isinstance(each, inspect.LiteralType) for value in each.values]
+        return f"must be one of {', '.join(allowed) or 'the allowed values'}"
+    if found := _REGEX.match(what):
+        return f"must match {found['regex']}".replace(r"\\", "\\").removesuffix(r"\Z")
+    if found := _BOUND.match(what):
+        return _bounds(found, kinds, label)
+    return _FORMS.get(what, what)
+
+
+def _bounds(found: re.Match[str], kinds: Sequence[inspect.Type], label: str) -> str:
+    """Both bounds of a place, where its shape has two, and what they count."""
+    bound = int(found["bound"])
+    low, high = (bound, None) if found["sign"] == ">=" else (None, bound)
+    for each in kinds:
+        match each:
+            case inspect.IntType() if found["type"] == "int":
+                low = each.ge if each.gt is None else each.gt + 1
+                high = each.le if each.lt is None else each.lt - 1
+            case inspect.StrType() | inspect.BytesType() | inspect.ListType() if found["type"] == _LENGTHS[type(each)]:
+                low, high = each.min_length, each.max_length
+    is_number = found["type"] == "int"
+    unit = _UNITS.get(found["type"]) or next((unit for end, unit in _ENDINGS.items() if label.endswith(end)), "")
+    if low is None or high is None:
+        numbers = f"at least {low:,}" if high is None else f"at most {high:,}"
+    else:
+        numbers = f"{low:,} to {high:,}"
+    unit = unit.removesuffix("s") if numbers.endswith(" 1") else unit
+    return f"must {'be' if is_number else 'have'} {numbers} {unit}".rstrip()
+
+
+_LENGTHS = {inspect.StrType: "str", inspect.BytesType: "bytes", inspect.ListType: "array"}
+
+
+def _exceeded(what: str, steps: Sequence[str | int]) -> str | None:
+    """The name of the limit that is exceeded."""
+    found = _BOUND.match(what)
+    if found is None or found["sign"] != "<=":
+        return None
+    member = str(steps[-1]) if steps else ""
+    return _LIMITS.get((found["type"], member)) or _LIMITS.get((found["type"], found["bound"]))
+
+
+def _kinds(shape: Any, steps: Sequence[str | int]) -> list[inspect.Type]:
+    """The types that a place of a shape may have; none, if there is no shape."""
+    types = alternatives(inspect.type_info(Any if shape is None else shape))
+    for step in steps:
+        below: list[inspect.Type] = []
+        for each in types:
+            match each:
+                case inspect.StructType(fields=fields):
+                    below += [field.type for field in fields if field.encode_name == step]
+                case inspect.CollectionType(item_type=item):
+                    below.append(item)
+        types = [found for each in below for found in alternatives(each)]
+    return types
 
 
 def frames(error: BaseException) -> list[str]:
@@ -608,8 +867,9 @@ in seconds. The `type` is the deployment's `/docs#<code>`.
 |---|---|---|---|
 {rows}
 
-`head-moved` carries `head_id`, the head there is now (null: none). `limit-exceeded`, `body-too-large`,
-`state-too-large` and an `invalid-request` that is too long or too much carry `limit`, the name of the limit.
+`head-moved` and `head-exists` carry `head_id`, the head there is now (null: none). `limit-exceeded`, `body-too-large`,
+`state-too-large` and an `invalid-request` that is too long or too much carry `limit`, the name of the limit, and
+`quota-exceeded` the name of the quota.
 `range-not-satisfiable` carries the content's length in `Content-Range`.
 `thread-archived` carries `state` (`archived`, `frozen` or `thawing`) and, while a restore waits for a thaw, `progress`
 from 0 to 1.

@@ -1,6 +1,6 @@
 """The settings of a server's process, and their only reader: what the environment holds, and what is wrong with it.
 
-Fifteen variables, all prefixed ``STATEROOM_``; a secret may also come from a file named by ``<NAME>_FILE``, and so
+Twenty variables, all prefixed ``STATEROOM_``; a secret may also come from a file named by ``<NAME>_FILE``, and so
 may a client's credentials, which `read_secret` reads by the same rule. No secret has a default, none is shown by
 ``repr`` or by a fault. Everything else that could be configured is a named constant with a reason, or a row in the
 database. This module does not connect to anything.
@@ -16,13 +16,29 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import msgspec
+import msgspec.structs
+
+from gateway.sizes import parse_size
+from storage.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
 
 PREFIX = "STATEROOM_"
 CONNECTIONS_MAX = 20  # of a process, where nothing is said
+REQUESTS_IN_FLIGHT_MAX = 256  # of a process, where nothing is said
+BLOB_QUOTA_BYTES = 100 * 2**30  # of a new tenant, where nothing is said
+ROW_QUOTA_BYTES = 20 * 2**30  # likewise: rows are dearer than objects
 PEPPER_BYTES_MIN = 32  # the strength of HMAC-SHA256
 SECRETS = frozenset(
-    {"database_url", "database_owner_url", "s3_url", "archive_url", "root_key", "api_key_pepper"}
+    {
+        "database_url",
+        "database_owner_url",
+        "s3_url",
+        "archive_url",
+        "root_key",
+        "api_key_pepper",
+        "api_key_peppers_accepted",
+    }
 )  # URLs carry passwords
+_PEPPERS_MAX = 32_767
 _HEX = re.compile(r"(?:[0-9A-Fa-f]{2})+\Z")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -48,39 +64,66 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         database_url: PostgreSQL as the serving role (neither superuser nor owner).
         root_key: What wraps tenant keys: ``file:...``, ``aws-kms:...`` or ``vault:...``.
         api_key_pepper: At least 32 bytes, mixed into every stored API key.
+        api_key_pepper_version: The pepper's number.
+        api_key_peppers_accepted: Other peppers, by which keys are checked too.
         deployment_id: Part of every seal's context; must equal the database's.
         database_connections_max: Connections of this process.
         s3_url: Bucket of blobs. None: values stay in PostgreSQL.
         archive_url: Bucket of archived threads. None: nothing is archived.
         listen: Where the API listens.
         metrics_listen: Where Prometheus scrapes; never the API's address. None: nowhere.
-        public_url: How clients reach the API, without a trailing slash.
+        public_url: How clients reach the API, without a trailing slash; where nothing is said, at `listen`.
         requests_in_flight_max: Requests at once; more are answered 503 ``overloaded``.
         drain_seconds: How long to keep serving after a stop was asked for.
         backup_retention_days: No blob is deleted sooner than this after it was unreferenced.
+        default_blob_quota: Bytes that a new tenant may keep in the object store. None: as many as it likes.
+        default_row_quota: Bytes that a new tenant's rows may take in PostgreSQL. None: likewise.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        traceable: Whether debuggers and profilers may look into this process and its workers, and cores be written.
     """
 
     database_url: str
     root_key: str
     api_key_pepper: bytes
     deployment_id: UUID
+    api_key_pepper_version: int = FIRST_PEPPER_VERSION
+    api_key_peppers_accepted: tuple[Pepper, ...] = ()
     database_connections_max: int = CONNECTIONS_MAX
     s3_url: str | None = None
     archive_url: str | None = None
     listen: Address = Address("127.0.0.1", 8080)
     metrics_listen: Address | None = Address("127.0.0.1", 9090)
-    public_url: str = "http://127.0.0.1:8080"
-    requests_in_flight_max: int = 256
+    public_url: str = ""
+    requests_in_flight_max: int = REQUESTS_IN_FLIGHT_MAX
     drain_seconds: float = 10.0
     backup_retention_days: int = 30
+    default_blob_quota: int | None = BLOB_QUOTA_BYTES
+    default_row_quota: int | None = ROW_QUOTA_BYTES
     log_level: str = "info"
+    traceable: bool = False
 
     def __post_init__(self) -> None:
         if len(self.api_key_pepper) < PEPPER_BYTES_MIN:
             raise SettingsError(
                 f"{PREFIX}API_KEY_PEPPER has fewer than {PEPPER_BYTES_MIN} bytes; make one with `openssl rand -hex 32`"
             )
+        if not self.public_url:
+            msgspec.structs.force_setattr(self, "public_url", f"http://{self.listen}")
+        if self.api_key_pepper_version in {each.version for each in self.api_key_peppers_accepted}:
+            raise SettingsError(
+                f"{PREFIX}API_KEY_PEPPERS_ACCEPTED names version {self.api_key_pepper_version}, which is the active"
+                f" pepper's; give each pepper a number of its own"
+            )
+
+    def listening_on(self, address: Address) -> "Settings":
+        """The same at another address, which is the public one, too, unless another was set."""
+        derived = self.public_url == f"http://{self.listen}"
+        return msgspec.structs.replace(self, listen=address, public_url="" if derived else self.public_url)
+
+    @property
+    def peppers(self) -> Peppers:
+        """What API keys are checked with, and which of them makes new ones."""
+        return Peppers(Pepper(self.api_key_pepper_version, self.api_key_pepper), self.api_key_peppers_accepted)
 
     def __repr__(self) -> str:
         shown = ", ".join(
@@ -205,6 +248,18 @@ def _pepper(name: str, text: str) -> bytes:
     return pepper
 
 
+def _peppers(name: str, text: str) -> tuple[Pepper, ...]:
+    found = {}
+    for each in text.split():
+        number, colon, pepper = each.partition(":")
+        if not colon or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= _PEPPERS_MAX:
+            raise _wrong(name, "must be peppers with their numbers: 1:<hex> 2:<hex>")
+        if int(number) in found:
+            raise _wrong(name, f"names version {int(number)} twice")
+        found[int(number)] = Pepper(int(number), _pepper(name, pepper))
+    return tuple(found.values())
+
+
 def _uuid(name: str, text: str) -> UUID:
     try:
         return UUID(text)
@@ -225,6 +280,18 @@ def _seconds(name: str, text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,3})?", text):
         raise _wrong(name, "must be a number of seconds from 0 to 9999")
     return float(text)
+
+
+def _quota(name: str, text: str) -> int | None:
+    if text == "none":
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError:
+        size = 0
+    if not size:
+        raise _wrong(name, "must be a number of bytes such as 20GiB, or none: new tenants keep as much as they like")
+    return size
 
 
 def _address(name: str, text: str) -> Address | None:
@@ -253,6 +320,12 @@ def _log_level(name: str, text: str) -> str:
     return text.lower()
 
 
+def _switch(name: str, text: str) -> bool:
+    if text not in {"on", "off"}:
+        raise _wrong(name, "must be on or off")
+    return text == "on"
+
+
 _PARSERS: dict[str, Any] = {
     "database_url": _database_url,
     "database_owner_url": _database_url,
@@ -261,6 +334,8 @@ _PARSERS: dict[str, Any] = {
     "archive_url": _plain,
     "root_key": _plain,
     "api_key_pepper": _pepper,
+    "api_key_pepper_version": _integer(1, _PEPPERS_MAX),
+    "api_key_peppers_accepted": _peppers,
     "deployment_id": _uuid,
     "listen": _address,
     "metrics_listen": _address,
@@ -268,6 +343,9 @@ _PARSERS: dict[str, Any] = {
     "requests_in_flight_max": _integer(1, 100_000),
     "drain_seconds": _seconds,
     "backup_retention_days": _integer(0, 3650),
+    "default_blob_quota": _quota,
+    "default_row_quota": _quota,
     "log_level": _log_level,
+    "traceable": _switch,
 }
 VARIABLES = tuple(_variable(name) for name in _PARSERS)

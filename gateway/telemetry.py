@@ -1,36 +1,63 @@
 """Logs and metrics: what an operator may know about requests, and nothing of what they carry.
 
-Owns the log format (JSON on stderr), the access log and the names of the metrics. No body, query value,
-tenant or subject is ever written: labels are routes, methods, statuses and reasons, all from small fixed
-sets.
+Owns the log format (JSON on stderr, each line with service, version and instance), the names of the metrics, and the
+listener that shows them. No body, query value, tenant or subject is ever written: labels are routes, methods, statuses
+and reasons, all from small fixed sets.
 """
 
+import asyncio
+import concurrent.futures
 import logging
+import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from importlib.metadata import version
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import msgspec
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    make_wsgi_app,
+)
 
 from gateway.limits import RETRY_AFTER_SECONDS
 from gateway.settings import Address
+from storage.postgres.setup import db_revision_required
+from storage.postgres.unit_of_work import NO_JOBS, OpenJobs
 from storage.retaining import RetentionCensus, Round
 from storage.retention import ACTIONS
+from storage.row_census import RowCensus
 from storage.sweep import STATES, Census, Swept
+from storage.workers import CAUSES
 
 STATE_VERSIONS_NAMED_MAX = 50  # versions with a label of their own, over all schemas: what tenants register is theirs
+UNCOUNTED = float("nan")  # what only a round counts, before the first one: 0 would say that all is well
 UNMATCHED = "unmatched"  # one label value for all paths that no route matches
+PROBE_ANSWER_SECONDS_MAX = 5.0  # an event loop that takes longer to say that it turns, does not
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SWEEP_STEPS = ("expired", "removed", "tombstones", "marked", "strays", "condemned", "deleted", "failed")
 _RETAINED = ("archived", "deleted", "expired", "thinned")
 _RETENTION_FAILURES = ("round", "act")
+_ROW_COUNT_FAILURES = ("count", "refresh")
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
+
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which says when it was begun
+
+
+def build() -> str:
+    """The version of this build, the one of the package."""
+    return version("stateroom-gateway")
 
 
 def _version_label(number: int) -> str:
@@ -42,6 +69,25 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        Gauge("stateroom_build_info", "1: this build runs.", ["version", "db_revision"], registry=self.registry).labels(
+            build(), db_revision_required()
+        ).set(1)
+        self._limit = Gauge(
+            "stateroom_limit", "What this process admits at most at once.", ["limit"], registry=self.registry
+        )
+        self._limit_used = Gauge(
+            "stateroom_limit_used", "What of a limit is in use now.", ["limit"], registry=self.registry
+        )
+        self._round_ended = Gauge(
+            "stateroom_round_success_timestamp_seconds",
+            "When this process last ended a round of background work well, since 1970.",
+            ["round"],
+            registry=self.registry,
+        )
+        self.probes_total = Counter(
+            "stateroom_probes_total", "Questions to /livez and /readyz.", ["route", "status"], registry=self.registry
+        )
         self.request_seconds = Histogram(
             "stateroom_request_seconds", "Time to answer.", ["route", "method", "status"],
             buckets=_SECONDS, registry=self.registry,
@@ -62,8 +108,14 @@ class Metrics:
         self.integrity_failures_total = Counter(
             "stateroom_integrity_failures_total", "Stored state that did not verify.", registry=self.registry
         )
-        self.key_unavailable_total = Counter(
-            "stateroom_key_unavailable_total", "Keys that could not be had.", registry=self.registry
+        self.root_key_refused_total = Counter(
+            "stateroom_root_key_refused_total",
+            "Times the root key did not wrap or unwrap what it was asked to.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.clock_offset_seconds = Gauge(
+            "stateroom_clock_offset_seconds", "How far the database's clock is ahead.", registry=self.registry
         )
         self.audit_notes_dropped_total = Counter(
             "stateroom_audit_notes_dropped_total", "Accesses the audit log only counted.", registry=self.registry
@@ -77,6 +129,13 @@ class Metrics:
         self.jobs_open_now = Gauge(
             "stateroom_jobs_open", "Jobs of the deployment that have not ended.", ["kind"], registry=self.registry
         )
+        self.jobs_oldest_seconds = Gauge(
+            "stateroom_jobs_oldest_seconds", "Since the oldest of those began.", ["kind"], registry=self.registry
+        )
+        self.job_waits_total = Counter(
+            "stateroom_job_waits_total", "Times that a job was tried and could not go on.", ["kind", "waits_for"],
+            registry=self.registry,
+        )  # fmt: skip
         self.jobs_ended_total = Counter(
             "stateroom_jobs_ended_total", "Jobs that ended in this process.", ["kind", "outcome"],
             registry=self.registry,
@@ -97,8 +156,8 @@ class Metrics:
             "stateroom_blob_bytes", "Bytes of uploads and blobs of the deployment.", ["state"], registry=self.registry
         )
         for state in STATES:  # there from the start: an alert must not wait for a first count
-            self.blobs.labels(state)
-            self.blob_bytes.labels(state)
+            self.blobs.labels(state).set(UNCOUNTED)
+            self.blob_bytes.labels(state).set(UNCOUNTED)
         self.blob_usage_bytes = Gauge(
             "stateroom_blob_usage_bytes", "Bytes that count for quotas, of all tenants.", registry=self.registry
         )
@@ -140,20 +199,65 @@ class Metrics:
         for what in _RETENTION_FAILURES:
             self.retention_failures_total.labels(what)
         for tier in ("hot", "archive"):
-            self.threads.labels(tier)
+            self.threads.labels(tier).set(UNCOUNTED)
         for action in ACTIONS:
-            self.retention_due.labels(action)
+            self.retention_due.labels(action).set(UNCOUNTED)
         self.dependency_up = Gauge(
             "stateroom_dependency_up", "1: the last probe succeeded.", ["dependency"], registry=self.registry
         )
+        self._add_row_counts()
+        self._add_state_work()
+        self._children: dict[tuple[str, str, int], Any] = {}
+
+    def _add_row_counts(self) -> None:
+        self.row_usage_bytes = Gauge(
+            "stateroom_row_usage_bytes", "Bytes of rows that count for quotas, of all tenants, as last counted.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.tenants_over_row_quota = Gauge(
+            "stateroom_tenants_over_row_quota", "Tenants that may store no more rows.", registry=self.registry
+        )
+        self.row_count_age_seconds = Gauge(
+            "stateroom_row_count_age_seconds", "Since the oldest count of a tenant that has a quota of rows.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.row_counts_total = Counter(
+            "stateroom_row_counts_total", "Counts of a tenant's rows that this process ended.", registry=self.registry
+        )
+        self.row_count_failures_total = Counter(
+            "stateroom_row_count_failures_total", "Counts of rows, and readings of who is over, that failed.", ["what"],
+            registry=self.registry,
+        )  # fmt: skip
+        for what in _ROW_COUNT_FAILURES:
+            self.row_count_failures_total.labels(what)
+
+    def _add_state_work(self) -> None:
         self.state_reads_total = Counter(
             "stateroom_state_reads_total",
             "Checkpoints shown with their state, by the version of their schema they were saved and shown at.",
             ["from_version", "to_version"],
             registry=self.registry,
         )
+        for counted_by_a_round in (
+            self.blob_usage_bytes, self.sweep_age_seconds, self.sweep_due_seconds, self.threads_held,
+            self.retention_late_seconds, self.retention_age_seconds, self.retention_overdue,
+            self.row_usage_bytes, self.tenants_over_row_quota, self.row_count_age_seconds,
+        ):  # fmt: skip
+            counted_by_a_round.set(UNCOUNTED)
         self._state_reads: dict[tuple[int, int], Any] = {}
-        self._children: dict[tuple[str, str, int], Any] = {}
+        self.workers_busy_now = Gauge(
+            "stateroom_workers_busy", "Worker processes that have a task.", registry=self.registry
+        )
+        self.workers_lost_total = Counter(
+            "stateroom_workers_lost_total", "Worker processes that ended in a task, by cause.", ["cause"],
+            registry=self.registry,
+        )  # fmt: skip
+        for cause in CAUSES:
+            self.workers_lost_total.labels(cause)
+        self.too_costly_total = Counter(
+            "stateroom_too_costly_total", "Requests refused because what their tenant registered costs too much.",
+            registry=self.registry,
+        )  # fmt: skip
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count an answered request."""
@@ -162,6 +266,25 @@ class Metrics:
         if child is None:  # `labels` costs more than `observe`
             child = self._children[address] = self.request_seconds.labels(address[0], address[1], str(status))
         child.observe(seconds)
+
+    def probed(self, route: str, status: int) -> None:
+        """Count a question of whoever balances load, apart from clients' requests."""
+        self.probes_total.labels(route, str(status)).inc()
+
+    def bounded(self, limit: str, allowed: float, used: Callable[[], float]) -> None:
+        """Show a limit of this process, and what of it is in use at the moment somebody looks.
+
+        Args:
+            limit: Its name.
+            allowed: How much there may be.
+            used: How much there is; called in a thread of the metrics' listener.
+        """
+        self._limit.labels(limit).set(allowed)
+        self._limit_used.labels(limit).set_function(used)
+
+    def round_ended(self, name: str) -> None:
+        """A round of background work ended well."""
+        self._round_ended.labels(name).set_to_current_time()
 
     def refused(self, reason: str) -> None:
         """Count a request that was not admitted."""
@@ -183,9 +306,9 @@ class Metrics:
         """Storage found state that does not verify."""
         self.integrity_failures_total.inc()
 
-    def key_unavailable(self) -> None:
-        """Storage could not have a key."""
-        self.key_unavailable_total.inc()
+    def root_key_refused(self, reason: str) -> None:
+        """The root key was asked in vain."""
+        self.root_key_refused_total.labels(reason).inc()
 
     def audit_note_dropped(self) -> None:
         """Storage only counted an access."""
@@ -199,15 +322,34 @@ class Metrics:
             child = self._state_reads[place] = self.state_reads_total.labels(*map(_version_label, place))
         child.inc()
 
+    def workers_busy(self, count: int) -> None:
+        """Storage gave or took a task."""
+        self.workers_busy_now.set(count)
+
+    def worker_lost(self, cause: str) -> None:
+        """Storage lost a worker."""
+        self.workers_lost_total.labels(cause).inc()
+
+    def too_costly(self) -> None:
+        """Storage refused what costs too much."""
+        self.too_costly_total.inc()
+
     def job_ended(self, kind: str, outcome: str) -> None:
         """Storage ended a job."""
         self.jobs_ended_total.labels(kind, outcome).inc()
 
-    def jobs_open(self, counts: Mapping[str, int]) -> None:
+    def job_waits(self, kind: str, waits_for: str) -> None:
+        """Storage tried a job that cannot go on."""
+        self.job_waits_total.labels(kind, waits_for).inc()
+
+    def jobs_open(self, found: Mapping[str, OpenJobs]) -> None:
         """Storage counted open jobs; kinds counted before and not now have none left."""
-        self._job_kinds |= counts.keys()
+        self._job_kinds |= found.keys()
         for kind in self._job_kinds:
-            self.jobs_open_now.labels(kind).set(counts.get(kind, 0))
+            jobs, oldest_seconds = found.get(kind, NO_JOBS)
+            self.jobs_open_now.labels(kind).set(jobs)
+            self.jobs_oldest_seconds.labels(kind).set(oldest_seconds)
+        self.round_ended("jobs")
 
     def audit_failed(self, what: str) -> None:
         """A round of the audit log failed; it is tried again."""
@@ -218,6 +360,7 @@ class Metrics:
         for step, child in self._swept_steps.items():
             child.inc(getattr(swept, step))
         self.swept_bytes_total.inc(swept.freed_bytes)
+        self.round_ended("sweep")
 
     def counted(self, census: Census) -> None:
         """The sweeper counted what the deployment keeps, and what waits."""
@@ -232,12 +375,28 @@ class Metrics:
         """A round of the sweeper failed; it is tried again."""
         self.sweep_failures_total.inc()
 
+    def rows_counted(self, tenants: int) -> None:
+        """A pass of counting rows ended."""
+        self.row_counts_total.inc(tenants)
+        self.round_ended("rows")
+
+    def rows_told(self, census: RowCensus) -> None:
+        """What tenants' rows take, as last counted."""
+        self.row_usage_bytes.set(census.used_bytes)
+        self.tenants_over_row_quota.set(census.over)
+        self.row_count_age_seconds.set(census.age_seconds)
+
+    def row_count_failed(self, what: str) -> None:
+        """A pass of counting rows, or reading who is over, failed; it is tried again."""
+        self.row_count_failures_total.labels(what).inc()
+
     def retained(self, done: Round) -> None:
         """A pass of retention ended."""
         for name, child in self._retained.items():
             child.inc(getattr(done, name))
         self.retained_bytes_total.inc(done.bytes)
         self.retention_failures_total.labels("act").inc(done.failed)
+        self.round_ended("retention")
 
     def retention_counted(self, census: RetentionCensus) -> None:
         """Retention counted what there is, and what waits."""
@@ -255,6 +414,10 @@ class Metrics:
         self.retention_failures_total.labels("round").inc()
 
 
+async def _alive() -> tuple[bool, bytes]:
+    return True, b'{"alive":true}'
+
+
 class _Quiet(WSGIRequestHandler):
     """Logs nothing: what is asked here is asked every few seconds."""
 
@@ -262,18 +425,22 @@ class _Quiet(WSGIRequestHandler):
         pass
 
 
-class MetricsServer:
-    """Serves a registry to Prometheus from a thread, on a listener of its own; of a worker also ``/readyz``."""
+Report = Callable[[], Coroutine[Any, Any, tuple[bool, bytes]]]  # whether a process is fit, and JSON that says so
+Answer = tuple[str, list[tuple[str, str]], bytes]  # status line, headers, body
 
-    def __init__(
-        self, metrics: Metrics, address: Address, ready: Callable[[], tuple[bool, bytes]] | None = None
-    ) -> None:
+
+class MetricsServer:
+    """Serves ``/metrics`` to Prometheus, and ``/livez`` and ``/readyz`` to probes, from a thread with its own listener.
+
+    A process whose connections for the API are full still answers here. ``/livez`` says that the event loop turns.
+    """
+
+    def __init__(self, metrics: Metrics, address: Address) -> None:
         """Listen.
 
         Args:
             metrics: Whose registry.
             address: Where.
-            ready: Whether the process is fit, and a JSON document that says so; called in a thread of this server.
 
         Raises:
             OSError: The address cannot be had.
@@ -285,20 +452,44 @@ class MetricsServer:
             daemon_threads = True
 
         exposition = make_wsgi_app(metrics.registry)
+        self._readiness: (
+            tuple[asyncio.AbstractEventLoop, Callable[[], Coroutine[Any, Any, tuple[bool, bytes]]]] | None
+        ) = None
 
         def answer(environ: dict[str, Any], start_response: Any) -> Any:
-            if ready is None or environ["PATH_INFO"] != "/readyz":
+            path = environ["PATH_INFO"]
+            if path == "/metrics":
                 return exposition(environ, start_response)
-            is_ready, body = ready()
-            headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
-            if not is_ready:
-                headers.append(("Retry-After", str(round(RETRY_AFTER_SECONDS))))
-            start_response("200 OK" if is_ready else "503 Service Unavailable", headers)
+            status, headers, body = self._probed(path)
+            start_response(status, [*headers, ("Cache-Control", "no-store")])
             return [body]
 
         self._server = make_server(address.host, address.port, answer, _Server, handler_class=_Quiet)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
+
+    def answer_probes(self, report: Report) -> None:
+        """From now on, tell how the running event loop's process is; until then it starts, and is not ready.
+
+        Args:
+            report: Whether the process is fit, and a JSON document that says so; called in the running loop.
+        """
+        self._readiness = (asyncio.get_running_loop(), report)
+
+    def _probed(self, path: str) -> Answer:
+        if path not in {"/livez", "/readyz"}:
+            return "404 Not Found", [("Content-Type", "text/plain")], b"not here: /metrics, /livez, /readyz\n"
+        later = [("Content-Type", "application/json"), ("Retry-After", str(round(RETRY_AFTER_SECONDS)))]
+        if self._readiness is None:
+            return "503 Service Unavailable", later, b'{"ready":false}'
+        loop, report = self._readiness
+        asked = asyncio.run_coroutine_threadsafe(_alive() if path == "/livez" else report(), loop)
+        try:
+            fit, body = asked.result(PROBE_ANSWER_SECONDS_MAX)
+        except (TimeoutError, concurrent.futures.CancelledError):
+            asked.cancel()
+            return "503 Service Unavailable", later, b'{"ready":false}'
+        return ("200 OK", later[:1], body) if fit else ("503 Service Unavailable", later, body)
 
     @property
     def port(self) -> int:
@@ -327,11 +518,21 @@ class _StandardError:
 
 
 def configure_logging(level: str) -> None:
-    """Write our events, and what libraries log, as JSON lines to stderr."""
+    """Write our events, and what libraries log, as JSON lines to stderr.
+
+    Args:
+        level: ``debug``, ``info``, ``warning`` or ``error``; what is below is not written, but for `announce`.
+    """
     number = logging.getLevelNamesMapping()[level.upper()]
+    process = {"service": "stateroom", "version": build(), "instance": f"{socket.gethostname()}:{os.getpid()}"}
+
+    def name_process(_: Any, __: str, event: Any) -> Any:
+        return event | process
+
     shared: list[Any] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        name_process,
     ]
     structlog.configure(  # our own events do not pass through `logging`: the access log is on the hot path
         processors=[*shared, _without_exception_text, _render],
@@ -357,6 +558,11 @@ def configure_logging(level: str) -> None:
         logging.getLogger(name).handlers[:] = []
         logging.getLogger(name).propagate = True
     logging.getLogger("uvicorn.access").disabled = True  # it writes query values; ours does not
+
+
+def announce(event: str, **fields: object) -> None:
+    """Write an event of the process's own life, such as that it is ready, whatever the level says."""
+    structlog.get_logger(wrapper_class=structlog.BoundLogger).info(event, **fields)
 
 
 def _render(_: Any, __: str, event: Any) -> bytes:

@@ -10,6 +10,7 @@ storage, no SQL and no cryptography.
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -98,7 +99,7 @@ class SaveRequest(Request):
     state_holes: dict[Name, Holes] = {}
     changes: Changes | UnsetType = UNSET
     channels: dict[Name, ChannelIn] | UnsetType = UNSET
-    id: CheckpointIdText | UnsetType = UNSET
+    checkpoint_id: CheckpointIdText | UnsetType = UNSET
     parent_id: CheckpointIdText | UnsetType | None = UNSET
     namespace: Namespace = ""
     status: Status = "active"
@@ -120,7 +121,7 @@ class SaveReceipt(Response):
 
     thread_id: str
     namespace: str
-    id: str
+    checkpoint_id: str
     parent_id: str | None
     step: int
     status: Status
@@ -185,7 +186,9 @@ class Checkpoint(Response):
     ``{"$encoded": [encoding, base64]}``.
 
     ``withheld`` (listings over threads only): clear columns, unverified; the rest needs a client-held share that was
-    not sent, or another key. ``subject_id`` (a tenant's listing only): whose it is.
+    not sent, or another key, or it is ``damaged``: it, or what belongs to it, does not authenticate.
+
+    ``subject_id`` (a tenant's listing only): whose it is.
 
     ``artifacts`` (a load with ``resolve=inline`` only): those that the state and its pending writes name, by id.
 
@@ -195,7 +198,7 @@ class Checkpoint(Response):
 
     thread_id: str
     namespace: str
-    id: str
+    checkpoint_id: str
     parent_id: str | None
     step: int
     status: Status
@@ -213,6 +216,7 @@ class Checkpoint(Response):
     channels: dict[str, ChannelOut] | UnsetType = UNSET
     pending_writes: list[WriteOut] | UnsetType = UNSET
     withheld: bool | UnsetType = UNSET
+    damaged: bool | UnsetType = UNSET
     subject_id: str | UnsetType = UNSET
     artifacts: dict[str, InlinedArtifact] | UnsetType = UNSET
     state_holes: dict[str, list[int]] | UnsetType = UNSET
@@ -244,7 +248,7 @@ class WriteIn(Request):
 
 
 class PieceRequest(Request):
-    """A large leaf of a value: exactly one MessagePack string, binary or extension object."""
+    """A large leaf of a value: exactly one MessagePack str, bin or ext with a length of 8, 16 or 32 bits."""
 
     data: bytes
 
@@ -336,7 +340,8 @@ class ThreadArchive(Response):
 class Thread(Response):
     """A thread: its settings and its root namespace's latest status.
 
-    ``archive`` is there when one thread is shown and it is in the archive tier; lists leave it out.
+    ``archive`` is there when one thread is shown and it is in the archive tier; lists leave it out. ``damaged`` is in
+    lists: the thread was made or altered outside the gateway; its verification tells more.
     """
 
     thread_id: str
@@ -349,14 +354,7 @@ class Thread(Response):
     updated_at: datetime
     head_id: str | None
     archive: ThreadArchive | UnsetType = UNSET
-
-
-class ThreadMove(Response):
-    """A thread on its way between the tiers: where it is now, and the job that moves it; null: it is there already."""
-
-    thread_id: str
-    tier: Literal["hot", "archive"]
-    job_id: str | None
+    damaged: bool | UnsetType = UNSET
 
 
 class ThreadPage(Response):
@@ -384,7 +382,7 @@ class CompactRequest(Request):
     keep_last: Annotated[int, Meta(ge=0, lt=2**31)]
     summary: Raw | UnsetType = UNSET
     namespace: Namespace = ""
-    id: CheckpointIdText | UnsetType = UNSET
+    checkpoint_id: CheckpointIdText | UnsetType = UNSET
     status: Status | None = None
     agent: Name | None = None
     run_id: Name | None = None
@@ -408,7 +406,7 @@ class CopyReceipt(Response):
 
 
 class PruneRequest(Request):
-    """``keep_latest`` keeps each namespace's head and what it needs; ``delete`` removes everything."""
+    """``keep_latest`` keeps the heads and what they need, but no finished calls; ``delete`` removes everything."""
 
     thread_ids: Annotated[list[str], Meta(max_length=1000)]
     strategy: Literal["keep_latest", "delete"] = "keep_latest"
@@ -434,28 +432,38 @@ Permission = Literal[
 
 
 class WhoAmI(Response):
-    """Who the credential is."""
+    """Who the credential is. ``grants``: what keys that it makes may be allowed, where it has ``tenant:admin``."""
 
-    credential_id: str
+    key_id: str
     kind: Literal["subject", "service", "operator"]
     tenant_id: str | None
     subject_id: str | None
     permissions: list[Permission]
+    grants: list[Permission]
     expires_at: datetime | None
 
 
 class ApiKeyRequest(Request):
-    """A new API key. ``subject`` keys are bound to ``subject_id``; ``service`` keys to the tenant."""
+    """A new API key. ``subject`` keys are bound to ``subject_id``; ``service`` keys to the tenant.
+
+    Neither ``permissions`` nor ``grants`` can exceed what the key that asks grants. ``grants`` is what keys that the
+    new one makes may be allowed; absent: its permissions.
+    """
 
     kind: Literal["subject", "service"]
     name: Title = ""
     subject_id: str | None = None
     permissions: tuple[Permission, ...] = ("state:read", "state:write", "state:delete")
+    grants: tuple[Permission, ...] | None = None
     expires_at: datetime | None = None
 
 
 class ApiKey(Response):
-    """An API key without its secret."""
+    """An API key without its secret.
+
+    ``damaged``: somebody edited its row in the database, or sealed it under a pepper that this gateway was not given;
+    it opens nothing.
+    """
 
     key_id: str
     kind: Literal["subject", "service", "operator"]
@@ -463,13 +471,15 @@ class ApiKey(Response):
     tenant_id: str | None
     subject_id: str | None
     permissions: list[Permission]
+    grants: list[Permission]
+    status: Literal["active", "revoked", "expired", "damaged"]
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
 
 
-class NewApiKey(ApiKey):
+class ApiKeyCreated(ApiKey):
     """An API key with its secret, which is shown this once: null where an Idempotency-Key says that it is a repeat."""
 
     api_key: str | None
@@ -483,21 +493,38 @@ class ApiKeyPage(Response):
 
 
 class TenantRequest(Request):
-    """A new tenant; its first administration key comes back once."""
+    """A tenant's name, which no other tenant has."""
 
     name: Name
 
 
+Reason = Annotated[str, Meta(min_length=1, max_length=500, pattern=r"[^\s\x00]")]
+
+
+class TenantSuspension(Request):
+    """Why a tenant is suspended: recorded in its audit log, where it reads it once it is resumed."""
+
+    reason: Reason
+
+
+class TenantRecovery(Request):
+    """Why an operator makes a key for a tenant: recorded in its audit log, where the tenant reads it."""
+
+    reason: Reason
+    expires_at: datetime | None = None
+
+
 class Tenant(Response):
-    """A tenant."""
+    """A tenant. ``suspended_at``: since when its keys are refused; null: they are not."""
 
     tenant_id: str
     name: str
     created_at: datetime
+    suspended_at: datetime | None
 
 
-class NewTenant(Tenant):
-    """A tenant with its first key (permissions: everything but ``operator``), shown this once.
+class TenantCreated(Tenant):
+    """A tenant with its first key, shown this once: it has ``tenant:admin``, and grants all that a tenant's key may do.
 
     It is null where an Idempotency-Key says that it is a repeat.
     """
@@ -511,9 +538,9 @@ class DecryptRequest(Request):
     Ids are as they are, not encoded. ``reason`` is recorded in the tenant's audit log, where the tenant reads it.
     """
 
-    subject: Annotated[str, Meta(min_length=1, max_length=1024)]
+    subject_id: Annotated[str, Meta(min_length=1, max_length=1024)]
     thread_id: Annotated[str, Meta(min_length=1, max_length=1024)]
-    reason: Annotated[str, Meta(min_length=1, max_length=500, pattern=r"[^\s\x00]")]
+    reason: Reason
     namespace: Namespace = ""
     checkpoint_id: CheckpointIdText | None = None
 
@@ -622,9 +649,9 @@ MediaType = Annotated[str, Meta(min_length=3, max_length=255)]
 
 
 class Artifact(Response, omit_defaults=True):
-    """A file that a user named. ``number`` counts the versions of ``name`` in the thread.
+    """A file that a user named. ``version`` counts the versions of ``name`` in the thread.
 
-    A number is a label, and used again when the newest version was deleted; an ``artifact_id`` never is. ``pointer`` is
+    A version is a label, and used again when the newest one was deleted; an ``artifact_id`` never is. ``pointer`` is
     what a state holds to name it; ``digest`` is ``sha-256=:<base64>:`` of the content (RFC 9530).
     """
 
@@ -632,7 +659,7 @@ class Artifact(Response, omit_defaults=True):
     pointer: str
     thread_id: str
     name: str
-    number: int
+    version: int
     media_type: str
     size_bytes: int
     digest: str
@@ -664,7 +691,7 @@ class UploadRequest(Request):
 class UploadPart(Response):
     """A part that arrived. ``digest`` null: not known any more, send the part again."""
 
-    number: int
+    part_number: int
     size_bytes: int
     digest: str | None
 
@@ -708,22 +735,30 @@ class ArtifactUrl(Response):
     expires_at: datetime
 
 
-class Quota(Request):
-    """How many bytes a tenant may keep in the object store; null: as many as it likes."""
+QuotaBytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
-    quota_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
+
+class Quota(Request):
+    """How many bytes a tenant may keep, at least one of both; null: as many as it likes, left out: as before."""
+
+    quota_bytes: QuotaBytes | UnsetType | None = UNSET
+    rows_quota_bytes: QuotaBytes | UnsetType | None = UNSET
 
 
 class BlobUsage(Response):
-    """What a tenant keeps in the object store, sealed and with what is reserved for uploads, and what it may keep.
+    """What a tenant keeps, and what it may keep: in the object store, and as rows in the database.
 
-    What was deleted counts until its object is gone, which is when the last backup that names it has expired. A null
-    ``quota_bytes`` means as much as it likes.
+    In the object store objects count sealed, with what is reserved for uploads; what was deleted counts until its
+    object is gone, which is when the last backup that names it has expired. Rows are counted now and then: at
+    ``rows_counted_at``, null before the first time. A null quota means as much as it likes.
     """
 
     tenant_id: str
     used_bytes: int
     quota_bytes: int | None
+    rows_bytes: int | None
+    rows_quota_bytes: int | None
+    rows_counted_at: datetime | None
 
 
 class Fault(Response, omit_defaults=True):
@@ -748,7 +783,6 @@ class Problem(Response, omit_defaults=True):
     code: str
     retryable: bool
     detail: str = ""
-    instance: str = ""
     request_id: str = ""
     errors: list[Fault] = []
     limit: str | UnsetType = UNSET
@@ -768,20 +802,6 @@ class RotateRequest(Request):
 
     level: Literal["tenant", "subject"]
     subject_id: Name | None = None
-
-
-class Rotation(Response):
-    """A rotation that has begun: the version that is active now, and the job that does the rest."""
-
-    level: Literal["tenant", "subject"]
-    key_version: int
-    job_id: str
-
-
-class JobStarted(Response):
-    """The job that does what was asked for."""
-
-    job_id: str
 
 
 class TenantKey(Response):
@@ -839,33 +859,6 @@ class ShredRequest(Request):
     confirm: Name
 
 
-class Shredded(Response):
-    """The keys are destroyed: every gateway refuses from its next request on.
-
-    ``shred_effective_at`` is when the last backup that holds the wrapped keys has expired; ``tombstone`` says whether
-    the object store keeps a restored backup from bringing them back; ``job_id`` deletes the rows.
-    """
-
-    job_id: str
-    shred_effective_at: datetime
-    tombstone: bool
-
-
-class Job(Response):
-    """A long operation. ``total`` is an estimate, null before it is known; ``note`` says what was left out and why."""
-
-    job_id: str
-    kind: str
-    target: str
-    state: Literal["queued", "running", "done", "failed"]
-    done: int
-    total: int | None
-    error: str | None
-    note: str | None
-    created_at: datetime
-    updated_at: datetime
-
-
 class StateSchemaDefinition(Request):
     """A version of a state schema; the first has no step, every other one either ``up`` or ``deployment``.
 
@@ -885,10 +878,14 @@ class StateSchemaDefinition(Request):
 
 
 class StateSchemaVersion(Response):
-    """A registered version. It never changes."""
+    """A registered version. It never changes.
 
-    schema: str
-    number: int
+    ``damaged``: it was registered or edited outside the gateway, and so says nothing here. It and those after it are
+    not used until it is registered again, as it was.
+    """
+
+    state_schema: str
+    state_version: int
     label: str | None
     json_schema: dict[str, Any] | None
     ephemeral: list[str]
@@ -897,34 +894,66 @@ class StateSchemaVersion(Response):
     down: list[dict[str, Any]] | None
     deployment: str | None
     created_at: datetime
+    damaged: bool
 
 
 class StateSchemaName(Response):
     """A state schema and its newest version."""
 
-    schema: str
-    newest: int
+    state_schema: str
+    newest_version: int
 
 
-class StateSchemaList(Response):
+class StateSchemaPage(Response):
     """The tenant's state schemas, by name."""
 
     state_schemas: list[StateSchemaName]
+    next_cursor: str | None
 
 
 class StateSchema(Response):
     """A state schema with all its versions, oldest first."""
 
-    schema: str
-    newest: int
+    state_schema: str
+    newest_version: int
     versions: list[StateSchemaVersion]
+
+
+class StateAdoptionRequest(Request):
+    """At which version the unversioned state of an agent is that was saved until now.
+
+    ``agent`` null: the state of programs that name no agent. ``namespace`` is one namespace, the root's by default, or
+    the beginning of some with a star. ``supersede`` corrects what was said before.
+    """
+
+    agent: Name | None
+    state_version: StateVersionNumber
+    namespace: Namespace = ""
+    supersede: bool = False
+
+
+class StateAdoption(Response):
+    """What unversioned state is that was saved before ``adopted_at``; ``damaged``: no gateway wrote this row."""
+
+    state_schema: str
+    state_version: int
+    agent: str | None
+    namespace: str
+    adopted_at: datetime
+    damaged: bool
+
+
+class StateAdoptionList(Response):
+    """What was adopted under a schema and holds, by agent and namespace."""
+
+    adoptions: list[StateAdoption]
 
 
 class StateMigrationRequest(Request):
     """What to bring a schema's heads to, and how gently; ``target_version`` absent: the newest.
 
-    ``threads_per_second`` bounds how many are looked at; heads younger than ``idle_seconds`` are left alone, because an
-    agent is probably at work on them.
+    ``threads_per_second`` bounds how many are looked at; heads that an agent saved less than ``idle_seconds`` ago are
+    left alone, because it is probably at work on them.
     """
 
     target_version: StateVersionNumber | None = None
@@ -932,11 +961,24 @@ class StateMigrationRequest(Request):
     idle_seconds: Annotated[int, Meta(ge=0, le=86_400)] = 60
 
 
+class StateRollbackRequest(Request):
+    """How gently to undo a migration; ``threads_per_second`` bounds how many heads are looked at."""
+
+    threads_per_second: Annotated[int, Meta(ge=1, le=1000)] = 50
+
+
 class StateHeads(Response):
     """How many heads are at a version."""
 
-    number: int
+    state_version: int
     heads: int
+
+
+class UnversionedThreads(Response):
+    """How many threads of an agent have a root that was saved without a version and that nobody adopted."""
+
+    agent: str | None
+    threads: int
 
 
 class StateMigrationFailure(Response):
@@ -989,28 +1031,104 @@ class StateMigrationReport(Response):
     samples: list[StateMigrationSample]
 
 
-class StateMigrationJob(Response):
-    """A plan, a migration or a rollback, and how far it is."""
+class JobTarget(Response, omit_defaults=True):
+    """What a job works on: only the members that narrow it are there; with none, all of the tenant or deployment."""
 
-    job_id: str
-    kind: Literal["state-plan", "state-migrate", "state-rollback"]
-    state: Literal["queued", "running", "done", "failed"]
-    target_version: int
+    subject_id: str | UnsetType = UNSET
+    thread_id: str | UnsetType = UNSET
+    state_schema: str | UnsetType = UNSET
+    state_version: int | UnsetType = UNSET
+
+
+class JobProgress(Response):
+    """How much is done; ``total`` is an estimate, null before it is known."""
+
     done: int
     total: int | None
+
+
+class VerificationFinding(Response, omit_defaults=True):
+    """Damage that a job found, by place; of a deployment's job, how often a tenant's job found it."""
+
+    code: str
+    detail: str | UnsetType = UNSET
+    subject_id: str | None = None
+    thread_id: str | None = None
+    namespace: str | None = None
+    checkpoint_id: str | None = None
+    tenant_id: str | UnsetType = UNSET
+    job_id: str | UnsetType = UNSET
+    count: int | UnsetType = UNSET
+
+
+class Verification(Response):
+    """What a job verified, how often it found each code, and where, up to a hundred places."""
+
+    threads: int = 0
+    threads_skipped: int = 0
+    threads_frozen: int = 0
+    checkpoints: int = 0
+    pending_writes: int = 0
+    pieces: int = 0
+    found: dict[str, int] = {}
+    findings: list[VerificationFinding] = []
+
+
+class Job(Response):
+    """A long operation, as every answer that begins or shows one has it.
+
+    ``error`` says why it failed, ``note`` what was left out and why. ``migration`` is there of ``state-plan``,
+    ``state-migrate`` and ``state-rollback``, ``verification`` when ``verify-tenant`` or ``verify-deployment`` ended.
+    ``waits_for`` is why an open one does not go on, as a code such as ``root-key-refused``; null: it goes on, or has
+    not begun. ``damaged``: its row was edited outside the gateway; what it said is not shown, and nothing is done by
+    it.
+    """
+
+    job_id: str
+    kind: str
+    state: Literal["queued", "running", "done", "failed"]
+    target: JobTarget
+    progress: JobProgress
     error: str | None
+    note: str | None
+    waits_for: str | None
     created_at: datetime
     updated_at: datetime
-    report: StateMigrationReport
+    damaged: bool
+    migration: StateMigrationReport | UnsetType = UNSET
+    verification: Verification | UnsetType = UNSET
+
+
+class Rotation(Job, kw_only=True):
+    """The job that does the rest of a rotation; ``key_version`` is active now."""
+
+    level: Literal["tenant", "subject"]
+    key_version: int
+
+
+class Shredded(Job, kw_only=True):
+    """The keys are destroyed: every gateway refuses from its next request on. The job deletes the rows.
+
+    ``shred_effective_at`` is when the last backup that holds the wrapped keys has expired; ``tombstone`` says whether
+    the object store keeps a restored backup from bringing them back.
+    """
+
+    shred_effective_at: datetime
+    tombstone: bool
 
 
 class StateMigrationStatus(Response):
-    """Heads of a schema by version, as they are now, and the last job of each kind, newest first."""
+    """Heads of a schema by version, as they are now, and the last job of each kind, newest first.
 
-    schema: str
-    newest: int
+    ``unversioned`` are the tenant's threads that belong to no schema, by agent, the most first: adopt what is state of
+    this one. A thread in the archive is not among them.
+    """
+
+    state_schema: str
+    newest_version: int
     heads: list[StateHeads]
-    jobs: list[StateMigrationJob]
+    unversioned: list[UnversionedThreads]
+    jobs: list[Job]
 
 
 class JobPage(Response):
@@ -1044,16 +1162,22 @@ class RetentionRound(Response):
 
 
 class TransferKey(Response):
-    """What exports for this deployment are sealed for; compare the fingerprint over another way."""
+    """What exports for this tenant are sealed for; compare the fingerprint, the deployment's, over another way."""
 
     public_key: str
     fingerprint: str
 
 
 class ExportRequest(Request):
-    """Who shall be able to open the export: the public key that the receiving deployment shows."""
+    """Who shall be able to open the export: the transfer key that the receiving tenant is shown."""
 
     recipient: Annotated[str, Meta(max_length=200)]
+
+
+class UnboundImport(Request):
+    """An export of an earlier format: the id in its file's name, and in the audit log of who exported it."""
+
+    export_id: UUID
 
 
 class ThreadExportRequest(ExportRequest):
@@ -1066,7 +1190,7 @@ class PassedOver(Response):
     """A thread that was not imported, and why.
 
     ``there``: an earlier run brought it; ``exists``: it was here before; ``client-share``: its share was not sent, here
-    or at the export; ``archived``: it could not be read there.
+    or at the export; ``archived``, ``damaged``: it could not be read there.
     """
 
     subject_id: str
@@ -1157,17 +1281,51 @@ class EffectiveRetention(Response):
     legal_hold: bool
 
 
+class DamagedRetention(Response):
+    """What was said at a level and is damaged; ``agent`` at the level of agents."""
+
+    level: Literal["tenant", "agent", "ceilings"]
+    agent: str | None
+
+
 class Retention(Response):
     """What is said for all threads of the tenant, or for those of ``agent``, and what that comes to.
 
-    ``agents`` are those that have a policy of their own. ``updated_at`` null: nothing was ever said here.
+    ``agents`` are those that have a policy of their own. ``updated_at`` null: nothing was ever said here. ``damaged``
+    are those that were written or edited outside the gateway: nothing is removed that they could apply to, and
+    ``effective`` is null where one of them applies. A PUT that says ``legal_hold`` supersedes one; of the ceilings, the
+    operator's.
     """
 
     agent: str | None
     policy: RetentionPolicy
-    effective: EffectiveRetention
+    effective: EffectiveRetention | None
     ceilings: RetentionCeilings
     agents: list[str]
+    damaged: list[DamagedRetention]
+    updated_at: datetime | None
+
+
+class SavePolicy(Request, omit_defaults=True):
+    """Whether a save must name the head it follows; absent or null: nothing is said here."""
+
+    strict: bool | None = None
+
+
+class SavePolicies(Response):
+    """What is said for all saves of the tenant, or for those of ``agent``, and what that comes to.
+
+    ``strict`` is what holds: an agent's policy counts before the tenant's; null: something damaged decides, and a save
+    that names no head is refused as ``integrity-failure``. ``agents`` are those that have a policy of their own;
+    ``updated_at`` null: nothing is said here. ``damaged`` are those whose policy was written or edited outside
+    the gateway; null among them is the tenant. A PUT supersedes one.
+    """
+
+    agent: str | None
+    policy: SavePolicy
+    strict: bool | None
+    agents: list[str]
+    damaged: list[str | None]
     updated_at: datetime | None
 
 
@@ -1182,11 +1340,16 @@ class RetentionStep(Response):
 
 
 class ThreadRetention(Response):
-    """What a thread's own policy says, what holds for it, and what becomes of it next if nobody writes to it."""
+    """What a thread's own policy says, what holds for it, and what becomes of it next if nobody writes to it.
+
+    ``damaged``: its own policy was written or edited outside the gateway; a PUT by tenant:admin that says
+    ``legal_hold`` supersedes it. ``effective`` null: something damaged applies to it, and nothing of it is removed.
+    """
 
     thread_id: str
     policy: RetentionPolicy
-    effective: EffectiveRetention
+    effective: EffectiveRetention | None
+    damaged: bool
     next: RetentionStep | None
     updated_at: datetime | None
 
@@ -1208,12 +1371,14 @@ class RetentionForeseen(Response):
 class RetentionPreview(Response):
     """What a round would do at ``at`` to a stretch of the tenant's threads: add up the pages.
 
-    ``held`` threads would be acted on but for a legal hold.
+    ``held`` threads would be acted on but for a legal hold; ``damaged`` ones are left alone because a policy that could
+    apply to them was written or edited outside the gateway.
     """
 
     at: datetime
     threads: int
     held: int
+    damaged: int
     actions: list[RetentionForeseen]
     next_cursor: str | None
 

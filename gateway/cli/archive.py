@@ -4,14 +4,13 @@ Both verbs are jobs of the gateway: they go on when the command is interrupted. 
 storage class hours, goes to stderr.
 """
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.jobs import job_path
+from gateway.cli.jobs import Patience, flat, job_path, timeout_option
 from gateway.cli.parameters import json_option, page_options, subject_option, url_option
 
 if TYPE_CHECKING:
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 # How often a thread is asked where it is; what is being thawed, less often.
 LOOK_SECONDS = 0.5
 LOOK_SECONDS_MAX = 30.0
+# What the job says is asked for as often as that.
+LOOKS_FOR_THE_JOB = 4
 _ROUND_TIMES = ("lease_until", "due_at", "started_at", "finished_at", "late_since")
 
 detach_option = click.option("--detach", is_flag=True, help="Start the job and do not wait for its end.")
@@ -40,44 +41,54 @@ def _move(
     subject: str | None,
     url: str | None,
     detach: bool,
+    timeout_seconds: float | None,
     as_json: bool,
 ) -> None:
     wanted = "archive" if verb == "archive" else "hot"
     with _open(url, subject) as connection:
         begun = connection.call("POST", ["threads", thread_id, verb], query=query)
-        if begun["job_id"] is None:
+        if "job_id" not in begun:
             render.say(f"{thread_id} is in the {wanted} tier already.")
         elif detach:
             render.say(f"Job {begun['job_id']}")
         else:
-            _wait(connection, thread_id, verb, wanted, begun["job_id"])
+            _wait(connection, thread_id, verb, wanted, begun["job_id"], timeout_seconds)
         found = begun if detach else connection.call("GET", ["threads", thread_id])
     if as_json:
         render.emit_json(found)
         return
-    flat = {name: value for name, value in found.items() if name != "archive"} | (found.get("archive") or {})
+    if "job_id" in found:
+        shown = flat(found)
+    else:
+        shown = {name: value for name, value in found.items() if name != "archive"} | (found.get("archive") or {})
     times = ("created_at", "updated_at", "archived_at")
-    render.record({name: render.moment(flat[name]) if name in times else render.cell(flat[name]) for name in flat})
+    render.record({name: render.moment(shown[name]) if name in times else render.cell(shown[name]) for name in shown})
 
 
-def _wait(connection: "Connection", thread_id: str, verb: str, wanted: str, job_id: str) -> None:
+def _wait(
+    connection: "Connection", thread_id: str, verb: str, wanted: str, job_id: str, timeout_seconds: float | None
+) -> None:
     """Show how far it is until the thread is there; what the job ended with is the tenant's to see.
 
     Raises:
-        Failure: the job ended, and the thread is not there.
+        Failure: the job ended, and the thread is not there; or it did not end within ``timeout_seconds``.
     """
-    said, looks = None, 0
+    said, waits, looks, patience = None, "", 0, Patience(timeout_seconds)
     while True:
         found = connection.call("GET", ["threads", thread_id])
         if found["tier"] == wanted:
             return
         archive = found.get("archive")
-        progress = _progress(verb, archive)
+        progress = _progress(verb, archive) + waits
         if progress != said:
             said = progress
             render.say(progress)
         over = archive is not None and archive["job_id"] is None and archive["state"] != "unknown"
-        if over or (verb == "archive" and looks and not looks % 4 and _has_ended(connection, job_id)):
+        job = _job(connection, job_id) if looks and not looks % LOOKS_FOR_THE_JOB and not over else None
+        if job is not None:
+            waits = f", waits for {job['waits_for']}" if job.get("waits_for") else ""
+            over = verb == "archive" and job["state"] in {"done", "failed"}
+        if over:
             # Asked again: it may have ended between the two answers.
             if connection.call("GET", ["threads", thread_id])["tier"] == wanted:
                 return
@@ -89,8 +100,9 @@ def _wait(connection: "Connection", thread_id: str, verb: str, wanted: str, job_
                 exit_code=ExitCode.CONFLICT,
             )
         looks += 1
-        patience = archive["retry_after_seconds"] if archive and archive["state"] == "thawing" else LOOK_SECONDS
-        time.sleep(max(LOOK_SECONDS, min(patience, LOOK_SECONDS_MAX)))
+        seconds = archive["retry_after_seconds"] if archive and archive["state"] == "thawing" else LOOK_SECONDS
+        seconds = max(LOOK_SECONDS, min(seconds, LOOK_SECONDS_MAX))
+        patience.wait(seconds, job_id, progress=progress, follow=f"stateroom {verb} {thread_id}")
 
 
 def _progress(verb: str, archive: dict[str, Any] | None) -> str:
@@ -113,11 +125,6 @@ def _job(connection: "Connection", job_id: str) -> dict[str, Any] | None:
     return found
 
 
-def _has_ended(connection: "Connection", job_id: str) -> bool:
-    job = _job(connection, job_id)
-    return job is not None and job["state"] in {"done", "failed"}
-
-
 def _why(connection: "Connection", job_id: str) -> str:
     job = _job(connection, job_id)
     return "" if job is None else job["error"] or job["note"] or ""
@@ -127,26 +134,45 @@ def _why(connection: "Connection", job_id: str) -> str:
 @click.argument("thread_id")
 @click.option("--storage-class", metavar="CLASS", help="S3 storage class, such as GLACIER.  [default: the bucket's]")
 @detach_option
+@timeout_option
 @subject_option
 @url_option
 @json_option
 def archive(
-    *, thread_id: str, storage_class: str | None, detach: bool, subject: str | None, url: str | None, as_json: bool
+    *,
+    thread_id: str,
+    storage_class: str | None,
+    detach: bool,
+    timeout_seconds: float | None,
+    subject: str | None,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Move a thread to the archive: one sealed object instead of rows. It stays listed; unless frozen, readable."""
     query = {"storage_class": storage_class}
-    _move("archive", thread_id, query, subject=subject, url=url, detach=detach, as_json=as_json)
+    how: dict[str, Any] = {"detach": detach, "timeout_seconds": timeout_seconds, "as_json": as_json}
+    _move("archive", thread_id, query, subject=subject, url=url, **how)
 
 
 @click.command("thread")
 @click.argument("thread_id")
 @detach_option
+@timeout_option
 @subject_option
 @url_option
 @json_option
-def restore_thread(*, thread_id: str, detach: bool, subject: str | None, url: str | None, as_json: bool) -> None:
+def restore_thread(
+    *,
+    thread_id: str,
+    detach: bool,
+    timeout_seconds: float | None,
+    subject: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Bring a thread back from the archive, thawing it first if need be. `stateroom restore ID` is the same."""
-    _move("restore", thread_id, {}, subject=subject, url=url, detach=detach, as_json=as_json)
+    how: dict[str, Any] = {"detach": detach, "timeout_seconds": timeout_seconds, "as_json": as_json}
+    _move("restore", thread_id, {}, subject=subject, url=url, **how)
 
 
 @click.command("jobs")
@@ -175,10 +201,10 @@ def jobs(*, limit: int, everything: bool, operator: bool, url: str | None, as_js
         if round_ is not None:
             render.emit_json({"kind": "retention-round", **round_})
         return
-    columns = ("job_id", "kind", "target", "state", "done", "total", "error", "updated_at")
+    columns = ("job_id", "kind", "target", "state", "progress", "error", "updated_at")
     table = [
         [render.moment(job[name]) if name.endswith("_at") else render.cell(job[name]) for name in columns]
-        for job in rows
+        for job in map(flat, rows)
     ]
     render.table(list(columns), table, empty="No jobs.")
     if cut:

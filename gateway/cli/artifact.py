@@ -22,7 +22,7 @@ _TIMES = ("created_at", "expires_at")
 _COLUMNS = {
     "artifact_id": "Artifact",
     "name": "Name",
-    "number": "Version",
+    "version": "Version",
     "media_type": "Type",
     "size_bytes": "Bytes",
     "created_at": "Created",

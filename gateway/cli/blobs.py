@@ -35,16 +35,25 @@ def _chosen(tenant_id: UUID | None, *, everything: bool) -> None:
 
 
 def _with_store(work: "Callable[[Store], Coroutine[Any, Any, Any]]", data_dir: Path | None) -> Any:
-    if data_dir is not None:
-        return _with_folder(work, data_dir)
-    settings = settings_from_environment()
-    if settings.s3_url is None and settings.archive_url is None:
+    settings = None if data_dir is not None else settings_from_environment()
+    if settings is not None and settings.s3_url is None and settings.archive_url is None:
         raise Failure(
             "there is no object store to look into",
             hint="STATEROOM_S3_URL names the bucket.",
             exit_code=ExitCode.USAGE,
         )
-    return run_local(_opened(settings, work))
+    return run_on_store(work, data_dir)
+
+
+def run_on_store(work: "Callable[[Store], Coroutine[Any, Any, Any]]", data_dir: Path | None) -> Any:
+    """Run ``work`` on the store that the settings describe, or an embedded gateway's folder.
+
+    Raises:
+        Failure: it cannot be opened, or refused.
+    """
+    if data_dir is not None:
+        return _with_folder(work, data_dir)
+    return run_local(_opened(settings_from_environment(), work))
 
 
 def _with_folder(work: "Callable[[Store], Coroutine[Any, Any, Any]]", data_dir: Path) -> Any:

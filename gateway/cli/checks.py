@@ -5,10 +5,10 @@ whose ground failed is skipped and says so; everything else is checked, so that 
 prove that the gateway will keep working; it proves that it is set up as it requires.
 """
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -19,27 +19,34 @@ from crypto import selftest
 from crypto.errors import CryptoError
 from crypto.roots import RootKey, create_root_key
 from gateway import api_keys
+from gateway.cli import credentials
 from gateway.cli.render import byte_count
 from gateway.settings import CONNECTIONS_MAX, SettingsError, parse, read_secret
 from storage.blobs.opening import open_bucket
 from storage.blobs.s3 import S3Location
 from storage.blobs.store import FROZEN_CLASSES
+from storage.clock import SystemClock
+from storage.clock_check import measure_offset
 from storage.errors import SetupError, StorageError
+from storage.features import KNOWN_NAMES, SEALED_API_KEYS, unknown_to_this_build
 from storage.format.leaves import OFFLOAD_BYTES_MIN
+from storage.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
 from storage.model import ApiKeyRecord
-from storage.postgres import bloat, blobs, setup, tenants, wrappings
+from storage.postgres import bloat, blobs, processes, setup, tenants, wrappings
 from storage.postgres.engine import (
     IDLE_IN_TRANSACTION_TIMEOUT_MS,
     LOCK_TIMEOUT_MS,
     STATEMENT_TIMEOUT_MS,
     speaks_to_a_pooler,
 )
+from storage.postgres.features import FEATURES
 from storage.postgres.tables import SCHEMA
 from storage.postgres.unit_of_work import bindings
-from storage.scope import OperatorScope
+from storage.processes import GONE_SECONDS
+from storage.scope import OperatorScope, TenantScope
+from storage.service import Store
+from storage.tenants import record_of
 
-POSTGRES_VERSION_MIN = 16
-CLOCK_SKEW_SECONDS_MAX = 5.0  # timestamps of checkpoints come from this machine, leases from the database
 CONNECT_SECONDS_MAX = 5.0
 CONNECTIONS_TAKEN_MAX = 0.9  # of those the database allows
 TIME_OUTS = {
@@ -65,7 +72,7 @@ class Finding:
     """The outcome of one check; ``fix`` says what to do when it is not ``ok``."""
 
     check: str
-    outcome: Literal["ok", "failed", "skipped"]
+    outcome: Literal["ok", "warning", "failed", "skipped"]
     detail: str
     fix: str = ""
 
@@ -82,6 +89,11 @@ def ok(check: str, detail: str) -> Finding:
 def failed(check: str, detail: str, fix: str) -> Finding:
     """A check that did not."""
     return Finding(check, "failed", detail, fix)
+
+
+def warning(check: str, detail: str, fix: str) -> Finding:
+    """A check that passed, and found what somebody should do."""
+    return Finding(check, "warning", detail, fix)
 
 
 def skipped(check: str, why: str) -> Finding:
@@ -117,7 +129,8 @@ async def examine(environ: Mapping[str, str]) -> list[Finding]:
             findings += await _check_database(given, root_key, environ)
         else:
             findings.append(skipped("database", "needs STATEROOM_DATABASE_URL"))
-    findings.append(await _check_s3("object storage", "STATEROOM_S3_URL", given.get("s3_url")))
+        findings.append(await _check_s3("object storage", "STATEROOM_S3_URL", given.get("s3_url")))
+        findings.append(await _check_history(given, root_key))
     if "archive_url" in given:
         findings.append(await _check_s3("archive", "STATEROOM_ARCHIVE_URL", given["archive_url"]))
     return findings
@@ -181,6 +194,34 @@ async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
     return ok(check, detail)
 
 
+async def _check_history(given: Mapping[str, Any], root_key: RootKey | None) -> Finding:
+    """Whether the database has what the object store knows of it: shreds, and events that were anchored."""
+    check = "history"
+    if root_key is None or not {"database_url", "deployment_id", "s3_url"} <= given.keys():
+        return skipped(check, "needs the database, STATEROOM_S3_URL, the root key and STATEROOM_DEPLOYMENT_ID")
+    fix = "See docs/operations/backup.md on restores and fail-over before serving from it."
+    try:
+        blobs = open_bucket(S3Location.parse(given["s3_url"]), threads=1)
+    except ValueError as error:
+        return failed(check, str(error), "Correct STATEROOM_S3_URL.")
+    try:
+        store = await Store.open(
+            given["database_url"], root_key=root_key, deployment_id=given["deployment_id"], connections_max=2,
+            blobs=blobs, durable=False, restored=True,
+        )  # fmt: skip
+        try:
+            await store.check_restored()
+        finally:
+            await store.close()
+    except CryptoError as error:
+        return skipped(check, f"the root key is needed to tell: {error}")
+    except StorageError as error:
+        return failed(check, str(error), fix)
+    finally:
+        await blobs.aclose()
+    return ok(check, "the database has every event that was anchored, and every shred")
+
+
 async def _check_database(
     given: Mapping[str, Any], root_key: RootKey | None, environ: Mapping[str, str]
 ) -> list[Finding]:
@@ -204,7 +245,10 @@ async def _check_database(
         return await _check_deployment(connection, given.get("deployment_id"))
 
     async def pepper(connection: Any) -> Finding:
-        return await _check_pepper(connection, given.get("api_key_pepper"), environ)
+        return await _check_pepper(connection, given, environ)
+
+    async def keys(connection: Any) -> Finding:
+        return await _check_api_keys(connection, _peppers(given))
 
     async def connections(connection: Any) -> Finding:
         return await _check_connections(connection, given.get("database_connections_max", CONNECTIONS_MAX))
@@ -221,10 +265,18 @@ async def _check_database(
         "deployment id": deployment,
         "wrapped keys": wrapped,
         "API key pepper": pepper,
+        "API keys": keys,
+        "tenants": _check_tenants,
     }
     try:
+        version = await _guarded("PostgreSQL version", _check_server_version, connection)
+        findings.append(version)
         for check, examine_one in checks.items():
-            findings.append(await _guarded(check, examine_one, connection))
+            findings.append(
+                await _guarded(check, examine_one, connection)
+                if version.outcome == "ok"
+                else skipped(check, "needs a server that is new enough")
+            )
     finally:
         await connection.close()
     return findings
@@ -239,11 +291,11 @@ async def _guarded(check: str, examine_one: Callable[[Any], Awaitable[Finding]],
 
 
 async def _check_server_version(connection: Any) -> Finding:
-    version = connection.get_server_version()
-    if version.major < POSTGRES_VERSION_MIN:
-        fix = f"Upgrade the server to PostgreSQL {POSTGRES_VERSION_MIN} or newer."
-        return failed("PostgreSQL version", f"{version.major}.{version.minor}", fix)
-    return ok("PostgreSQL version", f"{version.major}.{version.minor}")
+    number = int(await connection.fetchval("SHOW server_version_num"))
+    shown, required = f"{number // 10000}.{number % 10000}", setup.POSTGRES_VERSION_MIN // 10000
+    if number < setup.POSTGRES_VERSION_MIN:
+        return failed("PostgreSQL version", shown, f"Upgrade the server to PostgreSQL {required} or newer.")
+    return ok("PostgreSQL version", shown)
 
 
 async def _check_durability(connection: Any) -> Finding:
@@ -271,6 +323,9 @@ async def _check_own_role(connection: Any) -> Finding:
     if too_much := [power for power, held in powers.items() if held]:
         fix = "Serve as gw_app: a role with these powers would see every tenant's rows."
         return failed("serving role", f"{row['rolname']} is {', '.join(too_much)}", fix)
+    if await connection.fetchval("SELECT has_database_privilege(current_database(), 'TEMPORARY')"):
+        fix = "Run what `stateroom db roles` prints again, as a superuser: nothing here makes temporary tables."
+        return warning("serving role", f"{row['rolname']} may make temporary tables", fix)
     return ok("serving role", f"{row['rolname']} is bound by row-level security")
 
 
@@ -286,7 +341,7 @@ async def _check_roles(connection: Any) -> Finding:
         elif row["rolbypassrls"] != ROLES[name]:
             wrong.append(f"{name} must {'' if ROLES[name] else 'not '}have BYPASSRLS")
     if wrong:
-        fix = "Run storage/postgres/roles.sql as a superuser, or correct the roles with ALTER ROLE."
+        fix = "Run what `stateroom db roles` prints as a superuser, or correct the roles with ALTER ROLE."
         return failed("roles", "; ".join(wrong), fix)
     return ok("roles", ", ".join(ROLES))
 
@@ -310,6 +365,13 @@ async def _check_row_level_security(connection: Any) -> Finding:
     return ok("row-level security", f"forced on all {len(rows)} tables of tenants")
 
 
+async def _check_functions(connection: Any) -> Finding:
+    if found := await setup.function_faults(connection):
+        fix = "Give them back as a superuser, or restore as one: docs/operations/backup.md."
+        return failed("functions", "; ".join(found), fix)
+    return ok("functions", "each runs with the rights it was made with")
+
+
 async def _check_writable(connection: Any) -> Finding:
     if await connection.fetchval("SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"):
         fix = "Point STATEROOM_DATABASE_URL at the primary."
@@ -318,13 +380,10 @@ async def _check_writable(connection: Any) -> Finding:
 
 
 async def _check_clock(connection: Any) -> Finding:
-    before = time.time()
-    theirs = (await connection.fetchval("SELECT clock_timestamp()")).timestamp()
-    after = time.time()
-    skew = theirs - (before + after) / 2
-    if abs(skew) - (after - before) / 2 > CLOCK_SKEW_SECONDS_MAX:
-        return failed("clock", f"the database is {skew:+.1f} s away", "Run NTP (chrony) on both machines.")
-    return ok("clock", f"the database is {skew:+.3f} s away")
+    offset = await measure_offset(connection, SystemClock())
+    if not offset.agrees:
+        return failed("clock", f"the database is {offset.seconds:+.1f} s away", "Run NTP (chrony) on both machines.")
+    return ok("clock", f"the database is {offset.seconds:+.3f} s away")
 
 
 async def _check_revision(connection: Any) -> Finding:
@@ -336,6 +395,27 @@ async def _check_revision(connection: Any) -> Finding:
         detail = f"db_revision {found or 'none'}, this build requires {required}"
         return failed("database schema", detail, "Run stateroom db upgrade.")
     return ok("database schema", f"db_revision {found}, newer than this build's {required}")
+
+
+async def _check_processes(connection: Any) -> Finding:
+    """Who runs, and whether an upgrade can or must still be finished."""
+    rows = await connection.fetch(FEATURES)
+    if unknown := unknown_to_this_build(rows):
+        fix = "Serve from this database with the newer build that finished the upgrade."
+        return failed("processes", f"this build does not know {', '.join(unknown)}, which is on", fix)
+    on = {row["feature"] for row in rows}
+    running = [each for each in await connection.fetch(processes.SEEN) if each["age_seconds"] < GONE_SECONDS]
+    older = [f"{each['place']} (build {each['build']})" for each in running if on - set(each["features"])]
+    if on:
+        found = await connection.fetch(processes.UNREGISTERED_HOSTS)
+        older += [f"one that enters no registry ({each['sessions']} sessions from {each['host']})" for each in found]
+    if older:
+        fix = "Stop it at once: the upgrade was finished, and it misreads what is stored since."
+        return failed("processes", f"an older build runs: {', '.join(older)}", fix)
+    shown = f"{len(running)} seen in the last {GONE_SECONDS:.0f} s"
+    if pending := [name for name in KNOWN_NAMES if name not in on]:
+        shown += f"; stateroom db finish-upgrade would switch on {', '.join(pending)}"
+    return ok("processes", shown)
 
 
 async def _check_deployment(connection: Any, deployment_id: UUID | None) -> Finding:
@@ -367,10 +447,19 @@ async def _check_wrapped(connection: Any, root_key: RootKey | None, deployment_i
     return ok("wrapped keys", f"the root key opens what wraps all {count}" if count else "there are none yet")
 
 
-async def _check_pepper(connection: Any, pepper: bytes | None, environ: Mapping[str, str]) -> Finding:
+def _peppers(given: Mapping[str, Any]) -> Peppers | None:
+    """The peppers that the environment gives, where it gives one."""
+    if (secret := given.get("api_key_pepper")) is None:
+        return None
+    version = given.get("api_key_pepper_version", FIRST_PEPPER_VERSION)
+    return Peppers(Pepper(version, secret), given.get("api_key_peppers_accepted", ()))
+
+
+async def _check_pepper(connection: Any, given: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
     """Whether API keys verify: a stored MAC covers a secret that is not stored, so it takes a key to tell."""
     check = "API key pepper"
-    if pepper is None:
+    peppers, pepper = _peppers(given), given.get("api_key_pepper")
+    if peppers is None or pepper is None:
         return skipped(check, "needs STATEROOM_API_KEY_PEPPER")
     for variable in KEY_VARIABLES:
         try:
@@ -381,12 +470,57 @@ async def _check_pepper(connection: Any, pepper: bytes | None, environ: Mapping[
         row = await connection.fetchrow(tenants.LOOK_UP, presented.key_id) if presented else None
         if presented is None or row is None:
             continue
-        stored = ApiKeyRecord(**{**row, "permissions": tuple(row["permissions"])})
-        if api_keys.matches(pepper, presented, stored):
+        if api_keys.matches(peppers, presented, record_of(row)):
             return ok(check, f"{len(pepper)} bytes; the key in {variable} verifies")
         fix = "Set STATEROOM_API_KEY_PEPPER to what it was when keys were made; with another one no key verifies."
         return failed(check, f"the key in {variable} is stored and does not verify", fix)
     return ok(check, f"{len(pepper)} bytes; whether keys verify shows with one in {' or '.join(KEY_VARIABLES)}")
+
+
+async def _check_api_keys(connection: Any, peppers: Peppers | None) -> Finding:
+    """Whether somebody edited a key, and whether every tenant can be administered."""
+    check = "API keys"
+    if peppers is None:
+        return skipped(check, "needs STATEROOM_API_KEY_PEPPER")
+    operators = await _standing_keys(connection, OperatorScope())
+    rows = await _as_operator(connection, tenants.LIVING_TENANTS)
+    of_tenants = {each["tenant_id"]: await _standing_keys(connection, TenantScope(each["tenant_id"])) for each in rows}
+    now = datetime.now(UTC)
+    features = {row["feature"]: row["since"] for row in await connection.fetch(FEATURES)}
+    needed = SEALED_API_KEYS.name in features and features[SEALED_API_KEYS.name] <= now
+    found = credentials.examine_keys(operators, of_tenants, peppers, now, seals_needed=needed)
+    if found.damaged:
+        fix = "They open nothing. Revoke them, make others, and find out who wrote to the database."
+        return failed(check, credentials.shown(found.damaged), fix)
+    if found.notes:
+        fix = "stateroom tenant recover, or stateroom init --another for an operator: docs/operations/api-keys.md."
+        return warning(check, credentials.shown(found.notes), fix)
+    older = f", {found.older_pepper:,} under an older pepper" if found.older_pepper else ""
+    return ok(check, f"{found.keys:,} that are not revoked{older}; every tenant can be administered")
+
+
+async def _check_tenants(connection: Any) -> Finding:
+    """Whether tenants can be told apart by their names, as new ones can."""
+    rows = await _as_operator(connection, tenants.LIVING_TENANTS)
+    if shared := credentials.shared_names(row["name"] for row in rows):
+        named = credentials.shown([f"more than one tenant is called {name!r}" for name in shared])
+        return warning("tenants", named, "stateroom tenant rename TENANT_ID NAME")
+    suspended = sum(row["suspended_at"] is not None for row in rows)
+    return ok("tenants", f"{len(rows):,}, of which {suspended:,} are suspended; each has a name of its own")
+
+
+async def _as_operator(connection: Any, statement: str) -> list[Any]:
+    async with connection.transaction(readonly=True):
+        await connection.execute(bindings(OperatorScope()))
+        rows: list[Any] = await connection.fetch(statement)
+        return rows
+
+
+async def _standing_keys(connection: Any, scope: OperatorScope | TenantScope) -> list[ApiKeyRecord]:
+    tenant_id = scope.tenant_id if isinstance(scope, TenantScope) else None
+    async with connection.transaction(readonly=True):
+        await connection.execute(bindings(scope))
+        return [record_of(row) for row in await connection.fetch(tenants.STANDING_KEYS.text, tenant_id)]
 
 
 async def _check_connections(connection: Any, own: int) -> Finding:
@@ -448,14 +582,15 @@ async def _check_dead_rows(connection: Any) -> Finding:
 
 
 _DATABASE_CHECKS: dict[str, Callable[[Any], Awaitable[Finding]]] = {
-    "PostgreSQL version": _check_server_version,
     "writable": _check_writable,
     "durability": _check_durability,
     "clock": _check_clock,
     "roles": _check_roles,
     "serving role": _check_own_role,
     "row-level security": _check_row_level_security,
+    "functions": _check_functions,
     "database schema": _check_revision,
+    "processes": _check_processes,
     "sweeper": _check_sweeper,
     "dead rows": _check_dead_rows,
 }

@@ -17,8 +17,10 @@ from gateway.cli import (
     local,
     remote,
     retention,
+    save_policy,
     state,
     transfer,
+    upgrade,
     verify,
 )
 
@@ -29,6 +31,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
         "commands": [
             "tenant",
             "api-key",
+            "operator-key",
             "thread",
             "checkpoint",
             "artifact",
@@ -37,6 +40,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "restore",
             "state",
             "retention",
+            "save-policy",
             "verify",
             "key",
             "subject",
@@ -46,12 +50,13 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "export",
             "import",
             "transfer-key",
+            "accept-unbound-import",
         ],
     },
 ]
 EPILOGUE = (
     "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, "
-    "5 gateway or database unavailable, 6 conflict."
+    "5 gateway or database unavailable, 6 conflict, 7 still under way after --timeout."
 )
 
 
@@ -83,7 +88,11 @@ def commands() -> None:
     """
 
 
-for _module in (local, blobs, remote, archive, artifact, audit, verify, state, key, decrypt, transfer, retention):
+for _module in (
+    local, blobs, remote, archive, artifact, audit, verify, state, key, decrypt, transfer, retention, save_policy,
+):  # fmt: skip
     for _command in _module.COMMANDS:
         commands.add_command(_command)
+for _command in upgrade.COMMANDS:
+    local.database_group.add_command(_command)
 click.rich_click.COMMAND_GROUPS = {"stateroom": COMMAND_GROUPS}

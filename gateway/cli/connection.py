@@ -34,12 +34,12 @@ _HINTS = {
     "artifact-not-found": "Artifacts belong to a subject: is --subject the right one? See: stateroom artifact list",
     "artifact-referenced": "A checkpoint names it: prune or delete what does, then delete the artifact.",
     "upload-not-found": "It was completed, given up, or has expired: upload without --resume.",
-    "quota-exceeded": "Delete artifacts, or ask the operator for a larger quota.",
+    "quota-exceeded": "Prune, delete or archive threads, delete artifacts, or ask the operator for a larger quota.",
     "thread-exists": "Choose another id, or delete that thread first.",
     "draining": "The gateway is shutting down; another one should answer soon.",
     "internal": "This is a defect of the gateway: its log tells more under the request id.",
     "rollback-detected": "An older copy of the database, or another thread under this name, is being served.",
-    "integrity-failure": "Stored state was changed outside the gateway or lost; its log tells more.",
+    "integrity-failure": "Stored state was changed outside the gateway or lost. See: stateroom verify tenant",
 }
 
 
@@ -191,6 +191,7 @@ class Connection:
         *,
         query: Mapping[str, str | int | None] | None = None,
         body: Any = None,
+        head_id: str | None = None,
     ) -> Any:
         """Call the API and return the plain value of its answer, None when it has none.
 
@@ -199,6 +200,7 @@ class Connection:
             path: Segments below ``/v1``, ids as they are.
             query: Parameters; None is left out.
             body: What to send.
+            head_id: Only if this is still the head.
 
         Raises:
             Failure: The gateway refused or did not answer.
@@ -207,6 +209,8 @@ class Connection:
             target = "/" + "/".join(quote(stateroom.encode_id(part), safe="~._:@+-") for part in path)
             # JSON, so that what is printed with --json is what the API documents.
             headers = {"Accept": "application/json"}
+            if head_id is not None:
+                headers["If-Match"] = f'"{stateroom.encode_id(head_id)}"'
             answer = self._client.request(method, target, params=query, body=body, headers=headers)
             return answer.decode() if answer.body else None
         except errors.StateroomError as error:

@@ -35,7 +35,7 @@ def decrypt(
     """
     from gateway.cli.connection import Connection
 
-    body: dict[str, Any] = {"subject": subject, "thread_id": thread_id, "namespace": namespace, "reason": reason}
+    body: dict[str, Any] = {"subject_id": subject, "thread_id": thread_id, "namespace": namespace, "reason": reason}
     if checkpoint_id is not None:
         body["checkpoint_id"] = checkpoint_id
     with Connection.open(url, credential="STATEROOM_OPERATOR_KEY", subject=None) as connection:

@@ -183,8 +183,10 @@ def _open_path_for_others(path: Path) -> None:
     for folder in path.parents:
         mode = stat.S_IMODE(folder.stat().st_mode)
         if not mode & stat.S_IXOTH:
-            _log.warning("embedded engines run as an unprivileged user: chmod o+x %s", folder)
             folder.chmod(mode | stat.S_IXOTH)
+            _log.warning(
+                "others may now pass through %s (o+x): the embedded engines run as an unprivileged user", folder
+            )
 
 
 class _Demotion(TypedDict, total=False):

@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     DENIED = 4
     UNAVAILABLE = 5
     CONFLICT = 6
+    TIMED_OUT = 7
 
 
 class Failure(Exception):

@@ -25,6 +25,7 @@ from gateway import api_keys
 from gateway.cli.embedded import EmbeddedEngineError, EmbeddedPostgres, EmbeddedS3
 from gateway.cli.failure import Failure
 from gateway.settings import Settings
+from storage.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
 
 if TYPE_CHECKING:
     from storage.service import Store
@@ -33,7 +34,14 @@ DATABASE = "stateroom"
 NAME = "embedded"  # of the tenant and of its keys
 PERMISSIONS = ("state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin")
 # What a person may still choose for an embedded gateway; the rest follows from the folder.
-PASSED_ON = ("STATEROOM_LOG_LEVEL", "STATEROOM_METRICS_LISTEN", "STATEROOM_REQUESTS_IN_FLIGHT_MAX")
+PASSED_ON = (
+    "STATEROOM_DEFAULT_BLOB_QUOTA",
+    "STATEROOM_DEFAULT_ROW_QUOTA",
+    "STATEROOM_LOG_LEVEL",
+    "STATEROOM_METRICS_LISTEN",
+    "STATEROOM_REQUESTS_IN_FLIGHT_MAX",
+    "STATEROOM_TRACEABLE",
+)
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,18 +70,25 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __repr__(self) -> str:
         return f"Identity(deployment_id={self.deployment_id})"
 
+    @property
+    def peppers(self) -> Peppers:
+        """The one pepper, as API keys are checked with it."""
+        return Peppers(Pepper(FIRST_PEPPER_VERSION, bytes.fromhex(self.api_key_pepper)))
+
     @classmethod
     def generate(cls) -> Self:
         """Make new secrets."""
+        pepper = secrets.token_bytes(32)
+        peppers = Peppers(Pepper(FIRST_PEPPER_VERSION, pepper))
         return cls(
             format="stateroom-embedded/1",
             deployment_id=uuid4(),
             tenant_id=uuid4(),
-            api_key_pepper=secrets.token_hex(32),
+            api_key_pepper=pepper.hex(),
             owner_password=secrets.token_hex(24),
             app_password=secrets.token_hex(24),
-            operator_key=api_keys.generate().reveal(),
-            api_key=api_keys.generate().reveal(),
+            operator_key=api_keys.generate(peppers).reveal(),
+            api_key=api_keys.generate(peppers).reveal(),
         )
 
 
@@ -335,19 +350,28 @@ async def register_keys(store: "Store", identity: Identity) -> None:
     Raises:
         StorageError: The database cannot serve this now.
     """
-    from gateway.cli.keys import operator_record, service_record
     from storage.model import Tenant
     from storage.scope import OperatorScope
 
-    pepper = bytes.fromhex(identity.api_key_pepper)
+    peppers = identity.peppers
     now = datetime.now(UTC)
     operator, service = (_presented(text) for text in (identity.operator_key, identity.api_key))
     if await store.tenants.look_up_key(operator.key_id) is None:
-        await store.tenants.add_key(OperatorScope(), operator_record(operator, pepper, name=NAME, now=now))
+        record, _ = api_keys.mint(peppers, kind="operator", permissions=("operator",), name=NAME, now=now, key=operator)
+        await store.tenants.add_key(OperatorScope(), record)
+        await store.upgrades.begin()
     if await store.tenants.look_up_key(service.key_id) is not None:
         return
     tenant = Tenant(tenant_id=identity.tenant_id, name=NAME, created_at=now)
-    record = service_record(service, pepper, tenant.tenant_id, permissions=PERMISSIONS, name=NAME, now=now)
+    record, _ = api_keys.mint(
+        peppers,
+        kind="service",
+        permissions=PERMISSIONS,
+        name=NAME,
+        now=now,
+        tenant_id=tenant.tenant_id,
+        key=service,
+    )
     await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, record)
 
 

@@ -1,16 +1,52 @@
-"""Following a job of the gateway to its end."""
+"""Following a job of the gateway to its end, or for as long as somebody has time for it."""
 
 import time
 from typing import TYPE_CHECKING, Any
 
+import rich_click as click
+
 from gateway.cli import render
-from gateway.cli.failure import Failure
+from gateway.cli.failure import ExitCode, Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gateway.cli.connection import Connection
 
 # How often a job is asked how far it is.
 POLL_SECONDS = 0.5
+
+timeout_option = click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Wait at most this long; the job goes on, and the exit code is 7.  [default: to its end]",
+)
+
+
+class Patience:
+    """How long somebody waits for a job; without ``timeout_seconds``, until it ends."""
+
+    def __init__(self, timeout_seconds: float | None) -> None:
+        self._until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+
+    def wait(self, seconds: float, job_id: str, *, progress: str, follow: str) -> None:
+        """Wait for ``seconds``, or for what is left; ``follow`` is the command that waits on.
+
+        Raises:
+            Failure: nothing is left; the job goes on.
+        """
+        left = seconds if self._until is None else self._until - time.monotonic()
+        if left <= 0:
+            raise Failure(
+                "the job has not ended; it goes on",
+                detail=progress,
+                hint=f"Wait on: {follow}",
+                facts={"job_id": job_id},
+                exit_code=ExitCode.TIMED_OUT,
+            )
+        time.sleep(min(seconds, left))
 
 
 def job_path(operator: bool, *more: str) -> list[str]:
@@ -18,16 +54,38 @@ def job_path(operator: bool, *more: str) -> list[str]:
     return ["admin", *more] if operator else list(more)
 
 
-def follow(connection: "Connection", job_id: str, *, operator: bool) -> dict[str, Any]:
-    """Show how far a job is until it ends; it goes on when this is interrupted.
+def progress_of(job: "Mapping[str, Any]") -> str:
+    """How far a job is, in words, and what it waits for."""
+    done, total = job["progress"]["done"], job["progress"]["total"]
+    shown = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+    waits_for = job.get("waits_for")  # a gateway of another release may not say it
+    return f"{shown}, waits for {waits_for}" if waits_for else shown
+
+
+def target_of(job: "Mapping[str, Any]") -> str:
+    """What a job works on, in words; what narrows it not at all works on everything."""
+    return " ".join(f"{name}={value}" for name, value in job["target"].items()) or "all"
+
+
+def flat(job: "Mapping[str, Any]") -> dict[str, Any]:
+    """A job as a row of a table, without what it found in detail."""
+    row = {name: value for name, value in job.items() if name not in {"migration", "verification"}}
+    return {**row, "target": target_of(job), "progress": progress_of(job)}
+
+
+def follow(
+    connection: "Connection", job_id: str, *, operator: bool, timeout_seconds: float | None = None
+) -> dict[str, Any]:
+    """Show how far a job is, and what it waits for, until it ends; it goes on when this is interrupted.
 
     Raises:
-        Failure: it failed.
+        Failure: it failed, or did not end within ``timeout_seconds``.
     """
-    said = None
+    said, patience = None, Patience(timeout_seconds)
+    again = f"stateroom job show {job_id} --wait" + " --operator" * operator
     while True:
         job: dict[str, Any] = connection.call("GET", job_path(operator, "jobs", job_id))
-        progress = f"{job['done']:,}" if job["total"] is None else f"{job['done']:,} of {job['total']:,}"
+        progress = progress_of(job)
         if progress != said:
             said = progress
             render.say(f"{job['kind']}: {progress}")
@@ -35,4 +93,4 @@ def follow(connection: "Connection", job_id: str, *, operator: bool) -> dict[str
             raise Failure("the job failed", detail=job["error"] or "", facts={"job_id": job_id})
         if job["state"] == "done":
             return job
-        time.sleep(POLL_SECONDS)
+        patience.wait(POLL_SECONDS, job_id, progress=progress, follow=again)

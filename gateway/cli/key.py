@@ -7,6 +7,7 @@ with ``--data-dir``, on an embedded gateway's folder, whose engines it starts.
 
 import os
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import rich_click as click
 from gateway.cli import render
 from gateway.cli.archive import restore_thread
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.jobs import follow, job_path
+from gateway.cli.jobs import flat, follow, job_path, timeout_option
 from gateway.cli.local import run_local, settings_from_environment
 from gateway.cli.parameters import data_dir_option, json_option, page_options, url_option
 from gateway.cli.remote import tenant_group
@@ -59,19 +60,25 @@ def _table(items: Sequence[dict[str, Any]], columns: Sequence[str], *, empty: st
     render.table(titles, [[_shown(item)[name] for name in columns] for item in items], empty=empty)
 
 
-def _follow(connection: "Connection", job_id: str, *, operator: bool) -> dict[str, Any]:
-    job = follow(connection, job_id, operator=operator)
+def _follow(connection: "Connection", job_id: str, *, operator: bool, timeout_seconds: float | None) -> dict[str, Any]:
+    job = follow(connection, job_id, operator=operator, timeout_seconds=timeout_seconds)
     if job["note"]:
         render.say(job["note"])
     return job
 
 
-def _end(connection: "Connection", started: dict[str, Any], *, operator: bool, wait: bool, as_json: bool) -> None:
+def _end(
+    connection: "Connection",
+    started: dict[str, Any],
+    *,
+    operator: bool,
+    wait: bool,
+    timeout_seconds: float | None,
+    as_json: bool,
+) -> None:
     if wait:
-        started = {**started, "job": _follow(connection, started["job_id"], operator=operator)}
-        if not as_json:
-            started["job"] = started["job"]["state"]
-    _print(started, as_json=as_json)
+        started |= _follow(connection, started["job_id"], operator=operator, timeout_seconds=timeout_seconds)
+    _print(started if as_json else flat(started), as_json=as_json)
 
 
 @click.group("key")
@@ -107,30 +114,34 @@ def key_status(*, subject: str | None, operator: bool, url: str | None, as_json:
 @key_group.command("rotate")
 @click.option("--subject", metavar="ID", help="This subject's data key; without: the tenant's key.")
 @wait_option
+@timeout_option
 @url_option
 @json_option
-def key_rotate(*, subject: str | None, wait: bool, url: str | None, as_json: bool) -> None:
+def key_rotate(
+    *, subject: str | None, wait: bool, timeout_seconds: float | None, url: str | None, as_json: bool
+) -> None:
     """Make a new key active. No request fails meanwhile; the old version goes when nothing needs it."""
     body: dict[str, Any] = {"level": "tenant"} if subject is None else {"level": "subject", "subject_id": subject}
     with _open(url, operator=False) as connection:
-        started = connection.call("POST", ["keys", "rotate"], body=body)
-        _end(connection, started, operator=False, wait=wait, as_json=as_json)
+        started = connection.call("POST", ["keys:rotate"], body=body)
+        _end(connection, started, operator=False, wait=wait, timeout_seconds=timeout_seconds, as_json=as_json)
 
 
 @key_group.command("rewrap")
 @operator_option
 @wait_option
+@timeout_option
 @url_option
 @json_option
-def key_rewrap(*, operator: bool, wait: bool, url: str | None, as_json: bool) -> None:
+def key_rewrap(*, operator: bool, wait: bool, timeout_seconds: float | None, url: str | None, as_json: bool) -> None:
     """Wrap the tenant's subject keys under its newest key; with --operator, all tenant keys under the active root key.
 
     Run it with --operator after the root key was changed (the new one listed first) or rotated; the old one may go when
     it ended well. No payload is touched.
     """
     with _open(url, operator=operator) as connection:
-        started = connection.call("POST", job_path(operator, "keys", "rewrap"))
-        _end(connection, started, operator=operator, wait=wait, as_json=as_json)
+        started = connection.call("POST", job_path(operator, "keys:rewrap"))
+        _end(connection, started, operator=operator, wait=wait, timeout_seconds=timeout_seconds, as_json=as_json)
 
 
 # --- shredding -----------------------------------------------------------------------------------------------------
@@ -160,19 +171,46 @@ def _say_shredded(answer: dict[str, Any]) -> None:
 confirm_option = click.option("--confirm", metavar="ID", help="The id once more, instead of the question.")
 
 
+@subject_group.command("list")
+@page_options
+@url_option
+@json_option
+def subject_list(*, limit: int, everything: bool, url: str | None, as_json: bool) -> None:
+    """List the tenant's subjects that have keys, hence data, by id."""
+    from gateway.cli.connection import Connection
+
+    with Connection.open(url, credential="STATEROOM_API_KEY", subject=None) as connection:
+        pages = connection.pages(["subjects"], "subjects", rows_wanted=None if everything else limit)
+        found = list(pages if everything else islice(pages, limit))
+    if as_json:
+        for each in found:
+            render.emit_json(each)
+    else:
+        render.table(["Subject"], [[render.cell(each["subject_id"])] for each in found], empty="No subjects.")
+
+
 @subject_group.command("shred")
 @click.argument("subject_id")
 @confirm_option
 @wait_option
+@timeout_option
 @url_option
 @json_option
-def subject_shred(*, subject_id: str, confirm: str | None, wait: bool, url: str | None, as_json: bool) -> None:
+def subject_shred(
+    *,
+    subject_id: str,
+    confirm: str | None,
+    wait: bool,
+    timeout_seconds: float | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Destroy a subject's keys, for ever: nothing it stored can be opened again, by anybody."""
     body = {"confirm": _confirmed(subject_id, confirm)}
     with _open(url, operator=False) as connection:
         answer = connection.call("POST", ["subjects", subject_id, "shred"], body=body)
         _say_shredded(answer)
-        _end(connection, answer, operator=False, wait=wait, as_json=as_json)
+        _end(connection, answer, operator=False, wait=wait, timeout_seconds=timeout_seconds, as_json=as_json)
 
 
 @tenant_group.command("shred")
@@ -186,7 +224,7 @@ def tenant_shred(*, tenant_id: str, confirm: str | None, url: str | None, as_jso
     with _open(url, operator=True) as connection:
         answer = connection.call("POST", ["admin", "tenants", tenant_id, "shred"], body=body)
     _say_shredded(answer)
-    _print(answer, as_json=as_json)
+    _print(answer if as_json else flat(answer), as_json=as_json)
 
 
 # --- jobs ----------------------------------------------------------------------------------------------------------
@@ -217,7 +255,7 @@ def job_list(*, limit: int, everything: bool, operator: bool, url: str | None, a
         for job in rows:
             render.emit_json(job)
         return
-    _table(rows, ("job_id", "kind", "target", "state", "done", "total", "created_at"), empty="No jobs.")
+    _table(list(map(flat, rows)), ("job_id", "kind", "target", "state", "progress", "created_at"), empty="No jobs.")
     if cut:
         render.say("There is more: --limit N or --all.")
 
@@ -225,16 +263,46 @@ def job_list(*, limit: int, everything: bool, operator: bool, url: str | None, a
 @job_group.command("show")
 @click.argument("job_id")
 @click.option("--wait", is_flag=True, help="Wait for its end, and show how far it is.")
+@timeout_option
 @operator_option
 @url_option
 @json_option
-def job_show(*, job_id: str, wait: bool, operator: bool, url: str | None, as_json: bool) -> None:
-    """Show a job."""
+def job_show(
+    *, job_id: str, wait: bool, timeout_seconds: float | None, operator: bool, url: str | None, as_json: bool
+) -> None:
+    """Show a job: how far it is, and what it waits for."""
     with _open(url, operator=operator) as connection:
         if wait:
-            found = _follow(connection, job_id, operator=operator)
+            found = _follow(connection, job_id, operator=operator, timeout_seconds=timeout_seconds)
         else:
             found = connection.call("GET", job_path(operator, "jobs", job_id))
+    _print(found if as_json else flat(found), as_json=as_json)
+
+
+@job_group.command("cancel")
+@click.argument("job_id")
+@operator_option
+@url_option
+@json_option
+def job_cancel(*, job_id: str, operator: bool, url: str | None, as_json: bool) -> None:
+    """End a job before its time, on the record: archive, restore, verify, state migrations, export, import.
+
+    What it has done stays. Shreds and rotations go on to their end.
+    """
+    with _open(url, operator=operator) as connection:
+        found = connection.call("POST", job_path(operator, "jobs", job_id, "cancel"))
+    _print(found if as_json else flat(found), as_json=as_json)
+
+
+@job_group.command("supersede")
+@click.argument("job_id")
+@operator_option
+@url_option
+@json_option
+def job_supersede(*, job_id: str, operator: bool, url: str | None, as_json: bool) -> None:
+    """Put a job aside whose row was written or edited outside the gateway; the audit log keeps what it said."""
+    with _open(url, operator=operator) as connection:
+        found = connection.call("POST", job_path(operator, "jobs", job_id, "supersede"))
     _print(found, as_json=as_json)
 
 

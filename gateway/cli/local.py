@@ -7,7 +7,7 @@ They read the same settings as the gateway (`gateway.settings`) and open the sam
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import rich_click as click
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from gateway.cli.instance import Identity
     from gateway.cli.serving import StopRequest
     from gateway.settings import Address, Settings
-    from gateway.telemetry import Metrics
+    from gateway.telemetry import Metrics, MetricsServer
     from storage.service import Store
 
 T = TypeVar("T")
 
 DATA_DIR = Path(".stateroom")
 EMBEDDED_PORT = 8080
-READY_SECONDS_MAX = 5.0  # of one question to a worker's /readyz
+OPERATOR_KEY_DAYS = 90  # of a key that nobody said an end of; it must be made again before, so that it is not forgotten
 
 
 def settings_from_environment() -> "Settings":
@@ -174,20 +174,25 @@ def serve(
         return
     if not background:
         raise click.UsageError("--no-background needs a worker beside it, which an embedded gateway has not.")
-    address = listen or Address("127.0.0.1", EMBEDDED_PORT)
+    address = listen or _told_to_listen() or Address("127.0.0.1", EMBEDDED_PORT)
     if port is not None:
         address = Address(address.host, port)
     folder = data_dir or DATA_DIR
     _serve_embedded(folder, address, write_env, state_schemas)
 
 
+def _told_to_listen() -> "Address | None":
+    """Where the environment says that an embedded gateway listens, too."""
+    text = os.environ.get("STATEROOM_LISTEN")
+    return None if not text else _Listen().convert(text, None, None)
+
+
 def _serve_configured(
     port: int | None, listen: "Address | None", state_schemas: Path | None, *, background: bool
 ) -> None:
-    from msgspec.structs import replace
-
     from gateway.cli import serving
     from gateway.settings import Address
+    from gateway.telemetry import announce
 
     settings = settings_from_environment()
     address = listen or settings.listen
@@ -195,10 +200,10 @@ def _serve_configured(
         address = Address(address.host, port)
     with serving.StopRequest() as stop, serving.bind(address.host, address.port) as listener:
         bound = Address(address.host, listener.getsockname()[1])
-        settings = replace(settings, listen=bound)
+        settings = settings.listening_on(bound)
 
         def on_ready() -> None:
-            render.say(f"Stateroom {_version()} is ready on {bound}; public URL {settings.public_url}")
+            announce("ready", listen=str(bound), public_url=settings.public_url)
 
         run_local(_serve(settings, listener, stop, on_ready, state_schemas=state_schemas, background=background))
 
@@ -206,6 +211,7 @@ def _serve_configured(
 def _serve_embedded(folder: Path, address: "Address", write_env: Path | None, state_schemas: Path | None) -> None:
     from gateway.cli import instance, serving
     from gateway.settings import Address
+    from gateway.telemetry import build
 
     env_file = (write_env or folder / "env").absolute()
     if write_env is not None:
@@ -229,7 +235,7 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None, st
 
         def on_ready() -> None:
             render.say(
-                f"Stateroom {_version()} is ready.\n"
+                f"Stateroom {build()} is ready.\n"
                 f"  URL   {url}\n"
                 f"  Docs  {url}/docs\n"
                 f"  Data  {owned.data_dir}\n"
@@ -273,7 +279,7 @@ def _migrating(work: "Coroutine[Any, Any, T]") -> "T":
             "the database is not available", detail=str(error), hint=hint, exit_code=ExitCode.UNAVAILABLE
         ) from None
     except StorageError as error:
-        raise Failure("the database refused", detail=str(error), hint=hint) from None
+        raise Failure("the database refused", detail=str(error)) from None
     except (OSError, SQLAlchemyError, PostgresError, InterfaceError) as error:
         cause = getattr(error, "orig", None) or error
         raise Failure("the database refused", detail=type(cause).__name__, hint=hint) from None
@@ -296,11 +302,14 @@ async def _serve(
     from gateway.cli import serving
     from gateway.connections import Connections
     from gateway.telemetry import Metrics, configure_logging
+    from migrations.state.confinement import make_undumpable
 
     configure_logging(settings.log_level)
+    if not settings.traceable:
+        make_undumpable()
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        _show_metrics(stack, settings, metrics)
+        listener_of_metrics = _show_metrics(stack, settings, metrics)
         opening = open_app(settings, metrics=metrics, state_schemas=state_schemas, background=background)
         app = await stack.enter_async_context(opening)
         await _check_root_key(settings, app.services.store)
@@ -308,6 +317,8 @@ async def _serve(
             from gateway.cli.instance import register_keys
 
             await register_keys(app.services.store, identity)
+        if listener_of_metrics is not None:
+            listener_of_metrics.answer_probes(app.services.readiness.probe)
         connections = Connections(metrics, settings.public_url)
         await serving.serve(
             app, listener, stop=stop, drain=app.services.drain, connections=connections, on_ready=on_ready
@@ -329,25 +340,22 @@ async def _check_root_key(settings: "Settings", store: "Store") -> None:
         await wrappings.guard(connection, root_key, settings.deployment_id)
 
 
-def _show_metrics(
-    stack: "AsyncExitStack",
-    settings: "Settings",
-    metrics: "Metrics",
-    ready: "Callable[[], tuple[bool, bytes]] | None" = None,
-) -> None:
-    """Listen for Prometheus, where the settings say so; ``ready``: answer ``/readyz`` there, too."""
+def _show_metrics(stack: "AsyncExitStack", settings: "Settings", metrics: "Metrics") -> "MetricsServer | None":
+    """Listen for Prometheus and for probes, where the settings say so."""
     from gateway.telemetry import MetricsServer
 
     if settings.metrics_listen is None:
-        return
+        return None
     try:
-        stack.callback(MetricsServer(metrics, settings.metrics_listen, ready).close)
+        listener = MetricsServer(metrics, settings.metrics_listen)
     except OSError as error:
         raise Failure(
             f"cannot listen for metrics on {settings.metrics_listen}",
             detail=str(error.strerror),
             hint="Set STATEROOM_METRICS_LISTEN to another address, or to off.",
         ) from None
+    stack.callback(listener.close)
+    return listener
 
 
 @click.command("worker")
@@ -355,7 +363,7 @@ def _show_metrics(
 def worker(*, state_schemas: Path | None) -> None:
     """Do what any process may do for all of them, until SIGTERM or Ctrl-C: jobs, sweeps, rounds of retention, anchors.
 
-    Takes the settings of the gateways (STATEROOM_...), and serves nothing but metrics and /readyz, on
+    Takes the settings of the gateways (STATEROOM_...), and serves nothing but /metrics, /livez and /readyz, on
     STATEROOM_METRICS_LISTEN. Any number of workers may run; each piece of work has one owner at a time. Killing one is
     safe: another goes on.
     """
@@ -370,25 +378,21 @@ async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path |
     import asyncio
     from contextlib import AsyncExitStack
 
-    import msgspec
-
     from gateway.app import open_app
-    from gateway.telemetry import Metrics, configure_logging
+    from gateway.telemetry import Metrics, announce, configure_logging
+    from migrations.state.confinement import make_undumpable
 
     configure_logging(settings.log_level)
+    if not settings.traceable:
+        make_undumpable()
     metrics = Metrics()
-    loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     async with AsyncExitStack() as stack:
+        listener = _show_metrics(stack, settings, metrics)
         app = await stack.enter_async_context(open_app(settings, metrics=metrics, state_schemas=state_schemas))
         await _check_root_key(settings, app.services.store)
-        readiness = app.services.readiness
-
-        def ready() -> tuple[bool, bytes]:  # in a thread of the listener's
-            report = asyncio.run_coroutine_threadsafe(readiness.report(), loop).result(READY_SECONDS_MAX)
-            return report.ready, msgspec.json.encode(report)
-
-        _show_metrics(stack, settings, metrics, ready)
+        if listener is not None:
+            listener.answer_probes(app.services.readiness.probe)
 
         def note() -> None:
             app.services.drain.begin()  # from here on /readyz says no
@@ -396,14 +400,8 @@ async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path |
 
         with stop.told_to(note):
             async with app.lifespan():
-                render.say(f"Stateroom {_version()} works in the background")
+                announce("working")
                 await stopped.wait()
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("stateroom-gateway")
 
 
 @click.command("init")
@@ -414,9 +412,15 @@ def _version() -> str:
     is_flag=True,
     help="The key may also read any subject's state, each time on the record: break-glass.",
 )
-@click.option("--expires", type=Moment("ahead"), help="When the key ends: 8h, or an RFC 3339 time.  [default: never]")
+@click.option(
+    "--expires",
+    type=Moment("ahead", never=True),
+    default=f"{OPERATOR_KEY_DAYS}d",
+    show_default=True,
+    help="When the key ends: 8h, an RFC 3339 time, or never.",
+)
 @json_option
-def init(*, another: bool, name: str, decrypt_any: bool, expires: datetime | None, as_json: bool) -> None:
+def init(*, another: bool, name: str, decrypt_any: bool, expires: datetime | Literal["never"], as_json: bool) -> None:
     """Check the settings and create the first operator key, which is printed this once.
 
     Run it once per deployment, after `stateroom db upgrade`.
@@ -432,12 +436,15 @@ def init(*, another: bool, name: str, decrypt_any: bool, expires: datetime | Non
         )
     settings = settings_from_environment()
     permissions = ("decrypt-any", "operator") if decrypt_any else ("operator",)
-    making = _create_operator_key(settings, name, another=another, permissions=permissions, expires_at=expires)
+    expires_at = None if expires == "never" else expires
+    making = _create_operator_key(settings, name, another=another, permissions=permissions, expires_at=expires_at)
     api_key, key_id = run_local(making)
     if as_json:
-        render.emit_json({"key_id": key_id, "kind": "operator", "name": name, "api_key": api_key})
+        ends = None if expires_at is None else expires_at.isoformat()
+        render.emit_json({"key_id": key_id, "kind": "operator", "name": name, "expires_at": ends, "api_key": api_key})
         return
-    render.record({"key_id": key_id, "api_key": api_key})
+    ends = "never" if expires_at is None else render.moment(expires_at.isoformat())
+    render.record({"key_id": key_id, "expires_at": ends, "api_key": api_key})
     render.say("The operator key is shown only now: keep it as STATEROOM_OPERATOR_KEY where your secrets are.")
 
 
@@ -451,7 +458,6 @@ async def _create_operator_key(
 ) -> tuple[str, str]:
     from crypto.roots import create_root_key
     from gateway import api_keys
-    from gateway.cli.keys import operator_record
     from storage.scope import OperatorScope
     from storage.service import Store
 
@@ -467,23 +473,24 @@ async def _create_operator_key(
         if not another and await _has_operator_key(store):
             raise Failure(
                 "there is an operator key already",
-                hint="Use that one, or create one more with --another; revoke what is lost.",
+                hint="Use that one, or create one more with --another; stateroom operator-key revoke ends a lost one.",
                 exit_code=ExitCode.CONFLICT,
             )
-        presented = api_keys.generate()
-        record = operator_record(
-            presented,
-            settings.api_key_pepper,
-            name=name,
-            now=datetime.now(UTC),
+        record, text = api_keys.mint(
+            settings.peppers,
+            kind="operator",
             permissions=permissions,
+            now=datetime.now(UTC),
+            name=name,
             expires_at=expires_at,
         )
         await store.tenants.add_key(OperatorScope(), record)
+        if not another:
+            await store.upgrades.begin()
     finally:
         await store.close()
         await root_key.aclose()
-    return presented.reveal(), presented.key_id
+    return text, record.key_id
 
 
 async def _has_operator_key(store: "Store") -> bool:
@@ -494,7 +501,7 @@ async def _has_operator_key(store: "Store") -> bool:
     while True:
         page = await store.tenants.list_keys(OperatorScope(), limit=100, after=after)
         for record in page.items:
-            if record.revoked_at is None and (record.expires_at is None or record.expires_at > now):
+            if record.is_active(now):
                 return True
         if page.after is None:
             return False
@@ -507,13 +514,28 @@ def database_group() -> None:
 
 
 @database_group.command("upgrade")
-def database_upgrade() -> None:
+@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL instead of running it; the database is only read.")
+def database_upgrade(*, as_sql: bool) -> None:
     """Bring the schema up to this build's revision; running it again changes nothing."""
     url = _owner_url()
     from storage.postgres import setup
 
+    if as_sql:
+        if script := _migrating(setup.script(url)):
+            click.echo(script, nl=False)
+        else:
+            render.say(f"The database is at db_revision {setup.db_revision_required()}; there is nothing to run.")
+        return
     _migrating(setup.upgrade(url))
     render.say(f"The database is at db_revision {_migrating(setup.current(url))}.")
+
+
+@database_group.command("roles")
+def database_roles() -> None:
+    """Print the SQL that creates the five roles: psql "$SUPERUSER_URL" -f <(stateroom db roles)."""
+    from storage.postgres import setup
+
+    click.echo(setup.roles_script(), nl=False)
 
 
 @database_group.command("current")

@@ -3,42 +3,42 @@
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import rich_click as click
 
+from gateway.sizes import parse_size
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 PAGE_ROWS = 50  # what a person reads; --limit or --all asks for more
 _DURATION = re.compile(r"(\d{1,6})([smhdw])", re.ASCII)
-_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,6})?) ?([KMGTPE]i?B|B)?", re.ASCII | re.IGNORECASE)
-_SIZE_UNITS = {"b": 1} | {
-    f"{prefix}{unit}": base**power
-    for power, prefix in enumerate("kmgtpe", 1)
-    for unit, base in (("b", 1000), ("ib", 1024))
-}
-BYTES_MAX = 2**63 - 1
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-class Moment(click.ParamType[datetime]):
+class Moment(click.ParamType[Any]):
     """A time: RFC 3339 with an offset, or a duration such as ``24h`` counted from now.
 
     Args:
         direction: Whether a duration lies in the past or in the future.
+        never: Whether ``never`` is an answer, too.
     """
 
     name = "time"
 
-    def __init__(self, direction: Literal["ago", "ahead"]) -> None:
+    def __init__(self, direction: Literal["ago", "ahead"], *, never: bool = False) -> None:
         self._sign = -1 if direction == "ago" else 1
+        self._never = never
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Return the time that ``value`` names, in UTC."""
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime | Literal["never"]:
+        """Return the time that ``value`` names, in UTC, or ``never``."""
         if isinstance(value, datetime):
             return value
+        if self._never and value == "never":
+            return "never"
         if found := _DURATION.fullmatch(value):
             return datetime.now(UTC) + self._sign * timedelta(**{_UNITS[found[2]]: int(found[1])})
         try:
@@ -61,11 +61,10 @@ class ByteSize(click.ParamType[Any]):
             return value
         if value.strip().lower() == "none":
             return "none"
-        found = _SIZE.fullmatch(value.strip())
-        size = Decimal(found[1]) * _SIZE_UNITS[(found[2] or "b").lower()] if found else None
-        if size is None or size != int(size) or size > BYTES_MAX:
+        try:
+            return parse_size(value)
+        except ValueError:
             self.fail(f"{value!r} is no size such as 10GiB, 500MB or 1048576, below 8EiB, nor none", param, ctx)
-        return int(size)
 
 
 def json_option(command: Command) -> Command:

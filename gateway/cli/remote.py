@@ -1,12 +1,13 @@
-"""The commands that use a gateway over HTTP: `tenant`, `api-key`, `thread`, `checkpoint`.
+"""The commands that use a gateway over HTTP: `tenant`, `api-key`, `operator-key`, `thread`, `checkpoint`.
 
 They know the API and nothing else: no database, no key material. Listings are tables for people and, with
 ``--json``, one JSON document a line, exactly as the API gave it. A new key is printed once, on stdout, and
 nowhere else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
@@ -85,6 +86,13 @@ def _confirm(question: str, assume_yes: bool) -> None:
 # --- tenants ---------------------------------------------------------------------------------------------
 
 
+_KEY_TIMES = ("created_at", "expires_at", "revoked_at", "last_used_at")
+_TENANT_TIMES = ("created_at", "suspended_at")
+_reason_option = click.option("--reason", required=True, help="Why; the tenant reads it in its audit log.")
+_expires_option = click.option("--expires", type=Moment("ahead"), help="When it ends: 90d, or an RFC 3339 time.")
+_force_option = click.option("--force", is_flag=True, help="Also when it is the last key that administers.")
+
+
 @click.group("tenant")
 def tenant_group() -> None:
     """Tenants, as the operator (STATEROOM_OPERATOR_KEY)."""
@@ -95,10 +103,10 @@ def tenant_group() -> None:
 @url_option
 @json_option
 def tenant_create(*, name: str, url: str | None, as_json: bool) -> None:
-    """Create a tenant and print its first API key, this once."""
+    """Create a tenant and print its first API key, this once: it administers the tenant, and makes keys for agents."""
     with _as_operator(url) as connection:
         created = connection.call("POST", ["admin", "tenants"], body={"name": name})
-    _print_record(created, as_json=as_json, times=("created_at",))
+    _print_record(created, as_json=as_json, times=_TENANT_TIMES)
     if not as_json:
         render.say("The API key is shown only now: keep it where your secrets are.")
 
@@ -113,10 +121,10 @@ def tenant_list(*, limit: int, everything: bool, url: str | None, as_json: bool)
         pages = connection.pages(["admin", "tenants"], "tenants", rows_wanted=None if everything else limit)
         _print_listing(
             _Listing(pages, limit, everything),
-            {"tenant_id": "Tenant", "name": "Name", "created_at": "Created"},
+            {"tenant_id": "Tenant", "name": "Name", "created_at": "Created", "suspended_at": "Suspended"},
             as_json=as_json,
             empty="No tenants yet: stateroom tenant create NAME",
-            times=("created_at",),
+            times=_TENANT_TIMES,
         )
 
 
@@ -128,7 +136,57 @@ def tenant_show(*, tenant_id: str, url: str | None, as_json: bool) -> None:
     """Show one tenant."""
     with _as_operator(url) as connection:
         found = connection.call("GET", ["admin", "tenants", tenant_id])
-    _print_record(found, as_json=as_json, times=("created_at",))
+    _print_record(found, as_json=as_json, times=_TENANT_TIMES)
+
+
+@tenant_group.command("rename")
+@click.argument("tenant_id")
+@click.argument("name")
+@url_option
+@json_option
+def tenant_rename(*, tenant_id: str, name: str, url: str | None, as_json: bool) -> None:
+    """Give a tenant another name, which no other tenant has."""
+    with _as_operator(url) as connection:
+        found = connection.call("PATCH", ["admin", "tenants", tenant_id], body={"name": name})
+    _print_record(found, as_json=as_json, times=_TENANT_TIMES)
+
+
+@tenant_group.command("suspend")
+@click.argument("tenant_id")
+@_reason_option
+@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
+@url_option
+@json_option
+def tenant_suspend(*, tenant_id: str, reason: str, assume_yes: bool, url: str | None, as_json: bool) -> None:
+    """Refuse all API keys of a tenant until it is resumed; what it stored is kept, and not removed for its age."""
+    _confirm(f"Refuse all keys of tenant {render.safe(tenant_id)} from now on?", assume_yes)
+    with _as_operator(url) as connection:
+        found = connection.call("POST", ["admin", "tenants", tenant_id, "suspend"], body={"reason": reason})
+    _print_record(found, as_json=as_json, times=_TENANT_TIMES)
+
+
+@tenant_group.command("resume")
+@click.argument("tenant_id")
+@url_option
+@json_option
+def tenant_resume(*, tenant_id: str, url: str | None, as_json: bool) -> None:
+    """Take the API keys of a suspended tenant again."""
+    with _as_operator(url) as connection:
+        found = connection.call("POST", ["admin", "tenants", tenant_id, "resume"])
+    _print_record(found, as_json=as_json, times=_TENANT_TIMES)
+
+
+@tenant_group.command("recover")
+@click.argument("tenant_id")
+@_reason_option
+@_expires_option
+@url_option
+@json_option
+def tenant_recover(*, tenant_id: str, reason: str, expires: datetime | None, url: str | None, as_json: bool) -> None:
+    """Make an administration key for a tenant that lost its own and print it, this once; the tenant's log says so."""
+    body = {"reason": reason} | ({"expires_at": expires.isoformat()} if expires else {})
+    with _as_operator(url) as connection:
+        _print_new_key(connection.call("POST", ["admin", "tenants", tenant_id, "recover"], body=body), as_json=as_json)
 
 
 @tenant_group.command("quota")
@@ -136,33 +194,72 @@ def tenant_show(*, tenant_id: str, url: str | None, as_json: bool) -> None:
 @click.option(
     "--set", "quota", type=ByteSize(), help="Allow so much in the object store: 10GiB, 500MB, bytes, or none."
 )
+@click.option("--set-rows", "rows_quota", type=ByteSize(), help="Allow so much for rows in the database, likewise.")
 @url_option
 @json_option
-def tenant_quota(*, tenant_id: str, quota: int | Literal["none"] | None, url: str | None, as_json: bool) -> None:
-    """Show what a tenant keeps in the object store, or say how much it may; none: as much as it likes."""
+def tenant_quota(
+    *,
+    tenant_id: str,
+    quota: int | Literal["none"] | None,
+    rows_quota: int | Literal["none"] | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show what a tenant keeps in the object store and the database, or say how much it may; none: all it likes."""
     path = ["admin", "tenants", tenant_id, "blob-usage"]
+    given = {"quota_bytes": quota, "rows_quota_bytes": rows_quota}
+    body = {name: None if each == "none" else each for name, each in given.items() if each is not None}
     with _as_operator(url) as connection:
-        if quota is None:
-            found = connection.call("GET", path)
-        else:
-            found = connection.call("PUT", path, body={"quota_bytes": None if quota == "none" else quota})
+        found = connection.call("PATCH", path, body=body) if body else connection.call("GET", path)
     _print_record(found if as_json else _readable(found), as_json=as_json)
 
 
 def _readable(usage: dict[str, Any]) -> dict[str, Any]:
     """What a person reads of a tenant's bytes."""
-    used, quota = usage["used_bytes"], usage["quota_bytes"]
-    share = "" if not quota else f", {used / quota:.0%} used"
-    return {
-        "tenant_id": usage["tenant_id"],
-        "used_bytes": render.byte_count(used),
-        "quota_bytes": "none" if quota is None else render.byte_count(quota) + share,
-    }
+    shown = {"tenant_id": usage["tenant_id"]}
+    for used_name, quota_name in (("used_bytes", "quota_bytes"), ("rows_bytes", "rows_quota_bytes")):
+        used, quota = usage.get(used_name), usage.get(quota_name)
+        share = f", {used / quota:.0%} used" if quota and used is not None else ""
+        shown[used_name] = "not counted yet" if used is None else render.byte_count(used)
+        shown[quota_name] = "none" if quota is None else render.byte_count(quota) + share
+    return shown | {"rows_counted_at": usage.get("rows_counted_at")}
 
 
 # --- API keys --------------------------------------------------------------------------------------------
 
-_KEY_TIMES = ("created_at", "expires_at", "revoked_at", "last_used_at")
+
+def _print_new_key(created: dict[str, Any], *, as_json: bool) -> None:
+    _print_record(created, as_json=as_json, times=_KEY_TIMES)
+    if not as_json:
+        render.say("The API key is shown only now: keep it where your secrets are.")
+
+
+def _list_keys(connection: "Connection", path: list[str], limit: int, everything: bool, *, as_json: bool) -> None:
+    pages = connection.pages(path, "api_keys", rows_wanted=None if everything else limit)
+    _print_listing(
+        _Listing(pages, limit, everything),
+        {
+            "key_id": "Key",
+            "kind": "Kind",
+            "subject_id": "Subject",
+            "name": "Name",
+            "permissions": "Permissions",
+            "grants": "Grants",
+            "status": "Status",
+            "created_at": "Created",
+            "expires_at": "Expires",
+            "revoked_at": "Revoked",
+            "last_used_at": "Last used",
+        },
+        as_json=as_json,
+        empty="No API keys.",
+        times=_KEY_TIMES,
+    )
+
+
+def _revoke_key(connection: "Connection", path: list[str], key_id: str, *, force: bool) -> None:
+    connection.call("DELETE", [*path, key_id], query={"force": "true"} if force else None)
+    render.say(f"Revoked {key_id}.")
 
 
 @click.group("api-key")
@@ -180,7 +277,14 @@ def api_key_group() -> None:
     type=click.Choice(PERMISSIONS),
     help="What the key may do; repeatable.  [default: state:read, state:write, state:delete]",
 )
-@click.option("--expires", type=Moment("ahead"), help="When it ends: 90d, or an RFC 3339 time.")
+@click.option(
+    "--grant",
+    "grants",
+    multiple=True,
+    type=click.Choice(PERMISSIONS),
+    help="What keys that it makes may do; repeatable.  [default: what it may do itself]",
+)
+@_expires_option
 @url_option
 @json_option
 def api_key_create(
@@ -188,6 +292,7 @@ def api_key_create(
     subject: str | None,
     name: str,
     permissions: tuple[str, ...],
+    grants: tuple[str, ...],
     expires: datetime | None,
     url: str | None,
     as_json: bool,
@@ -198,13 +303,12 @@ def api_key_create(
         body["subject_id"] = subject
     if permissions:
         body["permissions"] = list(permissions)
+    if grants:
+        body["grants"] = list(grants)
     if expires:
         body["expires_at"] = expires.isoformat()
     with _as_tenant(url) as connection:
-        created = connection.call("POST", ["api-keys"], body=body)
-    _print_record(created, as_json=as_json, times=_KEY_TIMES)
-    if not as_json:
-        render.say("The API key is shown only now: keep it where your secrets are.")
+        _print_new_key(connection.call("POST", ["api-keys"], body=body), as_json=as_json)
 
 
 @api_key_group.command("list")
@@ -214,34 +318,42 @@ def api_key_create(
 def api_key_list(*, limit: int, everything: bool, url: str | None, as_json: bool) -> None:
     """List the tenant's API keys, newest first; never their secrets."""
     with _as_tenant(url) as connection:
-        pages = connection.pages(["api-keys"], "api_keys", rows_wanted=None if everything else limit)
-        _print_listing(
-            _Listing(pages, limit, everything),
-            {
-                "key_id": "Key",
-                "kind": "Kind",
-                "subject_id": "Subject",
-                "name": "Name",
-                "permissions": "Permissions",
-                "created_at": "Created",
-                "expires_at": "Expires",
-                "revoked_at": "Revoked",
-                "last_used_at": "Last used",
-            },
-            as_json=as_json,
-            empty="No API keys.",
-            times=_KEY_TIMES,
-        )
+        _list_keys(connection, ["api-keys"], limit, everything, as_json=as_json)
 
 
 @api_key_group.command("revoke")
 @click.argument("key_id")
+@_force_option
 @url_option
-def api_key_revoke(*, key_id: str, url: str | None) -> None:
-    """Revoke an API key; it cannot be brought back."""
+def api_key_revoke(*, key_id: str, force: bool, url: str | None) -> None:
+    """Revoke an API key; it cannot be brought back. The last one with tenant:admin takes --force."""
     with _as_tenant(url) as connection:
-        connection.call("DELETE", ["api-keys", key_id])
-    render.say(f"Revoked {key_id}.")
+        _revoke_key(connection, ["api-keys"], key_id, force=force)
+
+
+@click.group("operator-key")
+def operator_key_group() -> None:
+    """Operators' API keys (STATEROOM_OPERATOR_KEY); `stateroom init --another` makes one."""
+
+
+@operator_key_group.command("list")
+@page_options
+@url_option
+@json_option
+def operator_key_list(*, limit: int, everything: bool, url: str | None, as_json: bool) -> None:
+    """List the operators' API keys, newest first; never their secrets."""
+    with _as_operator(url) as connection:
+        _list_keys(connection, ["admin", "api-keys"], limit, everything, as_json=as_json)
+
+
+@operator_key_group.command("revoke")
+@click.argument("key_id")
+@_force_option
+@url_option
+def operator_key_revoke(*, key_id: str, force: bool, url: str | None) -> None:
+    """Revoke an operator's API key; it cannot be brought back. The last one takes --force."""
+    with _as_operator(url) as connection:
+        _revoke_key(connection, ["admin", "api-keys"], key_id, force=force)
 
 
 # --- threads ---------------------------------------------------------------------------------------------
@@ -258,6 +370,12 @@ def thread_group() -> None:
 @click.option("--status", type=click.Choice(STATUSES), help="Only threads with this status.")
 @click.option("--agent", metavar="NAME", help="Only threads of this agent.")
 @click.option("--tier", type=click.Choice(("hot", "archive")), help="Only threads in this tier.")
+@click.option(
+    "--all-subjects",
+    is_flag=True,
+    help="Of every subject of the tenant, whatever --subject is, with a key that has tenant:admin, state:read and"
+    " subject:act_as.",
+)
 @page_options
 @subject_option
 @url_option
@@ -267,35 +385,43 @@ def thread_list(
     status: str | None,
     agent: str | None,
     tier: str | None,
+    all_subjects: bool,
     limit: int,
     everything: bool,
     subject: str | None,
     url: str | None,
     as_json: bool,
 ) -> None:
-    """List threads, newest first."""
-    with _as_tenant(url, subject) as connection:
-        pages = connection.pages(
-            ["threads"],
-            "threads",
-            query={"status": status, "agent": agent, "tier": tier},
-            rows_wanted=None if everything else limit,
-        )
-        _print_listing(
-            _Listing(pages, limit, everything),
-            {
-                "thread_id": "Thread",
-                "agent": "Agent",
-                "status": "Status",
-                "tier": "Tier",
-                "strict": "Strict",
-                "updated_at": "Updated",
-                "head_id": "Head",
-            },
-            as_json=as_json,
-            empty="No threads.",
-            times=_THREAD_TIMES,
-        )
+    """List threads, newest first; with --all-subjects, subject after subject."""
+    wanted = None if everything else limit
+    query: dict[str, str | int | None] = {"status": status, "agent": agent, "tier": tier}
+
+    def of(one: str | None) -> Iterator[dict[str, Any]]:
+        with _as_tenant(url, one) as connection:
+            yield from connection.pages(["threads"], "threads", query=query, rows_wanted=wanted)
+
+    def of_all() -> Iterator[dict[str, Any]]:
+        with _as_tenant(url) as connection:
+            for each in connection.pages(["subjects"], "subjects"):
+                yield from ({"subject_id": each["subject_id"], **thread} for thread in of(each["subject_id"]))
+
+    columns = {
+        "thread_id": "Thread",
+        "agent": "Agent",
+        "status": "Status",
+        "tier": "Tier",
+        "strict": "Strict",
+        "updated_at": "Updated",
+        "head_id": "Head",
+        "damaged": "Damaged",
+    }
+    _print_listing(
+        _Listing(of_all() if all_subjects else of(subject), limit, everything),
+        {"subject_id": "Subject", **columns} if all_subjects else columns,
+        as_json=as_json,
+        empty="No threads.",
+        times=_THREAD_TIMES,
+    )
 
 
 @thread_group.command("show")
@@ -335,7 +461,7 @@ def thread_settings(
     if not body:
         raise click.UsageError("Name a setting to change: --strict, --no-strict or --agent.")
     with _as_tenant(url, subject) as connection:
-        found = connection.call("PUT", ["threads", thread_id], body=body)
+        found = connection.call("PATCH", ["threads", thread_id], body=body)
     _print_record(found, as_json=as_json, times=_THREAD_TIMES)
 
 
@@ -349,6 +475,69 @@ def thread_copy(*, thread_id: str, target_thread_id: str, subject: str | None, u
     """Copy a thread with its history to a thread that does not exist yet."""
     with _as_tenant(url, subject) as connection:
         receipt = connection.call("POST", ["threads", thread_id, "copy"], body={"target_thread_id": target_thread_id})
+    _print_record(receipt, as_json=as_json)
+
+
+@thread_group.command("fork")
+@click.argument("thread_id")
+@click.argument("checkpoint_id")
+@subject_option
+@url_option
+@json_option
+def thread_fork(*, thread_id: str, checkpoint_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
+    """Go on from an older checkpoint: its state becomes a new one, which is the head; nothing is removed."""
+    with _as_tenant(url, subject) as connection:
+        head_id = connection.call("GET", ["threads", thread_id])["head_id"]
+        older = _load(connection, thread_id, checkpoint_id, "", view="none")
+        body = {name: older[name] for name in ("status", "agent", "metadata", "state_schema", "state_version")}
+        body |= {"changes": {}, "parent_id": checkpoint_id, "fork": True, "source": "fork"}
+        receipt = connection.call("POST", ["threads", thread_id, "checkpoints"], body=body, head_id=head_id)
+    _print_record(receipt, as_json=as_json, times=("created_at",))
+
+
+@thread_group.command("compact")
+@click.argument("thread_id")
+@click.argument("channel")
+@click.option("--keep-last", type=click.IntRange(min=0), required=True, metavar="N", help="Newest elements that stay.")
+@click.option("--summary", metavar="TEXT", help="Stands for the elements before.")
+@click.option("--namespace", default="", metavar="NAME", help="The root's when left out.")
+@subject_option
+@url_option
+@json_option
+def thread_compact(
+    *,
+    thread_id: str,
+    channel: str,
+    keep_last: int,
+    summary: str | None,
+    namespace: str,
+    subject: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Make a list channel of the head shorter, as a new checkpoint; older checkpoints keep the whole list."""
+    body = {"channel": channel, "keep_last": keep_last, "namespace": namespace}
+    if summary is not None:
+        body["summary"] = summary
+    with _as_tenant(url, subject) as connection:
+        receipt = connection.call("POST", ["threads", thread_id, "compact"], body=body)
+    _print_record(receipt, as_json=as_json, times=("created_at",))
+
+
+@thread_group.command("prune")
+@click.argument("thread_ids", nargs=-1, required=True)
+@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
+@subject_option
+@url_option
+@json_option
+def thread_prune(
+    *, thread_ids: tuple[str, ...], assume_yes: bool, subject: str | None, url: str | None, as_json: bool
+) -> None:
+    """Remove the history of threads: what stays is their heads, and what those need."""
+    _confirm(f"Remove the history of {len(thread_ids):,} threads?", assume_yes)
+    with _as_tenant(url, subject) as connection:
+        body = {"thread_ids": list(thread_ids), "strategy": "keep_latest"}
+        receipt = connection.call("POST", ["threads:prune"], body=body)
     _print_record(receipt, as_json=as_json)
 
 
@@ -427,7 +616,7 @@ def checkpoint_list(
     with _as_tenant(url, subject) as connection:
         pages = connection.pages(path, "checkpoints", query=query, rows_wanted=None if everything else limit)
         columns = {
-            "id": "Checkpoint",
+            "checkpoint_id": "Checkpoint",
             "thread_id": "Thread",
             "namespace": "Namespace",
             "step": "Step",
@@ -439,8 +628,11 @@ def checkpoint_list(
         }
         if thread_id is not None:
             del columns["thread_id"]
+        first = next(pages, None)
+        if first is not None and "subject_id" in first:  # over all subjects: equal ids are different threads
+            columns = {"subject_id": "Subject", **columns}
         _print_listing(
-            _Listing(pages, limit, everything),
+            _Listing(() if first is None else chain([first], pages), limit, everything),
             columns,
             as_json=as_json,
             empty="No checkpoints.",
@@ -547,7 +739,7 @@ def _load(connection: "Connection", thread_id: str, checkpoint_id: str, namespac
 
 
 def _side(checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:
-    shown = ("id", "namespace", "step", "status", "created_at")
+    shown = ("checkpoint_id", "namespace", "step", "status", "created_at")
     return {name: checkpoint[name] for name in shown} if checkpoint else None
 
 
@@ -575,7 +767,7 @@ def _print_changes(older: dict[str, Any] | None, newer: dict[str, Any], changes:
         else:
             when = render.moment(checkpoint["created_at"])
             status = checkpoint["status"]
-            render.line(f"{mark} {checkpoint['id']}  step {checkpoint['step']}  {status}  {when}")
+            render.line(f"{mark} {checkpoint['checkpoint_id']}  step {checkpoint['step']}  {status}  {when}")
     limit = None if full else VALUE_CHARACTERS_MAX
     for change in changes:
         render.change(change, value_characters_max=limit)
@@ -584,4 +776,4 @@ def _print_changes(older: dict[str, Any] | None, newer: dict[str, Any], changes:
     render.say(counts if changes else "No difference.")
 
 
-COMMANDS = (tenant_group, api_key_group, thread_group, checkpoint_group)
+COMMANDS = (tenant_group, api_key_group, operator_key_group, thread_group, checkpoint_group)

@@ -192,16 +192,16 @@ def change(found: "Change", *, value_characters_max: int | None) -> None:
 
 
 def finding(found: "Finding") -> None:
-    """Print one check of `stateroom doctor`, a line for each line of its detail, and what to do when it failed."""
+    """Print one check of `stateroom doctor`, a line for each line of its detail, and what to do."""
     from rich.text import Text
 
     output = console(results())
-    word, style = {"ok": ("ok", "green"), "failed": ("FAILED", "bold red"), "skipped": ("skipped", "yellow")}[
-        found.outcome
-    ]
+    words = {"ok": "green", "warning": "bold yellow", "FAILED": "bold red", "skipped": "yellow"}
+    word = "FAILED" if found.outcome == "failed" else found.outcome
+    style = words[word]
     first, *more = found.detail.split("\n")
     output.print(Text.assemble((f"{word:<8}", style), f"{found.check:<20}{safe(first)}"), soft_wrap=True)
     for text in more:
         output.print(Text(f"{'':<8}{'':<20}{safe(text)}"), soft_wrap=True)
-    if found.outcome == "failed":
+    if found.fix:
         output.print(Text(f"{'':<8}{'':<20}{safe(found.fix)}", style="green"), soft_wrap=True)

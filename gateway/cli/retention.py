@@ -8,6 +8,7 @@ is goes to stderr.
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import rich_click as click
@@ -163,13 +164,23 @@ def _show(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         render.emit_json(found)
         return
-    said, holds = found["policy"], found["effective"]
+    said, holds = found["policy"], found["effective"] or dict.fromkeys(found["policy"])
     rows = [[name, _shown(name, said.get(name)), _shown(name, value)] for name, value in holds.items()]
     render.table(["Retention", "Said here", "In effect"], rows, empty="")
+    for damaged in found["damaged"] if isinstance(found["damaged"], list) else []:
+        whose = damaged["level"] if damaged["agent"] is None else f"agent {render.safe(damaged['agent'])}"
+        render.say(f"Damaged, and protecting what it could hold: the policy of {whose}")
+    if found["effective"] is None:
+        render.say("Nothing is removed here until it is said again: all of it, with --legal-hold or --no-legal-hold.")
     if found.get("agents"):
         render.say(f"Agents with a policy of their own: {', '.join(map(render.safe, found['agents']))}")
     if step := found.get("next"):
-        render.say(f"Next: {step['action']} ({step['reason']}), due {render.moment(step['at'])}")
+        due = f"due {render.moment(step['at'])}"
+        if datetime.fromisoformat(step["at"]) <= datetime.now(UTC):
+            due = (
+                f"due since {render.moment(step['at'])}: the next round does it; stateroom retention run begins it now"
+            )
+        render.say(f"Next: {step['action']} ({step['reason']}), {due}")
     ceilings = {name: value for name, value in (found.get("ceilings") or {}).items() if value is not None}
     if ceilings:
         shown = ", ".join(f"{name} {_shown(name, value)}" for name, value in ceilings.items())
@@ -237,6 +248,24 @@ def _pages(connection: "Connection", query: dict[str, str | int | None]) -> Iter
             return
 
 
+@retention_group.command("run")
+@url_option
+@json_option
+def retention_run(*, url: str | None, as_json: bool) -> None:
+    """Begin the tenant's round as soon as a process is free, instead of when it is due; `preview` says what it will do.
+
+    It goes on when the command has ended; `stateroom jobs` shows how far it is.
+    """
+    with _open(url, None) as connection:
+        found = connection.call("POST", ["retention", "round"])
+    if as_json:
+        render.emit_json(found)
+    elif found["state"] == "none":
+        render.say("Nobody said how long threads are kept: there is nothing to do. See: stateroom retention set")
+    else:
+        render.say("The round begins as soon as a process is free.")
+
+
 @retention_group.command("preview")
 @_agent_option
 @_with(_CAPPED)
@@ -253,7 +282,7 @@ def retention_preview(*, agent: str | None, url: str | None, as_json: bool, **op
         raise click.UsageError("--agent says whose policy the options would change: name one.")
     query: dict[str, str | int | None] = {"limit": _PAGE_THREADS}
     totals: dict[str, dict[str, int]] = {}
-    threads = held = 0
+    threads = held = damaged = 0
     with _open(url) as connection:
         if drafts:
             said = connection.call("GET", ["retention"], query={"agent": agent} if agent is not None else None)
@@ -261,7 +290,7 @@ def retention_preview(*, agent: str | None, url: str | None, as_json: bool, **op
             policy.pop("legal_hold", None)
             query |= {"agent": agent, "draft": json.dumps(_changed(policy, options))}
         for page in _pages(connection, query):
-            threads, held = threads + page["threads"], held + page["held"]
+            threads, held, damaged = threads + page["threads"], held + page["held"], damaged + page["damaged"]
             for found in page["actions"]:
                 total = totals.setdefault(found.pop("action"), dict.fromkeys(found, 0))
                 for name, number in found.items():
@@ -269,7 +298,7 @@ def retention_preview(*, agent: str | None, url: str | None, as_json: bool, **op
             if page["next_cursor"] is not None:
                 render.say(f"{threads:,} threads looked at")
     if as_json:
-        render.emit_json({"threads": threads, "held": held, "actions": totals})
+        render.emit_json({"threads": threads, "held": held, "damaged": damaged, "actions": totals})
         return
     rows = [
         [
@@ -283,8 +312,9 @@ def retention_preview(*, agent: str | None, url: str | None, as_json: bool, **op
     ]
     titles = ["Would", "Threads", "Bytes", "Checkpoints", "Pending writes"]
     render.table(titles, rows, empty="Nothing would happen.")
+    damaged_kept = f"; {damaged:,} are left alone because a policy is damaged" if damaged else ""
     kept = f"; a legal hold keeps {held:,} more from it" if held else ""
-    render.say(f"{threads:,} threads looked at{kept}.")
+    render.say(f"{threads:,} threads looked at{kept}{damaged_kept}.")
 
 
 @retention_group.command("ceilings")

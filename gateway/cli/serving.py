@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
+import structlog
 import uvicorn
 
-from gateway.cli import render
 from gateway.cli.failure import Failure
 from gateway.connections import BoundedConnection, Connections
 from gateway.limits import Drain
@@ -30,6 +30,8 @@ FINISH_SECONDS_MAX = 40  # for requests in flight at the end: a statement may ta
 READY_POLL_SECONDS = 0.05
 READY_TIMEOUT_SECONDS = 5.0  # of one question to /readyz
 READY_PATIENCE_SECONDS = 10.0  # then say once what is missing
+
+_log = structlog.get_logger()
 
 
 class StopRequest:
@@ -139,7 +141,7 @@ async def _announce(address: tuple[Any, ...], on_ready: Callable[[], None]) -> N
             on_ready()
             return
         if deadline is not None and loop.time() > deadline:
-            render.say(f"Not ready yet; /readyz says: {answer[:500]}")
+            _log.warning("not ready yet", readyz=answer[:500])
             deadline = None
         await asyncio.sleep(READY_POLL_SECONDS)
 
@@ -194,6 +196,9 @@ async def serve(
         timeout_graceful_shutdown=FINISH_SECONDS_MAX,
     )
     server = _Server(config)
+    connections.metrics.bounded(
+        "connections", connections.connections_max, lambda: len(server.server_state.connections)
+    )
     over = asyncio.Event()
 
     def note() -> None:

@@ -1,8 +1,8 @@
 """State schemas: register and show versions, migrate stored state over HTTP, and write and test steps on this machine.
 
 A plan, a migration and a rollback are jobs of the gateway: they go on when the command is interrupted, and `state
-status` tells how far they are. Results go to stdout, progress to stderr; heads that cannot be converted make the exit
-code 1.
+status` tells how far they are. Results go to stdout, progress to stderr. The exit code is 1 if heads cannot be
+converted, and if a migration or a rollback changed nothing although there was something to change.
 """
 
 import json
@@ -13,7 +13,7 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.jobs import follow
+from gateway.cli.jobs import follow, progress_of, timeout_option
 from gateway.cli.parameters import json_option, subject_option, url_option
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _MEANINGS = {
     "gone": "deleted meanwhile",
 }
 _VALUE_CHARACTERS_MAX = 200
+_ADOPTION_COLUMNS = ("Agent", "Namespace", "Version", "Adopted", "Row")
 
 folder_option = click.option(
     "--folder",
@@ -54,7 +55,7 @@ idle_option = click.option(
     type=click.IntRange(0, 86_400),
     default=None,
     metavar="N",
-    help="Leave alone what was saved less long ago; 60 when left out.",
+    help="Leave alone what an agent saved less long ago; 60 when left out.",
 )
 detach_option = click.option("--detach", is_flag=True, help="Start the job and do not follow it.")
 
@@ -114,12 +115,12 @@ def register(
 def list_schemas(*, url: str | None, as_json: bool) -> None:
     """List the tenant's state schemas."""
     with _open(url) as connection:
-        found = connection.call("GET", ["state-schemas"])["state_schemas"]
+        found = list(connection.pages(["state-schemas"], "state_schemas"))
     if as_json:
         for each in found:
             render.emit_json(each)
         return
-    rows = [[render.cell(each["schema"]), render.cell(each["newest"])] for each in found]
+    rows = [[render.cell(each["state_schema"]), render.cell(each["newest_version"])] for each in found]
     render.table(["Schema", "Newest version"], rows, empty="No state schema is registered.")
 
 
@@ -133,7 +134,7 @@ def show(*, schema: str, number: int | None, url: str | None, as_json: bool) -> 
     with _open(url) as connection:
         versions = connection.call("GET", ["state-schemas", schema])["versions"]
     if number is not None:
-        versions = [each for each in versions if each["number"] == number]
+        versions = [each for each in versions if each["state_version"] == number]
         if not versions:
             raise Failure(f"version {number} of {schema!r} is not registered", exit_code=ExitCode.NOT_FOUND)
     if as_json:
@@ -155,7 +156,7 @@ def _step_of(version: "Mapping[str, Any]") -> str:
 def _row(version: "Mapping[str, Any]") -> list[str]:
     back = "as the deployment has it" if version["deployment"] is not None else version["down"] is not None
     return [
-        render.cell(version["number"]),
+        render.cell(version["state_version"]),
         render.cell(version["label"]),
         render.safe(_step_of(version)),
         render.cell(back),
@@ -167,10 +168,19 @@ def _row(version: "Mapping[str, Any]") -> list[str]:
 
 def _described(version: "Mapping[str, Any]") -> dict[str, str]:
     names = ("version", "label", "step", "way back", "JSON Schema", "ephemeral", "registered")
-    return {"schema": render.cell(version["schema"])} | dict(zip(names, _row(version), strict=True))
+    return {"schema": render.cell(version["state_schema"])} | dict(zip(names, _row(version), strict=True))
 
 
-def _run_job(verb: str, schema: str, body: dict[str, Any], *, url: str | None, detach: bool, as_json: bool) -> None:
+def _run_job(
+    verb: str,
+    schema: str,
+    body: dict[str, Any],
+    *,
+    url: str | None,
+    detach: bool,
+    timeout_seconds: float | None,
+    as_json: bool,
+) -> None:
     given = {name: value for name, value in body.items() if value is not None}
     with _open(url) as connection:
         job_id = connection.call("POST", ["state-schemas", schema, verb], body=given)["job_id"]
@@ -179,24 +189,41 @@ def _run_job(verb: str, schema: str, body: dict[str, Any], *, url: str | None, d
             if as_json:
                 render.emit_json({"job_id": job_id})
             return
-        follow(connection, job_id, operator=False)
-        jobs = connection.call("GET", ["state-schemas", schema, "status"])["jobs"]
-    job = next((each for each in jobs if each["job_id"] == job_id), None)
-    report = None if job is None else job["report"]
-    if report is None:
-        raise Failure(
-            "another job of this kind has followed", hint="See: stateroom state status", facts={"job": job_id}
-        )
+        report = follow(connection, job_id, operator=False, timeout_seconds=timeout_seconds)["migration"]
+        status = connection.call("GET", ["state-schemas", schema, "status"])
     if as_json:
         render.emit_json(report)
     else:
         _print_report(report)
+    if verb != "rollback":
+        _tell_unversioned(schema, status)
     if report["failed"]:
         raise Failure(
             f"{report['failed']:,} heads cannot be converted",
             detail="\n".join(_failure_line(each) for each in report["failures"]),
             hint="What is stored is untouched. Register a version whose step can, or read them as they were saved.",
         )
+    if verb != "plan" and not report["changed"]:
+        _nothing_changed(verb, schema, report)
+
+
+def _nothing_changed(verb: str, schema: str, report: "Mapping[str, Any]") -> None:
+    """Say why a job changed nothing; it did what it was told only where all heads were there already."""
+    if verb == "migrate" and report["heads"] and report["current"] == report["heads"]:
+        render.say(f"All {report['heads']:,} heads were at the version already.")
+        return
+    if verb == "rollback" and report["current"] == report["heads"]:
+        raise Failure(
+            "nothing was rolled back: no head is one that a migration saved and nobody has saved on since",
+            hint=f"See: stateroom state status {schema}",
+        )
+    if not report["heads"]:
+        raise Failure(
+            f"nothing was migrated: no state is saved under {schema!r}", hint=f"See: stateroom state status {schema}"
+        )
+    left = ", ".join(f"{report[name]:,} {name}" for name in _MEANINGS if report[name])
+    recent = "For heads that are in use just now: --idle-seconds 0" if report["recent"] else ""
+    raise Failure(f"nothing was {'migrated' if verb == 'migrate' else 'rolled back'}: {left}", hint=recent)
 
 
 def _print_report(report: "Mapping[str, Any]") -> None:
@@ -223,6 +250,7 @@ def _failure_line(failure: "Mapping[str, Any]") -> str:
 @rate_option
 @idle_option
 @detach_option
+@timeout_option
 @url_option
 @json_option
 def plan(
@@ -232,6 +260,7 @@ def plan(
     threads_per_second: int | None,
     idle_seconds: int | None,
     detach: bool,
+    timeout_seconds: float | None,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -240,7 +269,7 @@ def plan(
     Shows how many heads would change, which cannot and why, and samples: places and types, never values.
     """
     body = {"target_version": target, "threads_per_second": threads_per_second, "idle_seconds": idle_seconds}
-    _run_job("plan", schema, body, url=url, detach=detach, as_json=as_json)
+    _run_job("plan", schema, body, url=url, detach=detach, timeout_seconds=timeout_seconds, as_json=as_json)
 
 
 @state_group.command("migrate")
@@ -249,6 +278,7 @@ def plan(
 @rate_option
 @idle_option
 @detach_option
+@timeout_option
 @url_option
 @json_option
 def migrate(
@@ -258,6 +288,7 @@ def migrate(
     threads_per_second: int | None,
     idle_seconds: int | None,
     detach: bool,
+    timeout_seconds: float | None,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -266,28 +297,99 @@ def migrate(
     Not needed for agents to go on: what is loaded is upcast anyway. Run it again to go on after an interruption.
     """
     body = {"target_version": target, "threads_per_second": threads_per_second, "idle_seconds": idle_seconds}
-    _run_job("migrate", schema, body, url=url, detach=detach, as_json=as_json)
+    _run_job("migrate", schema, body, url=url, detach=detach, timeout_seconds=timeout_seconds, as_json=as_json)
 
 
 @state_group.command("rollback")
 @click.argument("schema")
 @rate_option
-@idle_option
 @detach_option
+@timeout_option
 @url_option
 @json_option
 def rollback(
     *,
     schema: str,
     threads_per_second: int | None,
-    idle_seconds: int | None,
     detach: bool,
+    timeout_seconds: float | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Undo a migration where no agent has saved since: a new checkpoint with what the migrated one was made of."""
-    body = {"threads_per_second": threads_per_second, "idle_seconds": idle_seconds}
-    _run_job("rollback", schema, body, url=url, detach=detach, as_json=as_json)
+    body = {"threads_per_second": threads_per_second}
+    _run_job("rollback", schema, body, url=url, detach=detach, timeout_seconds=timeout_seconds, as_json=as_json)
+
+
+@state_group.command("adopt")
+@click.argument("schema")
+@click.argument("number", type=click.IntRange(1, 2**31 - 1))
+@click.option("--agent", help="The agent whose state it is.")
+@click.option("--no-agent", is_flag=True, help="The state of programs that name no agent.")
+@click.option("--namespace", default="", help="One namespace, or the beginning of some and a star; the root's alone.")
+@click.option("--supersede", is_flag=True, help="Correct what was said before, as long as nothing was saved on top.")
+@url_option
+@json_option
+def adopt(
+    *,
+    schema: str,
+    number: int,
+    agent: str | None,
+    no_agent: bool,
+    namespace: str,
+    supersede: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Say that what an agent saved without a version until now is at version NUMBER of SCHEMA.
+
+    It is read and migrated at versions from then on, and the agent's saves name one or are refused: deploy the release
+    that does first. It is said once.
+    """
+    if (agent is None) != no_agent:
+        raise Failure("name the agent, or say --no-agent", exit_code=ExitCode.USAGE)
+    body = {"agent": agent, "state_version": number, "namespace": namespace, "supersede": supersede}
+    with _open(url) as connection:
+        answer = connection.call("POST", ["state-schemas", schema, "adoptions"], body=body)
+    if as_json:
+        render.emit_json(answer)
+    else:
+        render.record(dict(zip(_ADOPTION_COLUMNS, _adoption_row(answer), strict=True)))
+
+
+@state_group.command("adoptions")
+@click.argument("schema")
+@url_option
+@json_option
+def adoptions(*, schema: str, url: str | None, as_json: bool) -> None:
+    """Show which unversioned state was adopted under SCHEMA."""
+    with _open(url) as connection:
+        found = connection.call("GET", ["state-schemas", schema, "adoptions"])["adoptions"]
+    if as_json:
+        for each in found:
+            render.emit_json(each)
+        return
+    render.table(_ADOPTION_COLUMNS, [_adoption_row(each) for each in found], empty="Nothing was adopted.")
+
+
+def _adoption_row(adoption: "Mapping[str, Any]") -> list[str]:
+    namespace = adoption["namespace"] or "(root)"
+    return [
+        render.cell("(none)" if adoption["agent"] is None else adoption["agent"]),
+        render.cell(namespace),
+        render.cell(adoption["state_version"]),
+        render.moment(adoption["adopted_at"]),
+        "damaged" if adoption["damaged"] else "ok",
+    ]
+
+
+def _tell_unversioned(schema: str, found: "Mapping[str, Any]") -> None:
+    """Say which threads no version says anything of, and what to do."""
+    for each in found["unversioned"]:
+        agent = "no agent" if each["agent"] is None else f"agent {render.cell(each['agent'])}"
+        render.say(f"{each['threads']:,} threads of {agent} were saved without a version, and nobody adopted them.")
+    if found["unversioned"]:
+        render.say(f"If they are state of {schema}: stateroom state adopt {schema} VERSION --agent NAME")
 
 
 @state_group.command("status")
@@ -301,14 +403,14 @@ def status(*, schema: str, url: str | None, as_json: bool) -> None:
     if as_json:
         render.emit_json(found)
         return
-    rows = [[render.cell(each["number"]), f"{each['heads']:,}"] for each in found["heads"]]
+    rows = [[render.cell(each["state_version"]), f"{each['heads']:,}"] for each in found["heads"]]
     render.table(["Version", "Heads"], rows, empty=f"Nothing is saved under {schema!r}.")
     for job in found["jobs"]:
-        of = "" if job["total"] is None else f" of {job['total']:,}"
-        to = "" if job["target_version"] is None else f" to version {job['target_version']}"
+        to = f" to version {job['target']['state_version']}"
         error = f": {job['error']}" if job["error"] else ""
         when = render.moment(job["updated_at"])
-        render.line(f"{job['kind']}{to}: {job['state']}, {job['done']:,}{of} ({when}, {job['job_id']}){error}")
+        render.line(f"{job['kind']}{to}: {job['state']}, {progress_of(job)} ({when}, {job['job_id']}){error}")
+    _tell_unversioned(schema, found)
 
 
 @state_group.command("new-version")

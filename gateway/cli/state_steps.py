@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,20 +26,21 @@ from msgspec import Raw
 from gateway.cli.failure import ExitCode, Failure
 from gateway.codec import value_in, value_out
 from gateway.problems import InvalidRequest, MalformedBody
+from gateway.slices import finish
 from migrations.state.chain import Chain, Step
 from migrations.state.checking import Case, Finding, RecordedWrite, record, record_write
 from migrations.state.declarative import compile_operations
 from migrations.state.document import Encoded
 from migrations.state.errors import PathFault, StateMigrationError
+from migrations.state.json_schemas import JsonSchema, shown
 from migrations.state.loading import chains_of_folder
 from storage.errors import InvalidState
-from storage.model import ChannelValue, FullState, Value
-from storage.state_checks import check_content
-from storage.state_schemas import Definition, Known, SchemaVersion
+from storage.model import Value
+from storage.state_checks import refuse
+from storage.state_schemas import Definition
 from storage.versions import is_control
 
 SCHEMA_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
-_NEVER: Final = datetime.fromtimestamp(0, UTC)  # what is in a folder is not registered
 _DEFINITION: Final = re.compile(r"v([1-9][0-9]{0,8})", re.ASCII)
 
 _PYTHON_STEP: Final = '''"""{schema}: from version {source} to {target}.
@@ -133,18 +133,19 @@ class SchemaFolder:
             definition = _definition(self.path / f"v{step.target}.json")
             if definition is None or definition.json_schema is None:
                 continue
-            version = SchemaVersion(self.name, step.target, definition, _NEVER)
-            known = Known(self.chain, {step.target: version})
+            try:
+                validator = JsonSchema(definition.json_schema)
+            except (ValueError, jsonschema_rs.ReferencingError):
+                raise Failure(f"{self.path / f'v{step.target}.json'} has no usable JSON Schema") from None
             for case in recorded.get(step.name, ()):
-                shown = {name: ChannelValue(None, Value(each.encoding, each.data)) for name, each in case.after.items()}
-                try:
-                    check_content(known, step.target, FullState(shown))
-                except InvalidState as error:
-                    where = error.pointer.removeprefix("/state") or "/"
-                    why = f"what it makes does not fit the JSON Schema of version {step.target}, at {where}: {error}"
-                    findings.append(Finding(step.name, case.name, why))
-                except (ValueError, jsonschema_rs.ReferencingError):
-                    raise Failure(f"{self.path / f'v{step.target}.json'} has no usable JSON Schema") from None
+                after = {
+                    name: shown(each.encoding, each.data) for name, each in case.after.items() if not is_control(name)
+                }
+                misfit = validator.misfit(after)
+                if misfit is not None:
+                    error = refuse(misfit, step.target, "")
+                    why = f"what it makes does not fit the JSON Schema of version {step.target}, at "
+                    findings.append(Finding(step.name, case.name, f"{why}{error.pointer or '/'}: {error}"))
         return findings
 
     def accept(self) -> list[Path]:
@@ -343,11 +344,11 @@ def _state(path: Path, channels: Mapping[str, Raw], where: str) -> dict[str, Enc
 
 def _encoded(path: Path, raw: Raw, where: str) -> Encoded:
     try:
-        value = value_in("json", raw, where)
+        value = finish(value_in("json", raw, where))
     except (InvalidState, InvalidRequest, MalformedBody) as error:
         raise Failure(f"{path} is not a file of recorded states", detail=f"{where}: {error}") from None
     return Encoded(value.encoding, value.data)
 
 
 def _shown(state: Mapping[str, Encoded]) -> dict[str, Raw]:
-    return {name: value_out("json", Value(each.encoding, each.data)) for name, each in state.items()}
+    return {name: finish(value_out("json", Value(each.encoding, each.data))) for name, each in state.items()}

@@ -36,6 +36,7 @@ _REASONS = {
     "exists": "exists here",
     "client-share": "its client-held share was not sent",
     "archived": "was archived, and could not be read",
+    "damaged": "is damaged where it was exported",
 }
 
 
@@ -119,6 +120,7 @@ def _export(path: str, wanted: dict[str, str], file: Path, url: str | None) -> N
         ):
             if not answer.is_success:
                 raise _refused(answer)
+            job_id = answer.headers["stateroom-job"]
             meter = _Meter(None)
             with arriving.open("wb") as output:
                 for data in answer.iter_bytes():
@@ -134,6 +136,25 @@ def _export(path: str, wanted: dict[str, str], file: Path, url: str | None) -> N
     finally:
         arriving.unlink(missing_ok=True)
     render.say(f"{render.byte_count(file.stat().st_size)} in {file}; only the recipient opens them.")
+    _tell_what_is_damaged(url, job_id)
+
+
+def _tell_what_is_damaged(url: str | None, job_id: str) -> None:
+    """Name the threads that are not in the file because they cannot be read.
+
+    Raises:
+        Failure: there are some.
+    """
+    from gateway.cli.connection import Connection
+
+    with Connection.open(url, credential=_CREDENTIAL, subject=None) as connection:
+        note = connection.call("GET", ["jobs", job_id])["note"] or ""
+    if "damaged" in note:
+        raise Failure(
+            "Some threads are damaged and were left out",
+            detail=str(note),
+            hint="stateroom verify thread says what is wrong with one; the file holds all others.",
+        )
 
 
 to_option = click.option(
@@ -147,7 +168,7 @@ file_option = click.option(
 
 @click.group("transfer-key")
 def transfer_key_group() -> None:
-    """The key that exports for this deployment are sealed for (STATEROOM_OPERATOR_KEY)."""
+    """The key that exports for this tenant are sealed for (STATEROOM_API_KEY, with tenant:admin)."""
 
 
 @transfer_key_group.command("show")
@@ -157,8 +178,8 @@ def transfer_key_show(*, url: str | None, as_json: bool) -> None:
     """Print the public key; compare the fingerprint over another way than the key came."""
     from gateway.cli.connection import Connection
 
-    with Connection.open(url, credential="STATEROOM_OPERATOR_KEY", subject=None) as connection:
-        shown: dict[str, Any] = connection.call("GET", ["admin", "transfer-key"])
+    with Connection.open(url, credential=_CREDENTIAL, subject=None) as connection:
+        shown: dict[str, Any] = connection.call("GET", ["transfer-key"])
     if as_json:
         render.emit_json(shown)
         return
@@ -257,4 +278,20 @@ def _report(report: dict[str, Any], *, as_json: bool) -> None:
         raise Failure("Some threads were not imported", detail=f"job {report['job_id']}")
 
 
-COMMANDS = (export_group, import_command, transfer_key_group)
+@click.command("accept-unbound-import")
+@click.argument("tenant_id")
+@click.argument("export_id")
+@url_option
+def accept_unbound_import(*, tenant_id: str, export_id: str, url: str | None) -> None:
+    """Let a tenant import one file of an earlier release, which names no tenant (STATEROOM_OPERATOR_KEY).
+
+    Make sure that the file is theirs: EXPORT_ID is in its name, and in the audit log of who exported it.
+    """
+    from gateway.cli.connection import Connection
+
+    with Connection.open(url, credential="STATEROOM_OPERATOR_KEY", subject=None) as connection:
+        connection.call("POST", ["admin", "tenants", tenant_id, "unbound-imports"], body={"export_id": export_id})
+    render.say(f"Tenant {tenant_id} may import export {export_id}, once.")
+
+
+COMMANDS = (accept_unbound_import, export_group, import_command, transfer_key_group)

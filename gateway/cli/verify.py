@@ -5,7 +5,6 @@ tenant, and all tenants, are verified by jobs of the gateway, which go on when t
 to stdout and make the exit code 1.
 """
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.jobs import follow
+from gateway.cli.jobs import follow, timeout_option
 from gateway.cli.parameters import json_option, subject_option, url_option
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def _damage(found: int) -> Failure:
 def _stretches(connection: "Connection") -> Iterator[dict[str, Any]]:
     cursor: str | None = None
     while True:
-        report = connection.call("POST", ["verify"], body={"cursor": cursor})
+        report = connection.call("POST", ["threads:verify"], body={"cursor": cursor})
         yield report
         cursor = report["next_cursor"]
         if cursor is None:
@@ -115,7 +114,7 @@ def verify_thread(*, thread_id: str, subject: str | None, url: str | None, as_js
     """Verify one thread."""
     tally = _Tally(as_json=as_json)
     with _open(url, subject) as connection:
-        tally.take(connection.call("POST", ["verify"], body={"thread_id": thread_id}), subject)
+        tally.take(connection.call("POST", ["threads:verify"], body={"thread_id": thread_id}), subject)
     tally.say()
     tally.finish()
 
@@ -132,25 +131,30 @@ def verify_subject(*, subject: str | None, url: str | None, as_json: bool) -> No
     tally.finish()
 
 
-def _verify_by_job(url: str | None, *, operator: bool, as_json: bool) -> None:
+def _verify_by_job(url: str | None, *, operator: bool, timeout_seconds: float | None, as_json: bool) -> None:
     from gateway.cli.connection import Connection
 
     credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
     with Connection.open(url, credential=credential, subject=None) as connection:
-        started = connection.call("POST", ["admin", "verify"] if operator else ["verify", "tenant"])
+        started = connection.call("POST", ["admin", "verify"] if operator else ["verify"])
         render.say(f"Job {started['job_id']}")
-        job = follow(connection, started["job_id"], operator=operator)
-    report: dict[str, Any] = json.loads(job["note"])
+        job = follow(connection, started["job_id"], operator=operator, timeout_seconds=timeout_seconds)
+    report: dict[str, Any] = job["verification"]
     found = sum(report["found"].values())
     counts = {name: report.get(name, 0) for name in _COUNTS}  # a release may have begun it that counted less
     columns = _TENANT_COLUMNS if operator else _COLUMNS
     rows = [_row(each) for each in report["findings"]]
     shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+    known = report.get("known_losses", 0)
     render.say(f"Verified {shown}; {found} findings.")
+    if known:
+        render.say(
+            f"{known:,} anchored heads are known to be lost since a restore that was accepted; they are no finding."
+        )
     if as_json:
         for row in rows:
             render.emit_json(row)
-        render.emit_json({**counts, "findings": found})
+        render.emit_json({**counts, "known_losses": known, "findings": found})
     elif found:
         table = [[render.cell(row.get(name)) for name in columns] for row in rows]
         render.table(list(columns.values()), table, empty="")
@@ -169,22 +173,24 @@ def _row(finding: dict[str, Any]) -> dict[str, Any]:
 
 
 @verify_group.command("tenant")
+@timeout_option
 @url_option
 @json_option
-def verify_tenant(*, url: str | None, as_json: bool) -> None:
+def verify_tenant(*, timeout_seconds: float | None, url: str | None, as_json: bool) -> None:
     """Verify all threads of all subjects, and that no subject is gone, with a key that has tenant:admin."""
-    _verify_by_job(url, operator=False, as_json=as_json)
+    _verify_by_job(url, operator=False, timeout_seconds=timeout_seconds, as_json=as_json)
 
 
 @verify_group.command("all")
+@timeout_option
 @url_option
 @json_option
-def verify_all(*, url: str | None, as_json: bool) -> None:
+def verify_all(*, timeout_seconds: float | None, url: str | None, as_json: bool) -> None:
     """Verify every tenant, as the operator (STATEROOM_OPERATOR_KEY).
 
     Shows codes and numbers by tenant; what is damaged, each tenant sees with `stateroom job show JOB`.
     """
-    _verify_by_job(url, operator=True, as_json=as_json)
+    _verify_by_job(url, operator=True, timeout_seconds=timeout_seconds, as_json=as_json)
 
 
 COMMANDS = (verify_group,)

@@ -1,6 +1,5 @@
-"""Credentials and tenants: who am I, API keys of a tenant, tenants of the deployment."""
+"""Credentials: who am I, the API keys of a tenant, and those of the operators."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
@@ -11,24 +10,18 @@ from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
 from litestar.params import FromPath
 from msgspec import Meta, Struct
-from uuid_utils import uuid7
 
 from gateway import api_keys, limits, wire
 from gateway.auth import Principal
-from gateway.codec import Format
-from gateway.exchange import Exchange, path_id, path_uuid
+from gateway.exchange import Exchange, path_id, place
 from gateway.operations import Operation, route
+from gateway.problems import PermissionDenied
 from gateway.repeats import Repeated
+from gateway.scanning import Format
 from gateway.services import Services
 from storage import model
-from storage.errors import InvalidState, TenantNotFound
+from storage.errors import InvalidState
 from storage.scope import SHARED_SUBJECT, OperatorScope, TenantScope, check_subject
-
-OPERATOR_PERMISSIONS = frozenset({"operator", "decrypt-any"})
-SUBJECT_PERMISSIONS = frozenset({"state:read", "state:write", "state:delete"})
-FIRST_KEY_PERMISSIONS: tuple[wire.Permission, ...] = (
-    "state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin",
-)  # fmt: skip
 
 
 class PageQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +29,12 @@ class PageQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
     limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
     cursor: str | None = None
+
+
+class RevokeQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the last key that administers may be revoked, too."""
+
+    force: bool = False
 
 
 def _permissions(names: frozenset[str] | tuple[str, ...]) -> list[wire.Permission]:
@@ -60,11 +59,12 @@ async def whoami(exchange: NamedDependency[Exchange], principal: NamedDependency
     exchange.no_query()
     return exchange.reply(
         wire.WhoAmI(
-            credential_id=principal.credential_id,
+            key_id=principal.key_id,
             kind=principal.kind,
             tenant_id=_tenant_text(principal.tenant_id),
             subject_id=principal.subject_id,
             permissions=_permissions(principal.permissions),
+            grants=_permissions(principal.grants),
             expires_at=principal.expires_at,
         )
     )
@@ -80,7 +80,8 @@ def repeated_as(
     return Repeated(services.settings.api_key_pepper, tenant_id, exchange.route, given.idempotency_key)
 
 
-def _api_key(record: model.ApiKeyRecord) -> wire.ApiKey:
+def api_key_out(record: model.ApiKeyRecord, services: Services) -> wire.ApiKey:
+    """An API key as the API shows it."""
     return wire.ApiKey(
         key_id=record.key_id,
         kind=record.kind,
@@ -88,11 +89,18 @@ def _api_key(record: model.ApiKeyRecord) -> wire.ApiKey:
         tenant_id=_tenant_text(record.tenant_id),
         subject_id=record.subject_id,
         permissions=_permissions(record.permissions),
+        grants=_permissions(record.grants),
+        status=api_keys.status_of(record, services.settings.peppers, services.clock.now()),
         created_at=record.created_at,
         expires_at=record.expires_at,
         revoked_at=record.revoked_at,
         last_used_at=record.last_used_at,
     )
+
+
+def new_api_key(record: model.ApiKeyRecord, services: Services, text: str | None) -> wire.ApiKeyCreated:
+    """An API key with its secret, where that can be shown."""
+    return wire.ApiKeyCreated(**msgspec.structs.asdict(api_key_out(record, services)), api_key=text)
 
 
 def _check_subject_id(subject_id: str | None) -> None:
@@ -106,7 +114,12 @@ def _check_subject_id(subject_id: str | None) -> None:
         raise InvalidState("~shared is reached with a service key", "/subject_id")
 
 
-def _check_expiry(expires_at: datetime, now: datetime) -> None:
+def check_expiry(expires_at: datetime, now: datetime) -> None:
+    """Refuse an end that is past, or no moment.
+
+    Raises:
+        InvalidState: it is one of those.
+    """
     if expires_at.tzinfo is None:
         raise InvalidState("the time needs a time zone", "/expires_at")
     if expires_at <= now:
@@ -117,18 +130,34 @@ def _check_expiry(expires_at: datetime, now: datetime) -> None:
         raise InvalidState("the time is after the year 9999", "/expires_at") from None
 
 
-def _check_request(request: wire.ApiKeyRequest, services: Services) -> None:
-    """A key does no more than its kind: nobody hands out what is the operators', a subject's key stays its own."""
-    if OPERATOR_PERMISSIONS.intersection(request.permissions):
-        raise InvalidState("operator keys are made with the CLI on the server", "/permissions")
+def _check_request(request: wire.ApiKeyRequest, grants: frozenset[str], services: Services) -> None:
+    """A key does no more than its kind, a subject's key stays its own, and nobody hands out what they may not grant.
+
+    Args:
+        request: What is asked for.
+        grants: Of the key that asks.
+        services: The clock.
+
+    Raises:
+        InvalidState: it is no key of its kind.
+        PermissionDenied: it would exceed ``grants``.
+    """
+    wanted = {"permissions": request.permissions, "grants": request.grants or ()}
+    for member, names in wanted.items():
+        if api_keys.OPERATOR_PERMISSIONS.intersection(names):
+            raise InvalidState("operator keys are made with the CLI on the server", f"/{member}")
+        if request.kind == "subject" and not api_keys.SUBJECT_PERMISSIONS.issuperset(names):
+            raise InvalidState("a subject key has state permissions only", f"/{member}")
     if request.kind == "subject":
         _check_subject_id(request.subject_id)
-        if not SUBJECT_PERMISSIONS.issuperset(request.permissions):
-            raise InvalidState("a subject key has state permissions only", "/permissions")
     elif request.subject_id is not None:
         raise InvalidState("a service key has no subject", "/subject_id")
     if request.expires_at is not None:
-        _check_expiry(request.expires_at, services.clock.now())
+        check_expiry(request.expires_at, services.clock.now())
+    if beyond := sorted({*request.permissions, *(request.grants or ())} - grants):
+        raise PermissionDenied(
+            f"this key does not grant {', '.join(beyond)}; use one that does, or ask the operator to recover the tenant"
+        )
 
 
 @route(
@@ -139,7 +168,7 @@ def _check_request(request: wire.ApiKeyRequest, services: Services) -> None:
         summary="Make an API key. Its secret is in this answer and nowhere else. 200: it was made before, without it.",
         permission="tenant:admin",
         body=wire.ApiKeyRequest,
-        returns=wire.NewApiKey,
+        returns=wire.ApiKeyCreated,
         statuses=(201, 200),
         headers=("Idempotency-Key",),
         problems=("idempotency-key-reused",),
@@ -154,23 +183,24 @@ async def create_api_key(
     """Make a key."""
     exchange.no_query()
     request, name, body = await exchange.body(wire.ApiKeyRequest)
-    _check_request(request, services)
+    _check_request(request, principal.grants, services)
     repeated = repeated_as(exchange, services, tenant_scope.tenant_id, name, body)
     record, text = api_keys.mint(
-        services.settings.api_key_pepper,
+        services.settings.peppers,
         kind=request.kind,
         permissions=tuple(sorted(set(request.permissions))),
+        grants=None if request.grants is None else tuple(sorted(set(request.grants))),
         now=services.clock.now(),
         name=request.name,
         tenant_id=tenant_scope.tenant_id,
         subject_id=request.subject_id,
         expires_at=request.expires_at,
-        key_id=None if repeated is None else repeated.key_id(),
+        key=None if repeated is None else api_keys.generate(services.settings.peppers, repeated.key_id()),
     )
     stored = await services.commits.run(services.store.tenants.add_key(tenant_scope, record, principal.actor))
     made = stored is record
-    shown = wire.NewApiKey(**msgspec.structs.asdict(_api_key(stored)), api_key=text if made else None)
-    return exchange.reply(shown, status=201 if made else 200)
+    shown = new_api_key(stored, services, text if made else None)
+    return exchange.reply(shown, status=201, location=place("api-keys", stored.key_id), replayed=not made)
 
 
 @route(
@@ -188,14 +218,17 @@ async def list_api_keys(
     exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
 ) -> Response[bytes]:
     """List keys."""
+    return await _list(exchange, services, tenant_scope)
+
+
+async def _list(exchange: Exchange, services: Services, scope: TenantScope | OperatorScope) -> Response[bytes]:
     query = exchange.query(PageQuery)
-    binding = msgspec.msgpack.encode((exchange.route, tenant_scope.tenant_id))
-    page = await services.store.tenants.list_keys(
-        tenant_scope, query.limit, services.cursors.read(binding, query.cursor)
-    )
+    tenant = scope.tenant_id if isinstance(scope, TenantScope) else None
+    binding = msgspec.msgpack.encode((exchange.route, tenant))
+    page = await services.store.tenants.list_keys(scope, query.limit, services.cursors.read(binding, query.cursor))
     return exchange.reply(
         wire.ApiKeyPage(
-            api_keys=[_api_key(record) for record in page.items],
+            api_keys=[api_key_out(record, services) for record in page.items],
             next_cursor=services.cursors.write(binding, page.after),
         )
     )
@@ -206,10 +239,12 @@ async def list_api_keys(
         name="revoke_api_key",
         method=HttpMethod.DELETE,
         path="/api-keys/{key_id:str}",
-        summary="Revoke an API key: at once here, within seconds in other processes.",
+        summary="Revoke an API key: at once here, within seconds in other processes. The last one with tenant:admin "
+        "takes force=true.",
         permission="tenant:admin",
+        query=RevokeQuery,
         statuses=(204,),
-        problems=("not-found",),
+        problems=("last-admin-key", "not-found"),
     )
 )
 async def revoke_api_key(
@@ -220,108 +255,62 @@ async def revoke_api_key(
     key_id: FromPath[str],
 ) -> Response[None]:
     """Revoke a key."""
-    exchange.no_query()
+    return await _revoke(exchange, services, tenant_scope, key_id, principal.actor)
+
+
+async def _revoke(
+    exchange: Exchange, services: Services, scope: TenantScope | OperatorScope, key_id: str, actor: str
+) -> Response[None]:
+    force = exchange.query(RevokeQuery).force
     name = path_id(key_id, "key_id")
-    await services.commits.run(services.store.tenants.revoke_key(tenant_scope, name, principal.actor))
+    peppers = services.settings.peppers
+    await services.commits.run(services.store.tenants.revoke_key(scope, name, peppers, actor, force=force))
     services.authenticator.forget(name)
     return Response(None, status_code=204)
 
 
-def _tenant(tenant: model.Tenant) -> wire.Tenant:
-    return wire.Tenant(tenant_id=str(tenant.tenant_id), name=tenant.name, created_at=tenant.created_at)
+@route(
+    Operation(
+        name="list_operator_keys",
+        method=HttpMethod.GET,
+        path="/admin/api-keys",
+        summary="List the operators' API keys, newest first, without secrets.",
+        permission="operator",
+        query=PageQuery,
+        returns=wire.ApiKeyPage,
+    )
+)
+async def list_operator_keys(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    operator_scope: NamedDependency[OperatorScope],
+) -> Response[bytes]:
+    """List the operators' keys."""
+    return await _list(exchange, services, operator_scope)
 
 
 @route(
     Operation(
-        name="create_tenant",
-        method=HttpMethod.POST,
-        path="/admin/tenants",
-        summary="Make a tenant and its first administration key, which is in this answer and nowhere else. 200: it was "
-        "made before, and comes without the key.",
+        name="revoke_operator_key",
+        method=HttpMethod.DELETE,
+        path="/admin/api-keys/{key_id:str}",
+        summary="Revoke an operator's API key: at once here, within seconds in other processes. The last one takes "
+        "force=true.",
         permission="operator",
-        body=wire.TenantRequest,
-        returns=wire.NewTenant,
-        statuses=(201, 200),
-        headers=("Idempotency-Key",),
-        problems=("idempotency-key-reused",),
+        query=RevokeQuery,
+        statuses=(204,),
+        problems=("last-admin-key", "not-found"),
     )
 )
-async def create_tenant(
+async def revoke_operator_key(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
     principal: NamedDependency[Principal],
     operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
-    """Make a tenant."""
-    exchange.no_query()
-    request, name, body = await exchange.body(wire.TenantRequest)
-    repeated = repeated_as(exchange, services, None, name, body)
-    tenant_id = UUID(str(uuid7())) if repeated is None else repeated.uuid()
-    tenant = model.Tenant(tenant_id=tenant_id, name=request.name, created_at=services.clock.now())
-    record, text = api_keys.mint(
-        services.settings.api_key_pepper,
-        kind="service",
-        permissions=FIRST_KEY_PERMISSIONS,
-        now=tenant.created_at,
-        name="first key",
-        tenant_id=tenant.tenant_id,
-    )
-    founding = replace(operator_scope, founding=tenant.tenant_id)
-    stored = await services.commits.run(services.store.tenants.create(founding, tenant, record, principal.actor))
-    made = stored is tenant
-    shown = wire.NewTenant(**msgspec.structs.asdict(_tenant(stored)), api_key=text if made else None)
-    return exchange.reply(shown, status=201 if made else 200)
-
-
-@route(
-    Operation(
-        name="list_tenants",
-        method=HttpMethod.GET,
-        path="/admin/tenants",
-        summary="List tenants, newest first.",
-        permission="operator",
-        query=PageQuery,
-        returns=wire.TenantPage,
-    )
-)
-async def list_tenants(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
-    """List tenants."""
-    query = exchange.query(PageQuery)
-    binding = msgspec.msgpack.encode((exchange.route,))
-    page = await services.store.tenants.list(operator_scope, query.limit, services.cursors.read(binding, query.cursor))
-    return exchange.reply(
-        wire.TenantPage(
-            tenants=[_tenant(tenant) for tenant in page.items],
-            next_cursor=services.cursors.write(binding, page.after),
-        )
-    )
-
-
-@route(
-    Operation(
-        name="get_tenant",
-        method=HttpMethod.GET,
-        path="/admin/tenants/{tenant_id:str}",
-        summary="Show a tenant.",
-        permission="operator",
-        returns=wire.Tenant,
-        problems=("not-found",),
-    )
-)
-async def get_tenant(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
-    """Show a tenant."""
-    exchange.no_query()
-    wanted = path_uuid(tenant_id, TenantNotFound)
-    return exchange.reply(_tenant(await services.store.tenants.get(operator_scope, wanted)))
+    key_id: FromPath[str],
+) -> Response[None]:
+    """Revoke an operator's key."""
+    return await _revoke(exchange, services, operator_scope, key_id, principal.actor)
 
 
 ROUTES = [
@@ -329,7 +318,6 @@ ROUTES = [
     create_api_key,
     list_api_keys,
     revoke_api_key,
-    create_tenant,
-    list_tenants,
-    get_tenant,
+    list_operator_keys,
+    revoke_operator_key,
 ]

@@ -11,10 +11,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from gateway import wire
 from gateway.auth import Principal
 from gateway.exchange import Exchange, path_id
+from gateway.jobs import begun
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
 from gateway.services import Services
 from gateway.wire import Fault
+from storage import model
 from storage.archives import ArchiveStatus
 from storage.errors import InvalidState
 from storage.scope import Scope
@@ -24,6 +26,22 @@ class ArchiveQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Where to: the object's storage class; absent: the bucket's own."""
 
     storage_class: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+
+
+def thread_out(thread: model.Thread) -> wire.Thread:
+    """A thread as lists show it."""
+    return wire.Thread(
+        thread_id=thread.thread_id,
+        agent=thread.agent,
+        status=thread.status,
+        tier=thread.tier,
+        strict=thread.strict,
+        client_share=thread.client_share,
+        created_at=thread.created_at,
+        updated_at=thread.updated_at,
+        head_id=thread.head_id,
+        damaged=True if thread.damaged else UNSET,
+    )
 
 
 def described(status: ArchiveStatus) -> wire.ThreadArchive | UnsetType:
@@ -54,7 +72,8 @@ def described(status: ArchiveStatus) -> wire.ThreadArchive | UnsetType:
         "the same job.",
         permission="state:write",
         query=ArchiveQuery,
-        returns=wire.ThreadMove,
+        returns=wire.Job,
+        returns_otherwise=wire.Thread,
         statuses=(202, 200),
         problems=("thread-not-found", "thread-busy", "archive-unavailable"),
         subject=True,
@@ -72,13 +91,13 @@ async def archive_thread(
     name = path_id(thread_id, "thread_id")
     thread = await services.store.threads.get(subject_scope, name)
     if thread.tier == "archive":
-        return exchange.reply(wire.ThreadMove(thread_id=name, tier="archive", job_id=None))
+        return exchange.reply(thread_out(thread))
     beginning = services.store.archives.begin_archive(subject_scope, name, principal.actor, query.storage_class)
     try:
         job_id = await services.write(subject_scope, name, beginning)
     except InvalidState as error:  # it was not in a body
         raise InvalidRequest(Fault(detail=str(error), parameter="storage_class")) from None
-    return exchange.reply(wire.ThreadMove(thread_id=name, tier="hot", job_id=str(job_id)), status=202)
+    return await begun(exchange, services, subject_scope, job_id)
 
 
 @route(
@@ -89,7 +108,8 @@ async def archive_thread(
         summary="Bring a thread back from the archive, thawing it first if need be; a job does it (202). 200: it is "
         "hot. Repeating while it goes on names the same job. How far it is shows in GET of the thread.",
         permission="state:write",
-        returns=wire.ThreadMove,
+        returns=wire.Job,
+        returns_otherwise=wire.Thread,
         statuses=(202, 200),
         problems=("thread-not-found", "thread-busy", "archive-unavailable"),
         subject=True,
@@ -107,10 +127,10 @@ async def restore_thread(
     name = path_id(thread_id, "thread_id")
     thread = await services.store.threads.get(subject_scope, name)
     if thread.tier == "hot":
-        return exchange.reply(wire.ThreadMove(thread_id=name, tier="hot", job_id=None))
+        return exchange.reply(thread_out(thread))
     beginning = services.store.archives.begin_restore(subject_scope, name, principal.actor)
     job_id = await services.write(subject_scope, name, beginning)
-    return exchange.reply(wire.ThreadMove(thread_id=name, tier="archive", job_id=str(job_id)), status=202)
+    return await begun(exchange, services, subject_scope, job_id)
 
 
 ROUTES = [archive_thread, restore_thread]

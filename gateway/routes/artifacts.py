@@ -1,6 +1,7 @@
 """Artifacts: upload whole or in parts, list, show, download, copy, delete, and signed URLs for browsers."""
 
 import contextlib
+import re
 from datetime import timedelta
 from hashlib import sha256
 from typing import Annotated
@@ -18,7 +19,7 @@ from gateway import artifact_headers as headers
 from gateway import limits, wire
 from gateway.auth import Principal
 from gateway.content import stream
-from gateway.exchange import Exchange, encode_id, path_id, path_uuid
+from gateway.exchange import Exchange, encode_id, path_id, path_uuid, place
 from gateway.operations import Operation, route
 from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, InvalidRequest
 from gateway.services import Services
@@ -26,10 +27,11 @@ from gateway.wire import Fault
 from storage import artifact_model as model
 from storage.errors import ArtifactNotFound, ArtifactShared, InvalidState, TenantNotFound, UploadNotFound
 from storage.scope import OperatorScope, Scope, TenantScope, check_id
-from storage.tenants import BlobUsage
+from storage.tenants import Usage
 
 _SHARE = ("Stateroom-Client-Share",)
 _DESCRIPTION = (headers.NAME_HEADER, headers.METADATA_HEADER, headers.PREVIEW_HEADER, headers.DIGEST_HEADER)
+_WANTING = ("Want-Repr-Digest", "Want-Content-Digest")
 _READING = (
     "Range", "If-Range", "If-Match-Tag", "If-None-Match-Tag", "If-Unmodified-Since", "If-Modified-Since",
 )  # fmt: skip
@@ -39,6 +41,7 @@ _CONTENT_PROBLEMS = (
     "integrity-failure", "key-destroyed",
 )  # fmt: skip
 _CONTENT_HEADERS = ("ETag", "Last-Modified", "Content-Digest", "Content-Range", "Accept-Ranges", "Content-Disposition")
+_PART_NUMBER = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
 _NAME = Fault(detail="must be 1 to 255 bytes of UTF-8 without control characters", pointer="/name")
 
 
@@ -60,7 +63,7 @@ def _artifact(artifact: model.Artifact) -> wire.Artifact:
         pointer=artifact.pointer,
         thread_id=artifact.thread_id,
         name=artifact.name,
-        number=artifact.number,
+        version=artifact.number,
         media_type=artifact.media_type,
         size_bytes=artifact.size_bytes,
         digest=headers.format_digest(artifact.digest),
@@ -83,7 +86,7 @@ def _upload(upload: model.Upload) -> wire.Upload:
 
 def _part(part: model.Part) -> wire.UploadPart:
     return wire.UploadPart(
-        number=part.number,
+        part_number=part.number,
         size_bytes=part.size_bytes,
         digest=None if part.digest is None else headers.format_digest(part.digest),
     )
@@ -119,7 +122,7 @@ def _described(exchange: Exchange) -> model.NewArtifact:
         permission="state:write",
         raw_body=True,
         returns=wire.Artifact,
-        statuses=(201,),
+        statuses=(201, 200),
         headers=(*_DESCRIPTION, "Idempotency-Key", *_SHARE),
         problems=("digest-mismatch", "thread-archived", "idempotency-key-reused", *_STORING),
         subject=True,
@@ -150,7 +153,7 @@ async def create_artifact(
             digest=digest,
         )
     )
-    return exchange.reply(_artifact(artifact), status=201)
+    return exchange.reply(_artifact(artifact), status=201, location=place("artifacts", str(artifact.artifact_id)))
 
 
 @route(
@@ -162,7 +165,7 @@ async def create_artifact(
         permission="state:write",
         body=wire.UploadRequest,
         returns=wire.Upload,
-        statuses=(201,),
+        statuses=(201, 200),
         headers=("Idempotency-Key", *_SHARE),
         problems=("thread-archived", "idempotency-key-reused", *_STORING),
         subject=True,
@@ -197,7 +200,7 @@ async def begin_upload(
             share=exchange.client_share(),
         )
     )
-    return exchange.reply(_upload(upload), status=201)
+    return exchange.reply(_upload(upload), status=201, location=place("uploads", str(upload.upload_id)))
 
 
 @route(
@@ -231,7 +234,7 @@ async def get_upload(
     Operation(
         name="put_upload_part",
         method=HttpMethod.PUT,
-        path="/uploads/{upload_id:str}/parts/{number:str}",
+        path="/uploads/{upload_id:str}/parts/{part_number:str}",
         summary="Send one part, numbered from 0; the same bytes again change nothing, other bytes replace it.",
         permission="state:write",
         raw_body=True,
@@ -246,13 +249,13 @@ async def put_upload_part(
     services: NamedDependency[Services],
     subject_scope: NamedDependency[Scope],
     upload_id: FromPath[str],
-    number: FromPath[str],
+    part_number: FromPath[str],
 ) -> Response[bytes]:
     """Send a part."""
     exchange.no_query()
     wanted = path_uuid(upload_id, UploadNotFound)
-    if not (number.isascii() and number.isdecimal() and len(number) <= 5 and str(int(number)) == number):
-        raise InvalidRequest(Fault(detail="must be a number from 0 on", parameter="number"))
+    if not _PART_NUMBER.fullmatch(part_number):
+        raise InvalidRequest(Fault(detail="must be a number from 0 on", parameter="part_number"))
     artifacts = services.store.artifacts
     announced = exchange.announced_bytes()
     if announced is not None and announced > artifacts.part_bytes:
@@ -261,7 +264,7 @@ async def put_upload_part(
         artifacts.put_part(
             subject_scope,
             wanted,
-            int(number),
+            int(part_number),
             exchange.content(artifacts.part_bytes, "PART_BYTES_MAX"),
             size_bytes=announced,
             digest=headers.parse_digest(exchange.header(headers.DIGEST_HEADER)),
@@ -280,7 +283,7 @@ async def put_upload_part(
         permission="state:write",
         body=wire.UploadCompletion,
         returns=wire.Artifact,
-        statuses=(201,),
+        statuses=(201, 200),
         headers=_SHARE,
         problems=("upload-not-found", "upload-incomplete", "digest-mismatch", "thread-archived", *_STORING),
         subject=True,
@@ -296,7 +299,7 @@ async def complete_upload(
     exchange.no_query()
     request, _, _ = await exchange.body(wire.UploadCompletion)
     wrong = Fault(detail="must be sha-256=:<base64 of 32 bytes>: (RFC 9530)", pointer="/digest")
-    artifact = await services.commits.run(
+    artifact, created = await services.commits.run(
         services.store.artifacts.complete(
             subject_scope,
             path_uuid(upload_id, UploadNotFound),
@@ -305,7 +308,8 @@ async def complete_upload(
             share=exchange.client_share(),
         )
     )
-    return exchange.reply(_artifact(artifact), status=201)
+    location = place("artifacts", str(artifact.artifact_id))
+    return exchange.reply(_artifact(artifact), status=201, location=location, replayed=not created)
 
 
 @route(
@@ -346,7 +350,7 @@ async def abort_upload(
         query=ArtifactsQuery,
         returns=wire.ArtifactPage,
         headers=_SHARE,
-        problems=("blobs-not-configured", "integrity-failure", "key-destroyed"),
+        problems=("thread-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
         subject=True,
     )
 )
@@ -438,7 +442,7 @@ async def delete_artifact(
         permission="state:write",
         body=wire.ArtifactCopyRequest,
         returns=wire.Artifact,
-        statuses=(201,),
+        statuses=(201, 200),
         headers=("Idempotency-Key", *_SHARE),
         problems=(
             "artifact-not-found", "thread-archived", "idempotency-key-reused", "blobs-not-configured",
@@ -471,7 +475,7 @@ async def copy_artifact(
             share=exchange.client_share(),
         )
     )
-    return exchange.reply(_artifact(artifact), status=201)
+    return exchange.reply(_artifact(artifact), status=201, location=place("artifacts", str(artifact.artifact_id)))
 
 
 # --- content ---------------------------------------------------------------------------------------------------------
@@ -498,13 +502,18 @@ async def _content(
     content: model.ArtifactContent,
     disposition: str,
     held: contextlib.ExitStack | None = None,
+    *,
+    tells_digests: bool,
 ) -> Response[bytes]:
-    """The content, or what the conditions ask for instead of it (RFC 9110, section 13.2.2)."""
+    """The content, or what the conditions ask for instead of it (RFC 9110, section 13.2.2).
+
+    The digest of the plaintext is in no header, which proxies log, unless a reader who is known asks for it.
+    """
     artifact = content.artifact
     said = headers.content_headers(
         artifact.name,
         artifact.media_type,
-        artifact.digest,
+        artifact.tag,
         artifact.created_at,
         "inline" if disposition == "inline" else "attachment",
     )
@@ -521,12 +530,14 @@ async def _content(
             wanted = headers.parse_range(exchange.header("range"), artifact.size_bytes)
         digest = headers.format_digest(artifact.digest)
         if wanted is None:
-            said["content-digest"] = digest
+            if tells_digests and headers.wants_digest(exchange.header("want-content-digest")):
+                said["content-digest"] = digest
             status, start, length = 200, 0, artifact.size_bytes
         else:
             said["content-range"] = wanted.content_range(artifact.size_bytes)
             status, start, length = 206, wanted.start, wanted.length
-        said["repr-digest"] = digest
+        if tells_digests and headers.wants_digest(exchange.header("want-repr-digest")):
+            said["repr-digest"] = digest
         if exchange.facts.bodiless:
             return Response(b"", status_code=status, headers={**said, "content-length": str(length)})
         letting_go.pop_all()
@@ -541,7 +552,7 @@ async def _content(
         summary="Download an artifact's content, or one range of it.",
         permission="state:read",
         statuses=(200, 206, 304),
-        headers=(*_READING, *_SHARE),
+        headers=(*_READING, *_WANTING, *_SHARE),
         problems=_CONTENT_PROBLEMS,
         subject=True,
         content=True,
@@ -558,7 +569,7 @@ async def get_artifact_content(
     exchange.no_query()
     wanted = _artifact_id(artifact_id)
     content = await services.store.artifacts.open(subject_scope, wanted, share=exchange.client_share())
-    return await _content(exchange, content, "attachment")
+    return await _content(exchange, content, "attachment", tells_digests=True)
 
 
 @route(
@@ -570,7 +581,6 @@ async def get_artifact_content(
         permission="state:read",
         body=wire.ArtifactUrlRequest,
         returns=wire.ArtifactUrl,
-        statuses=(201,),
         headers=_SHARE,
         problems=(
             "artifact-not-found", "artifact-shared", "blobs-not-configured", "integrity-failure", "key-destroyed",
@@ -604,7 +614,7 @@ async def create_artifact_url(
         disposition=request.disposition,
     )
     url = f"{services.settings.public_url}/v1/artifact-urls/{quote(token, safe='')}"
-    return exchange.reply(wire.ArtifactUrl(url=url, expires_at=expires_at), status=201)
+    return exchange.reply(wire.ArtifactUrl(url=url, expires_at=expires_at))
 
 
 @route(
@@ -615,7 +625,7 @@ async def create_artifact_url(
         summary="Revoke every URL of the artifact made so far.",
         permission="state:write",
         statuses=(204,),
-        problems=("artifact-not-found", "blobs-not-configured", "commit-unknown"),
+        problems=("artifact-not-found", "blobs-not-configured", "commit-unknown", "integrity-failure", "key-destroyed"),
         subject=True,
     )
 )
@@ -628,7 +638,7 @@ async def revoke_artifact_urls(
     """Revoke URLs."""
     exchange.no_query()
     wanted = _artifact_id(artifact_id)
-    await services.commits.run(services.store.artifacts.bump_url_epoch(subject_scope, wanted))
+    await services.commits.run(services.store.artifacts.revoke_urls(subject_scope, wanted))
     return Response(None, status_code=204)
 
 
@@ -670,24 +680,31 @@ async def read_artifact_url(
             content = await services.store.artifacts.open(scope, grant.artifact_id)
         except ArtifactNotFound:
             raise ArtifactUrlInvalid from None  # a URL must not tell whether its artifact is still there
-        if content.artifact.url_epoch != grant.epoch:
+        if content.artifact.url_epoch != grant.epoch or await services.store.tenants.is_suspended(grant.tenant_id):
             raise ArtifactUrlInvalid
-        return await _content(exchange, content, grant.disposition, admitted.pop_all())
+        return await _content(exchange, content, grant.disposition, admitted.pop_all(), tells_digests=False)
 
 
 # --- quota -----------------------------------------------------------------------------------------------------------
 
 
-def _usage(tenant_id: UUID, usage: BlobUsage) -> wire.BlobUsage:
-    return wire.BlobUsage(tenant_id=str(tenant_id), used_bytes=usage.bytes, quota_bytes=usage.quota_bytes)
+def _usage(tenant_id: UUID, usage: Usage) -> wire.BlobUsage:
+    return wire.BlobUsage(
+        tenant_id=str(tenant_id),
+        used_bytes=usage.bytes,
+        quota_bytes=usage.quota_bytes,
+        rows_bytes=usage.rows_bytes,
+        rows_quota_bytes=usage.rows_quota_bytes,
+        rows_counted_at=usage.rows_counted_at,
+    )
 
 
 @route(
     Operation(
         name="get_usage",
         method=HttpMethod.GET,
-        path="/usage",
-        summary="How many bytes the tenant keeps in the object store, and how many it may.",
+        path="/blob-usage",
+        summary="How many bytes the tenant keeps in the object store and in the database, and how many it may.",
         permission="tenant:admin",
         returns=wire.BlobUsage,
     )
@@ -695,7 +712,7 @@ def _usage(tenant_id: UUID, usage: BlobUsage) -> wire.BlobUsage:
 async def get_usage(
     exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
 ) -> Response[bytes]:
-    """Show the caller's own quota."""
+    """Show the caller's own quotas."""
     exchange.no_query()
     tenant_id = tenant_scope.tenant_id
     return exchange.reply(_usage(tenant_id, await services.store.tenants.usage(tenant_scope, tenant_id)))
@@ -706,7 +723,7 @@ async def get_usage(
         name="get_tenant_usage",
         method=HttpMethod.GET,
         path="/admin/tenants/{tenant_id:str}/blob-usage",
-        summary="How many bytes a tenant keeps in the object store, and how many it may.",
+        summary="How many bytes a tenant keeps in the object store and in the database, and how many it may.",
         permission="operator",
         returns=wire.BlobUsage,
         problems=("not-found",),
@@ -718,7 +735,7 @@ async def get_tenant_usage(
     operator_scope: NamedDependency[OperatorScope],
     tenant_id: FromPath[str],
 ) -> Response[bytes]:
-    """Show a quota."""
+    """Show quotas."""
     exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     return exchange.reply(_usage(wanted, await services.store.tenants.usage(operator_scope, wanted)))
@@ -727,7 +744,7 @@ async def get_tenant_usage(
 @route(
     Operation(
         name="set_tenant_quota",
-        method=HttpMethod.PUT,
+        method=HttpMethod.PATCH,
         path="/admin/tenants/{tenant_id:str}/blob-usage",
         summary="Say how many bytes a tenant may keep. Less than it keeps removes nothing, and refuses more.",
         permission="operator",
@@ -743,11 +760,14 @@ async def set_tenant_quota(
     operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  so that it is checked and noted who asks
     tenant_id: FromPath[str],
 ) -> Response[bytes]:
-    """Set a quota."""
+    """Set quotas."""
     exchange.no_query()
     request, _, _ = await exchange.body(wire.Quota)
     wanted = path_uuid(tenant_id, TenantNotFound)
-    usage = await services.commits.run(services.store.tenants.set_quota(wanted, request.quota_bytes, principal.actor))
+    setting = services.store.tenants.set_quota(
+        wanted, request.quota_bytes, principal.actor, rows_quota_bytes=request.rows_quota_bytes
+    )
+    usage = await services.commits.run(setting)
     return exchange.reply(_usage(wanted, usage))
 
 

@@ -1,9 +1,11 @@
 """Checkpoints: save, load, history, pending writes, channel history."""
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from litestar import Response
@@ -13,13 +15,16 @@ from litestar.params import FromPath
 from msgspec import UNSET, Meta, Raw, Struct
 
 from gateway import limits, wire
+from gateway.artifact_headers import none_match
 from gateway.auth import ListingScope
-from gateway.codec import Format, decode_body, element_in, holed_in, holes_out, value_in, value_out
-from gateway.exchange import Exchange, beside, path_id
+from gateway.codec import decode_body, element_in, holed_in, holes_out, value_in, value_out
+from gateway.exchange import Exchange, encode_id, path_id, place
 from gateway.inlining import inlined, shown_values
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, MalformedBody, pointer
+from gateway.scanning import Format, Values, scan
 from gateway.services import Services
+from gateway.slices import Work
 from gateway.wire import Fault
 from storage import model
 from storage.errors import InvalidState, LimitExceeded, PreconditionRequired
@@ -27,10 +32,16 @@ from storage.format.pieces import list_bounds
 from storage.model import Value
 from storage.scope import Scope, TenantListing, is_plain_id
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 LATEST = "latest"  # so no checkpoint can have this id
 _PRIVATE = wire.PRIVATE_PREFIX
 _TIMES = Annotated[datetime, Meta(tz=True)]
 _LIMIT = Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)]
+# What is done in one slice of what takes longer: channels below `limits.SLICED_BYTES_MIN` each, and elements.
+_SLICE_CHANNELS = 8
+_SLICE_ELEMENTS = 1000
 # A digest and a checkpoint's id.
 _MARK_LENGTH_MAX = 512
 
@@ -133,7 +144,7 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model.Patch:
+def _content(request: wire.SaveRequest, name: Format, values: Values) -> Work[model.FullState | model.Patch]:
     given = [form for form in ("state", "changes", "channels") if getattr(request, form) is not UNSET]
     if len(given) != 1:
         raise InvalidRequest(Fault(detail="send exactly one of state, changes and channels", pointer=""))
@@ -142,27 +153,34 @@ def _content(request: wire.SaveRequest, name: Format) -> model.FullState | model
             raise InvalidState("placeholders of a channel that is not in state", pointer("state_holes", channel))
     if request.state is not UNSET:
         _check_count(len(request.state), "/state")
-        holes = request.state_holes
-        return model.FullState(
-            {
-                _check_public(channel, "state", channel): model.ChannelValue(
-                    None, holed_in(name, raw, holes[channel], where) if channel in holes else value_in(name, raw, where)
-                )
-                for channel, raw in request.state.items()
-                for where in [pointer("state", channel)]
-            }
-        )
+        state: dict[str, model.ChannelValue] = {}
+        for channel, raw in request.state.items():
+            where = pointer("state", channel)
+            holes = request.state_holes.get(channel, ())
+            value = yield from holed_in(name, raw, holes, where)
+            state[_check_public(channel, "state", channel)] = model.ChannelValue(None, value)
+            if len(state) % _SLICE_CHANNELS == 0:
+                yield
+        return model.FullState(state)
     if request.channels is not UNSET:
         _check_count(len(request.channels), "/channels")
-        return model.FullState(
-            {
-                _check_name(channel, "channels", channel): _channel(sent, channel)
-                for channel, sent in request.channels.items()
-            },
-            root="/channels",
-        )
+        channels: dict[str, model.ChannelValue] = {}
+        for channel, sent in request.channels.items():
+            channels[_check_name(channel, "channels", channel)] = _channel(sent, channel)
+            yield from _counted(channels[channel].value, values)
+        return model.FullState(channels, root="/channels")
     assert request.changes is not UNSET  # noqa: S101  for the type checker: one of the three is given
-    return _patch(request.changes, name)
+    return (yield from _patch(request.changes, name))
+
+
+def _counted(value: Value | None, values: Values) -> Work[None]:
+    """Count what is in a value that came as bytes with what is in the body around it.
+
+    Raises:
+        LimitExceeded: as `scan`.
+    """
+    if value is not None and values.can_be_too_many and value.encoding in {"msgpack", "json"}:
+        yield from scan("json" if value.encoding == "json" else "msgpack", value.data, values, depth_max=None)
 
 
 def _channel(sent: wire.ChannelIn, channel: str) -> model.ChannelValue:
@@ -182,42 +200,48 @@ def _check_version(version: wire.Version | None, channel: str, member: str) -> w
     return version
 
 
-def _patch(changes: wire.Changes, name: Format) -> model.Patch:
+def _patch(changes: wire.Changes, name: Format) -> Work[model.Patch]:
     _check_count(len(changes.set) + len(changes.append) + len(changes.remove), "/changes")
-    return model.Patch(
-        set={
-            _check_public(channel, "changes", "set", channel): value_in(name, raw, pointer("changes", "set", channel))
-            for channel, raw in changes.set.items()
-        },
-        append={
-            _check_public(channel, "changes", "append", channel): [
-                element_in(name, raw, pointer("changes", "append", channel, index))
-                for index, raw in enumerate(elements)
-            ]
-            for channel, elements in changes.append.items()
-        },
+    patch = model.Patch(
+        set={},
+        append={_check_public(channel, "changes", "append", channel): [] for channel in changes.append},
         remove=[_check_public(channel, "changes", "remove", index) for index, channel in enumerate(changes.remove)],
     )
+    for number, (channel, raw) in enumerate(changes.set.items()):
+        _check_public(channel, "changes", "set", channel)
+        patch.set[channel] = yield from value_in(name, raw, pointer("changes", "set", channel))
+        if number % _SLICE_CHANNELS == 0:
+            yield
+    for channel, elements in changes.append.items():
+        for index, raw in enumerate(elements):
+            where = pointer("changes", "append", channel, index)
+            patch.append[channel].append((yield from element_in(name, raw, where)))
+            if index % _SLICE_ELEMENTS == 0:
+                yield
+    return patch
 
 
 def _precondition(exchange: Exchange) -> model.Precondition | None:
-    head_id = exchange.if_match()
+    believed = exchange.if_match()
     absent = exchange.if_none_match_any()
-    if head_id is not None and absent:
+    if believed is not None and absent:
         raise InvalidRequest(Fault(detail="send If-Match or If-None-Match, not both", header="If-None-Match"))
-    return model.Precondition(head_id, absent) if head_id is not None or absent else None
+    return model.Precondition(absent=True) if absent else believed
 
 
-def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: Format, body: bytes) -> model.Save:
-    content = _content(request, name)
+def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: Format, body: bytes) -> Work[model.Save]:
+    content = yield from _content(request, name, exchange.values)
     _check_count(len(request.delta_channels), "/delta_channels")
     for index, channel in enumerate(request.delta_channels):
         _check_name(channel, "delta_channels", index)
     precondition = _precondition(exchange)
-    if isinstance(content, model.Patch) and (precondition is None or precondition.head_id is None):
-        raise PreconditionRequired("changes apply to a head: send If-Match with its ETag")
-    if request.id is not UNSET:
-        _check_checkpoint_id(request.id, "/id")
+    if isinstance(content, model.Patch):
+        if precondition is None or precondition.absent or precondition.exists:
+            raise PreconditionRequired("changes apply to a head: send If-Match with its ETag")
+        if precondition.or_one_of:
+            raise InvalidRequest(Fault(detail="changes apply to one head: name it alone", header="If-Match"))
+    if request.checkpoint_id is not UNSET:
+        _check_checkpoint_id(request.checkpoint_id, "/checkpoint_id")
     parent = None
     if request.parent_id is not UNSET:
         if request.parent_id is not None:
@@ -227,7 +251,7 @@ def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: F
         thread_id=thread_id,
         namespace=_check_namespace(request.namespace, pointer="/namespace"),
         content=content,
-        checkpoint_id=None if request.id is UNSET else request.id,
+        checkpoint_id=None if request.checkpoint_id is UNSET else request.checkpoint_id,
         parent=parent,
         precondition=precondition,
         fork=request.fork,
@@ -273,30 +297,36 @@ def _moment(moment: datetime | None, parameter: str) -> datetime | None:
         raise InvalidRequest(Fault(detail="must be a time of the years 1 to 9999", parameter=parameter)) from None
 
 
-def _new_writes(request: wire.WritesRequest, name: Format) -> list[model.NewWrite]:
-    return [_new_write(sent, index, name) for index, sent in enumerate(request.writes)]
+def _new_writes(request: wire.WritesRequest, name: Format, values: Values) -> Work[list[model.NewWrite]]:
+    writes: list[model.NewWrite] = []
+    for index, sent in enumerate(request.writes):
+        writes.append((yield from _new_write(sent, index, name, values)))
+        if len(writes) % _SLICE_CHANNELS == 0:
+            yield
+    return writes
 
 
-def _new_write(sent: wire.WriteIn, index: int, name: Format) -> model.NewWrite:
+def _new_write(sent: wire.WriteIn, index: int, name: Format, values: Values) -> Work[model.NewWrite]:
     where = pointer("writes", index)
     _check_name(sent.channel, "writes", index, "channel")
     if (sent.value is UNSET) == (sent.data is UNSET) or (sent.value is not UNSET and sent.encoding is not UNSET):
         raise InvalidState("send either value, or encoding and data", where)
     if sent.value is not UNSET:
-        value = value_in(name, sent.value, f"{where}/value")
+        value = yield from value_in(name, sent.value, f"{where}/value")
     else:
         encoding = "msgpack" if sent.encoding is UNSET else sent.encoding
         value = Value(encoding, b"" if sent.data is UNSET else sent.data, tuple(sent.holes))
+        yield from _counted(value, values)
     return model.NewWrite(idx=sent.idx, channel=sent.channel, value=value)
 
 
 # --- out ------------------------------------------------------------------------------------------
 
 
-def _write_out(write: model.PendingWrite, view: wire.View, name: Format) -> wire.WriteOut:
+def _write_out(write: model.PendingWrite, view: wire.View, name: Format) -> Work[wire.WriteOut]:
     shown = wire.WriteOut(task_id=write.task_id, idx=write.idx, channel=write.channel, task_path=write.task_path)
     if view == "state":
-        raw = shown.value = value_out(name, write.value)
+        raw = shown.value = yield from value_out(name, write.value)
         shown.holes = holes_out(write.value, raw) or UNSET
     elif view == "channels":
         shown.encoding = write.value.encoding
@@ -313,8 +343,31 @@ def _channel_out(channel: model.Channel) -> wire.ChannelOut:
     return wire.ChannelOut(version=channel.version, encoding=value.encoding, data=value.data, holes=holes)
 
 
-def checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format) -> wire.Checkpoint:
-    """A checkpoint as it is shown in ``view``."""
+async def checkpoints_out(
+    exchange: Exchange, checkpoints: Sequence[model.Checkpoint], view: wire.View
+) -> list[wire.Checkpoint]:
+    """Checkpoints as they are shown in ``view``, made in slices if they are large."""
+    size_bytes = sum(len(value.data) for value in shown_values(checkpoints, view))
+    return await exchange.share.run(
+        _each(checkpoints, lambda checkpoint: _checkpoint_out(checkpoint, view, exchange.format)), size_bytes
+    )
+
+
+async def _writes_out(exchange: Exchange, writes: Sequence[model.PendingWrite], view: wire.View) -> list[wire.WriteOut]:
+    size_bytes = sum(len(write.value.data) for write in writes)
+    return await exchange.share.run(_each(writes, lambda write: _write_out(write, view, exchange.format)), size_bytes)
+
+
+def _each(items: Iterable[T], show: Callable[[T], Work[R]]) -> Work[list[R]]:
+    shown: list[R] = []
+    for item in items:
+        shown.append((yield from show(item)))
+        if len(shown) % _SLICE_CHANNELS == 0:
+            yield
+    return shown
+
+
+def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format) -> Work[wire.Checkpoint]:
     state: dict[str, Raw] | msgspec.UnsetType = UNSET
     state_holes: dict[str, list[int]] | msgspec.UnsetType = UNSET
     channels: dict[str, wire.ChannelOut] | msgspec.UnsetType = UNSET
@@ -322,20 +375,21 @@ def checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format) 
     if view != "none" and not checkpoint.withheld:
         held = checkpoint.channels or {}
         if view == "state":
-            state = {
-                channel: value_out(name, found.value)
-                for channel, found in held.items()
-                if not channel.startswith(_PRIVATE)
-            }
+            state = {}
+            for channel, found in held.items():
+                if not channel.startswith(_PRIVATE):
+                    state[channel] = yield from value_out(name, found.value)
+                    if len(state) % _SLICE_CHANNELS == 0:
+                        yield
             holed = {channel: holes_out(held[channel].value, raw) for channel, raw in state.items()}
             state_holes = {channel: holes for channel, holes in holed.items() if holes} or UNSET
         else:
             channels = {channel: _channel_out(found) for channel, found in held.items()}
-        writes = [_write_out(write, view, name) for write in checkpoint.writes or []]
+        writes = yield from _each(checkpoint.writes or (), lambda write: _write_out(write, view, name))
     return wire.Checkpoint(
         thread_id=checkpoint.thread_id,
         namespace=checkpoint.namespace,
-        id=checkpoint.checkpoint_id,
+        checkpoint_id=checkpoint.checkpoint_id,
         parent_id=checkpoint.parent_id,
         step=checkpoint.step,
         status=checkpoint.status,
@@ -353,6 +407,7 @@ def checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format) 
         channels=channels,
         pending_writes=writes,
         withheld=True if checkpoint.withheld else UNSET,
+        damaged=True if checkpoint.damaged else UNSET,
         state_holes=state_holes,
     )
 
@@ -362,10 +417,11 @@ def checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format) 
 _LOADING = ("state-too-large", "blob-store-unavailable", "blobs-not-configured")
 _ARCHIVED = ("thread-archived", "restore-needed")  # of the thread that is read
 _SAVE_PROBLEMS = (
-    "checkpoint-exists", "channel-unchanged-unknown", "head-moved", "precondition-required",
+    "checkpoint-exists", "channel-unchanged-unknown", "head-moved", "head-exists", "precondition-required",
     "idempotency-key-reused", "limit-exceeded", "thread-busy", "thread-archived", "commit-unknown",
-    "checkpoint-not-found", "integrity-failure", "rollback-detected", "artifact-unknown", "piece-unknown",
-    "quota-exceeded", "blob-store-unavailable", "state-too-new", "state-upcast-failed",
+    "parent-unknown", "integrity-failure", "rollback-detected", "artifact-unknown", "piece-unknown",
+    "quota-exceeded", "blob-store-unavailable", "state-too-new", "state-upcast-failed", "state-version-required",
+    "state-schema-mismatch", "too-costly", "tenant-too-costly",
 )  # fmt: skip
 
 
@@ -398,7 +454,7 @@ async def save_checkpoint(
     request, name, body = await exchange.body(wire.SaveRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        save = await beside(len(body), _save, exchange, thread, request, name, body)
+        save = await exchange.share.run(_save(exchange, thread, request, name, body), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     share = exchange.client_share()
@@ -410,7 +466,7 @@ def _saved_out(exchange: Exchange, saved: model.Saved) -> Response[bytes]:
     receipt = wire.SaveReceipt(
         thread_id=saved.thread_id,
         namespace=saved.namespace,
-        id=saved.checkpoint_id,
+        checkpoint_id=saved.checkpoint_id,
         parent_id=saved.parent_id,
         step=saved.step,
         status=saved.status,
@@ -418,28 +474,35 @@ def _saved_out(exchange: Exchange, saved: model.Saved) -> Response[bytes]:
         created_at=saved.created_at,
         created=saved.created,
     )
-    # The saved id, not the head's: who repeats a save after another writer moved on has not seen that head.
-    return exchange.reply(receipt, status=201 if saved.created else 200, etag=saved.checkpoint_id, token=saved.token)
+    return exchange.reply(
+        receipt,
+        status=201,
+        # The saved id, not the head's: who repeats a save after another writer moved on has not seen that head.
+        etag=saved.checkpoint_id,
+        token=saved.token,
+        location=place("threads", saved.thread_id, "checkpoints", saved.checkpoint_id, namespace=saved.namespace),
+        replayed=not saved.created,
+    )
 
 
 def _compaction(
     exchange: Exchange, thread_id: str, request: wire.CompactRequest, name: Format, body: bytes
-) -> model.Compaction:
+) -> Work[model.Compaction]:
     summary: tuple[bytes, ...] = ()
     if request.summary is not UNSET:
-        given = element_in(name, request.summary, "/summary")
+        given = yield from element_in(name, request.summary, "/summary")
         bounds = list_bounds(given)
         summary = (given,) if bounds is None else tuple(given[start:end] for start, end in pairwise(bounds))
-    if request.id is not UNSET:
-        _check_checkpoint_id(request.id, "/id")
+    if request.checkpoint_id is not UNSET:
+        _check_checkpoint_id(request.checkpoint_id, "/checkpoint_id")
     return model.Compaction(
         thread_id=thread_id,
         namespace=_check_namespace(request.namespace, pointer="/namespace"),
         channel=_check_public(request.channel, "channel"),
         keep_last=request.keep_last,
         summary=summary,
-        checkpoint_id=None if request.id is UNSET else request.id,
-        head_id=exchange.if_match(),
+        checkpoint_id=None if request.checkpoint_id is UNSET else request.checkpoint_id,
+        precondition=exchange.if_match(),
         known_token=exchange.known_token(),
         status=request.status,
         agent=_check_optional_name(request.agent, "agent"),
@@ -465,7 +528,14 @@ def _compaction(
         headers=("If-Match", "Idempotency-Key", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         etag=True,
         token=True,
-        problems=(*_SAVE_PROBLEMS, "writes-pending", "state-too-large", "blobs-not-configured", "key-destroyed"),
+        problems=(
+            "checkpoint-not-found",
+            *_SAVE_PROBLEMS,
+            "writes-pending",
+            "state-too-large",
+            "blobs-not-configured",
+            "key-destroyed",
+        ),
         subject=True,
     )
 )
@@ -480,7 +550,7 @@ async def compact_thread(
     request, name, body = await exchange.body(wire.CompactRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        compaction = _compaction(exchange, thread, request, name, body)
+        compaction = await exchange.share.run(_compaction(exchange, thread, request, name, body), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     compacting = services.store.compacting.compact(subject_scope, compaction, exchange.client_share())
@@ -496,7 +566,8 @@ async def compact_thread(
         permission="state:read",
         query=LoadQuery,
         returns=wire.Checkpoint,
-        headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
+        statuses=(200, 304),
+        headers=("Accept-State-Version", "If-None-Match-Head", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         etag=True,
         token=True,
         problems=(
@@ -520,23 +591,41 @@ async def load_checkpoint(
 ) -> Response[bytes]:
     """Load one checkpoint."""
     query = exchange.query(LoadQuery)
-    loaded = await services.store.states.load(
+    known_token = exchange.known_token()
+    load = partial(
+        services.store.states.load,
         subject_scope,
         exchange.state_versions(),
         path_id(thread_id, "thread_id"),
         _check_namespace(query.namespace, parameter="namespace"),
         # Not a route of its own: the router would not look for latest/channel-history elsewhere then.
         None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
-        with_state=query.view != "none",
-        known_token=exchange.known_token(),
+        known_token=known_token,
         share=exchange.client_share(),
-        refs=_refs(exchange, query.pieces, query.view),
     )
-    shown = checkpoint_out(loaded.checkpoint, query.view, exchange.format)
+    conditional = exchange.header("if-none-match") is not None and query.resolve == "pointers"
+    if conditional and known_token is not None:
+        standing = await load(with_state=False)  # opens no state
+        if standing.token == known_token and _is_known(exchange, standing):
+            return exchange.not_modified(etag=standing.head_id, token=standing.token)
+    loaded = await load(with_state=query.view != "none", refs=_refs(exchange, query.pieces, query.view))
+    if conditional and loaded.checkpoint.writes == [] and _is_known(exchange, loaded):
+        return exchange.not_modified(etag=loaded.head_id, token=loaded.token)
+    [shown] = await checkpoints_out(exchange, [loaded.checkpoint], query.view)
     if query.resolve == "inline":
         named = shown_values([loaded.checkpoint], query.view)
         shown.artifacts = await inlined(services.store.artifacts, subject_scope, named, exchange.client_share())
-    return exchange.reply(shown, etag=loaded.head_id, token=loaded.token)
+    return exchange.reply(shown, etag=loaded.head_id, token=loaded.token, compressed=True)
+
+
+def _is_known(exchange: Exchange, loaded: model.Loaded) -> bool:
+    """Whether If-None-Match names the head, and the checkpoint is it.
+
+    A head's pending writes come without another head. Where there are none, there were none before; where there are, or
+    it was not looked, the thread's token tells.
+    """
+    is_head = loaded.checkpoint.checkpoint_id == loaded.head_id
+    return is_head and none_match(exchange.header("if-none-match"), f'"{encode_id(loaded.head_id)}"')
 
 
 def _named_checkpoint(text: str) -> str:
@@ -613,13 +702,13 @@ async def _history(
         exchange.client_share(),
     )
     shown = wire.CheckpointPage(
-        checkpoints=[checkpoint_out(item, query.view, exchange.format) for item in page.items],
+        checkpoints=await checkpoints_out(exchange, page.items, query.view),
         next_cursor=services.cursors.write(binding, page.after),
     )
     if query.resolve == "inline":
         named = shown_values(page.items, query.view)
         shown.artifacts = await inlined(services.store.artifacts, scope, named, exchange.client_share())
-    return exchange.reply(shown)
+    return exchange.reply(shown, compressed=True)
 
 
 @route(
@@ -632,7 +721,7 @@ async def _history(
         query=HistoryFilter,
         returns=wire.CheckpointPage,
         headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
-        problems=("integrity-failure", "rollback-detected", "key-destroyed", *_LOADING, *_ARCHIVED),
+        problems=("thread-not-found", "integrity-failure", "rollback-detected", "key-destroyed", *_LOADING, *_ARCHIVED),
         subject=True,
     )
 )
@@ -687,11 +776,9 @@ async def _tenant_listing(
     binding = _binding(exchange, query, scope.tenant_id, None, None)
     after = services.cursors.read(binding, query.cursor)
     page = await services.store.checkpoints.tenant_listing(scope, _query(query, None, after, None))
-    shown = []
-    for item in page.items:
-        checkpoint = checkpoint_out(item.checkpoint, "none", exchange.format)
+    shown = await checkpoints_out(exchange, [item.checkpoint for item in page.items], "none")
+    for checkpoint, item in zip(shown, page.items, strict=True):
         checkpoint.subject_id = item.subject_id
-        shown.append(checkpoint)
     return exchange.reply(
         wire.CheckpointPage(checkpoints=shown, next_cursor=services.cursors.write(binding, page.after))
     )
@@ -744,13 +831,14 @@ async def channel_history(
             mark=found.mark,
             channels={
                 channel: wire.ChannelHistory(
-                    writes=[_write_out(write, "channels", exchange.format) for write in history.writes],
+                    writes=await _writes_out(exchange, history.writes, "channels"),
                     seed=UNSET if history.seed is None else _channel_out(history.seed),
                     continues=history.continues,
                 )
                 for channel, history in found.channels.items()
             },
-        )
+        ),
+        compressed=True,
     )
 
 
@@ -760,7 +848,7 @@ _WRITES_PATH = "/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/writes/
 @route(
     Operation(
         name="put_writes",
-        method=HttpMethod.PUT,
+        method=HttpMethod.POST,
         path=_WRITES_PATH,
         summary="Store a task's pending writes; at idx >= 0 the first counts, at idx < 0 the last.",
         permission="state:write",
@@ -770,6 +858,7 @@ _WRITES_PATH = "/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/writes/
         token=True,
         problems=(
             "state-too-new",
+            "state-version-required",
             "limit-exceeded",
             "thread-busy",
             "thread-archived",
@@ -799,7 +888,7 @@ async def put_writes(
     request, name, body = await exchange.body(wire.WritesRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        writes = await beside(len(body), _new_writes, request, name)
+        writes = await exchange.share.run(_new_writes(request, name, exchange.values), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     receipt = await services.write(
@@ -833,7 +922,7 @@ async def put_writes(
         query=WritesQuery,
         returns=wire.TaskWrites,
         headers=("Accept-State-Version", "Stateroom-Client-Share"),
-        problems=("integrity-failure", "key-destroyed", *_LOADING, *_ARCHIVED),
+        problems=("thread-not-found", "integrity-failure", "key-destroyed", *_LOADING, *_ARCHIVED),
         subject=True,
     )
 )
@@ -857,7 +946,7 @@ async def get_writes(
         exchange.client_share(),
         refs=_refs(exchange, query.pieces, query.view),
     )
-    return exchange.reply(wire.TaskWrites(writes=[_write_out(write, query.view, exchange.format) for write in writes]))
+    return exchange.reply(wire.TaskWrites(writes=await _writes_out(exchange, writes, query.view)), compressed=True)
 
 
 ROUTES = [

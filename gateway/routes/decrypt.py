@@ -17,7 +17,7 @@ from gateway.auth import Principal
 from gateway.exchange import Exchange, path_uuid
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
-from gateway.routes.checkpoints import checkpoint_out
+from gateway.routes.checkpoints import checkpoints_out
 from gateway.services import Services
 from gateway.wire import Fault
 from storage.audit import Opening
@@ -28,7 +28,7 @@ from storage.scope import OperatorScope, check_id, check_subject
 def _opening(tenant_id: str, request: wire.DecryptRequest) -> Opening:
     tenant = path_uuid(tenant_id, TenantNotFound)
     checks: list[tuple[str, Any]] = [
-        ("subject", lambda: check_subject(request.subject)),
+        ("subject_id", lambda: check_subject(request.subject_id)),
         ("thread_id", lambda: check_id(request.thread_id, "an id")),
         ("checkpoint_id", lambda: request.checkpoint_id is None or check_id(request.checkpoint_id, "an id")),
     ]
@@ -42,7 +42,7 @@ def _opening(tenant_id: str, request: wire.DecryptRequest) -> Opening:
         raise InvalidRequest(Fault(detail=detail, pointer="/namespace"), limit="NAMESPACE_BYTES_MAX")
     return Opening(
         tenant_id=tenant,
-        subject_id=request.subject,
+        subject_id=request.subject_id,
         thread_id=request.thread_id,
         namespace=request.namespace,
         checkpoint_id=request.checkpoint_id,
@@ -83,7 +83,8 @@ async def decrypt(
     loaded = await services.store.states.load(
         scope, exchange.state_versions(), opened.thread_id, opened.namespace, opened.checkpoint_id, with_state=True
     )
-    return exchange.reply(checkpoint_out(loaded.checkpoint, "state", exchange.format))
+    [shown] = await checkpoints_out(exchange, [loaded.checkpoint], "state")
+    return exchange.reply(shown)
 
 
 ROUTES = [decrypt]

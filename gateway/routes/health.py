@@ -49,11 +49,11 @@ async def livez() -> Response[bytes]:
 )
 async def readyz(services: NamedDependency[Services]) -> Response[bytes]:
     """Report."""
-    report = await services.readiness.report()
+    ready, report = await services.readiness.probe()
     return Response(
-        msgspec.json.encode(report),
-        status_code=200 if report.ready else 503,
-        headers={} if report.ready else {"retry-after": str(round(RETRY_AFTER_SECONDS))},
+        report,
+        status_code=200 if ready else 503,
+        headers={} if ready else {"retry-after": str(round(RETRY_AFTER_SECONDS))},
         media_type="application/json",
     )
 

@@ -1,6 +1,5 @@
 """Keys and jobs: rotation, crypto-shredding, and how far the work behind them is."""
 
-from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
@@ -11,8 +10,9 @@ from litestar.params import FromPath
 from msgspec import Meta, Struct, msgpack, structs
 
 from gateway import wire
-from gateway.auth import Principal
-from gateway.exchange import Exchange, path_id, path_uuid
+from gateway.auth import ListingScope, Principal
+from gateway.exchange import Exchange, path_id, path_uuid, place
+from gateway.jobs import as_job, begun, job_place, shown
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
 from gateway.routes.admin import PageQuery, repeated_as
@@ -20,9 +20,11 @@ from gateway.services import Services
 from gateway.wire import Fault
 from storage.errors import InvalidState, JobNotFound, TenantNotFound
 from storage.jobs import Job
-from storage.scope import SHARED_SUBJECT, OperatorScope, Scope, TenantScope, check_subject
+from storage.scope import SHARED_SUBJECT, OperatorScope, Scope, TenantListing, TenantScope, check_subject
+from storage.shred import SHRED_TENANT_KIND, Shredded
 
 _KEY_PROBLEMS = ("key-destroyed", "key-unavailable", "not-found")
+_BY_OPERATORS = frozenset({SHRED_TENANT_KIND})
 _SHRED_PROBLEMS = ("blob-store-unavailable", "key-unavailable", "not-found")
 
 
@@ -39,21 +41,6 @@ def _subject(tenant_id: UUID, text: str, fault: Fault) -> Scope:
         raise InvalidRequest(structs.replace(fault, detail=str(error))) from None
 
 
-def _job(job: Job) -> wire.Job:
-    return wire.Job(
-        job_id=str(job.job_id),
-        kind=job.kind,
-        target=job.target,
-        state=job.state,
-        done=job.done,
-        total=job.total,
-        error=job.error,
-        note=job.note,
-        created_at=job.created_at,
-        updated_at=job.updated_at,
-    )
-
-
 # --- rotation --------------------------------------------------------------------------------------------------------
 
 
@@ -61,7 +48,7 @@ def _job(job: Job) -> wire.Job:
     Operation(
         name="rotate_key",
         method=HttpMethod.POST,
-        path="/keys/rotate",
+        path="/keys:rotate",
         summary="Make a new tenant key, or a new data key of a subject, active now; a job does the rest.",
         permission="tenant:admin",
         body=wire.RotateRequest,
@@ -92,18 +79,20 @@ async def rotate_key(
             raise InvalidRequest(Fault(detail="name the subject whose key to rotate", pointer="/subject_id"))
         scope = _subject(tenant_scope.tenant_id, request.subject_id, Fault(detail="", pointer="/subject_id"))
         rotated = await services.commits.run(rotation.rotate_subject(scope, principal.actor, wanted))
-    answer = wire.Rotation(level=request.level, key_version=rotated.key_version, job_id=str(rotated.job_id))
-    return exchange.reply(answer, status=202)
+    job = await services.store.jobs.get(tenant_scope, rotated.job_id)
+    answer = as_job(job, wire.Rotation, level=request.level, key_version=rotated.key_version)
+    location = job_place(tenant_scope, rotated.job_id)
+    return exchange.reply(answer, status=202, location=location, replayed=not rotated.created)
 
 
 @route(
     Operation(
         name="rewrap_subject_keys",
         method=HttpMethod.POST,
-        path="/keys/rewrap",
+        path="/keys:rewrap",
         summary="Wrap every subject key that is under an older tenant key again; a job does it.",
         permission="tenant:admin",
-        returns=wire.JobStarted,
+        returns=wire.Job,
         statuses=(202,),
     )
 )
@@ -116,7 +105,7 @@ async def rewrap_subject_keys(
     """Rewrap the tenant's subject keys."""
     exchange.no_query()
     job_id = await services.commits.run(services.store.rotation.rewrap_tenant(tenant_scope, principal.actor))
-    return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+    return await begun(exchange, services, tenant_scope, job_id)
 
 
 @route(
@@ -172,10 +161,10 @@ async def get_keys(
     Operation(
         name="rewrap_tenant_keys",
         method=HttpMethod.POST,
-        path="/admin/keys/rewrap",
+        path="/admin/keys:rewrap",
         summary="Wrap every tenant key again under the active root key; a job does it. No payload is touched.",
         permission="operator",
-        returns=wire.JobStarted,
+        returns=wire.Job,
         statuses=(202,),
     )
 )
@@ -183,12 +172,12 @@ async def rewrap_tenant_keys(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
     principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
+    operator_scope: NamedDependency[OperatorScope],
 ) -> Response[bytes]:
     """Rewrap all tenant keys."""
     exchange.no_query()
     job_id = await services.commits.run(services.store.rotation.rewrap_root(principal.actor))
-    return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+    return await begun(exchange, services, operator_scope, job_id)
 
 
 @route(
@@ -232,6 +221,7 @@ async def get_root_keys(
         permission="tenant:admin",
         body=wire.ShredRequest,
         returns=wire.Shredded,
+        statuses=(202,),
         problems=(*_SHRED_PROBLEMS, "legal-hold"),
     )
 )
@@ -248,7 +238,8 @@ async def shred_subject(
     scope = _subject(tenant_scope.tenant_id, text, Fault(detail="", parameter="subject_id"))
     request, _, _ = await exchange.body(wire.ShredRequest)
     done = await services.commits.run(services.store.shred.subject(scope, request.confirm, principal.actor))
-    return exchange.reply(_shredded(done.job_id, done.shred_effective_at, tombstone=done.tombstone))
+    job = await services.store.jobs.get(tenant_scope, done.job_id)
+    return _shredded(exchange, done, job, job_place(tenant_scope, done.job_id))
 
 
 @route(
@@ -260,6 +251,7 @@ async def shred_subject(
         permission="operator",
         body=wire.ShredRequest,
         returns=wire.Shredded,
+        statuses=(202,),
         problems=(*_SHRED_PROBLEMS, "legal-hold"),
     )
 )
@@ -267,7 +259,7 @@ async def shred_tenant(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
     principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
+    operator_scope: NamedDependency[OperatorScope],
     tenant_id: FromPath[str],
 ) -> Response[bytes]:
     """Shred a tenant."""
@@ -275,11 +267,13 @@ async def shred_tenant(
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, _, _ = await exchange.body(wire.ShredRequest)
     done = await services.commits.run(services.store.shred.tenant(wanted, request.confirm, principal.actor))
-    return exchange.reply(_shredded(done.job_id, done.shred_effective_at, tombstone=done.tombstone))
+    job = await services.store.jobs.of_tenant(operator_scope, wanted, done.job_id, _BY_OPERATORS)
+    return _shredded(exchange, done, job, place("admin", "tenants", tenant_id, "jobs", str(done.job_id)))
 
 
-def _shredded(job_id: UUID, shred_effective_at: datetime, *, tombstone: bool) -> wire.Shredded:
-    return wire.Shredded(job_id=str(job_id), shred_effective_at=shred_effective_at, tombstone=tombstone)
+def _shredded(exchange: Exchange, done: Shredded, job: Job, location: str) -> Response[bytes]:
+    answer = as_job(job, wire.Shredded, shred_effective_at=done.shred_effective_at, tombstone=done.tombstone)
+    return exchange.reply(answer, status=202, location=location)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -291,15 +285,31 @@ async def _jobs(exchange: Exchange, services: Services, scope: TenantScope | Ope
     binding = msgpack.encode((exchange.route, tenant))
     page = await services.store.jobs.list(scope, query.limit, services.cursors.read(binding, query.cursor))
     return exchange.reply(
-        wire.JobPage(jobs=[_job(job) for job in page.items], next_cursor=services.cursors.write(binding, page.after))
+        wire.JobPage(jobs=[shown(job) for job in page.items], next_cursor=services.cursors.write(binding, page.after))
     )
 
 
 async def _one_job(
-    exchange: Exchange, services: Services, scope: TenantScope | OperatorScope, job_id: str
+    exchange: Exchange, services: Services, scope: Scope | TenantScope | OperatorScope, job_id: str
 ) -> Response[bytes]:
     exchange.no_query()
-    return exchange.reply(_job(await services.store.jobs.get(scope, path_uuid(job_id, JobNotFound))))
+    return exchange.reply(shown(await services.store.jobs.get(scope, path_uuid(job_id, JobNotFound))))
+
+
+async def _cancel(
+    exchange: Exchange, services: Services, scope: Scope | TenantScope | OperatorScope, job_id: str, actor: str
+) -> Response[bytes]:
+    exchange.no_query()
+    work = services.store.job_cancelling.cancel(scope, path_uuid(job_id, JobNotFound), actor)
+    return exchange.reply(shown(await services.commits.run(work)))
+
+
+async def _supersede(
+    exchange: Exchange, services: Services, scope: TenantScope | OperatorScope, job_id: str, actor: str
+) -> Response[bytes]:
+    exchange.no_query()
+    work = services.store.control_repair.supersede_job(scope, path_uuid(job_id, JobNotFound), actor)
+    return exchange.reply(shown(await services.commits.run(work)))
 
 
 @route(
@@ -325,20 +335,24 @@ async def list_jobs(
         name="get_job",
         method=HttpMethod.GET,
         path="/jobs/{job_id:str}",
-        summary="A job of the tenant, and how far it is.",
-        permission="tenant:admin",
+        summary="A job on a thread of the subject, and how far it is; tenant:admin without a subject sees any.",
+        permission="state:write",
         returns=wire.Job,
         problems=("not-found",),
+        subject=True,
+        tenant_listing=True,
     )
 )
 async def get_job(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
-    tenant_scope: NamedDependency[TenantScope],
+    listing_scope: NamedDependency[ListingScope],
     job_id: FromPath[str],
 ) -> Response[bytes]:
     """Show a job."""
-    return await _one_job(exchange, services, tenant_scope, job_id)
+    scope = listing_scope.scope
+    whose = TenantScope(scope.tenant_id) if isinstance(scope, TenantListing) else scope
+    return await _one_job(exchange, services, whose, job_id)
 
 
 @route(
@@ -382,6 +396,123 @@ async def get_deployment_job(
     return await _one_job(exchange, services, operator_scope, job_id)
 
 
+@route(
+    Operation(
+        name="cancel_job",
+        method=HttpMethod.POST,
+        path="/jobs/{job_id:str}/cancel",
+        summary="End a job before its time: one on a thread of the subject; tenant:admin without a subject ends any "
+        "that may be ended so: archiving, restoring, verifying, migrating, exporting, importing.",
+        permission="state:write",
+        returns=wire.Job,
+        problems=("not-found", "job-not-cancellable", "commit-unknown"),
+        subject=True,
+        tenant_listing=True,
+    )
+)
+async def cancel_job(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    listing_scope: NamedDependency[ListingScope],
+    job_id: FromPath[str],
+) -> Response[bytes]:
+    """Cancel a job."""
+    scope = listing_scope.scope
+    whose = TenantScope(scope.tenant_id) if isinstance(scope, TenantListing) else scope
+    return await _cancel(exchange, services, whose, job_id, principal.actor)
+
+
+@route(
+    Operation(
+        name="cancel_deployment_job",
+        method=HttpMethod.POST,
+        path="/admin/jobs/{job_id:str}/cancel",
+        summary="End a job of the deployment before its time: a verification.",
+        permission="operator",
+        returns=wire.Job,
+        problems=("not-found", "job-not-cancellable", "commit-unknown"),
+    )
+)
+async def cancel_deployment_job(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    operator_scope: NamedDependency[OperatorScope],
+    job_id: FromPath[str],
+) -> Response[bytes]:
+    """Cancel a job of the deployment."""
+    return await _cancel(exchange, services, operator_scope, job_id, principal.actor)
+
+
+@route(
+    Operation(
+        name="supersede_job",
+        method=HttpMethod.POST,
+        path="/jobs/{job_id:str}/supersede",
+        summary="Put a damaged job of the tenant aside for good, on the record.",
+        permission="tenant:admin",
+        returns=wire.Job,
+        problems=("not-found", "job-not-damaged", "commit-unknown"),
+    )
+)
+async def supersede_job(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+    job_id: FromPath[str],
+) -> Response[bytes]:
+    """Put a damaged job aside."""
+    return await _supersede(exchange, services, tenant_scope, job_id, principal.actor)
+
+
+@route(
+    Operation(
+        name="supersede_deployment_job",
+        method=HttpMethod.POST,
+        path="/admin/jobs/{job_id:str}/supersede",
+        summary="Put a damaged job of the deployment aside for good, on the record.",
+        permission="operator",
+        returns=wire.Job,
+        problems=("not-found", "job-not-damaged", "commit-unknown"),
+    )
+)
+async def supersede_deployment_job(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    operator_scope: NamedDependency[OperatorScope],
+    job_id: FromPath[str],
+) -> Response[bytes]:
+    """Put a damaged job of the deployment aside."""
+    return await _supersede(exchange, services, operator_scope, job_id, principal.actor)
+
+
+@route(
+    Operation(
+        name="get_tenant_job",
+        method=HttpMethod.GET,
+        path="/admin/tenants/{tenant_id:str}/jobs/{job_id:str}",
+        summary="A job that operators began at a tenant (its shredding), and how far it is.",
+        permission="operator",
+        returns=wire.Job,
+        problems=("not-found",),
+    )
+)
+async def get_tenant_job(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    operator_scope: NamedDependency[OperatorScope],
+    tenant_id: FromPath[str],
+    job_id: FromPath[str],
+) -> Response[bytes]:
+    """Show a job of a tenant."""
+    exchange.no_query()
+    tenant, job = path_uuid(tenant_id, JobNotFound), path_uuid(job_id, JobNotFound)
+    return exchange.reply(shown(await services.store.jobs.of_tenant(operator_scope, tenant, job, _BY_OPERATORS)))
+
+
 ROUTES = [
     rotate_key,
     rewrap_subject_keys,
@@ -394,4 +525,9 @@ ROUTES = [
     get_job,
     list_deployment_jobs,
     get_deployment_job,
+    cancel_job,
+    cancel_deployment_job,
+    supersede_job,
+    supersede_deployment_job,
+    get_tenant_job,
 ]

@@ -9,7 +9,7 @@ from litestar.enums import HttpMethod
 from litestar.params import FromPath
 
 from gateway import wire
-from gateway.exchange import Exchange, path_id
+from gateway.exchange import Exchange, path_id, place
 from gateway.operations import Operation, route
 from gateway.services import Services
 from storage.errors import PieceNotFound
@@ -62,7 +62,9 @@ async def put_piece(
         services.store.pieces.put(subject_scope, thread, request.data, exchange.client_share()),
     )
     receipt = wire.PieceReceipt(piece=stored.piece_id, size_bytes=stored.size_bytes)
-    return exchange.reply(receipt, status=201 if stored.created else 200)
+    piece = base64.urlsafe_b64encode(stored.piece_id).rstrip(b"=").decode("ascii")
+    location = place("threads", thread, "pieces", piece)
+    return exchange.reply(receipt, status=201, location=location, replayed=not stored.created)
 
 
 @route(

@@ -13,13 +13,15 @@ from msgspec import Meta, Struct
 
 from gateway import limits, wire
 from gateway.auth import Principal
+from gateway.codec import decode_body
 from gateway.exchange import Exchange, path_id, path_uuid
 from gateway.operations import Operation, route
-from gateway.problems import InvalidRequest, PermissionDenied
+from gateway.problems import InvalidRequest, MalformedBody, PermissionDenied
 from gateway.services import Services
 from gateway.wire import Fault
 from storage import retention
-from storage.errors import InvalidState, TenantNotFound
+from storage.errors import InvalidState, LimitExceeded, TenantNotFound
+from storage.retaining import RoundStanding
 from storage.retention_policies import Capped, PreviewPage, Stored, TenantPolicies, ThreadRetention
 from storage.scope import OperatorScope, Scope, TenantScope
 
@@ -58,9 +60,13 @@ def _retention(policies: TenantPolicies, agent: str | None) -> wire.Retention:
     return wire.Retention(
         agent=agent,
         policy=_as(wire.RetentionPolicy, stored.policy),
-        effective=_effective(policies.effective(agent)),
+        effective=None if policies.damages(agent) else _effective(policies.effective(agent)),
         ceilings=_as(wire.RetentionCeilings, policies.capped.ceilings),
         agents=[name for name, each in policies.agents.items() if each.policy != retention.NOTHING_SAID],
+        damaged=[
+            wire.DamagedRetention(level=level, agent=target or None)  # type: ignore[arg-type]  # as the table allows
+            for level, target in sorted(policies.damaged)
+        ],
         updated_at=stored.updated_at,
     )
 
@@ -70,7 +76,8 @@ def _thread_retention(thread_id: str, found: ThreadRetention) -> wire.ThreadRete
     return wire.ThreadRetention(
         thread_id=thread_id,
         policy=_as(wire.RetentionPolicy, found.own.policy),
-        effective=_effective(found.effective),
+        effective=None if found.effective is None else _effective(found.effective),
+        damaged=found.damaged,
         next=None if step is None else wire.RetentionStep(action=step.action, reason=step.reason, at=step.at),
         updated_at=found.own.updated_at,
     )
@@ -178,6 +185,7 @@ async def put_thread_retention(
     if policy.legal_hold is not None and "tenant:admin" not in principal.permissions:
         raise PermissionDenied("a legal hold takes the permission tenant:admin")
     may_delete = "state:delete" in principal.permissions
+    supersede = may_delete and "tenant:admin" in principal.permissions
 
     def check(before: retention.Effective, after: retention.Effective) -> None:
         # Taking a thread's own policy back can remove state, too, by what is said above it.
@@ -186,7 +194,9 @@ async def put_thread_retention(
 
     if retention.removes(policy) and not may_delete:
         raise PermissionDenied("a policy that can remove state takes the permission state:delete")
-    work = services.store.retention_policies.put_thread(subject_scope, name, policy, principal.actor, check=check)
+    work = services.store.retention_policies.put_thread(
+        subject_scope, name, policy, principal.actor, check=None if may_delete else check, supersede=supersede
+    )
     return exchange.reply(_thread_retention(name, await services.write(subject_scope, name, work)))
 
 
@@ -194,8 +204,10 @@ def _draft(query: PreviewQuery) -> tuple[str | None, retention.Policy] | None:
     if query.draft is None:
         return None
     try:
-        return query.agent, _as(retention.Policy, msgspec.json.decode(query.draft, type=wire.RetentionPolicy))
-    except msgspec.DecodeError as error:
+        return query.agent, _as(retention.Policy, decode_body("json", query.draft.encode(), wire.RetentionPolicy))
+    except (MalformedBody, LimitExceeded):
+        raise InvalidRequest(Fault(detail="must be a policy as JSON", parameter="draft")) from None
+    except InvalidRequest as error:
         raise InvalidRequest(Fault(detail=f"is no policy: {error}", parameter="draft")) from None
 
 
@@ -204,6 +216,7 @@ def _preview(page: PreviewPage, cursor: str | None) -> wire.RetentionPreview:
         at=page.now,
         threads=page.threads,
         held=page.held,
+        damaged=page.damaged,
         actions=[
             wire.RetentionForeseen(
                 action=action,
@@ -270,29 +283,51 @@ async def get_retention_round(
 ) -> Response[bytes]:
     """Show the round."""
     exchange.no_query()
-    found = await services.store.retaining.standing(tenant_scope)
+    return exchange.reply(_round(await services.store.retaining.standing(tenant_scope)))
+
+
+@route(
+    Operation(
+        name="begin_retention_round",
+        method=HttpMethod.POST,
+        path="/retention/round",
+        summary="Have the round begin as soon as a process is free, instead of when it is due.",
+        permission="tenant:admin",
+        returns=wire.RetentionRound,
+        statuses=(202,),
+        problems=("commit-unknown",),
+    )
+)
+async def begin_retention_round(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+) -> Response[bytes]:
+    """Begin the round."""
+    exchange.no_query()
+    found = await services.commits.run(services.store.retaining.begin(tenant_scope))
+    return exchange.reply(_round(found), status=202)
+
+
+def _round(found: RoundStanding | None) -> wire.RetentionRound:
     if found is None:
-        return exchange.reply(wire.RetentionRound(state="none"))
+        return wire.RetentionRound(state="none")
     counts = found.counts
     by_action: dict[str, dict[str, int]] = {
         what: {action: counts[name] for action in retention.ACTIONS if (name := f"{what}_{action}") in counts}
         for what in ("done", "due")
     }
-    return exchange.reply(
-        wire.RetentionRound(
-            state=found.state,
-            lease_until=found.lease_until,
-            due_at=found.due_at,
-            started_at=found.started_at,
-            finished_at=found.finished_at,
-            looked_at=found.looked_at,
-            hot=counts.get("hot", 0),
-            archive=counts.get("archive", 0),
-            held=counts.get("held", 0),
-            done=by_action["done"],
-            due=by_action["due"],
-            late_since=found.late_since,
-        )
+    return wire.RetentionRound(
+        state=found.state,
+        lease_until=found.lease_until,
+        due_at=found.due_at,
+        started_at=found.started_at,
+        finished_at=found.finished_at,
+        looked_at=found.looked_at,
+        hot=counts.get("hot", 0),
+        archive=counts.get("archive", 0),
+        held=counts.get("held", 0),
+        done=by_action["done"],
+        due=by_action["due"],
+        late_since=found.late_since,
     )
 
 
@@ -360,6 +395,7 @@ ROUTES = [
     put_retention,
     preview_retention,
     get_retention_round,
+    begin_retention_round,
     get_thread_retention,
     put_thread_retention,
     get_retention_ceilings,

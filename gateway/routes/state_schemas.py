@@ -13,12 +13,15 @@ from msgspec import Meta
 
 from gateway import limits, wire
 from gateway.auth import Principal
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, place
+from gateway.jobs import begun, shown
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, pointer
+from gateway.routes.admin import PageQuery
 from gateway.services import Services
 from gateway.wire import Fault
 from storage import migrating
+from storage.adoptions import ADOPTIONS_MAX, Adoption
 from storage.errors import LimitExceeded
 from storage.scope import TenantScope
 from storage.state_schemas import Definition, SchemaVersion
@@ -31,7 +34,7 @@ def _schema(text: str) -> str:
     try:
         word: str = _words.decode(msgspec.msgpack.encode(text))
     except msgspec.ValidationError:
-        raise InvalidRequest(Fault(detail="must match [A-Za-z0-9._:-]{1,64}", parameter="schema")) from None
+        raise InvalidRequest(Fault(detail="must match [A-Za-z0-9._:-]{1,64}", parameter="state_schema")) from None
     return word
 
 
@@ -60,8 +63,8 @@ def _definition(request: wire.StateSchemaDefinition) -> Definition:
 def _version_out(version: SchemaVersion) -> wire.StateSchemaVersion:
     given = version.definition
     return wire.StateSchemaVersion(
-        schema=version.schema,
-        number=version.number,
+        state_schema=version.schema,
+        state_version=version.number,
         label=given.label,
         json_schema=given.json_schema,
         ephemeral=list(given.ephemeral),
@@ -70,6 +73,7 @@ def _version_out(version: SchemaVersion) -> wire.StateSchemaVersion:
         down=given.down,
         deployment=given.deployment,
         created_at=version.created_at,
+        damaged=version.damaged,
     )
 
 
@@ -77,13 +81,14 @@ def _version_out(version: SchemaVersion) -> wire.StateSchemaVersion:
     Operation(
         name="put_state_schema_version",
         method=HttpMethod.PUT,
-        path="/state-schemas/{schema:str}/versions/{state_version:str}",
-        summary="Register the next version of a state schema; versions are written once. 200: it was registered.",
+        path="/state-schemas/{state_schema:str}/versions/{state_version:str}",
+        summary="Register the next version of a state schema; versions are written once. 200: it was registered. One "
+        "that is damaged is superseded.",
         permission="tenant:admin",
         body=wire.StateSchemaDefinition,
         returns=wire.StateSchemaVersion,
         statuses=(201, 200),
-        problems=("state-schema-exists", "limit-exceeded", "commit-unknown"),
+        problems=("state-schema-exists", "limit-exceeded", "too-costly", "tenant-too-costly", "commit-unknown"),
     )
 )
 async def put_state_schema_version(
@@ -91,16 +96,17 @@ async def put_state_schema_version(
     services: NamedDependency[Services],
     principal: NamedDependency[Principal],
     tenant_scope: NamedDependency[TenantScope],
-    schema: FromPath[str],
+    state_schema: FromPath[str],
     state_version: FromPath[str],
 ) -> Response[bytes]:
     """Register a version."""
     exchange.no_query()
-    name, version_number = _schema(schema), _number(state_version)
+    name, version_number = _schema(state_schema), _number(state_version)
     request, _, _ = await exchange.body(wire.StateSchemaDefinition)
     work = services.store.state_schemas.put(tenant_scope, name, version_number, _definition(request), principal.actor)
     version, added = await services.commits.run(work)
-    return exchange.reply(_version_out(version), status=201 if added else 200)
+    location = place("state-schemas", name, "versions", state_version)
+    return exchange.reply(_version_out(version), status=201, location=location, replayed=not added)
 
 
 @route(
@@ -108,20 +114,26 @@ async def put_state_schema_version(
         name="list_state_schemas",
         method=HttpMethod.GET,
         path="/state-schemas",
-        summary="The tenant's state schemas.",
+        summary="The tenant's state schemas, by name.",
         permission="tenant:admin",
-        returns=wire.StateSchemaList,
+        query=PageQuery,
+        returns=wire.StateSchemaPage,
     )
 )
 async def list_state_schemas(
     exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
 ) -> Response[bytes]:
     """List schemas."""
-    exchange.no_query()
-    names = await services.store.state_schemas.names(tenant_scope)
+    query = exchange.query(PageQuery)
+    binding = msgspec.msgpack.encode((exchange.route, tenant_scope.tenant_id))
+    after = services.cursors.read(binding, query.cursor)
+    page = await services.store.state_schemas.names(tenant_scope, query.limit, after)
     return exchange.reply(
-        wire.StateSchemaList(
-            state_schemas=[wire.StateSchemaName(schema=schema, newest=newest) for schema, newest in names]
+        wire.StateSchemaPage(
+            state_schemas=[
+                wire.StateSchemaName(state_schema=name, newest_version=newest) for name, newest in page.items
+            ],
+            next_cursor=services.cursors.write(binding, page.after),
         )
     )
 
@@ -130,7 +142,7 @@ async def list_state_schemas(
     Operation(
         name="get_state_schema",
         method=HttpMethod.GET,
-        path="/state-schemas/{schema:str}",
+        path="/state-schemas/{state_schema:str}",
         summary="A state schema with all its versions.",
         permission="tenant:admin",
         returns=wire.StateSchema,
@@ -141,32 +153,118 @@ async def get_state_schema(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
     tenant_scope: NamedDependency[TenantScope],
-    schema: FromPath[str],
+    state_schema: FromPath[str],
 ) -> Response[bytes]:
     """Show a schema."""
     exchange.no_query()
-    versions = await services.store.state_schemas.get(tenant_scope, _schema(schema))
+    versions = await services.store.state_schemas.list(tenant_scope, _schema(state_schema))
     return exchange.reply(
         wire.StateSchema(
-            schema=versions[-1].schema,
-            newest=versions[-1].number,
+            state_schema=versions[-1].schema,
+            newest_version=versions[-1].number,
             versions=[_version_out(each) for each in versions],
         )
     )
 
 
-def _job(name: str, word: str, kind: migrating.Kind, summary: str) -> HTTPRouteHandler:
+def _adoption_out(adoption: Adoption, *, authentic: bool = True) -> wire.StateAdoption:
+    return wire.StateAdoption(
+        state_schema=adoption.state_schema,
+        state_version=adoption.state_version,
+        agent=adoption.agent,
+        namespace=adoption.namespace,
+        adopted_at=adoption.adopted_at,
+        damaged=not authentic,
+    )
+
+
+@route(
+    Operation(
+        name="adopt_state",
+        method=HttpMethod.POST,
+        path="/state-schemas/{state_schema:str}/adoptions",
+        summary="Say at which version an agent's unversioned state is that was saved until now, once; from then on the "
+        "agent's saves name a version. 200: it was said.",
+        permission="tenant:admin",
+        body=wire.StateAdoptionRequest,
+        returns=wire.StateAdoption,
+        statuses=(201, 200),
+        problems=(
+            "state-schema-not-found", "state-too-new", "adoption-exists", "adoption-built-on", "feature-off",
+            "integrity-failure", "key-unavailable", "commit-unknown",
+        ),
+    )
+)  # fmt: skip
+async def adopt_state(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+    state_schema: FromPath[str],
+) -> Response[bytes]:
+    """Adopt unversioned state."""
+    exchange.no_query()
+    name = _schema(state_schema)
+    request, _, _ = await exchange.body(wire.StateAdoptionRequest)
+    work = services.store.adoptions.adopt(
+        tenant_scope,
+        request.agent,
+        request.namespace,
+        name,
+        request.state_version,
+        supersede=request.supersede,
+        actor=principal.actor,
+    )
+    adoption, added = await services.commits.run(work)
+    location = place("state-schemas", name, "adoptions")
+    return exchange.reply(_adoption_out(adoption), status=201, location=location, replayed=not added)
+
+
+@route(
+    Operation(
+        name="list_state_adoptions",
+        method=HttpMethod.GET,
+        path="/state-schemas/{state_schema:str}/adoptions",
+        summary="Which unversioned state was adopted under a schema, all of it: a tenant has at most "
+        f"{ADOPTIONS_MAX:,} adoptions.",
+        permission="tenant:admin",
+        returns=wire.StateAdoptionList,
+        problems=("state-schema-not-found", "key-unavailable"),
+    )
+)
+async def list_state_adoptions(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    tenant_scope: NamedDependency[TenantScope],
+    state_schema: FromPath[str],
+) -> Response[bytes]:
+    """List adoptions."""
+    exchange.no_query()
+    name = _schema(state_schema)
+    await services.store.state_schemas.list(tenant_scope, name)
+    found = await services.store.adoptions.list(tenant_scope)
+    shown = [_adoption_out(each, authentic=authentic) for each, authentic in found if each.state_schema == name]
+    return exchange.reply(wire.StateAdoptionList(adoptions=shown))
+
+
+def _job(
+    name: str,
+    word: str,
+    kind: migrating.Kind,
+    summary: str,
+    body: type[wire.StateMigrationRequest | wire.StateRollbackRequest] = wire.StateMigrationRequest,
+) -> HTTPRouteHandler:
     """The operation that begins one kind of job over a schema's state."""
 
     @route(
         Operation(
             name=name,
             method=HttpMethod.POST,
-            path=f"/state-schemas/{{schema:str}}/{word}",
+            path=f"/state-schemas/{{state_schema:str}}/{word}",
             summary=summary,
             permission="tenant:admin",
-            body=wire.StateMigrationRequest,
-            returns=wire.JobStarted,
+            body=body,
+            returns=wire.Job,
             statuses=(202,),
             problems=("state-schema-not-found", "state-too-new", "commit-unknown"),
         )
@@ -176,23 +274,17 @@ def _job(name: str, word: str, kind: migrating.Kind, summary: str) -> HTTPRouteH
         services: NamedDependency[Services],
         principal: NamedDependency[Principal],
         tenant_scope: NamedDependency[TenantScope],
-        schema: FromPath[str],
+        state_schema: FromPath[str],
     ) -> Response[bytes]:
         exchange.no_query()
-        schema_name = _schema(schema)
-        request, _, _ = await exchange.body(wire.StateMigrationRequest)
+        schema_name = _schema(state_schema)
+        request, _, _ = await exchange.body(body)
+        how = msgspec.structs.asdict(request)
+        how["heads_per_second"] = how.pop("threads_per_second")
         job_id = await services.commits.run(
-            services.store.migrating.begin(
-                tenant_scope,
-                kind,
-                schema_name,
-                principal.actor,
-                target_version=request.target_version,
-                heads_per_second=request.threads_per_second,
-                idle_seconds=request.idle_seconds,
-            )
+            services.store.migrating.begin(tenant_scope, kind, schema_name, principal.actor, **how)
         )
-        return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+        return await begun(exchange, services, tenant_scope, job_id)
 
     return begin
 
@@ -214,7 +306,8 @@ roll_back_state = _job(
     "roll_back_state",
     "rollback",
     migrating.STATE_ROLLBACK_KIND,
-    "Save again what migrated heads were made of, where it is not pruned; a job does it.",
+    "Save again what migrated heads were made of, where nobody has saved since and it is not pruned; a job does it.",
+    wire.StateRollbackRequest,
 )
 
 
@@ -222,7 +315,7 @@ roll_back_state = _job(
     Operation(
         name="get_state_migration",
         method=HttpMethod.GET,
-        path="/state-schemas/{schema:str}/status",
+        path="/state-schemas/{state_schema:str}/status",
         summary="How many heads are at which version, and what the last plan, migration and rollback came to.",
         permission="tenant:admin",
         returns=wire.StateMigrationStatus,
@@ -233,21 +326,23 @@ async def get_state_migration(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
     tenant_scope: NamedDependency[TenantScope],
-    schema: FromPath[str],
+    state_schema: FromPath[str],
 ) -> Response[bytes]:
     """Show how far a schema's state is."""
     exchange.no_query()
-    name = _schema(schema)
+    name = _schema(state_schema)
     store = services.store
-    newest = (await store.state_schemas.get(tenant_scope, name))[-1].number
+    newest = (await store.state_schemas.list(tenant_scope, name))[-1].number
     heads = await store.migrating.heads_by_version(tenant_scope, name)
+    unversioned = await store.adoptions.unversioned(tenant_scope)
     jobs = await store.migrating.jobs(tenant_scope, name)
     return exchange.reply(
         wire.StateMigrationStatus(
-            schema=name,
-            newest=newest,
-            heads=[wire.StateHeads(number=number, heads=count) for number, count in heads.items()],
-            jobs=[msgspec.convert(msgspec.to_builtins(each), wire.StateMigrationJob) for each in jobs],
+            state_schema=name,
+            newest_version=newest,
+            heads=[wire.StateHeads(state_version=number, heads=count) for number, count in heads.items()],
+            unversioned=[wire.UnversionedThreads(agent=agent, threads=count) for agent, count in unversioned.items()],
+            jobs=[shown(each) for each in jobs],
         )
     )
 
@@ -256,6 +351,8 @@ ROUTES = [
     put_state_schema_version,
     list_state_schemas,
     get_state_schema,
+    adopt_state,
+    list_state_adoptions,
     plan_state_migration,
     migrate_state,
     roll_back_state,

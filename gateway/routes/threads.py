@@ -10,10 +10,10 @@ from litestar.params import FromPath
 from msgspec import UNSET, Meta, Struct
 
 from gateway import limits, wire
-from gateway.exchange import Exchange, path_id
+from gateway.exchange import Exchange, path_id, place
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, pointer
-from gateway.routes.archives import described
+from gateway.routes.archives import described, thread_out
 from gateway.services import Services
 from gateway.wire import Fault
 from storage import model
@@ -29,20 +29,6 @@ class ThreadsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     tier: Literal["hot", "archive"] | None = None
     limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
     cursor: str | None = None
-
-
-def _thread(thread: model.Thread) -> wire.Thread:
-    return wire.Thread(
-        thread_id=thread.thread_id,
-        agent=thread.agent,
-        status=thread.status,
-        tier=thread.tier,
-        strict=thread.strict,
-        client_share=thread.client_share,
-        created_at=thread.created_at,
-        updated_at=thread.updated_at,
-        head_id=thread.head_id,
-    )
 
 
 def _id(text: str, *where: str | int) -> str:
@@ -96,7 +82,7 @@ async def list_threads(
     )
     return exchange.reply(
         wire.ThreadPage(
-            threads=[_thread(thread) for thread in page.items],
+            threads=[thread_out(thread) for thread in page.items],
             next_cursor=services.cursors.write(binding, page.after),
         )
     )
@@ -123,7 +109,7 @@ async def get_thread(
     """Show a thread."""
     exchange.no_query()
     name = path_id(thread_id, "thread_id")
-    shown = _thread(await services.store.threads.get(subject_scope, name))
+    shown = thread_out(await services.store.threads.get(subject_scope, name))
     if shown.tier == "archive":
         shown.archive = described(await services.store.archives.status(subject_scope, name))
     return exchange.reply(shown)
@@ -131,19 +117,20 @@ async def get_thread(
 
 @route(
     Operation(
-        name="put_thread",
-        method=HttpMethod.PUT,
+        name="update_thread",
+        method=HttpMethod.PATCH,
         path="/threads/{thread_id:str}",
-        summary="Change a thread's settings; creates the thread when it does not exist.",
+        summary="Change some of a thread's settings; 201: there was no such thread, and it was made with them.",
         permission="state:write",
         body=wire.ThreadSettings,
         returns=wire.Thread,
+        statuses=(200, 201),
         headers=("Stateroom-Client-Share",),
         problems=("thread-busy", "thread-archived"),
         subject=True,
     )
 )
-async def put_thread(
+async def update_thread(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
     subject_scope: NamedDependency[Scope],
@@ -155,7 +142,7 @@ async def put_thread(
     if settings.agent is not UNSET and settings.agent is not None:
         _id(settings.agent, "agent")
     name = path_id(thread_id, "thread_id")
-    thread = await services.write(
+    thread, created = await services.write(
         subject_scope,
         name,
         services.store.threads.put(
@@ -167,7 +154,7 @@ async def put_thread(
             share=exchange.client_share(),
         ),
     )
-    return exchange.reply(_thread(thread))
+    return exchange.reply(thread_out(thread), status=201 if created else 200, location=place("threads", name))
 
 
 @route(
@@ -204,7 +191,7 @@ async def delete_thread(
         permission="state:write",
         body=wire.CopyRequest,
         returns=wire.CopyReceipt,
-        statuses=(201,),
+        statuses=(201, 200),
         headers=("Idempotency-Key", "Stateroom-Client-Share"),
         problems=("thread-not-found", "thread-exists", "thread-busy", "thread-archived", "idempotency-key-reused"),
         subject=True,
@@ -232,14 +219,14 @@ async def copy_thread(
     receipt = wire.CopyReceipt(
         thread_id=copied.thread_id, checkpoints=copied.checkpoints, pending_writes=copied.pending_writes
     )
-    return exchange.reply(receipt, status=201)
+    return exchange.reply(receipt, status=201, location=place("threads", copied.thread_id))
 
 
 @route(
     Operation(
         name="prune",
         method=HttpMethod.POST,
-        path="/prune",
+        path="/threads:prune",
         summary="Remove history: keep each namespace's head, or delete whole threads.",
         permission="state:delete",
         body=wire.PruneRequest,
@@ -267,7 +254,7 @@ async def prune(
     Operation(
         name="delete_runs",
         method=HttpMethod.POST,
-        path="/runs/delete",
+        path="/runs:delete",
         summary="Remove all checkpoints, and their pending writes, of some runs.",
         permission="state:delete",
         body=wire.RunsDeleteRequest,
@@ -289,4 +276,4 @@ async def delete_runs(
     return exchange.reply(_removal(removal))
 
 
-ROUTES = [list_threads, get_thread, put_thread, delete_thread, copy_thread, prune, delete_runs]
+ROUTES = [list_threads, get_thread, update_thread, delete_thread, copy_thread, prune, delete_runs]

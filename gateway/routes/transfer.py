@@ -1,7 +1,9 @@
 """Portability: threads and tenants as files that one other deployment opens, and taking such files in.
 
 Exporting hands state to somebody else, and importing makes state that nobody saved here: both need ``tenant:admin``
-beside the permission to read or to write state. Operators print the key that others seal for, and reach no state.
+beside the permission to read or to write state. A tenant's administrators print what others seal for, so that their
+tenant takes it in and no other one. Operators answer for files of an earlier format, which name no tenant, and reach no
+state.
 """
 
 import contextlib
@@ -16,12 +18,12 @@ from msgspec import Struct
 from gateway import limits, wire
 from gateway.auth import Principal
 from gateway.content import stream
-from gateway.exchange import Exchange, path_id
+from gateway.exchange import Exchange, path_id, path_uuid
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, PermissionDenied
 from gateway.services import Services
 from gateway.wire import Fault
-from storage.errors import InvalidState
+from storage.errors import InvalidState, TenantNotFound
 from storage.exporting import Export, Recipient, recipient_of
 from storage.scope import OperatorScope, Scope, TenantScope
 
@@ -66,7 +68,7 @@ async def _file(export: Export, name: str, held: contextlib.ExitStack) -> Respon
         name="export_thread",
         method=HttpMethod.POST,
         path="/threads/{thread_id:str}/export",
-        summary="A whole thread as a file that only the receiving deployment opens. Needs state:read and "
+        summary="A whole thread as a file that only the receiving tenant takes in. Needs state:read and "
         "subject:act_as, too.",
         permission="tenant:admin",
         body=wire.ThreadExportRequest,
@@ -107,7 +109,7 @@ async def export_thread(
         name="export_tenant",
         method=HttpMethod.POST,
         path="/export",
-        summary="All threads of the tenant, of all its subjects, as a file that only the receiving deployment opens. "
+        summary="All threads of the tenant, of all its subjects, as a file that only the receiving tenant takes in. "
         "Needs state:read and subject:act_as, too.",
         permission="tenant:admin",
         body=wire.ExportRequest,
@@ -150,7 +152,8 @@ async def export_tenant(
         returns=wire.ImportReport,
         headers=_SHARE,
         problems=(
-            "import-refused", "import-for-other", "import-conflict", "thread-exists", "state-schema-exists",
+            "import-refused", "import-for-other", "import-unbound", "import-conflict", "thread-exists",
+            "state-schema-exists", "adoption-exists", "feature-off", "job-cancelled",
             "transfer-busy", "quota-exceeded", *_STORES,
         ),
     )
@@ -204,9 +207,9 @@ async def import_threads(
     Operation(
         name="get_transfer_key",
         method=HttpMethod.GET,
-        path="/admin/transfer-key",
-        summary="The public key that exports for this deployment are sealed for; it is made if there is none.",
-        permission="operator",
+        path="/transfer-key",
+        summary="The public key that exports for this tenant are sealed for; it is made if there is none.",
+        permission="tenant:admin",
         returns=wire.TransferKey,
         problems=("commit-unknown",),
     )
@@ -214,12 +217,40 @@ async def import_threads(
 async def get_transfer_key(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
+    tenant_scope: NamedDependency[TenantScope],
 ) -> Response[bytes]:
     """Show the transfer key."""
     exchange.no_query()
-    public = await services.store.transfer_keys.public(operator_scope)
-    return exchange.reply(wire.TransferKey(public_key=str(public), fingerprint=public.fingerprint))
+    recipient = await services.store.transfer_keys.recipient(tenant_scope)
+    return exchange.reply(wire.TransferKey(public_key=str(recipient), fingerprint=recipient.public_key.fingerprint))
 
 
-ROUTES = [export_thread, export_tenant, import_threads, get_transfer_key]
+@route(
+    Operation(
+        name="accept_unbound_import",
+        method=HttpMethod.POST,
+        path="/admin/tenants/{tenant_id:str}/unbound-imports",
+        summary="Let a tenant take in one export of an earlier format, which names a deployment and no tenant. Whoever "
+        "accepts knows whose it is; the tenant's audit log says who did.",
+        permission="operator",
+        body=wire.UnboundImport,
+        statuses=(204,),
+        problems=("not-found", "commit-unknown"),
+    )
+)
+async def accept_unbound_import(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  who asks is an operator
+    tenant_id: FromPath[str],
+) -> Response[None]:
+    """Accept it."""
+    exchange.no_query()
+    wanted = path_uuid(tenant_id, TenantNotFound)
+    request, _, _ = await exchange.body(wire.UnboundImport)
+    await services.store.importing.unbound.accept(wanted, request.export_id, principal.actor)
+    return Response(None, status_code=204)
+
+
+ROUTES = [export_thread, export_tenant, import_threads, get_transfer_key, accept_unbound_import]

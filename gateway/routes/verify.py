@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from gateway import limits, wire
 from gateway.auth import Principal
 from gateway.exchange import Exchange
+from gateway.jobs import begun
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
 from gateway.services import Services
@@ -30,7 +31,7 @@ def _thread_id(text: str) -> str:
     Operation(
         name="verify",
         method=HttpMethod.POST,
-        path="/verify",
+        path="/threads:verify",
         summary="Open every row of a thread, or of a stretch of the subject's threads, and report damage. Repeat with "
         "next_cursor until it is null.",
         permission="state:read",
@@ -116,11 +117,11 @@ async def list_subjects(
     Operation(
         name="verify_tenant",
         method=HttpMethod.POST,
-        path="/verify/tenant",
+        path="/verify",
         summary="Verify all threads of all subjects, and that no subject is gone; a job does it. Its note, when it is "
         "done, is a JSON text: counts, and the first findings.",
         permission="tenant:admin",
-        returns=wire.JobStarted,
+        returns=wire.Job,
         statuses=(202,),
     )
 )
@@ -133,7 +134,7 @@ async def verify_tenant(
     """Verify the tenant."""
     exchange.no_query()
     job_id = await services.commits.run(services.store.verifying.begin_tenant(tenant_scope, principal.actor))
-    return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+    return await begun(exchange, services, tenant_scope, job_id)
 
 
 @route(
@@ -144,7 +145,7 @@ async def verify_tenant(
         summary="Verify every tenant, each by a job of its own; this job's note has counts, and codes by tenant. It "
         "names neither subjects nor threads.",
         permission="operator",
-        returns=wire.JobStarted,
+        returns=wire.Job,
         statuses=(202,),
     )
 )
@@ -152,12 +153,12 @@ async def verify_deployment(
     exchange: NamedDependency[Exchange],
     services: NamedDependency[Services],
     principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
+    operator_scope: NamedDependency[OperatorScope],
 ) -> Response[bytes]:
     """Verify all tenants."""
     exchange.no_query()
     job_id = await services.commits.run(services.store.verifying.begin_deployment(principal.actor))
-    return exchange.reply(wire.JobStarted(job_id=str(job_id)), status=202)
+    return await begun(exchange, services, operator_scope, job_id)
 
 
 ROUTES = [verify, verify_tenant, verify_deployment, list_subjects]

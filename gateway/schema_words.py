@@ -1,0 +1,115 @@
+"""Words of the OpenAPI document: what parameters mean, how operations are grouped, what form a name promises.
+
+Owns no shape: those are of `gateway.wire` and of the operations. A name means one thing wherever it stands
+(docs/api-policy.md), so it is described once.
+"""
+
+from typing import Any
+
+_ID = "An id; one that does not match [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254} travels as ~ and its base64url."
+PARAMETERS: dict[str, str] = {
+    "agent": "The program's name: only what is of this agent.",
+    "artifact_id": "The artifact's id.",
+    "before": "Only checkpoints whose id is smaller, compared bytewise: older ones.",
+    "channel": "A channel's name; give it once for each channel.",
+    "checkpoint_id": "The checkpoint's id, or latest where the summary says so. " + _ID,
+    "cursor": "next_cursor of the page before, with the same other parameters; absent: the first page.",
+    "draft": "A retention policy as JSON, to try instead of the stored one; nothing is stored.",
+    "filter": "A JSON object: only checkpoints whose metadata contains it.",
+    "force": "Revoke the key although nobody could administer afterwards.",
+    "job_id": "The job's id.",
+    "key_id": "The key's public id.",
+    "limit": "How many a page has at most; it may have fewer and still have a successor.",
+    "mark": "The mark of an earlier answer for the same channels: only what came since is given.",
+    "name": "Only versions of the artifact of this name.",
+    "namespace": "A sub-agent's namespace; empty is the root. In lists, absent is all of them.",
+    "part_number": "The part's place, from 0.",
+    "piece": "The piece's id, in base64url without padding.",
+    "pieces": "refs: large leaves come as placeholders (MessagePack only); resolved: in place.",
+    "resolve": "inline: the artifacts that the state names come along; pointers: only what names them.",
+    "run_id": "Only what this run made.",
+    "since": "Only checkpoints stored at this time (RFC 3339, with a zone) or later.",
+    "skip_existing": "Whether threads that exist here are passed over, instead of ending the import.",
+    "source": "Only checkpoints with this source.",
+    "state_schema": "The state schema's name, [A-Za-z0-9._:-]{1,64}.",
+    "state_version": "The version's number, from 1.",
+    "status": "Only what has this status.",
+    "step": "Only checkpoints at this step.",
+    "storage_class": "The S3 storage class to archive to; absent: the bucket's own.",
+    "subject_id": "The subject's id. " + _ID,
+    "task_id": "The task's id. " + _ID,
+    "tenant_id": "The tenant's id.",
+    "thread_id": "The thread's id. " + _ID,
+    "tier": "Only threads in this tier.",
+    "token": "The signed token of the URL.",
+    "until": "Only checkpoints stored before this time (RFC 3339, with a zone).",
+    "upload_id": "The upload's id.",
+    "verify": "Whether the chain of hashes is computed again and compared before it is shown.",
+    "view": "state: plain values; channels: the serialised bytes; none: neither.",
+}
+TAGS: dict[str, str] = {
+    "threads": "Threads: settings, copies, removal.",
+    "archives": "Threads on their way to the archive and back.",
+    "checkpoints": "Saving, loading, history, pending writes.",
+    "artifacts": "Files of threads, and the space they take.",
+    "pieces": "Large leaves of values, uploaded before the save that names them.",
+    "admin": "Who am I, and API keys.",
+    "tenants": "Tenants of the deployment.",
+    "audit": "The audit log of a tenant, and the operators'.",
+    "verify": "Opening everything that is stored, to find damage.",
+    "keys": "Rotation and shredding of keys; jobs.",
+    "decrypt": "Break-glass reading by operators, on the record.",
+    "retention": "How long threads are kept; legal holds.",
+    "save_policies": "Which saves must name the head they follow.",
+    "state_schemas": "Versions of agents' state, and migrations.",
+    "transfer": "Export and import.",
+    "health": "Probes.",
+    "docs": "The documentation itself.",
+}
+_UUIDS = frozenset({"tenant_id", "job_id", "artifact_id", "upload_id", "export_id"})
+_BITS_32 = 2**31  # bounds of what fits an integer of 32 bits are at most this: some are not reached
+_PATTERN_END = r"\Z"  # Python's; ECMA-262, which JSON Schema goes by, has only $
+
+
+def is_moment(name: str) -> bool:
+    """Whether a member of this name is a time."""
+    return name == "at" or name.endswith(("_at", "_until", "_since"))
+
+
+def path_schema(name: str) -> dict[str, Any]:
+    """The form of a parameter of a path."""
+    if name in {"part_number", "state_version"}:
+        return {"type": "integer", "minimum": 0 if name == "part_number" else 1}
+    return {"type": "string", "format": "uuid"} if name in _UUIDS else {"type": "string"}
+
+
+def portable(schema: Any, name: str = "") -> Any:
+    """A JSON Schema that other tools read as it is meant.
+
+    Patterns are ECMA-262, a constant has a type, an object that takes any member says so, times, UUIDs and integers
+    that may need 64 bits have their format, and no member has a default: generators make such a member required of who
+    sends it.
+    """
+    if isinstance(schema, list):
+        return [portable(each, name) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {
+        key: {member: portable(each, member) for member, each in value.items()}
+        if key == "properties"
+        else value
+        if key in {"enum", "required"}
+        else portable(value, name)
+        for key, value in schema.items()
+        if key != "default"
+    }
+    if "pattern" in found:
+        found["pattern"] = found["pattern"].replace(_PATTERN_END, "$")
+    if found.get("type") == "object" and not found.keys() & {"properties", "additionalProperties"}:
+        found["additionalProperties"] = True
+    if found.get("type") == "integer" and found.get("maximum", found.get("exclusiveMaximum", 2**63)) > _BITS_32:
+        found["format"] = "int64"  # without it, generated Go, Java and C# have 32 bits for bytes and sequences
+    if found.get("type") == "string" and "format" not in found:
+        form = "date-time" if is_moment(name) else "uuid" if name in _UUIDS else None
+        found |= {} if form is None else {"format": form}
+    return found
