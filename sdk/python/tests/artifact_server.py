@@ -141,7 +141,7 @@ class ArtifactServer:
             "pointer": f"stateroom:artifact:{artifact_id}",
             "thread_id": thread_id,
             "name": description["name"],
-            "number": len(versions) + 1,
+            "version": len(versions) + 1,
             "media_type": description["media_type"],
             "size_bytes": len(content),
             "digest": digest_field(content),
@@ -197,7 +197,7 @@ class ArtifactServer:
             "expires_at": EXPIRES,
             "parts": [
                 {
-                    "number": number,
+                    "part_number": number,
                     "size_bytes": len(content),
                     "digest": digest_field(content) if self.tells_part_digests else None,
                 }
@@ -231,7 +231,7 @@ class ArtifactServer:
         finally:
             with self.lock:
                 self.in_flight -= 1
-        return 200, {"number": number, "size_bytes": len(body), "digest": digest_field(body)}
+        return 200, {"part_number": number, "size_bytes": len(body), "digest": digest_field(body)}
 
     def post_complete(self, words, body, headers, query):
         if words[1] in self.completed:
@@ -272,9 +272,9 @@ class ArtifactServer:
     def post_urls(self, words, body, headers, query):
         artifact, asked = self.artifact(words), msgspec.msgpack.decode(body)
         url = (
-            f"https://gateway.test/v1/artifact-urls/{artifact['number']}-{asked['ttl_seconds']}-{asked['disposition']}"
+            f"https://gateway.test/v1/artifact-urls/{artifact['version']}-{asked['ttl_seconds']}-{asked['disposition']}"
         )
-        return 201, {"url": url, "expires_at": EXPIRES}
+        return 200, {"url": url, "expires_at": EXPIRES}
 
     def delete_urls(self, words, body, headers, query):
         self.artifact(words)
@@ -284,7 +284,7 @@ class ArtifactServer:
         artifact = self.artifact(["artifacts", artifact_id])
         stored = self.contents[artifact_id]
         content = stored if self.content_served is None else self.content_served
-        etag = f'"sha256-{hashlib.sha256(stored).hexdigest()}"'
+        etag = f'"{hashlib.sha256(b"keyed" + stored).hexdigest()[:32]}"'
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", exchange.headers.get("range", ""))
         may = exchange.headers.get("if-range") in {None, etag}
         start, stop = 0, len(content)

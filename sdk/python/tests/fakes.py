@@ -68,7 +68,7 @@ def receipt(checkpoint_id="1ef00000-0000-6000-8000-000000000001", step=0):
         {
             "thread_id": "t",
             "namespace": "",
-            "id": checkpoint_id,
+            "checkpoint_id": checkpoint_id,
             "parent_id": None,
             "step": step,
             "status": "active",
@@ -85,7 +85,7 @@ def checkpoint(checkpoint_id="1ef00000-0000-6000-8000-000000000001", *, head=Non
     body = {
         "thread_id": "t",
         "namespace": "",
-        "id": checkpoint_id,
+        "checkpoint_id": checkpoint_id,
         "parent_id": None,
         "step": step,
         "status": "active",

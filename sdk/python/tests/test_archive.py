@@ -37,7 +37,9 @@ def kind(request):
 
 
 def move(tier, job_id=None):
-    return packed({"thread_id": "t", "tier": tier, "job_id": job_id}, 202 if job_id else 200)
+    if job_id is not None:
+        return packed({"job_id": job_id}, 202)
+    return info(archive("ready") if tier == "archive" else None)
 
 
 def archive(state, job_id="j", *, retry_after_seconds=0.0, progress=None):
@@ -155,7 +157,8 @@ class Frozen:
         if verb == ("GET", "/threads/t"):
             self.looks += 1
             return info() if self.looks > 1 else info(archive("ready"))
-        named = msgspec.msgpack.decode(request.content).get("thread_ids", ["t"]) if verb[1] == "/prune" else ["t"]
+        pruned = verb[1] == "/threads:prune"
+        named = msgspec.msgpack.decode(request.content).get("thread_ids", ["t"]) if pruned else ["t"]
         if self.looks < 2 and "t" in named:
             return frozen()
         return self.answer(verb)
@@ -166,9 +169,9 @@ class Frozen:
             return packed({"channels": {}})
         if path.endswith("/copy"):
             return packed({"thread_id": "u", "checkpoints": 1, "pending_writes": 0}, 201)
-        if path == "/prune":
+        if path == "/threads:prune":
             return packed({"threads": 1, "checkpoints": 0, "pending_writes": 0})
-        if method == "PUT":
+        if "/writes/" in path and method == "POST":
             return packed({"stored": 1, "unchanged": 0})
         if method == "POST":
             return receipt("c2")
@@ -220,5 +223,5 @@ async def test_every_thread_of_a_prune_is_pruned_when_one_of_them_is_frozen():
         URL, API_KEY, subject="u", async_transport=lambda: script.transport, restore_seconds_max=5.0
     ) as saver:
         await saver.aprune(["s", "t"])
-    bodies = [msgspec.msgpack.decode(each.content) for each in script.requests if each.url.path == "/v1/prune"]
+    bodies = [msgspec.msgpack.decode(each.content) for each in script.requests if each.url.path == "/v1/threads:prune"]
     assert [body["thread_ids"] for body in bodies] == [["s", "t"], ["s"], ["t"], ["t"]]

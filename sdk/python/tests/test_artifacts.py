@@ -192,7 +192,7 @@ async def test_a_name_comes_from_the_file_and_only_its_last_part(artifacts, tmp_
     path.write_bytes(b"frames")
     with path.open("rb") as file:
         stored = [await artifacts.upload("t", source) for source in (path, str(path), file)]
-    assert [(each.name, each.media_type, each.number) for each in stored] == [
+    assert [(each.name, each.media_type, each.version) for each in stored] == [
         ("film.mp4", "video/mp4", number) for number in (1, 2, 3)
     ]
 
@@ -272,7 +272,7 @@ async def test_a_lost_answer_leaves_one_artifact(artifacts, server, content, kin
     artifact = await artifacts.upload("t", content, name="x")
     assert server.count("POST", kind) == 2
     assert list(server.contents) == [artifact.artifact_id]
-    assert artifact.number == 1
+    assert artifact.version == 1
 
 
 async def test_damage_on_the_way_up_is_noticed(artifacts, server):
@@ -301,7 +301,7 @@ async def interrupted(artifacts, server, content):
 
 async def test_an_interrupted_upload_goes_on_where_it_stopped(artifacts, server):
     upload_id = await interrupted(artifacts, server, BIG)
-    assert [part.number for part in (await artifacts.show_upload(upload_id)).parts] == [0, 1]
+    assert [part.part_number for part in (await artifacts.show_upload(upload_id)).parts] == [0, 1]
     told = []
     artifact = await artifacts.upload(
         "t", io.BytesIO(BIG), resume=upload_id, progress=lambda sent, _: told.append(sent)
@@ -533,7 +533,7 @@ async def test_another_process_goes_on_with_what_an_interrupted_one_left(artifac
     assert target.read_bytes() == FILM
     assert partials(tmp_path) == []
     assert [headers.get("Range") for headers in server.headers] == [f"bytes=2500000-{len(FILM) - 1}"]
-    assert server.headers[0]["If-Range"] == f'"sha256-{hashlib.sha256(FILM).hexdigest()}"'
+    assert "If-Range" not in server.headers[0]  # it knows no tag yet; the digest of the whole tells in the end
 
 
 @pytest.mark.parametrize("left", [b"damaged" * 1000, FILM[:-1] + b"?", FILM + b"more", FILM])
@@ -569,15 +569,11 @@ async def test_content_that_is_not_the_artifacts_is_never_left_in_place(artifact
         await artifacts.read(await artifacts.open(small))
 
 
-async def test_another_artifacts_content_is_refused_by_its_tag(artifacts, server, stored):
+async def test_another_artifacts_content_is_refused_by_its_digest(artifacts, server, stored):
     other = await artifacts.upload("t", FILM[::-1], name="x")
     server.contents[stored.artifact_id] = server.contents[other.artifact_id]
     with pytest.raises(DigestMismatch):
         await artifacts.download(stored)
-    file = await artifacts.open(stored)
-    await artifacts.seek(file, 1000)
-    with pytest.raises(DigestMismatch):
-        await artifacts.read(file, 10)
 
 
 async def test_downloads_of_one_artifact_to_one_path_at_once_do_not_disturb_each_other(artifacts, stored, tmp_path):
@@ -695,8 +691,8 @@ async def test_versions_are_listed_page_by_page_and_by_name(artifacts, server):
         await artifacts.upload("t", b"%d" % number, name="a" if number % 2 else "b")
     await artifacts.upload("other", b"x", name="a")
     listed = await artifacts.list("t")
-    assert [(each.name, each.number) for each in listed] == [("b", 3), ("a", 2), ("b", 2), ("a", 1), ("b", 1)]
-    assert [each.number for each in await artifacts.list("t", name="a")] == [2, 1]
+    assert [(each.name, each.version) for each in listed] == [("b", 3), ("a", 2), ("b", 2), ("a", 1), ("b", 1)]
+    assert [each.version for each in await artifacts.list("t", name="a")] == [2, 1]
     assert len(await artifacts.list("t", limit=3)) == 3
     assert await artifacts.list("unknown") == []
 
@@ -759,7 +755,7 @@ def test_a_slow_body_is_handed_over_in_slices_with_its_length():
 
     def answer(request):
         seen.append((request.headers["content-length"], "transfer-encoding" in request.headers, len(request.content)))
-        return packed({"number": 0, "size_bytes": 1, "digest": None})
+        return packed({"part_number": 0, "size_bytes": 1, "digest": None})
 
     with Client(URL, API_KEY, transport=httpx2.MockTransport(answer)) as client:
         client.request("POST", "/x", body={"large": bytes(3 * MIB)})

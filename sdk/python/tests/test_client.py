@@ -18,6 +18,7 @@ from stateroom import (
     HeadMoved,
     InvalidRequest,
     NotConfigured,
+    OnceKeyReused,
     SubjectRequired,
     Thread,
     current_subject,
@@ -114,7 +115,7 @@ def test_a_save_with_its_own_id_needs_no_idempotency_key(client_of):
     client, script = client_of(receipt())
     client.thread("t").save({"a": 1}, checkpoint_id="mine")
     assert "idempotency-key" not in script.requests[0].headers
-    assert sent(script.requests[0])["id"] == "mine"
+    assert sent(script.requests[0])["checkpoint_id"] == "mine"
 
 
 def test_a_save_follows_the_head_that_was_loaded(client_of):
@@ -203,14 +204,14 @@ def test_listings_go_on_until_the_cursor_ends_even_through_short_pages(client_of
         return packed({"checkpoints": infos, "next_cursor": cursor})
 
     client, script = client_of(page(["c"], "1"), page([], "2"), page(["b", "a"], None))
-    assert [info.id for info in client.thread("t").history()] == ["c", "b", "a"]
+    assert [info.checkpoint_id for info in client.thread("t").history()] == ["c", "b", "a"]
     assert [request.url.params.get("cursor") for request in script.requests] == [None, "1", "2"]
 
 
 def test_a_listing_stops_at_its_limit(client_of):
     infos = [msgspec.msgpack.decode(checkpoint(name).content) for name in ("c", "b")]
     client, script = client_of(packed({"checkpoints": infos, "next_cursor": "1"}))
-    assert [info.id for info in client.thread("t").history(limit=2)] == ["c", "b"]
+    assert [info.checkpoint_id for info in client.thread("t").history(limit=2)] == ["c", "b"]
     assert len(script.requests) == 1
     assert script.requests[0].url.params["limit"] == "2"
 
@@ -254,12 +255,12 @@ class WriteStore:
 
     def __call__(self, request):
         place = request.url.path
+        kept = self.kept.setdefault(place, {})
         if request.method == "GET":
-            kept = self.kept.get(place)
-            return packed({"writes": [] if kept is None else [{"task_id": place.rsplit("/", 1)[1], **kept}]})
-        (write,) = msgspec.msgpack.decode(request.content)["writes"]
-        fresh = self.kept.setdefault(place, write) is write
-        return packed({"stored": int(fresh), "unchanged": int(not fresh)})
+            return packed({"writes": [{"task_id": place.rsplit("/", 1)[1], **write} for write in kept.values()]})
+        writes = msgspec.msgpack.decode(request.content)["writes"]
+        stored = sum(kept.setdefault(write["idx"], write) is write for write in writes)
+        return packed({"stored": stored, "unchanged": len(writes) - stored})
 
 
 @dataclasses.dataclass
@@ -279,7 +280,7 @@ def test_once_calls_once_per_name_and_finds_the_result_in_another_process(client
     client, script = client_of(store)
     resumed, _ = client_of(store)
     first = client.thread("t").once("hotel", book, 1)
-    again = resumed.thread("t").once("hotel", book, 2)
+    again = resumed.thread("t").once("hotel", book, 1)
     other = resumed.thread("t").once("car", book, 3)
     assert calls == [1, 3]
     assert first == again == Booking(1, datetime(2026, 11, 21, tzinfo=UTC))
@@ -292,7 +293,7 @@ def test_once_keeps_nothing_when_the_call_fails(client_of):
     client, _ = client_of(store)
     with pytest.raises(ZeroDivisionError):
         client.thread("t").once("divide", lambda: 1 // 0)
-    assert store.kept == {}
+    assert not any(store.kept.values())
     assert client.thread("t").once("divide", lambda: 7) == 7
 
 
@@ -306,6 +307,48 @@ def test_of_two_processes_in_the_same_once_call_both_return_the_result_kept_firs
         return "mine"
 
     assert client.thread("t").once("race", slow) == "rival"
+
+
+def test_a_once_call_with_other_arguments_is_refused_before_its_effect(client_of):
+    store = WriteStore()
+    client, _ = client_of(store)
+    paid = []
+
+    def pay(amount, *, to):
+        paid.append((amount, to))
+        return f"paid {amount}"
+
+    thread = client.thread("t")
+    assert thread.once("pay", pay, 10, to="bob") == thread.once("pay", pay, 10, to="bob") == "paid 10"
+    for amount, to in ((99, "bob"), (10, "eve")):
+        with pytest.raises(OnceKeyReused) as refused:
+            client.thread("t").once("pay", pay, amount, to=to)
+        assert refused.value.code == "once-key-reused"
+        assert "99" not in str(refused.value)
+    assert paid == [(10, "bob")]
+
+
+def test_what_an_earlier_release_kept_does_not_say_its_arguments_and_is_returned_for_any(client_of):
+    store = WriteStore()
+    client, script = client_of(store)
+    client.thread("t").once("hotel", lambda: "booked")
+    (record,) = store.kept.values()
+    del record[1]
+    assert client.thread("t").once("hotel", lambda number: "again", 2) == "booked"
+    assert len(script.requests) == 3  # nothing more was stored
+
+
+def test_of_two_processes_in_the_same_once_call_with_other_arguments_the_later_is_told(client_of):
+    store = WriteStore()
+    client, _ = client_of(store)
+    rival, _ = client_of(store)
+
+    def slow(amount):
+        rival.thread("t").once("race", lambda amount: amount, 1)
+        return amount
+
+    with pytest.raises(OnceKeyReused):
+        client.thread("t").once("race", slow, 2)
 
 
 def test_once_keeps_none_as_a_result(client_of):
@@ -328,6 +371,8 @@ async def test_once_awaits_coroutines_and_accepts_plain_functions(async_clock):
         assert (await thread.once("hotel", book)).number == 1
         assert (await thread.once("hotel", book)).number == 1
         assert await thread.once("car", lambda: {"number": 2}) == {"number": 2}
+        with pytest.raises(OnceKeyReused):
+            await thread.once("hotel", lambda number: number, 2)
 
 
 class Trip(msgspec.Struct):
@@ -412,5 +457,5 @@ async def test_the_async_client_retries_and_pages_like_the_blocking_one(async_cl
         packed({"checkpoints": infos[1:], "next_cursor": None}),
     )
     async with AsyncClient(URL, API_KEY, transport=script.transport, clock=async_clock) as client:
-        assert [info.id async for info in client.thread("t").history()] == ["c", "b"]
+        assert [info.checkpoint_id async for info in client.thread("t").history()] == ["c", "b"]
     assert len(async_clock.slept) == 1

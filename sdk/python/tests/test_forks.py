@@ -30,9 +30,7 @@ def gateway():
             (subject,) = [line.split()[1] for line in head if line.lower().startswith("stateroom-subject:")]
             connections.setdefault(subject, set()).add(connection.number)
             if "/whoami " in head[0]:
-                connection.answer(
-                    msgspec.msgpack.encode({"credential_id": "c", "kind": "service", "subject_id": subject})
-                )
+                connection.answer(msgspec.msgpack.encode({"key_id": "c", "kind": "service", "subject_id": subject}))
             else:
                 connection.answer(checkpoint(channels={}, pending_writes=[], metadata={"whose": subject}).content)
 

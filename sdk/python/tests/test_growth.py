@@ -54,8 +54,8 @@ class Gateway:
                 return problem(409, "channel-unchanged-unknown")
             else:
                 channels[name] = held
-        self.saved[*place, body["id"]] = channels
-        return receipt(body["id"])
+        self.saved[*place, body["checkpoint_id"]] = channels
+        return receipt(body["checkpoint_id"])
 
     def appended(self):
         return [name for name, each in self.bodies[-1]["channels"].items() if "append_to" in each]

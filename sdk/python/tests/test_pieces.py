@@ -44,7 +44,7 @@ class Gateway:
             piece = base64.urlsafe_b64decode(parts[-1].removeprefix("~") + "=")
             data = self.pieces.get((*place, piece))
             return problem(404, "not-found") if data is None else packed({"data": data})
-        if request.method in {"POST", "PUT"}:
+        if request.method == "POST":
             if self.answers:
                 return self.answers.pop(0)
             body = msgspec.msgpack.decode(request.content)

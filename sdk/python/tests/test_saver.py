@@ -65,7 +65,7 @@ def test_only_changed_channels_are_sent_with_data(saver_of):
     assert "data" in channels["a"]
     assert channels["b"] == {"version": "1.0"}
     assert "data" in channels[SKELETON]
-    assert (sent(request)["id"], sent(request)["parent_id"]) == ("child", "parent")
+    assert (sent(request)["checkpoint_id"], sent(request)["parent_id"]) == ("child", "parent")
 
 
 def test_without_a_parent_everything_is_sent(saver_of):

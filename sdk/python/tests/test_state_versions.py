@@ -11,6 +11,7 @@ from stateroom import (
     NotConfigured,
     NotFound,
     StateSchemaExists,
+    StateSchemaMismatch,
     StateSchemaNotFound,
     StateTooNew,
     StateUpcastFailed,
@@ -156,7 +157,7 @@ async def test_without_a_version_nothing_is_said(kind):
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 async def test_a_once_result_is_no_state_and_has_no_version(kind):
-    stored = packed({"stored": 1, "unchanged": 0})
+    stored = packed({"stored": 2, "unchanged": 0})
     async with Both(kind, packed({"writes": []}), stored, state_version="travel@2") as both:
         await both(both.client.thread("t").once("book", lambda: "booked"))
         assert accepted(both.script) == [None, None]
@@ -285,6 +286,7 @@ def test_a_delta_channel_that_nobody_wrote_gets_no_version():
     ("status", "code", "kind"),
     [
         (409, "state-too-new", StateTooNew),
+        (409, "state-schema-mismatch", StateSchemaMismatch),
         (422, "state-upcast-failed", StateUpcastFailed),
         (404, "state-schema-not-found", StateSchemaNotFound),
         (409, "state-schema-exists", StateSchemaExists),

@@ -1,8 +1,11 @@
 """Both transports against a server on a socket that answers, delays and breaks off as a test says."""
 
 import asyncio
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -558,21 +561,62 @@ def tls(tmp_path):
     return gateway, client
 
 
+FIRST_CALL = """
+import asyncio, gc, ssl, sys
+from stateroom import StateroomError
+from stateroom.langgraph import StateroomSaver
+
+def contexts():
+    return sum(isinstance(each, ssl.SSLContext) for each in gc.get_objects())
+
+async def on_a_loop(saver, config):
+    await saver.aget_tuple(config)
+
+before, modules = contexts(), set(sys.modules)
+with StateroomSaver(sys.argv[1], sys.argv[2], subject="user-42") as saver:
+    config = {"configurable": {"thread_id": "t"}}
+    try:
+        saver.get_tuple(config) if sys.argv[3] == "blocking" else asyncio.run(on_a_loop(saver, config))
+    except StateroomError as error:
+        print("told", error.code)
+    print(contexts() - before, *sorted({name.partition(".")[0] for name in set(sys.modules) - modules}))
+"""
+
+
+@pytest.mark.parametrize("mode", ["blocking", "loop"])
+def test_the_first_call_to_an_http_gateway_imports_nothing_and_makes_no_tls_context(server_of, mode):
+    server = server_of(answering)
+    command = [sys.executable, "-c", FIRST_CALL, server.url, API_KEY, mode]
+    environ = {name: text for name, text in os.environ.items() if name.lower() not in PROXY_VARIABLES}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    assert done.stdout.splitlines()[-1] == "0", done.stdout + done.stderr
+    assert len(server.requests) == 1
+
+
+def test_a_client_that_was_closed_opens_no_connection_for_content(server_of):
+    server = server_of(answering)
+    client = Client(server.url, API_KEY, subject="user-42")
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"), client._streams.stream("GET", server.url, HEADERS, WAITS):
+        pass
+    assert server.connections == 0
+
+
 def test_only_a_gateway_with_a_trusted_certificate_is_sent_anything(server_of, blocking_of, tls):
     gateway, trusting = tls
     server = server_of(answering, gateway)
     url = server.url.replace("http:", "https:")
     with pytest.raises(NoAnswer, match="SSLCertVerificationError") as caught:
-        blocking_of(url, tls=httpx2.create_ssl_context()).send("POST", url + "/v1/a", HEADERS, b"body", WAITS)
+        blocking_of(url, tls=httpx2.create_ssl_context).send("POST", url + "/v1/a", HEADERS, b"body", WAITS)
     assert not caught.value.received
     assert server.requests == []
     with pytest.raises(NoAnswer, match="SSLCertVerificationError"):
         blocking_of(url).send("POST", url + "/v1/a", HEADERS, b"body", WAITS)
     named = url.replace("127.0.0.1", "localhost")
     with pytest.raises(NoAnswer, match="SSLCertVerificationError"):
-        blocking_of(named, tls=trusting).send("POST", named + "/v1/a", HEADERS, b"body", WAITS)
+        blocking_of(named, tls=lambda: trusting).send("POST", named + "/v1/a", HEADERS, b"body", WAITS)
     assert server.requests == []
-    transport = blocking_of(url, tls=trusting)
+    transport = blocking_of(url, tls=lambda: trusting)
     for body in (b"first", bytes(2 * 1024 * 1024)):
         assert transport.send("POST", url + "/v1/a", HEADERS, body, WAITS).body == b"answer"
     assert [body for _, _, body in server.requests] == [b"first", bytes(2 * 1024 * 1024)]

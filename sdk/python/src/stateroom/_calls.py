@@ -8,12 +8,12 @@ does).
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 import msgspec
 
-from stateroom._core import Call, Steps, encode_body, is_repeatable, path
+from stateroom._core import Answer, Call, Steps, encode_body, is_repeatable, path
 from stateroom._wire import (
     ChannelHistories,
     ChannelsPage,
@@ -24,6 +24,7 @@ from stateroom._wire import (
     CopyRequest,
     HoledCheckpoint,
     Holes,
+    JobInfo,
     PruneRequest,
     RunsDeleteRequest,
     SaveRequest,
@@ -52,9 +53,11 @@ PAGE_MAX = 1000
 PAGE_DEFAULT = 100
 WRITES_PER_REQUEST_MAX = 1000
 # How often a thread that is being restored is asked how far it is, at first and at most.
+_BEGUN = 202  # the status of an answer that names a job
 LOOK_SECONDS = 0.25
 LOOK_SECONDS_MAX = 60.0
 
+Each = TypeVar("Each")
 R = TypeVar("R")
 
 
@@ -97,7 +100,7 @@ def save(
 ) -> Steps[SaveReceipt]:
     """Save a checkpoint; without an id of its own it carries an Idempotency-Key, so no retry doubles it."""
     headers: dict[str, str] = {}
-    if body.id is msgspec.UNSET:
+    if body.checkpoint_id is msgspec.UNSET:
         headers["Idempotency-Key"] = str(uuid4())
     if if_match is not None:
         headers["If-Match"] = f'"{if_match}"'
@@ -117,7 +120,7 @@ def save(
 def compact(thread_id: str, body: CompactRequest, *, if_match: str | None = None) -> Steps[SaveReceipt]:
     """Compact a list channel; without an id of its own it carries an Idempotency-Key, so no retry doubles it."""
     headers: dict[str, str] = {}
-    if body.id is msgspec.UNSET:
+    if body.checkpoint_id is msgspec.UNSET:
         headers["Idempotency-Key"] = str(uuid4())
     if if_match is not None:
         headers["If-Match"] = f'"{if_match}"'
@@ -342,7 +345,7 @@ def write(
             state_version=None if state_version is None else state_version.number,
         )
         answer = yield Call(
-            method="PUT", path=target, body=encode_body(body), repeatable=True, seen=(thread_id, namespace)
+            method="POST", path=target, body=encode_body(body), repeatable=True, seen=(thread_id, namespace)
         )
         receipt = answer.decode(WritesReceipt)
         stored += receipt.stored
@@ -390,7 +393,9 @@ def show_thread(thread_id: str) -> Steps[ThreadInfo | None]:
 
 def change_thread(thread_id: str, settings: ThreadSettings) -> Steps[ThreadInfo]:
     """Change a thread's settings; creates the thread."""
-    answer = yield Call(method="PUT", path=path("threads", ":", thread_id), body=encode_body(settings), repeatable=True)
+    answer = yield Call(
+        method="PATCH", path=path("threads", ":", thread_id), body=encode_body(settings), repeatable=True
+    )
     return answer.decode(ThreadInfo)  # type: ignore[no-any-return]
 
 
@@ -412,7 +417,14 @@ def archive_thread(thread_id: str, storage_class: str | None) -> Steps[ThreadMov
         query=(("storage_class", storage_class),),
         repeatable=True,
     )
-    return answer.decode(ThreadMove)  # type: ignore[no-any-return]
+    return _move(answer, thread_id, "hot")
+
+
+def _move(answer: Answer, thread_id: str, tier: Literal["hot", "archive"]) -> ThreadMove:
+    """What a request to move a thread was answered: the job that does it (202), or the thread, which is there."""
+    if answer.status == _BEGUN:
+        return ThreadMove(thread_id=thread_id, tier=tier, job_id=answer.decode(JobInfo).job_id)
+    return ThreadMove(thread_id=thread_id, tier=answer.decode(ThreadInfo).tier)
 
 
 def restore_thread(thread_id: str, wait_seconds: float | None) -> Steps[ThreadMove]:
@@ -422,7 +434,7 @@ def restore_thread(thread_id: str, wait_seconds: float | None) -> Steps[ThreadMo
         ThreadArchived: It is not back after so long, or the restore ended and it is not.
     """
     answer = yield Call(method="POST", path=path("threads", ":", thread_id, "restore"), repeatable=True)
-    move: ThreadMove = answer.decode(ThreadMove)
+    move = _move(answer, thread_id, "archive")
     if wait_seconds is None:
         return move
     left, pause = wait_seconds, LOOK_SECONDS
@@ -481,14 +493,26 @@ def copy_thread(thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:
     return answer.decode(CopyReceipt)  # type: ignore[no-any-return]
 
 
+def listed(given: Sequence[Each]) -> list[Each]:
+    """What a caller gave as a sequence of names or elements, as a list.
+
+    Raises:
+        TypeError: It is one text, of which each character would be taken for a name or an element.
+    """
+    if isinstance(given, (str, bytes)):
+        raise TypeError("a sequence is needed, not one text: put it in a list")
+    return list(given)
+
+
 def prune(thread_ids: Sequence[str], strategy: str) -> Steps[RemovalReceipt]:
     """Prune threads, a thousand at a time; no thread, no request."""
+    wanted = [str(each) for each in listed(thread_ids)]
     total = RemovalReceipt()
-    for start in range(0, len(thread_ids), IDS_PER_REQUEST_MAX):
-        body = PruneRequest(thread_ids=list(thread_ids[start : start + IDS_PER_REQUEST_MAX]), strategy=strategy)
+    for start in range(0, len(wanted), IDS_PER_REQUEST_MAX):
+        body = PruneRequest(thread_ids=wanted[start : start + IDS_PER_REQUEST_MAX], strategy=strategy)
         answer = yield Call(
             method="POST",
-            path="/prune",
+            path="/threads:prune",
             body=encode_body(body),
             repeatable=True,
             forgets=tuple(body.thread_ids) if strategy == "delete" else (),
@@ -499,10 +523,11 @@ def prune(thread_ids: Sequence[str], strategy: str) -> Steps[RemovalReceipt]:
 
 def delete_runs(run_ids: Sequence[str]) -> Steps[RemovalReceipt]:
     """Remove runs, a thousand at a time; no run, no request."""
+    wanted = [str(each) for each in listed(run_ids)]
     total = RemovalReceipt()
-    for start in range(0, len(run_ids), IDS_PER_REQUEST_MAX):
-        body = RunsDeleteRequest(run_ids=list(run_ids[start : start + IDS_PER_REQUEST_MAX]))
-        answer = yield Call(method="POST", path="/runs/delete", body=encode_body(body), repeatable=True)
+    for start in range(0, len(wanted), IDS_PER_REQUEST_MAX):
+        body = RunsDeleteRequest(run_ids=wanted[start : start + IDS_PER_REQUEST_MAX])
+        answer = yield Call(method="POST", path="/runs:delete", body=encode_body(body), repeatable=True)
         total = _sum(total, answer.decode(RemovalReceipt))
     return total
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -32,11 +32,16 @@ class HttpClientTransport:
 
     Args:
         url: The gateway's URL; only its paths may be asked for.
-        tls: Which certificates to trust, if not the system's.
+        tls: Says which certificates to trust; asked for each connection to an https gateway, and never for http.
         connections_max: How many requests are under way at most; others wait.
     """
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None, connections_max: int = CONNECTIONS_MAX) -> None:
+    def __init__(
+        self,
+        url: str,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
         parts = urlsplit(url)
         self._origin = url[: url.index("://") + 3 + len(parts.netloc)]
         self._address = parts.hostname or "", parts.port
@@ -75,7 +80,7 @@ class HttpClientTransport:
     def _open(self, patience_seconds: float) -> http.client.HTTPConnection:
         host, port = self._address
         connection = (
-            http.client.HTTPSConnection(host, port, timeout=patience_seconds, context=self._tls)
+            http.client.HTTPSConnection(host, port, timeout=patience_seconds, context=self._tls())
             if self._secure
             else http.client.HTTPConnection(host, port, timeout=patience_seconds)
         )

@@ -8,7 +8,7 @@ blocking transport does not bound the head of an answer that trickles: httpx2 ha
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import httpx2
@@ -87,18 +87,29 @@ class Stream:
 
 
 class HttpxTransport:
-    """As ``AsyncTransport``, for blocking callers.
+    """As ``AsyncTransport``, for blocking callers. It begins with its first request, or when told to.
 
     Args:
         transport: Another httpx2 transport than a network connection.
-        tls: Which certificates to trust, if not the usual ones.
+        tls: Says which certificates to trust; the usual ones when left out.
     """
 
-    def __init__(self, transport: httpx2.BaseTransport | None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, transport: httpx2.BaseTransport | None, tls: Callable[[], ssl.SSLContext] = httpx2.create_ssl_context
+    ) -> None:
         self._http = PerProcess(
-            lambda: httpx2.Client(transport=transport, limits=_LIMITS, follow_redirects=False, verify=tls or True)
+            lambda: httpx2.Client(
+                transport=transport,
+                limits=_LIMITS,
+                follow_redirects=False,
+                verify=tls() if transport is None else True,  # which a caller's transport decides
+            )
         )
-        self._http.mine()  # what is wrong with the environment is told now
+        self._closed = False
+
+    def begin(self) -> None:
+        """Tell now what is wrong with the environment: its proxies, its certificates."""
+        self._open()
 
     def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
@@ -108,20 +119,28 @@ class HttpxTransport:
         content: bytes | Iterator[bytes] | None = body
         if body is not None and len(body) >= SLICED_BYTES_MIN:
             headers, content = {**headers, "Content-Length": str(len(body))}, paced(body, deadline)
-        request = self._http.mine().stream(method, url, headers=headers, content=content, timeout=_timeout(waits))
+        request = self._open().stream(method, url, headers=headers, content=content, timeout=_timeout(waits))
         with _told(_WITH_DEADLINE), request as answer:
             return Reply(answer.status_code, _lower(answer.headers), b"".join(_by(deadline, answer.iter_bytes())))
 
     @contextmanager
     def stream(self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]) -> Iterator[Stream]:
         """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
-        request = self._http.mine().stream(method, url, headers=headers, timeout=_timeout(waits))
+        request = self._open().stream(method, url, headers=headers, timeout=_timeout(waits))
         with _told(), request as response:
             yield Stream(response)
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.mine().close()
+        self._closed = True
+        http = self._http.made()
+        if http is not None:
+            http.close()
+
+    def _open(self) -> httpx2.Client:
+        if self._closed:
+            raise RuntimeError("the client has been closed")
+        return self._http.mine()
 
 
 class _AsyncStream:
@@ -141,7 +160,7 @@ class _AsyncStream:
 
 
 class AsyncHttpxTransport:
-    """An ``AsyncTransport`` that can stream, too.
+    """An ``AsyncTransport`` that can stream, too. It begins with its first request, or when told to.
 
     Args:
         transport: Another httpx2 transport than a network connection.
@@ -149,7 +168,11 @@ class AsyncHttpxTransport:
 
     def __init__(self, transport: httpx2.AsyncBaseTransport | None) -> None:
         self._http = PerProcess(lambda: httpx2.AsyncClient(transport=transport, limits=_LIMITS, follow_redirects=False))
-        self._http.mine()  # what is wrong with the environment is told now
+        self._closed = False
+
+    def begin(self) -> None:
+        """Tell now what is wrong with the environment: its proxies, its certificates."""
+        self._open()
 
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
@@ -161,7 +184,7 @@ class AsyncHttpxTransport:
             async with asyncio.timeout(attempt) as limit:
                 if body is not None and len(body) >= SLICED_BYTES_MIN:
                     headers, content = {**headers, "Content-Length": str(len(body))}, async_paced(body, limit, attempt)
-                http = self._http.mine()
+                http = self._open()
                 answer = await http.request(method, url, headers=headers, content=content, timeout=_timeout(waits))
                 return Reply(answer.status_code, _lower(answer.headers), answer.content)
 
@@ -170,11 +193,19 @@ class AsyncHttpxTransport:
         self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]
     ) -> AsyncIterator[_AsyncStream]:
         """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
-        request = self._http.mine().stream(method, url, headers=headers, timeout=_timeout(waits))
+        request = self._open().stream(method, url, headers=headers, timeout=_timeout(waits))
         with _told():
             async with request as response:
                 yield _AsyncStream(response)
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._http.mine().aclose()
+        self._closed = True
+        http = self._http.made()
+        if http is not None:
+            await http.aclose()
+
+    def _open(self) -> httpx2.AsyncClient:
+        if self._closed:
+            raise RuntimeError("the client has been closed")
+        return self._http.mine()

@@ -4,6 +4,7 @@ This module owns which checkpoints a config, a filter, a limit and an older chec
 request and rebuilds no value.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -89,10 +90,15 @@ class Listing:
         self._cursor = page.next_cursor
         self._ended = page.next_cursor is None
         for found in page.checkpoints:
-            if self._only_id and found.id != self._only_id:
-                if found.id < self._only_id:
+            if self._only_id and found.checkpoint_id != self._only_id:
+                if found.checkpoint_id < self._only_id:
                     self._ended = True
                 continue
+            if found.damaged:
+                warnings.warn(
+                    f"checkpoint {found.checkpoint_id} of thread {found.thread_id} is damaged, and is left out",
+                    stacklevel=2,
+                )
             if found.withheld:
                 continue
             if self._left is not None:

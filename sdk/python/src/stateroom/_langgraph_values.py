@@ -82,7 +82,7 @@ class Values:
         Raises:
             IntegrityFailure: It holds what no saver writes.
         """
-        place = Place(found.thread_id, found.namespace, found.id)
+        place = Place(found.thread_id, found.namespace, found.checkpoint_id)
         kept = found.channels.get(SKELETON)
         skeleton = {} if kept is None else self.value(kept)
         if not isinstance(skeleton, dict):
@@ -106,12 +106,12 @@ class Values:
             "versions_seen": {},
             "updated_channels": None,
             **skeleton,
-            "id": found.id,
+            "id": found.checkpoint_id,
             "channel_values": values,
             "channel_versions": versions,
         }
         return CheckpointTuple(
-            config=place.config(found.id),
+            config=place.config(found.checkpoint_id),
             checkpoint=cast(Checkpoint, checkpoint),
             metadata=cast(CheckpointMetadata, metadata),
             parent_config=None if found.parent_id is None else place.config(found.parent_id),

@@ -34,6 +34,10 @@ class PerProcess(Generic[T]):
         found = self._by_process.get(process)
         return self._begin(process) if found is None else found
 
+    def made(self) -> T | None:
+        """This process's own, if it asked for it before."""
+        return self._by_process.get(os.getpid())
+
     def _begin(self, process: int) -> T:
         # No lock: a thread that is no more may hold it. Each of these steps is one to other threads.
         mine = self._by_process.setdefault(process, self._make())

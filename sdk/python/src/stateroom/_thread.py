@@ -25,7 +25,7 @@ from stateroom._wire import (
     WriteIn,
     unset_if_none,
 )
-from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound
+from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound, OnceKeyReused
 from stateroom.schema import StateVersion, accepted
 from stateroom.types import Head, Model, SaveReceipt, StateT, Status, ThreadInfo, Usage
 
@@ -35,6 +35,11 @@ ONCE_ANCHOR = "stateroom:once"
 Writes may precede their checkpoint, and pruning removes writes of removed checkpoints only; so results found
 here are as old as the thread itself, whatever was saved or pruned since.
 """
+
+# A record of two writes: docs/formats/once-record.md.
+ONCE_RESULT_IDX = 0
+ONCE_INTENT_IDX = 1
+ONCE_INTENT = "stateroom:intent"
 
 CHANNEL_BYTES_MAX = 255
 
@@ -76,6 +81,7 @@ class ThreadSteps(Generic[StateT]):
         state_type: Any,
         namespace: str,
         state_version: StateVersion | None,
+        strict: bool,
         pieces: PieceCache,
     ) -> None:
         self.thread_id = thread_id
@@ -85,6 +91,8 @@ class ThreadSteps(Generic[StateT]):
         self._accepts = None if state_version is None else accepted([state_version])
         self._state_type = state_type
         self._pieces = pieces
+        self._strict = strict
+        self._is_made_strict = False
         # Three positions: never looked (known is false), looked and found nothing (None), a head.
         self._known = False
         self._head_id: str | None = None
@@ -141,7 +149,7 @@ class ThreadSteps(Generic[StateT]):
             self._take_position(None, None)
             return None
         checkpoint, head_id = found
-        self._take_position(head_id or checkpoint.id, checkpoint.step)
+        self._take_position(head_id or checkpoint.checkpoint_id, checkpoint.step)
         return self._as_head(checkpoint)
 
     def _at(self, pinned: Pinned, checkpoint_id: str, *, resolve_artifacts: bool = False) -> Steps[Head[StateT]]:
@@ -174,7 +182,7 @@ class ThreadSteps(Generic[StateT]):
         if step is None and self._step is not None:
             step = self._step + 1
         return SaveRequest(
-            id=unset_if_none(checkpoint_id),
+            checkpoint_id=unset_if_none(checkpoint_id),
             parent_id=unset_if_none(self._fork_of),
             fork=self._fork_of is not None,
             namespace=self.namespace,
@@ -190,7 +198,16 @@ class ThreadSteps(Generic[StateT]):
             state_version=state_version,
         )
 
+    def _make_strict(self) -> Steps[None]:
+        """Make the thread strict before this object first saves to it, if that is wanted."""
+        if self._strict and not self._is_made_strict:
+            yield from self._change(strict=True, agent=None)
+            self._is_made_strict = True
+
     def _save(self, pinned: Pinned, state: StateT, request: SaveRequest) -> Steps[SaveReceipt]:
+        yield from self._make_strict()
+        # A strict object that never looked says so: the namespace shall have no head.
+        if_new = self._head_id is None and (self._known or self._strict)
         receipt = yield from sending_state(
             self._pieces,
             pinned,
@@ -201,7 +218,7 @@ class ThreadSteps(Generic[StateT]):
                 self.thread_id,
                 request,
                 if_match=self._head_id,
-                if_new=self._known and self._head_id is None,
+                if_new=if_new,
             ),
         )
         self._follow(receipt)
@@ -219,11 +236,12 @@ class ThreadSteps(Generic[StateT]):
             raise InvalidRequest("a patch changes the head; save the fork first")
         if self._head_id is None and (yield from self._load(pinned)) is None:
             raise CheckpointNotFound("there is no head to patch")
+        yield from self._make_strict()
         request = build()
         request.changes = Changes(
             set=state_to_plain(dict(set_ or {})),
-            append={name: to_plain(list(elements)) for name, elements in (append or {}).items()},
-            remove=list(remove),
+            append={name: to_plain(_calls.listed(elements)) for name, elements in (append or {}).items()},
+            remove=_calls.listed(remove),
         )
         receipt = yield from _calls.save(self.thread_id, request, if_match=self._head_id)
         self._follow(receipt)
@@ -242,13 +260,14 @@ class ThreadSteps(Generic[StateT]):
     ) -> Steps[SaveReceipt]:
         if self._fork_of is not None:
             raise InvalidRequest("a compaction changes the head; save the fork first")
+        yield from self._make_strict()
         version = self.state_version
         request = CompactRequest(
             channel=channel,
             keep_last=keep_last,
-            summary=to_plain(list(summary)) if summary else UNSET,
+            summary=to_plain(_calls.listed(summary)) if summary else UNSET,
             namespace=self.namespace,
-            id=unset_if_none(checkpoint_id),
+            checkpoint_id=unset_if_none(checkpoint_id),
             status=status,
             agent=self.agent,
             run_id=run_id,
@@ -262,30 +281,40 @@ class ThreadSteps(Generic[StateT]):
 
     def _follow(self, receipt: SaveReceipt) -> None:
         self._fork_of = None
-        self._take_position(receipt.id, receipt.step)
+        self._take_position(receipt.checkpoint_id, receipt.step)
 
-    def _recall(self, once_key: str) -> Steps[tuple[bool, Any]]:
-        """Whether a once-call finished before, and its result."""
+    def _recall(self, once_key: str, intent: str) -> Steps[tuple[bool, Any]]:
+        """Whether a once-call finished before, and its result.
+
+        Raises:
+            OnceKeyReused: It finished with other arguments.
+        """
         task_id, channel = once_place(once_key)
         page = yield from _calls.read_writes(self.thread_id, self.namespace, ONCE_ANCHOR, task_id)
-        for kept in page.writes:
-            if kept.channel == channel:
-                return True, kept.value
-        return False, None
+        kept = {each.idx: each for each in page.writes}
+        result, asked = kept.get(ONCE_RESULT_IDX), kept.get(ONCE_INTENT_IDX)
+        if result is None or result.channel != channel:
+            return False, None
+        # What an earlier release kept does not say what was asked.
+        if asked is not None and asked.value != intent:
+            raise OnceKeyReused("a call of this name finished with other arguments; each call needs a name of its own")
+        return True, result.value
 
-    def _record(self, once_key: str, result: Any) -> Steps[Any]:
-        """Keep a result; the one kept first wins and is returned."""
+    def _record(self, once_key: str, intent: str, result: Any) -> Steps[Any]:
+        """Keep a result; the one kept first wins and is returned.
+
+        Raises:
+            OnceKeyReused: The one kept first is of a call with other arguments.
+        """
         task_id, channel = once_place(once_key)
         plain = to_plain(result)
-        receipt = yield from _calls.write(
-            self.thread_id,
-            ONCE_ANCHOR,
-            task_id,
-            [WriteIn(channel=channel, idx=0, value=plain)],
-            namespace=self.namespace,
-        )
-        if receipt.stored == 0:
-            was_kept, kept = yield from self._recall(once_key)
+        writes = [
+            WriteIn(channel=channel, idx=ONCE_RESULT_IDX, value=plain),
+            WriteIn(channel=ONCE_INTENT, idx=ONCE_INTENT_IDX, value=intent),
+        ]
+        receipt = yield from _calls.write(self.thread_id, ONCE_ANCHOR, task_id, writes, namespace=self.namespace)
+        if receipt.stored < len(writes):
+            was_kept, kept = yield from self._recall(once_key, intent)
             if was_kept:
                 return kept
         return plain
@@ -302,4 +331,5 @@ class ThreadSteps(Generic[StateT]):
         deleted = yield from _calls.delete_thread(self.thread_id)
         self._fork_of = None
         self._known, self._head_id, self._step = False, None, None
+        self._is_made_strict = False
         return deleted

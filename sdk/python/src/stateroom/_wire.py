@@ -50,7 +50,7 @@ class SaveRequest(Struct, kw_only=True, omit_defaults=True):
     state: dict[str, Any] | UnsetType = UNSET
     changes: Changes | UnsetType = UNSET
     channels: dict[str, ChannelIn] | UnsetType = UNSET
-    id: str | UnsetType = UNSET
+    checkpoint_id: str | UnsetType = UNSET
     parent_id: str | UnsetType | None = UNSET
     namespace: str = ""
     status: Status = "active"
@@ -228,6 +228,12 @@ class ThreadPage(Struct, kw_only=True):
     next_cursor: str | None = None
 
 
+class JobInfo(Struct, kw_only=True):
+    """A job that was begun."""
+
+    job_id: str
+
+
 class ThreadSettings(Struct, kw_only=True, omit_defaults=True):
     """Settings of a thread; what is left out stays."""
 
@@ -242,7 +248,7 @@ class CompactRequest(Struct, kw_only=True, omit_defaults=True):
     keep_last: int
     summary: list[Any] | Raw | UnsetType = UNSET
     namespace: str = ""
-    id: str | UnsetType = UNSET
+    checkpoint_id: str | UnsetType = UNSET
     status: Status | None = None
     agent: str | None = None
     run_id: str | None = None

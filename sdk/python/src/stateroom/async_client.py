@@ -20,6 +20,7 @@ from stateroom._aiohttp import AiohttpTransport
 from stateroom._artifacts import Reception
 from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
 from stateroom._httpx import AsyncHttpxTransport
+from stateroom._intents import intent_of
 from stateroom._pieces import PieceCache
 from stateroom._thread import ThreadSteps
 from stateroom._transport import AsyncTransport, NoAnswer, proxied
@@ -88,6 +89,8 @@ class AsyncClient:
             Lost share, lost data. ``request`` does not send it.
         state_version: The state version that this program writes and understands, such as ``travel@2``: what its
             threads save says so, and what they load arrives at it, whatever it was saved at. Left out: as saved.
+        strict: Make every thread that is saved to strict, for other writers, too, and say with every save what it
+            stands on: a save beside what somebody else saved is ``HeadMoved``, also of a thread that was never loaded.
 
     Raises:
         NotConfigured: The URL, the key or the state version cannot be used.
@@ -105,17 +108,22 @@ class AsyncClient:
         token_store: TokenStore | None = None,
         client_share: ClientShare = None,
         state_version: StateVersion | str | None = None,
+        strict: bool = False,
     ) -> None:
         self._endpoint = Endpoint(url, api_key, subject, client_share)
         self.state_version = None if state_version is None else StateVersion.of(state_version)
+        self.strict = strict
         self._timeouts = timeouts or Timeouts()
         self._clock: AsyncClock = clock or SystemAsyncClock()
         self._token_store = token_store
         self._me: WhoAmI | None = None
         self.pieces = PieceCache()
         self._streams = AsyncHttpxTransport(transport)
-        is_direct = transport is None and not proxied(self._endpoint.url)
-        self._http: AsyncTransport = AiohttpTransport() if is_direct else self._streams
+        if transport is None and not proxied(self._endpoint.url):
+            self._http: AsyncTransport = AiohttpTransport()
+        else:
+            self._streams.begin()
+            self._http = self._streams
 
     @classmethod
     def from_env(
@@ -128,6 +136,7 @@ class AsyncClient:
         token_store: TokenStore | None = None,
         client_share: ClientShare = None,
         state_version: StateVersion | str | None = None,
+        strict: bool = False,
     ) -> Self:
         """A client configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
@@ -139,6 +148,7 @@ class AsyncClient:
             token_store: As for the class.
             client_share: As for the class.
             state_version: As for the class.
+            strict: As for the class.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
@@ -154,6 +164,7 @@ class AsyncClient:
             token_store=token_store,
             client_share=client_share,
             state_version=state_version,
+            strict=strict,
         )
 
     def __repr__(self) -> str:
@@ -350,6 +361,7 @@ class AsyncClient:
         state_type: type[StateT],
         namespace: str = ...,
         state_version: StateVersion | str | None = ...,
+        strict: bool | None = ...,
     ) -> "AsyncThread[StateT]": ...
 
     @overload
@@ -361,6 +373,7 @@ class AsyncClient:
         state_type: None = ...,
         namespace: str = ...,
         state_version: StateVersion | str | None = ...,
+        strict: bool | None = ...,
     ) -> "AsyncThread[dict[str, Any]]": ...
 
     def thread(
@@ -371,6 +384,7 @@ class AsyncClient:
         state_type: Any = None,
         namespace: str = "",
         state_version: StateVersion | str | None = None,
+        strict: bool | None = None,
     ) -> "AsyncThread[Any]":
         """A thread to load from and save to. Makes no request; the first save creates the thread.
 
@@ -380,6 +394,8 @@ class AsyncClient:
             state_type: What ``load`` converts states to; ``dict`` when left out.
             namespace: A sub-agent's namespace.
             state_version: As for the class; the client's when left out.
+            strict: As for the class; the client's when left out. A thread that is strict stays so until
+                ``change(strict=False)``.
 
         Raises:
             NotConfigured: The state version is not written like ``travel@2``.
@@ -391,6 +407,7 @@ class AsyncClient:
             state_type=state_type,
             namespace=namespace,
             state_version=self.state_version if state_version is None else StateVersion.of(state_version),
+            strict=self.strict if strict is None else strict,
         )
 
     def threads(
@@ -532,6 +549,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         state_type: Any,
         namespace: str,
         state_version: StateVersion | None,
+        strict: bool,
     ) -> None:
         super().__init__(
             thread_id,
@@ -539,6 +557,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             state_type=state_type,
             namespace=namespace,
             state_version=state_version,
+            strict=strict,
             pieces=client.pieces,
         )
         self._client = client
@@ -752,7 +771,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         result kept first wins and both return it.
 
         Args:
-            once_key: The call's name, unique in this thread and namespace.
+            once_key: The call's name, unique in this thread and namespace: another call needs another name.
             fn: What to call; a function or a coroutine function.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
@@ -761,14 +780,17 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             The result, or the one kept earlier.
 
         Raises:
+            OnceKeyReused: A call of this name finished with other arguments. Nothing was called, unless both ran at the
+                same time.
             InvalidRequest: The result has no plain form (the effect happened, and is not kept).
         """
-        was_kept, kept = await self._client.drive(self._recall(once_key))
+        intent = intent_of(once_key, args, kwargs)
+        was_kept, kept = await self._client.drive(self._recall(once_key, intent))
         if not was_kept:
             result = fn(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = await result
-            kept = await self._client.drive(self._record(once_key, result))
+            kept = await self._client.drive(self._record(once_key, intent, result))
         return self._typed_result(kept, fn)
 
     def history(
@@ -824,6 +846,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             state_type=self._state_type,
             namespace=self.namespace,
             state_version=self.state_version,
+            strict=self._strict,
         )
         pinned = self._client.pin()
         await self._client.drive(forked._fork_from(pinned, checkpoint_id), pinned)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import cache
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
@@ -18,6 +19,7 @@ from stateroom._artifacts import Reception
 from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
 from stateroom._http_client import HttpClientTransport
 from stateroom._httpx import HttpxTransport
+from stateroom._intents import intent_of
 from stateroom._pieces import PieceCache
 from stateroom._thread import ThreadSteps
 from stateroom._transport import NoAnswer, proxied
@@ -86,6 +88,8 @@ class Client:
             Lost share, lost data. ``request`` does not send it.
         state_version: The state version that this program writes and understands, such as ``travel@2``: what its
             threads save says so, and what they load arrives at it, whatever it was saved at. Left out: as saved.
+        strict: Make every thread that is saved to strict, for other writers, too, and say with every save what it
+            stands on: a save beside what somebody else saved is ``HeadMoved``, also of a thread that was never loaded.
 
     Raises:
         NotConfigured: The URL, the key or the state version cannot be used.
@@ -103,18 +107,23 @@ class Client:
         token_store: TokenStore | None = None,
         client_share: ClientShare = None,
         state_version: StateVersion | str | None = None,
+        strict: bool = False,
     ) -> None:
         self._endpoint = Endpoint(url, api_key, subject, client_share)
         self.state_version = None if state_version is None else StateVersion.of(state_version)
+        self.strict = strict
         self._timeouts = timeouts or Timeouts()
         self._clock: Clock = clock or SystemClock()
         self._token_store = token_store
         self._me: WhoAmI | None = None
         self.pieces = PieceCache()
-        tls = httpx2.create_ssl_context()  # takes 30 ms, so one for both
+        tls = cache(httpx2.create_ssl_context)  # takes 30 ms or more: one for both, and none for http
         self._streams = HttpxTransport(transport, tls)
-        is_direct = transport is None and not proxied(self._endpoint.url)
-        self._http = HttpClientTransport(self._endpoint.url, tls) if is_direct else self._streams
+        if transport is None and not proxied(self._endpoint.url):
+            self._http: HttpClientTransport | HttpxTransport = HttpClientTransport(self._endpoint.url, tls)
+        else:
+            self._streams.begin()
+            self._http = self._streams
 
     @classmethod
     def from_env(
@@ -127,6 +136,7 @@ class Client:
         token_store: TokenStore | None = None,
         client_share: ClientShare = None,
         state_version: StateVersion | str | None = None,
+        strict: bool = False,
     ) -> Self:
         """A client configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
@@ -138,6 +148,7 @@ class Client:
             token_store: As for the class.
             client_share: As for the class.
             state_version: As for the class.
+            strict: As for the class.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
@@ -153,6 +164,7 @@ class Client:
             token_store=token_store,
             client_share=client_share,
             state_version=state_version,
+            strict=strict,
         )
 
     def __repr__(self) -> str:
@@ -344,6 +356,7 @@ class Client:
         state_type: type[StateT],
         namespace: str = ...,
         state_version: StateVersion | str | None = ...,
+        strict: bool | None = ...,
     ) -> "Thread[StateT]": ...
 
     @overload
@@ -355,6 +368,7 @@ class Client:
         state_type: None = ...,
         namespace: str = ...,
         state_version: StateVersion | str | None = ...,
+        strict: bool | None = ...,
     ) -> "Thread[dict[str, Any]]": ...
 
     def thread(
@@ -365,6 +379,7 @@ class Client:
         state_type: Any = None,
         namespace: str = "",
         state_version: StateVersion | str | None = None,
+        strict: bool | None = None,
     ) -> "Thread[Any]":
         """A thread to load from and save to. Makes no request; the first save creates the thread.
 
@@ -374,6 +389,8 @@ class Client:
             state_type: What ``load`` converts states to; ``dict`` when left out.
             namespace: A sub-agent's namespace.
             state_version: As for the class; the client's when left out.
+            strict: As for the class; the client's when left out. A thread that is strict stays so until
+                ``change(strict=False)``.
 
         Raises:
             NotConfigured: The state version is not written like ``travel@2``.
@@ -385,6 +402,7 @@ class Client:
             state_type=state_type,
             namespace=namespace,
             state_version=self.state_version if state_version is None else StateVersion.of(state_version),
+            strict=self.strict if strict is None else strict,
         )
 
     def threads(
@@ -522,6 +540,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         state_type: Any,
         namespace: str,
         state_version: StateVersion | None,
+        strict: bool,
     ) -> None:
         super().__init__(
             thread_id,
@@ -529,6 +548,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             state_type=state_type,
             namespace=namespace,
             state_version=state_version,
+            strict=strict,
             pieces=client.pieces,
         )
         self._client = client
@@ -736,7 +756,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         result kept first wins and both return it.
 
         Args:
-            once_key: The call's name, unique in this thread and namespace.
+            once_key: The call's name, unique in this thread and namespace: another call needs another name.
             fn: What to call.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
@@ -745,11 +765,14 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             The result, or the one kept earlier.
 
         Raises:
+            OnceKeyReused: A call of this name finished with other arguments. Nothing was called, unless both ran at the
+                same time.
             InvalidRequest: The result has no plain form (the effect happened, and is not kept).
         """
-        was_kept, kept = self._client.drive(self._recall(once_key))
+        intent = intent_of(once_key, args, kwargs)
+        was_kept, kept = self._client.drive(self._recall(once_key, intent))
         if not was_kept:
-            kept = self._client.drive(self._record(once_key, fn(*args, **kwargs)))
+            kept = self._client.drive(self._record(once_key, intent, fn(*args, **kwargs)))
         return cast(R, self._typed_result(kept, fn))
 
     def history(
@@ -805,6 +828,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             state_type=self._state_type,
             namespace=self.namespace,
             state_version=self.state_version,
+            strict=self._strict,
         )
         pinned = self._client.pin()
         self._client.drive(forked._fork_from(pinned, checkpoint_id), pinned)

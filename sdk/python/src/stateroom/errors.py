@@ -257,6 +257,12 @@ class ThreadExists(Conflict):
     default_code = "thread-exists"
 
 
+class OnceKeyReused(Conflict):
+    """A once-call of this name finished with other arguments; its result was not returned, and nothing was called."""
+
+    default_code = "once-key-reused"
+
+
 class ThreadArchived(Conflict):
     """The thread is in the archive tier, in a storage class that must be thawed before it can be read or written to.
 
@@ -348,6 +354,18 @@ class StateTooNew(Conflict):
     default_code = "state-too-new"
 
 
+class StateSchemaMismatch(Conflict):
+    """The state was saved under another schema than the one that this program names."""
+
+    default_code = "state-schema-mismatch"
+
+
+class StateVersionRequired(StateroomError):
+    """Unversioned state of this agent was adopted at a version; what is saved since has to name one."""
+
+    default_code = "state-version-required"
+
+
 class StateUpcastFailed(StateroomError):
     """A step between two versions cannot be applied to the state; what is stored is untouched."""
 
@@ -361,7 +379,10 @@ class StateSchemaExists(Conflict):
 
 
 class PreconditionRequired(StateroomError):
-    """The thread is strict: load it before saving, so that the save can name the head it follows."""
+    """The thread is strict, or a save policy of its tenant or agent is: load it before saving, or use ``strict=True``.
+
+    Then the save names the head it follows (``If-Match``).
+    """
 
     default_code = "precondition-required"
 
@@ -370,6 +391,12 @@ class InvalidRequest(StateroomError):
     """The request is not understood; ``errors`` says where."""
 
     default_code = "invalid-request"
+
+
+class ParentUnknown(InvalidRequest):
+    """The checkpoint that a save continues is not in its thread and namespace (any more)."""
+
+    default_code = "parent-unknown"
 
 
 class ArtifactUnknown(InvalidRequest):
@@ -476,7 +503,9 @@ _BY_CODE: dict[str, type[StateroomError]] = {
         StateTooLarge,
         IdempotencyInFlight,
         StateTooNew,
+        StateSchemaMismatch,
         StateUpcastFailed,
+        StateVersionRequired,
         StateSchemaNotFound,
         StateSchemaExists,
         ArtifactReferenced,
@@ -486,6 +515,7 @@ _BY_CODE: dict[str, type[StateroomError]] = {
         PreconditionRequired,
         InvalidRequest,
         ArtifactUnknown,
+        ParentUnknown,
         RangeNotSatisfiable,
         LimitExceeded,
         BodyTooLarge,
@@ -502,6 +532,7 @@ _BY_CODE: dict[str, type[StateroomError]] = {
     "draining": GatewayUnavailable,
     "blob-store-unavailable": GatewayUnavailable,
     "blobs-not-configured": GatewayUnavailable,
+    "head-exists": HeadMoved,
     "part-invalid": InvalidRequest,
     "malformed-body": InvalidRequest,
     "unsupported-media-type": InvalidRequest,

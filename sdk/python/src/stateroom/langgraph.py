@@ -40,8 +40,11 @@ from stateroom._histories import Histories, joined
 from stateroom._langgraph_columns import Place, graph_name, is_step, name_of, word_of
 from stateroom._langgraph_connections import Connections
 from stateroom._langgraph_listing import Listing
+from stateroom._langgraph_runs import pin
+from stateroom._langgraph_types import with_field_types
 from stateroom._langgraph_values import SKELETON, Values
-from stateroom._pieces import PieceCache, receiving, sending
+from stateroom._pieces import PieceCache, owner_tag, receiving, sending
+from stateroom._recent import Recent
 from stateroom._wire import (
     ChannelIn,
     ChannelOut,
@@ -50,6 +53,7 @@ from stateroom._wire import (
     CompactRequest,
     SaveRequest,
     SerialisedWrite,
+    ThreadSettings,
     WriteIn,
     unset_if_none,
 )
@@ -90,15 +94,17 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         url: The gateway's URL.
         api_key: The API key.
         subject: Whose state it is: a subject's id, a callable that returns it (``current_subject`` by
-            default, set by ``with acting_for(...)``), or ``None`` for the subject the key is bound to. Never
-            read from the graph's config, which does not travel with time travel and deletion.
+            default, set by ``with acting_for(...)``), or ``None`` for the subject the key is bound to. A run of a
+            graph acts for whoever it was when the run began, with its subgraphs in the same thread, wherever LangGraph
+            calls back. What a caller writes into a graph's config names no subject.
         agent: The program's name; the graph's own name when left out.
         serde: Another serialiser. The default writes msgpack and instantiates only the types LangGraph calls
             safe plus ``allowed_msgpack_modules``; nothing stored can run code. Bytes are sealed by the
             gateway, so encryption here is needed only against the gateway itself.
-        allowed_msgpack_modules: Your own state types that may be rebuilt on load, as classes or as
-            ``(module, name)``. Others come back as plain trees. With ``LANGGRAPH_STRICT_MSGPACK=true``
-            LangGraph derives them from the graph.
+        allowed_msgpack_modules: Your own types that may be rebuilt on load, as classes or as ``(module, name)``. A
+            class brings along the types of its fields, so the class of the graph's state is mostly enough. Others come
+            back as plain trees, and LangGraph's logger says once for each what to name here. With
+            ``LANGGRAPH_STRICT_MSGPACK=true`` LangGraph derives them from the graph.
         metadata_exclude: Names of config entries that must not become metadata. LangGraph copies every plain
             value of ``configurable`` and ``metadata`` there; names that look like a credential are always
             left out.
@@ -118,6 +124,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             (a cold storage class of the archive): the restore is asked for, and the call taken again when the thread is
             back. A thaw takes hours. Left out: ``ThreadArchived`` is raised at once. Archives that need no thaw are
             read, and brought back by a write, without any of this.
+        strict: Make every thread that is saved to strict, so that of two runs at once in one thread the second is told
+            (``HeadMoved``) instead of one's steps being left out. It costs a request when a thread is first saved to.
 
     Raises:
         NotConfigured: The URL, the key or a state version cannot be used.
@@ -140,11 +148,15 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         client_share: ClientShare = None,
         state_version: StateVersion | str | Mapping[str, StateVersion | str] | None = None,
         restore_seconds_max: float | None = None,
+        strict: bool = False,
     ) -> None:
         if serde is not None and allowed_msgpack_modules is not None:
             raise ValueError("allowed_msgpack_modules configures the default serialiser, not yours")
         self._own_serde = serde is None
-        super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=allowed_msgpack_modules or None))
+        super().__init__(
+            serde=serde
+            or JsonPlusSerializer(allowed_msgpack_modules=with_field_types(allowed_msgpack_modules or ()) or None)
+        )
         # Refuses an unusable address now, not at the first request.
         self._endpoint = Endpoint(url, api_key, subject, client_share)
         self._agent = agent
@@ -152,6 +164,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self._state_versions = _by_subgraph(state_version)
         self._accepts = accepted(self._state_versions.values())
         self._restore_seconds_max = restore_seconds_max
+        self._strict = strict
+        self._made_strict = Recent()
         self._pieces = PieceCache()
         self._growth = Growth()
         self._histories = Histories()
@@ -190,6 +204,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         client_share: ClientShare = None,
         state_version: StateVersion | str | Mapping[str, StateVersion | str] | None = None,
         restore_seconds_max: float | None = None,
+        strict: bool = False,
     ) -> Self:
         """A saver configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
@@ -204,6 +219,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             client_share: As for the class.
             state_version: As for the class.
             restore_seconds_max: As for the class.
+            strict: As for the class.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
@@ -222,6 +238,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             client_share=client_share,
             state_version=state_version,
             restore_seconds_max=restore_seconds_max,
+            strict=strict,
         )
 
     def __enter__(self) -> Self:
@@ -260,12 +277,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The addressed checkpoint, or the newest of its namespace; ``None`` when there is none."""
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         return self._connections.blocking().drive(self._get(config, pinned), pinned)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The addressed checkpoint, or the newest of its namespace; ``None`` when there is none."""
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         return await (await self._connections.on_loop()).drive(self._get(config, pinned), pinned)
 
     def list(
@@ -285,7 +302,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             limit: At most so many.
         """
         # The subject is decided now: the caller may take later pages outside of its `acting_for` block.
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         client = self._connections.blocking()
         listing = Listing(config, filter, before, limit, self._accepts)
 
@@ -306,7 +323,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """Checkpoints, newest first, fetched page by page; arguments as for ``list``."""
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         listing = Listing(config, filter, before, limit, self._accepts)
 
         async def pages() -> AsyncIterator[CheckpointTuple]:
@@ -327,14 +344,14 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             config: The checkpoint; the newest of its namespace when none is addressed.
             channels: The channels; none, no request.
         """
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         return self._connections.blocking().drive(self._delta_history(config, channels, pinned), pinned)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """What ancestors wrote to channels; arguments as for ``get_delta_channel_history``."""
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         return await (await self._connections.on_loop()).drive(self._delta_history(config, channels, pinned), pinned)
 
     # Writing
@@ -354,7 +371,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             metadata: Its metadata.
             new_versions: The channels that changed since the parent.
         """
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         return self._connections.blocking().drive(self._put(config, checkpoint, metadata, new_versions, pinned), pinned)
 
     async def aput(
@@ -365,7 +382,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint; arguments as for ``put``."""
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         client = await self._connections.on_loop()
         return await client.drive(self._put(config, checkpoint, metadata, new_versions, pinned), pinned)
 
@@ -384,7 +401,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             task_id: The task.
             task_path: Where the task stands in the graph.
         """
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         self._connections.blocking().drive(self._put_writes(config, writes, task_id, task_path, pinned), pinned)
 
     async def aput_writes(
@@ -395,7 +412,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         task_path: str = "",
     ) -> None:
         """Store a task's pending writes; arguments as for ``put_writes``."""
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         client = await self._connections.on_loop()
         await client.drive(self._put_writes(config, writes, task_id, task_path, pinned), pinned)
 
@@ -423,14 +440,14 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             WritesPending: A run is under way, was interrupted or failed: let it end first.
             InvalidRequest: The channel is not there, is no list, or is a ``DeltaChannel``.
         """
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         return self._connections.blocking().drive(self._compact(config, channel, keep_last, summary), pinned)
 
     async def acompact(
         self, config: RunnableConfig, channel: str, *, keep_last: int, summary: Sequence[Any] = ()
     ) -> RunnableConfig:
         """Put a summary in the place of a list channel's older values; arguments as for ``compact``."""
-        pinned = self._endpoint.pin()
+        pinned = pin(self._endpoint, config)
         client = await self._connections.on_loop()
         return await client.drive(self._compact(config, channel, keep_last, summary), pinned)
 
@@ -452,13 +469,14 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
         Raises:
             DeltaChainNeeded: A surviving checkpoint's delta channel is rebuilt from what would be deleted.
+            TypeError: One text was given instead of a sequence of them. Nothing is removed.
         """
-        self._connections.blocking().drive(_calls.delete_runs([str(run_id) for run_id in run_ids]))
+        self._connections.blocking().drive(_calls.delete_runs(run_ids))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs and their writes; arguments as for ``delete_for_runs``."""
         client = await self._connections.on_loop()
-        await client.drive(_calls.delete_runs([str(run_id) for run_id in run_ids]))
+        await client.drive(_calls.delete_runs(run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread, writes included, to one that does not exist yet.
@@ -484,11 +502,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         Args:
             thread_ids: The threads; unknown ones are passed over.
             strategy: ``keep_latest`` keeps each namespace's newest checkpoint and whatever its delta channels
-                are rebuilt from; ``delete`` (or ``delete_all``, as LangGraph's server says) removes
-                everything.
+                are rebuilt from, but nothing of subgraph calls that are finished; ``delete`` (or ``delete_all``, as
+                LangGraph's server says) removes everything.
 
         Raises:
             ValueError: The strategy is none of these.
+            TypeError: One text was given instead of a sequence of them. Nothing is removed.
         """
         self._connections.blocking().drive(self._prune(thread_ids, strategy))
 
@@ -561,6 +580,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         pinned: Pinned,
     ) -> Steps[RunnableConfig]:
         place = Place.of(config)
+        if self._strict:
+            yield from self._make_strict(place, pinned)
         kept, rich = self._values.metadata(config, metadata, self._metadata_exclude)
         step = kept.get("step")
         source = kept.get("source")
@@ -574,7 +595,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         lists = _leave_out(channels, before)
         request = SaveRequest(
             channels=channels,
-            id=checkpoint["id"],
+            checkpoint_id=checkpoint["id"],
             parent_id=place.checkpoint_id,
             namespace=place.namespace,
             step=unset_if_none(step if is_step(step) else None),
@@ -588,18 +609,25 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             fork=isinstance(source, str) and source in _FORKING_SOURCES,
         )
         try:
-            yield from self._save(place.thread_id, request, pinned)
+            yield from self._save(place, request, pinned)
         except ChannelUnchangedUnknown:
             appended = any(each.append_to is not UNSET for each in channels.values())
             request.channels = channels = self._values.channels(checkpoint, None, rich)
             lists = _leave_out(channels, {})
-            yield from self._save(place.thread_id, request, pinned)
+            yield from self._save(place, request, pinned)
             if appended:
                 self._growth.refuse(remembered, checkpoint["id"])
         # A list that went with placeholders goes whole the next time, too.
         lists = {name: each for name, each in lists.items() if not channels[name].holes}
         self._growth.note(remembered, checkpoint["id"], lists, first=place.checkpoint_id is None)
         return place.config(checkpoint["id"])
+
+    def _make_strict(self, place: Place, pinned: Pinned) -> Steps[None]:
+        """Make a thread strict: where it begins, since it may have been deleted, and when it is first seen."""
+        thread = owner_tag(pinned), place.thread_id
+        if place.checkpoint_id is None or thread not in self._made_strict:
+            yield from _calls.change_thread(place.thread_id, ThreadSettings(strict=True))
+            self._made_strict.note(thread)
 
     def _compact(
         self, config: RunnableConfig, channel: str, keep_last: int, summary: Sequence[Any]
@@ -608,7 +636,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         found = yield from _calls.show_head(place.thread_id, place.namespace)
         if found is None:
             raise CheckpointNotFound("the namespace has no checkpoint to compact")
-        encoding, data = self.serde.dumps_typed([*summary])
+        encoding, data = self.serde.dumps_typed(_calls.listed(summary))
         if encoding != "msgpack":
             raise InvalidRequest("a summary must be MessagePack, and this serialiser writes something else")
         counted = found.metadata.get("step")
@@ -625,12 +653,22 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
         )
-        receipt = yield from _calls.compact(place.thread_id, request, if_match=place.checkpoint_id or found.id)
-        return place.config(receipt.id)
+        receipt = yield from _calls.compact(
+            place.thread_id, request, if_match=place.checkpoint_id or found.checkpoint_id
+        )
+        return place.config(receipt.checkpoint_id)
 
-    def _save(self, thread_id: str, request: SaveRequest, pinned: Pinned) -> Steps[None]:
+    def _save(self, place: Place, request: SaveRequest, pinned: Pinned) -> Steps[None]:
         values = list(request.channels.values()) if isinstance(request.channels, dict) else []
-        yield from sending(self._pieces, pinned, thread_id, values, lambda: _calls.save(thread_id, request))
+        # Otherwise the parent says what the save stands on.
+        if_new = self._strict and place.checkpoint_id is None
+        yield from sending(
+            self._pieces,
+            pinned,
+            place.thread_id,
+            values,
+            lambda: _calls.save(place.thread_id, request, if_new=if_new),
+        )
 
     def _put_writes(
         self,
@@ -685,7 +723,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         known = {"keep_latest": "keep_latest", "delete": "delete", "delete_all": "delete"}
         if strategy not in known:
             raise ValueError(f"unknown strategy: {strategy}")
-        wanted = [str(thread_id) for thread_id in thread_ids]
+        wanted = [str(each) for each in _calls.listed(thread_ids)]
         try:
             yield from _calls.prune(wanted, known[strategy])
         except ThreadArchived:

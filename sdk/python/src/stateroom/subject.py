@@ -6,7 +6,7 @@ act for it.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 
 from stateroom.errors import SubjectRequired
@@ -41,7 +41,9 @@ def acting_for(subject: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _acting_for.reset(token)
+        # A generator may be read on, and ended, in another context than the one it began in: nothing was set there.
+        with suppress(ValueError):
+            _acting_for.reset(token)
 
 
 def resolve_subject(subject: Subject) -> str | None:

@@ -52,7 +52,7 @@ class SaveReceipt(msgspec.Struct, kw_only=True):
     Attributes:
         thread_id: The thread.
         namespace: The sub-agent's namespace; empty for the root.
-        id: The checkpoint's id.
+        checkpoint_id: The checkpoint's id.
         parent_id: The checkpoint it follows.
         step: Its step.
         status: Its status.
@@ -63,7 +63,7 @@ class SaveReceipt(msgspec.Struct, kw_only=True):
 
     thread_id: str
     namespace: str
-    id: str
+    checkpoint_id: str
     parent_id: str | None
     step: int
     status: Status
@@ -96,7 +96,7 @@ class CheckpointInfo(msgspec.Struct, kw_only=True):
     Attributes:
         thread_id: The thread.
         namespace: The sub-agent's namespace; empty for the root.
-        id: The checkpoint's id. Greater ids are newer, compared as bytes.
+        checkpoint_id: The checkpoint's id. Greater ids are newer, compared as bytes.
         parent_id: The checkpoint it follows; ``None`` for the first.
         step: The agent's step.
         status: The status it was saved with.
@@ -111,13 +111,14 @@ class CheckpointInfo(msgspec.Struct, kw_only=True):
         metadata: Whatever was saved with it.
         delta_channels: Channels whose value is rebuilt from ancestors' pending writes.
         withheld: Only the columns that are stored in clear are here, unverified: the thread is under a client share
-            that was not sent, or a whole tenant was listed.
+            that was not sent, a whole tenant was listed, or it is damaged.
+        damaged: It, or what belongs to it, does not authenticate; `stateroom verify` tells more.
         subject_id: Whose it is, in a listing of a whole tenant.
     """
 
     thread_id: str
     namespace: str
-    id: str
+    checkpoint_id: str
     parent_id: str | None
     step: int
     status: Status
@@ -132,6 +133,7 @@ class CheckpointInfo(msgspec.Struct, kw_only=True):
     metadata: dict[str, Any] = {}
     delta_channels: list[str] = []
     withheld: bool = False
+    damaged: bool = False
     subject_id: str | None = None
 
 
@@ -229,6 +231,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
         agent: The program's name.
         client_share: Whether it opens only with the client-held share it was made with.
         archive: What its archive is, where one thread was asked for and it has one.
+        damaged: In a listing: it was made or altered outside the gateway; `stateroom verify` tells more.
     """
 
     thread_id: str
@@ -241,6 +244,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
     agent: str | None = None
     client_share: bool = False
     archive: ThreadArchive | None = None
+    damaged: bool = False
 
 
 class CopyReceipt(msgspec.Struct, kw_only=True):
@@ -275,7 +279,7 @@ class WhoAmI(msgspec.Struct, kw_only=True):
     """Who the credential is.
 
     Attributes:
-        credential_id: The API key's public id.
+        key_id: The API key's public id.
         kind: ``subject``, ``service`` or ``operator``.
         tenant_id: Its tenant; ``None`` for an operator.
         subject_id: The subject requests act for.
@@ -283,7 +287,7 @@ class WhoAmI(msgspec.Struct, kw_only=True):
         expires_at: When it ends.
     """
 
-    credential_id: str
+    key_id: str
     kind: str
     tenant_id: str | None = None
     subject_id: str | None = None
@@ -299,7 +303,7 @@ class Artifact(msgspec.Struct, kw_only=True, omit_defaults=True):
         pointer: What to put into a state to refer to it; means nothing outside of its subject.
         thread_id: The thread.
         name: Its name. It is whatever was uploaded: never use it as a path.
-        number: Which version of this name within the thread it is.
+        version: Which version of this name within the thread it is.
         media_type: Its media type, as uploaded.
         size_bytes: Size of its content.
         digest: SHA-256 of its content, as in ``Content-Digest``: ``sha-256=:<base64>:``.
@@ -312,7 +316,7 @@ class Artifact(msgspec.Struct, kw_only=True, omit_defaults=True):
     pointer: str
     thread_id: str
     name: str
-    number: int
+    version: int
     media_type: str
     size_bytes: int
     digest: str
@@ -325,12 +329,12 @@ class UploadedPart(msgspec.Struct, kw_only=True):
     """A part that has arrived.
 
     Attributes:
-        number: Its place, from 0.
+        part_number: Its place, from 0.
         size_bytes: Its size.
         digest: Its SHA-256, as in ``Content-Digest``; ``None`` when the gateway does not tell.
     """
 
-    number: int
+    part_number: int
     size_bytes: int
     digest: str | None = None
 

@@ -1,0 +1,47 @@
+"""Whom a run of a graph acts for.
+
+LangGraph calls a saver back from pool threads whose context is empty, and from whatever context a stream is read on in.
+So subject and client share are decided once, by the first call of a run, and put into the part of the config that
+LangGraph made for this run, where they go along to every later call and to the subgraphs of the same thread. They end
+with that config. A call that belongs to no run decides anew, and a config that a caller made is left as it was.
+"""
+
+from langchain_core.runnables import RunnableConfig
+
+from stateroom._core import Endpoint, Pinned
+
+# LangGraph removes whatever begins so from the configs that it gives out.
+_RUN = "__pregel_stateroom_run"
+# Only LangGraph writes this name, into a copy that it made for one run.
+_OF_A_RUN = "__pregel_runtime"
+
+
+class _Run:
+    """Whom one saver acts for in one thread; a plain object, which no serialiser writes."""
+
+    __slots__ = ("endpoint", "pinned", "thread_id")
+
+    def __init__(self, endpoint: Endpoint, thread_id: str, pinned: Pinned) -> None:
+        self.endpoint, self.thread_id, self.pinned = endpoint, thread_id, pinned
+
+
+def pin(endpoint: Endpoint, config: RunnableConfig | None) -> Pinned:
+    """The subject and client share of a call: those its run began with, or those of this moment.
+
+    Args:
+        endpoint: Whose call it is; another saver's runs, inside of this one's or around them, are its own.
+        config: What LangGraph gave to the call.
+
+    Raises:
+        SubjectRequired: Nobody said for which subject to act.
+        NotConfigured: The client share is not one.
+    """
+    configurable = (config or {}).get("configurable") or {}
+    thread_id = str(configurable.get("thread_id"))
+    run = configurable.get(_RUN)
+    if isinstance(run, _Run) and run.endpoint is endpoint and run.thread_id == thread_id:
+        return run.pinned
+    pinned = endpoint.pin()
+    if _OF_A_RUN in configurable:
+        configurable[_RUN] = _Run(endpoint, thread_id, pinned)
+    return pinned

@@ -1,0 +1,63 @@
+"""Which of an application's own types a saver may rebuild.
+
+A state's class says which types its values have, so naming it is enough: this module finds the types in its fields.
+Only what the application named, or put into the fields of what it named, is ever found; nothing that is stored has a
+part in it.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Any, NewType, cast
+
+
+def with_field_types(named: Iterable[type | tuple[str, ...]]) -> list[type | tuple[str, ...]]:
+    """What an application named, and the types in the fields of its classes, however deep.
+
+    Args:
+        named: Classes, and types as ``(module, name)``, which say nothing of their fields.
+
+    Returns:
+        The same, and every dataclass, pydantic model, named tuple and enumeration that a field may hold. A field whose
+        annotation cannot be read says nothing.
+    """
+    found: list[type | tuple[str, ...]] = []
+    seen: list[Any] = []  # annotations need not be hashable
+    for each in named:
+        found += [each] if isinstance(each, tuple) else [each, *_within(each, seen)]
+    return found
+
+
+def _within(annotation: Any, seen: list[Any]) -> Iterator[type]:
+    if any(annotation is each for each in seen):
+        return
+    seen.append(annotation)
+    if isinstance(annotation, NewType):
+        yield from _within(annotation.__supertype__, seen)
+    for argument in typing.get_args(annotation):
+        yield from _within(argument, seen)
+    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
+        if _is_rebuilt(annotation):
+            yield annotation
+        for inner in _fields(annotation):
+            yield from _within(inner, seen)
+
+
+def _is_rebuilt(kind: type) -> bool:
+    return (
+        dataclasses.is_dataclass(kind)
+        or issubclass(kind, Enum)
+        or hasattr(kind, "model_fields")
+        or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    )
+
+
+def _fields(kind: type) -> list[Any]:
+    if not (_is_rebuilt(kind) or typing.is_typeddict(kind)) or issubclass(kind, Enum):
+        return []
+    try:
+        return list(typing.get_type_hints(kind).values())
+    except (NameError, TypeError, AttributeError):
+        fields = cast(Any, kind).model_fields.values() if hasattr(kind, "model_fields") else ()
+        return [each.annotation for each in fields]
