@@ -44,8 +44,8 @@ def test_a_summary_is_an_element_or_a_list_of_them_in_either_format(http, thread
     first = saved(http, thread_id, state={"messages": [1, 2, 3, 4], "note": "x"}, metadata={"plan": "p"})
     one = http.post(path, json={"channel": "messages", "keep_last": 3, "summary": {"text": "so far"}})
     assert one.status_code == 201, one.text
-    assert one.json()["parent_id"] == first.json()["id"]
-    assert one.headers["etag"] == f'"{one.json()["id"]}"'
+    assert one.json()["parent_id"] == first.json()["checkpoint_id"]
+    assert one.headers["etag"] == f'"{one.json()["checkpoint_id"]}"'
     assert one.headers["stateroom-thread-token"]
     shown = latest(http, thread_id)
     assert shown["state"] == {"messages": [{"text": "so far"}, 2, 3, 4], "note": "x"}
@@ -57,7 +57,7 @@ def test_a_summary_is_an_element_or_a_list_of_them_in_either_format(http, thread
 
 
 def test_the_raw_elements_stay_in_history(http, thread_id):
-    first = saved(http, thread_id, state={"messages": [1, 2, 3]}).json()["id"]
+    first = saved(http, thread_id, state={"messages": [1, 2, 3]}).json()["checkpoint_id"]
     http.post(f"/v1/threads/{thread_id}/compact", json={"channel": "messages", "keep_last": 0})
     before = http.get(f"/v1/threads/{thread_id}/checkpoints/{first}").json()
     assert (before["state"], latest(http, thread_id)["state"]) == ({"messages": [1, 2, 3]}, {"messages": []})
@@ -70,7 +70,7 @@ def test_a_repeated_request_is_answered_again_and_another_one_is_refused(http, t
     body = {"channel": "messages", "keep_last": 1, "summary": "so far"}
     first, again = http.post(path, json=body, headers=headers), http.post(path, json=body, headers=headers)
     assert (first.status_code, again.status_code) == (201, 200)
-    assert first.json()["id"] == again.json()["id"]
+    assert first.json()["checkpoint_id"] == again.json()["checkpoint_id"]
     assert latest(http, thread_id)["state"]["messages"] == ["so far", 3]
     other = http.post(path, json={**body, "keep_last": 2}, headers=headers)
     assert (other.status_code, other.json()["code"]) == (422, "idempotency-key-reused")
@@ -83,8 +83,8 @@ def test_of_two_writers_that_name_the_head_one_loses(http, thread_id):
     assert http.post(path, json=body, headers={"If-Match": head}).status_code == 201
     lost = http.post(path, json=body, headers={"If-Match": head})
     assert (lost.status_code, lost.json()["code"]) == (412, "head-moved")
-    assert lost.json()["head_id"] == latest(http, thread_id)["id"]
-    http.put(f"/v1/threads/{thread_id}", json={"strict": True})
+    assert lost.json()["head_id"] == latest(http, thread_id)["checkpoint_id"]
+    http.patch(f"/v1/threads/{thread_id}", json={"strict": True})
     unnamed = http.post(path, json=body)
     assert (unnamed.status_code, unnamed.json()["code"]) == (428, "precondition-required")
 
@@ -102,11 +102,11 @@ def test_of_two_writers_that_name_the_head_one_loses(http, thread_id):
     ],
 )
 def test_what_cannot_be_compacted_is_refused_with_its_place(http, thread_id, body, pointer):
-    before = saved(http, thread_id, state={"messages": [1, 2, 3], "note": "x"}).json()["id"]
+    before = saved(http, thread_id, state={"messages": [1, 2, 3], "note": "x"}).json()["checkpoint_id"]
     refused = http.post(f"/v1/threads/{thread_id}/compact", json=body)
     assert refused.status_code in {400, 422}, refused.text
     assert refused.json()["errors"][0]["pointer"] == pointer
-    assert latest(http, thread_id)["id"] == before
+    assert latest(http, thread_id)["checkpoint_id"] == before
 
 
 def test_a_thread_object_goes_on_from_its_compaction(client, thread_id):
@@ -118,7 +118,7 @@ def test_a_thread_object_goes_on_from_its_compaction(client, thread_id):
     rival = client.thread(thread_id)
     rival.load()
     receipt = thread.compact("messages", keep_last=20, summary=["so far"], metadata={"why": "long"})
-    assert (thread.head_id, receipt.step) == (receipt.id, 1)
+    assert (thread.head_id, receipt.step) == (receipt.checkpoint_id, 1)
     head = thread.load()
     assert head is not None
     assert head.state == {"messages": ["so far", *messages[-20:]], "note": "x"}

@@ -136,7 +136,7 @@ def post(gateway_env, subject, thread_id):
     with httpx2.Client(base_url=gateway_env.url, headers=headers) as client:
         yield lambda **channel: client.post(
             f"/v1/threads/{thread_id}/checkpoints",
-            content=msgspec.msgpack.encode({"channels": {"m": channel}, "id": str(uuid4())}),
+            content=msgspec.msgpack.encode({"channels": {"m": channel}, "checkpoint_id": str(uuid4())}),
         )
 
 

@@ -1,9 +1,12 @@
 import asyncio
 import operator
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict
 from uuid import uuid4
 
 import httpx2
@@ -16,7 +19,7 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 
-from stateroom import Client, IntegrityFailure, SubjectRequired, acting_for
+from stateroom import Client, HeadMoved, IntegrityFailure, SubjectRequired, acting_for
 from stateroom.langgraph import StateroomSaver
 
 DURABILITIES = ["sync", "async", "exit"]
@@ -229,6 +232,102 @@ async def test_update_state_forks_and_time_travel_replays_from_an_id(saver, conf
     assert (await graph.aget_state(after_a.config)).values["log"] == ["a"]
 
 
+async def namespaces(saver, config):
+    return {
+        each.config["configurable"]["checkpoint_ns"].partition(":")[0]
+        for each in [e async for e in saver.alist(config)]
+    }
+
+
+@pytest.mark.parametrize("delta", [False, True], ids=["whole", "delta"])
+async def test_pruning_after_every_turn_leaves_nothing_of_finished_calls_and_all_of_the_rest(saver, config, delta):
+    """Calls of calls, beside a subgraph that remembers and, in one case, channels that are rebuilt from what stays."""
+    words = DeltaChannel(lambda old, new: [*old, *(word for each in new for word in each)], list)
+    lists = words if delta else operator.add
+
+    class Kept(TypedDict):
+        total: Annotated[int, operator.add]
+        log: Annotated[list[str], lists]
+
+    def say(word):
+        return lambda state: {"total": 1, "log": [word]}
+
+    def graph_of(**nodes):
+        builder = StateGraph(Kept)
+        for before, (name, node) in zip([START, *nodes], nodes.items(), strict=False):
+            builder.add_node(name, node).add_edge(before, name)
+        return builder
+
+    memory = line("note").compile(checkpointer=True)
+
+    async def remember(state):
+        return {"log": [f"noted {(await memory.ainvoke({'total': 1, 'log': []}))['total']}"]}
+
+    deep = graph_of(x=say("x")).compile()
+    graph = graph_of(call=graph_of(deep=deep, y=say("y")).compile(), remember=remember).compile(checkpointer=saver)
+    reference = graph_of(call=graph_of(deep=deep, y=say("y")).compile(), remember=remember).compile(
+        checkpointer=InMemorySaver()
+    )
+    thread_id = config["configurable"]["thread_id"]
+    for _ in range(4):
+        done = await graph.ainvoke({"total": 0, "log": ["again"]}, config)
+        assert await namespaces(saver, config) == {"", "call", "remember"}
+        await saver.aprune([thread_id])
+        assert await namespaces(saver, config) == {"", "remember"}
+        assert done == await reference.ainvoke({"total": 0, "log": ["again"]}, config)
+        assert (await graph.aget_state(config)).values == done
+
+
+@pytest.mark.parametrize("delta", [False, True], ids=["whole", "delta"])
+async def test_the_parent_of_what_pruning_left_is_none_and_every_other_one_is_there(saver, config, delta):
+    lists = DeltaChannel(lambda old, new: [*old, *(word for each in new for word in each)], list)
+
+    class Kept(TypedDict):
+        log: Annotated[list[str], lists if delta else operator.add]
+
+    builder = StateGraph(Kept).add_node("a", lambda state: {"log": ["a"]}).add_edge(START, "a")
+    graph = builder.compile(checkpointer=saver)
+
+    async def parents():
+        found = [each async for each in saver.alist(config)]
+        ids = {each.config["configurable"]["checkpoint_id"] for each in found}
+        named = [each.parent_config and each.parent_config["configurable"]["checkpoint_id"] for each in found]
+        assert set(named) <= {None, *ids}
+        return named.count(None), len(found)
+
+    for turn in range(3):
+        await graph.ainvoke({"log": ["hello"]}, config)
+        assert (await parents())[0] == 1
+        await saver.aprune([config["configurable"]["thread_id"]])
+        roots, kept = await parents()
+        assert (roots, kept) == (1, kept if delta else 1)
+        head = await saver.aget_tuple(config)
+        assert (head.parent_config is None) == (kept == 1)
+        assert (await graph.aget_state(config)).values["log"] == ["hello", "a"] * (turn + 1)
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+async def test_pruning_leaves_a_call_that_waits_and_it_goes_on(saver, config, durability):
+    def ask(state: Count):
+        return {"log": [interrupt("go?")]}
+
+    deep = StateGraph(Count).add_node("before", step("before")).add_node("ask", ask)
+    deep.add_edge(START, "before").add_edge("before", "ask")
+    middle = StateGraph(Count).add_node("deep", deep.compile()).add_edge(START, "deep")
+    outer = StateGraph(Count).add_node("sub", middle.compile()).add_node("beside", line("quick").compile())
+    outer.add_edge(START, "sub").add_edge(START, "beside")
+    graph, reference = outer.compile(checkpointer=saver), outer.compile(checkpointer=InMemorySaver())
+    for _ in range(2):
+        for given in ({"total": 0, "log": []}, Command(resume="yes")):
+            done = await graph.ainvoke(given, config, durability=durability)
+            for _ in range(2):
+                await saver.aprune([config["configurable"]["thread_id"]])
+            expected = await reference.ainvoke(given, config, durability=durability)
+            assert (done["total"], done["log"]) == (expected["total"], expected["log"])
+            waiting = (await graph.aget_state(config, subgraphs=True)).interrupts
+            assert [each.value for each in waiting] == (["go?"] if isinstance(given, dict) else [])
+
+
 async def test_time_travel_into_a_graph_with_a_subgraph_works(saver, config):
     inner = line("one", "two").compile()
     outer = StateGraph(Count)
@@ -321,6 +420,78 @@ async def test_many_users_share_one_saver_and_see_only_their_own(shared_saver, c
         await graph.ainvoke({"total": 0, "log": []}, config)
 
 
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_of_two_runs_at_once_on_a_strict_saver_one_is_refused_and_the_other_is_whole(
+    gateway_env, subject, config, durability
+):
+    """Both have loaded the same head before either goes on."""
+    together = threading.Barrier(2)
+
+    def say(saver):
+        both = StateGraph(Count).add_node("say", step("said")).add_edge(START, "say").compile(checkpointer=saver)
+        try:
+            return both.invoke({"total": 1, "log": []}, config, durability=durability)
+        except HeadMoved as moved:
+            return moved
+
+    class Meeting(StateroomSaver):
+        def get_tuple(self, config):
+            found = super().get_tuple(config)
+            together.wait(30)
+            return found
+
+    with StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject, strict=True) as saver:
+        say(saver)
+        meeting = Meeting(gateway_env.url, gateway_env.api_key, subject=subject, strict=True)
+        with meeting, ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(say, [meeting] * 2))
+        assert sorted(type(result) is HeadMoved for result in results) == [False, True]
+        kept = saver.get_tuple(config)
+        assert [result for result in results if not isinstance(result, HeadMoved)] == [
+            {name: kept.checkpoint["channel_values"][name] for name in ("total", "log")}
+        ]
+        with Client(gateway_env.url, gateway_env.api_key, subject=subject) as client:
+            info = client.thread(config["configurable"]["thread_id"]).info()
+            assert info is not None
+            assert info.strict
+
+
+def test_graphs_with_subgraphs_forks_and_replays_run_on_a_strict_saver(gateway_env, subject, config):
+    inner = line("x", "y").compile()
+    builder = StateGraph(Count).add_node("sub", inner).add_node("after", step("after"))
+    builder.add_edge(START, "sub").add_edge("sub", "after")
+    with StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject, strict=True) as saver:
+        graph = builder.compile(checkpointer=saver)
+        for _ in range(2):
+            graph.invoke({"total": 0, "log": []}, config)
+        before = next(each for each in graph.get_state_history(config) if each.next == ("after",))
+        graph.invoke(None, before.config)
+        graph.invoke({"total": 0, "log": []}, graph.update_state(before.config, {"log": ["edited"]}))
+        saver.delete_thread(config["configurable"]["thread_id"])
+        graph.invoke({"total": 0, "log": []}, config)
+        with Client(gateway_env.url, gateway_env.api_key, subject=subject) as client:
+            info = client.thread(config["configurable"]["thread_id"]).info()
+            assert info is not None
+            assert info.strict
+
+
+@pytest.mark.parametrize("strategy", ["keep_latest", "delete"])
+async def test_one_text_is_no_list_of_threads_or_runs(saver, config, strategy):
+    graph = line("a").compile(checkpointer=saver)
+    for thread_id in "abc":
+        await graph.ainvoke({"total": 0, "log": []}, {"configurable": {"thread_id": thread_id}, "run_id": uuid4()})
+    before = [each async for each in saver.alist(None)]
+    with pytest.raises(TypeError, match="sequence"):
+        await saver.aprune("abc", strategy=strategy)
+    with pytest.raises(TypeError, match="sequence"):
+        await asyncio.to_thread(saver.prune, "abc", strategy=strategy)
+    with pytest.raises(TypeError, match="sequence"):
+        await saver.adelete_for_runs("abc")
+    with pytest.raises(TypeError, match="sequence"):
+        await asyncio.to_thread(saver.delete_for_runs, "abc")
+    assert [each async for each in saver.alist(None)] == before
+
+
 def test_worker_threads_share_one_saver(shared_saver):
     graph = line("a", "b", "c").compile(checkpointer=shared_saver)
 
@@ -380,6 +551,46 @@ class Owner(BaseModel):
     pet: Pet
 
 
+class Seat(Enum):
+    WINDOW = "window"
+
+
+@dataclass
+class Stop:
+    city: str
+    seat: Seat
+
+
+class Passenger(BaseModel):
+    name: str
+
+
+class Secret(BaseModel):
+    key: str
+
+
+class Journey(TypedDict):
+    stops: Annotated[list[Stop], operator.add]
+    passengers: dict[str, Passenger | None]
+    other: Any
+
+
+JOURNEY = {"stops": [Stop("Rome", Seat.WINDOW)], "passengers": {"a": Passenger(name="Ada")}, "other": Secret(key="k")}
+
+
+def test_naming_a_states_class_restores_the_types_of_its_fields_and_no_others(gateway_env, subject, config, caplog):
+    builder = StateGraph(Journey).add_node("go", lambda state: {}).add_edge(START, "go")
+    with StateroomSaver(
+        gateway_env.url, gateway_env.api_key, subject=subject, allowed_msgpack_modules=[Journey]
+    ) as saver:
+        builder.compile(checkpointer=saver).invoke(JOURNEY, config)
+        found = builder.compile(checkpointer=saver).get_state(config).values
+    assert found == {**JOURNEY, "other": {"key": "k"}}
+    # What was in no field is told once, by name, with what to pass.
+    (told,) = [record.getMessage() for record in caplog.records if "Secret" in record.getMessage()]
+    assert f"allowed_msgpack_modules to allow: [({__name__!r}, 'Secret')]" in told
+
+
 async def test_bytes_that_would_construct_objects_by_name_are_refused(gateway_env, subject, saver, config):
     checkpoint = b'{"lc":2,"type":"constructor","id":["os","system"],"args":["true"]}'
     thread_id = config["configurable"]["thread_id"]
@@ -426,5 +637,5 @@ async def test_a_put_a_write_and_a_load_are_one_request_each(gateway_env, subjec
     async with saver:
         await line("a", "b").compile(checkpointer=saver).ainvoke({"total": 0, "log": []}, config)
     assert sum(method == "GET" for method, _ in requests) == 1
-    assert sum(method == "POST" for method, _ in requests) == 4
-    assert sum(method == "PUT" for method, _ in requests) == 3
+    assert requests.count(("POST", "checkpoints")) == 4
+    assert sum(method == "POST" for method, _ in requests) == 4 + 3  # and what three tasks wrote

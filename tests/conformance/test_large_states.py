@@ -81,7 +81,7 @@ async def test_a_state_above_64_mib_is_saved_and_loaded(gateway_env, subject, th
     async with AsyncClient(gateway_env.url, gateway_env.api_key, subject=subject) as on_loop:
         head = await on_loop.thread(thread_id).load()
         assert head.state == state
-        assert (await on_loop.thread(thread_id).at(head.id)).state == state
+        assert (await on_loop.thread(thread_id).at(head.checkpoint_id)).state == state
         head.state["n"] = 71
         await on_loop.thread(thread_id).save(head.state)
     assert client.thread(thread_id).load().state["n"] == 71
@@ -174,8 +174,8 @@ def test_pending_writes_come_whole(opened, thread_id, subject):
     client, _ = opened()
     receipt = client.thread(thread_id).save({"n": 1})
     client.request(
-        "PUT",
-        f"/threads/{thread_id}/checkpoints/{receipt.id}/writes/task",
+        "POST",
+        f"/threads/{thread_id}/checkpoints/{receipt.checkpoint_id}/writes/task",
         body={"writes": [{"channel": "image", "idx": 0, "value": [screen(1)]}]},
         headers={"Stateroom-Subject": subject},
     )

@@ -49,7 +49,7 @@ def test_content_comes_back_whatever_its_size(client, thread_id, size, tmp_path)
     content = content_of(size)
     artifact = client.artifacts.upload(thread_id, content, name="x")
     assert artifact.digest == _artifacts.digest_field(hashlib.sha256(content).digest())
-    assert (artifact.size_bytes, artifact.thread_id, artifact.number) == (size, thread_id, 1)
+    assert (artifact.size_bytes, artifact.thread_id, artifact.version) == (size, thread_id, 1)
     assert client.artifacts.download(artifact) == content
     client.artifacts.download(artifact.pointer, tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == content
@@ -69,7 +69,7 @@ def test_a_load_brings_along_what_the_state_names(client, thread_id):
             name="b.bin", media_type="application/octet-stream", size_bytes=MIB + 1, too_large=True
         ),
     }
-    for head in (thread.load(resolve_artifacts=True), thread.at(saved.id, resolve_artifacts=True)):
+    for head in (thread.load(resolve_artifacts=True), thread.at(saved.checkpoint_id, resolve_artifacts=True)):
         assert head.artifacts == expected
         assert head.state == state
 
@@ -82,7 +82,7 @@ async def test_an_asynchronous_load_brings_them_along_as_well(gateway_env, subje
         expected = InlinedArtifact(name="a.txt", media_type="text/plain", size_bytes=5, data=b"small")
         for head in (
             await thread.load(resolve_artifacts=True),
-            await thread.at(saved.id, resolve_artifacts=True),
+            await thread.at(saved.checkpoint_id, resolve_artifacts=True),
         ):
             assert head.artifacts == {small.artifact_id: expected}
         assert (await thread.load()).artifacts == {}
@@ -100,8 +100,8 @@ def test_what_was_said_of_an_artifact_comes_back(client, thread_id):
         artifact = client.artifacts.upload(thread_id, content, **described)
         shown = {name: getattr(client.artifacts.get(artifact), name) for name in described}
         assert shown == described
-    assert [each.number for each in client.artifacts.list(thread_id)] == [3, 2, 1]
-    assert [each.number for each in client.artifacts.list(thread_id, name=said["name"], limit=2)] == [3, 2]
+    assert [each.version for each in client.artifacts.list(thread_id)] == [3, 2, 1]
+    assert [each.version for each in client.artifacts.list(thread_id, name=said["name"], limit=2)] == [3, 2]
     assert list(client.artifacts.list(thread_id, name="other")) == []
 
 
@@ -124,7 +124,7 @@ async def test_the_asynchronous_client_does_the_same(gateway_env, subject, threa
             assert await file.read() == BIG[-1000:]
         assert [each.name async for each in client.artifacts.list(thread_id)] == ["film.mp4"]
         small = await asyncio.gather(*(client.artifacts.upload(thread_id, b"x", name="same") for _ in range(8)))
-        assert sorted(each.number for each in small) == list(range(1, 9))
+        assert sorted(each.version for each in small) == list(range(1, 9))
 
 
 def test_random_ranges_are_the_sources_slices(client, thread_id):
@@ -174,7 +174,7 @@ def interrupted(client, gateway_env, subject, thread_id, tmp_path):
         str(path),
     ]
     assert subprocess.run(command, check=False).returncode == -9
-    assert 0 in [part.number for part in client.artifacts.show_upload(upload.upload_id).parts]
+    assert 0 in [part.part_number for part in client.artifacts.show_upload(upload.upload_id).parts]
     return upload.upload_id, path
 
 
@@ -203,7 +203,7 @@ def test_completing_again_is_the_same_artifact_and_too_early_is_refused(client, 
     client.drive(_artifacts.put_part(upload.upload_id, part))
     first = client.drive(_artifacts.complete(upload.upload_id, plan))
     assert client.drive(_artifacts.complete(upload.upload_id, plan)) == first
-    assert [each.number for each in client.artifacts.list(thread_id)] == [1]
+    assert [each.version for each in client.artifacts.list(thread_id)] == [1]
 
 
 def test_damage_on_the_way_up_is_refused(client, thread_id):

@@ -17,11 +17,15 @@ from stateroom import (
     Client,
     HeadMoved,
     Model,
+    OnceKeyReused,
     PreconditionRequired,
     ThreadExists,
     ThreadNotFound,
     Usage,
+    _calls,
 )
+from stateroom._thread import ONCE_ANCHOR, once_place
+from stateroom._wire import WriteIn
 
 
 class Item(msgspec.Struct):
@@ -73,6 +77,31 @@ def test_a_resumed_agent_repeats_no_finished_effect(gateway_env, subject, crash_
         assert (info.status, info.agent) == ("done", "travel")
 
 
+async def test_once_refuses_other_arguments_in_any_process_and_client_and_replays_what_says_none(
+    gateway_env, subject, client, thread_id
+):
+    paid = []
+
+    def pay(amount: int) -> str:
+        paid.append(amount)
+        return f"paid {amount}"
+
+    thread = client.thread(thread_id)
+    assert thread.once("pay", pay, 10) == "paid 10"
+    with pytest.raises(OnceKeyReused):
+        thread.once("pay", pay, 99)
+    async with AsyncClient(gateway_env.url, gateway_env.api_key, subject=subject) as other:
+        assert await other.thread(thread_id).once("pay", pay, 10) == "paid 10"
+        with pytest.raises(OnceKeyReused):
+            await other.thread(thread_id).once("pay", pay, 99)
+
+    # As the release before stored it: a result, and nothing about the arguments.
+    task_id, channel = once_place("earlier")
+    client.drive(_calls.write(thread_id, ONCE_ANCHOR, task_id, [WriteIn(channel=channel, idx=0, value="kept")]))
+    assert thread.once("earlier", pay, 1) == thread.once("earlier", pay, 2) == "kept"
+    assert paid == [10]
+
+
 def test_once_results_outlive_saves_and_pruning_but_not_their_thread(client, thread_id):
     thread = client.thread(thread_id)
     assert thread.once("a", lambda: 1) == 1
@@ -85,6 +114,24 @@ def test_once_results_outlive_saves_and_pruning_but_not_their_thread(client, thr
     assert thread.once("a", lambda: 4) == 4
 
 
+def test_one_text_is_no_list_of_threads_runs_keys_or_elements(client, thread_id):
+    thread = client.thread(thread_id)
+    thread.save({"a": 1, "b": 2, "log": []}, run_id="a")
+    for removes in (
+        lambda: client.prune("ab", strategy="delete"),
+        lambda: client.prune(b"ab", strategy="delete"),
+        lambda: client.delete_runs("ab"),
+        lambda: thread.patch(remove="ab"),
+        lambda: thread.patch(append={"log": "ab"}),
+        lambda: thread.compact("log", keep_last=1, summary="ab"),
+    ):
+        with pytest.raises(TypeError, match="sequence"):
+            removes()
+    head = thread.load()
+    assert head is not None
+    assert head.state == {"a": 1, "b": 2, "log": []}
+
+
 def test_of_two_writers_one_is_told_that_the_head_moved(client, thread_id):
     mine, theirs = client.thread(thread_id), client.thread(thread_id)
     assert mine.load() is None
@@ -92,11 +139,11 @@ def test_of_two_writers_one_is_told_that_the_head_moved(client, thread_id):
     first = theirs.save({"by": "them"})
     with pytest.raises(HeadMoved) as caught:
         mine.save({"by": "me"})
-    assert caught.value.head_id == first.id
+    assert caught.value.head_id == first.checkpoint_id
     head = mine.load()
     assert head is not None
     assert head.state == {"by": "them"}
-    assert mine.save({"by": "me"}).parent_id == first.id
+    assert mine.save({"by": "me"}).parent_id == first.checkpoint_id
 
 
 def test_what_is_saved_comes_back(client, thread_id):
@@ -118,7 +165,12 @@ def test_what_is_saved_comes_back(client, thread_id):
         "big": 2**60,
         "nested": {"list": [None, 1.5, []]},
     }
-    assert (head.id, head.step, head.status, head.agent) == (saved.id, saved.step, "waiting", "planner")
+    assert (head.checkpoint_id, head.step, head.status, head.agent) == (
+        saved.checkpoint_id,
+        saved.step,
+        "waiting",
+        "planner",
+    )
     assert (head.run_id, head.source, head.metadata) == ("run-1", "loop", {"cost": {"eur": 1}})
     assert head.model is not None
     assert (head.model.name, head.model.seed) == ("m", 7)
@@ -139,14 +191,14 @@ def test_a_patch_changes_only_what_it_names(client, thread_id):
 
 def test_a_fork_continues_from_an_old_checkpoint_and_history_keeps_both_branches(client, thread_id):
     thread = client.thread(thread_id)
-    ids = [thread.save({"n": number}).id for number in range(3)]
+    ids = [thread.save({"n": number}).checkpoint_id for number in range(3)]
     forked = thread.fork(ids[0])
     head = forked.load()
     assert head is not None
     assert head.state == {"n": 0}
     branch = forked.save({"n": 100})
     assert (branch.parent_id, branch.step) == (ids[0], head.step + 1)
-    assert [info.id for info in thread.history()] == [branch.id, *reversed(ids)]
+    assert [info.checkpoint_id for info in thread.history()] == [branch.checkpoint_id, *reversed(ids)]
     assert thread.at(ids[2]).state == {"n": 2}
     with pytest.raises(HeadMoved):
         thread.save({"n": 3})
@@ -168,6 +220,37 @@ def test_a_strict_thread_insists_on_a_known_head(client, thread_id):
     assert thread.load() is None
     thread.save({"a": 1})
     thread.save({"a": 2})
+
+
+def test_a_strict_client_loses_no_update_and_makes_its_threads_strict_for_all(gateway_env, subject, client, thread_id):
+    with Client(gateway_env.url, gateway_env.api_key, subject=subject, strict=True) as strict:
+        hers, his = strict.thread(thread_id), strict.thread(thread_id)
+        hers.save({"a": 1})
+        with pytest.raises(HeadMoved):
+            his.save({"a": 2})  # it never looked
+        hers.patch(append={}, set={"a": 3})
+        branch = hers.fork(hers.head_id)
+        branch.save({"a": 4})
+        with pytest.raises(HeadMoved):
+            hers.save({"a": 5})
+        with pytest.raises(PreconditionRequired):
+            client.thread(thread_id).save({"a": 6})
+
+        assert branch.delete()
+        branch.save({"a": 7})
+        info = branch.info()
+        assert info is not None
+        assert info.strict
+        relaxed = strict.thread(f"{thread_id}-relaxed", strict=False)
+        relaxed.save({"a": 1})
+        strict.thread(f"{thread_id}-relaxed", strict=False).save({"a": 2})
+
+
+async def test_a_strict_asynchronous_client_loses_no_update(gateway_env, subject, thread_id):
+    async with AsyncClient(gateway_env.url, gateway_env.api_key, subject=subject, strict=True) as strict:
+        await strict.thread(thread_id).save({"a": 1})
+        with pytest.raises(HeadMoved):
+            await strict.thread(thread_id).save({"a": 2})
 
 
 def test_listings_select_by_what_checkpoints_are(client, thread_id):
@@ -222,19 +305,21 @@ async def test_the_async_client_keeps_the_same_promises(gateway_env, subject, th
         assert (await client.whoami()).subject_id in {subject, None}
 
 
-README = Path(__file__).parents[2] / "sdk/python/README.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGES = {"sdk/python/README.md": 9, "docs/lost-updates.md": 2}
+BLOCKS = {page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL) for page in PAGES}
+EXAMPLES = [(page, number) for page in PAGES for number in range(len(BLOCKS[page]))]
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_every_example_of_the_readme_runs(gateway_env, monkeypatch, tmp_path, number):
+@pytest.mark.parametrize(("page", "number"), EXAMPLES)
+def test_every_example_of_the_pages_runs(gateway_env, monkeypatch, tmp_path, page, number):
     monkeypatch.chdir(tmp_path)  # one of them keeps tokens in a folder
     monkeypatch.setenv("STATEROOM_URL", gateway_env.url)
     monkeypatch.setenv("STATEROOM_API_KEY", gateway_env.api_key)
-    module = ModuleType(f"readme_example_{number}")
+    module = ModuleType(f"page_example_{number}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(EXAMPLES[number], str(README), "exec"), module.__dict__)  # noqa: S102
+    exec(compile(BLOCKS[page][number], page, "exec"), module.__dict__)  # noqa: S102
 
 
-def test_the_readme_has_its_examples():
-    assert len(EXAMPLES) == 9
+def test_the_pages_have_their_examples():
+    assert {page: len(blocks) for page, blocks in BLOCKS.items()} == PAGES

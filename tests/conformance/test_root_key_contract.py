@@ -11,7 +11,19 @@ import pytest
 from crypto.errors import KeyDenied, OpenError
 from crypto.keyring import SecretKey
 from crypto.roots import RootKey
-from tests.support.root_keys import FileRig, Kms, KmsRig, MemoryRig, OpenBao, Rig, UnsteadyRig, VaultRig, kms, open_bao
+from tests.support.root_keys import (
+    FileRig,
+    Kms,
+    KmsRig,
+    MemoryRig,
+    ObservedRig,
+    OpenBao,
+    Rig,
+    UnsteadyRig,
+    VaultRig,
+    kms,
+    open_bao,
+)
 
 CONTEXT = {"deployment": str(UUID(int=1)), "tenant": str(UUID(int=2)), "purpose": "tenant", "version": "1"}
 
@@ -31,7 +43,7 @@ def bao() -> Iterator[OpenBao]:
         yield service
 
 
-@pytest.fixture(params=["file", "memory", "unsteady", "aws-kms", "vault"])
+@pytest.fixture(params=["file", "memory", "unsteady", "observed", "aws-kms", "vault"])
 async def rig(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rig]:
     made: Rig
     match request.param:
@@ -41,6 +53,8 @@ async def rig(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[R
             made = MemoryRig()
         case "unsteady":
             made = UnsteadyRig()
+        case "observed":
+            made = ObservedRig()
         case "aws-kms":
             made = KmsRig(request.getfixturevalue("kms_service"))
         case _:

@@ -60,7 +60,9 @@ class Writer:
 
     def body(self, checkpoint_id: str, channels: Channels) -> bytes:
         sent = {name: {"version": checkpoint_id, "encoding": "raw", "data": data} for name, data in channels.items()}
-        return msgspec.msgpack.encode({"id": checkpoint_id, "channels": sent, "metadata": {"thread": self.thread_id}})
+        return msgspec.msgpack.encode(
+            {"checkpoint_id": checkpoint_id, "channels": sent, "metadata": {"thread": self.thread_id}}
+        )
 
     async def save(self, client: httpx.AsyncClient, url: str, checkpoint_id: str, channels: Channels) -> bool | None:
         """Try once. Whether it was created, None when the outcome is not known."""
@@ -71,7 +73,7 @@ class Writer:
             return None
         if answer.status_code in {200, 201}:
             receipt = msgspec.msgpack.decode(answer.content)
-            assert receipt["id"] == checkpoint_id
+            assert receipt["checkpoint_id"] == checkpoint_id
             assert receipt["created"] is (answer.status_code == 201)
             self.acknowledged[checkpoint_id] = channels
             self.unknown.pop(checkpoint_id, None)
@@ -149,7 +151,7 @@ async def stored_in(client: httpx.AsyncClient, url: str, thread_id: str) -> dict
     while True:
         answer = await client.get(f"{url}/v1/threads/{thread_id}/checkpoints", params={"limit": 500, **cursor})
         page = msgspec.msgpack.decode(answer.raise_for_status().content)
-        found |= {checkpoint["id"]: checkpoint for checkpoint in page["checkpoints"]}
+        found |= {checkpoint["checkpoint_id"]: checkpoint for checkpoint in page["checkpoints"]}
         if page["next_cursor"] is None:
             return found
         cursor = {"cursor": page["next_cursor"]}
@@ -159,7 +161,7 @@ async def load(client: httpx.AsyncClient, url: str, thread_id: str, checkpoint_i
     path = f"{url}/v1/threads/{thread_id}/checkpoints/{checkpoint_id}"
     answer = await client.get(path, params={"view": "channels"})
     checkpoint = msgspec.msgpack.decode(answer.raise_for_status().content)
-    return checkpoint["id"], {name: each["data"] for name, each in checkpoint["channels"].items()}
+    return checkpoint["checkpoint_id"], {name: each["data"] for name, each in checkpoint["channels"].items()}
 
 
 async def check_thread(client: httpx.AsyncClient, url: str, of_thread: list[Writer]) -> None:
@@ -299,7 +301,7 @@ async def test_a_lost_answer_to_commit_is_unknown_and_safe_to_repeat(
         if reads:  # writes of a checkpoint before the head make the gateway forget what the thread was like
             late = f"{gateway.url}/v1/threads/{writer.thread_id}/checkpoints/{absent}/writes/task"
             content = {"writes": [{"idx": 0, "channel": "log", "encoding": "raw", "data": b"late"}]}
-            (await client.put(late, content=msgspec.msgpack.encode(content))).raise_for_status()
+            (await client.post(late, content=msgspec.msgpack.encode(content))).raise_for_status()
         between.at_commit = cut
         writer.unknown[second] = {"log": b"2"}
         assert await writer.save(client, gateway.url, second, {"log": b"2"}) is None

@@ -213,7 +213,7 @@ async def uploading_in_parts(world: World) -> Callable[[], Awaitable[None]]:
     await artifacts.put_part(world.scope, upload_id, 0, in_slices(content[:PART_BYTES]))
     await artifacts.put_part(world.scope, upload_id, 1, in_slices(b"other"))
     await artifacts.put_part(world.scope, upload_id, 1, in_slices(content[PART_BYTES:]))
-    made = await artifacts.complete(world.scope, upload_id, 2)
+    made, _ = await artifacts.complete(world.scope, upload_id, 2)
     return lambda: looking(world, made.artifact_id, content)
 
 

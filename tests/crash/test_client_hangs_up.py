@@ -34,7 +34,8 @@ async def assert_nothing_leaked(superuser, client, metrics_port) -> None:
     await until_in_flight(metrics_port, 0)
     left_open = await superuser.fetchval(
         "SELECT count(*) FROM pg_stat_activity"
-        " WHERE application_name = 'stateroom' AND datname = current_database() AND state LIKE 'idle in transaction%'"
+        " WHERE application_name LIKE 'stateroom%' AND datname = current_database()"
+        " AND state LIKE 'idle in transaction%'"
     )
     assert left_open == 0
     saves = (client.post(f"/v1/threads/after-{n}/checkpoints", json={"state": {}}) for n in range(4 * CONNECTIONS))

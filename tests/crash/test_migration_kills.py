@@ -56,7 +56,7 @@ class Agent:
     async def save(self, client: httpx.AsyncClient, number: int) -> None:
         body = {"state": {"user_profile": number}, "state_schema": "travel", "state_version": 2}
         answer = await client.post(f"/v1/threads/{self.thread_id}/checkpoints", json=body)
-        self.acknowledged.append(answer.raise_for_status().json()["id"])
+        self.acknowledged.append(answer.raise_for_status().json()["checkpoint_id"])
 
 
 async def go_on(agents: list[Agent], gateway: ProductionGateway, numbers: itertools.count) -> None:
@@ -83,7 +83,7 @@ async def test_a_migration_that_is_killed_goes_on_where_it_was_and_loses_no_save
         for number in range(HEADS):
             body = {"state": {"user_pref": number}, "state_schema": "travel", "state_version": 1}
             answer = await client.post(f"/v1/threads/t{number:03}/checkpoints", json=body)
-            first[f"t{number:03}"] = answer.raise_for_status().json()["id"]
+            first[f"t{number:03}"] = answer.raise_for_status().json()["checkpoint_id"]
         how = {"idle_seconds": 0, "threads_per_second": 1000}
         answer = await client.post("/v1/state-schemas/travel/migrate", json=how)
         job_id = answer.raise_for_status().json()["job_id"]
@@ -114,8 +114,8 @@ async def test_a_migration_that_is_killed_goes_on_where_it_was_and_loses_no_save
             assert (job["state"], job["error"], job["job_id"]) == ("done", None, job_id)
             assert cut_off > 0, "no kill hit a stretch that was begun: this run proved nothing"
             # It went on where it was: at most the stretch that was cut off is looked at again.
-            assert HEADS <= job["report"]["heads"] <= HEADS + len(KILLS) * STRETCH_HEADS
-            assert job["report"]["failed"] == 0
+            assert HEADS <= job["migration"]["heads"] <= HEADS + len(KILLS) * STRETCH_HEADS
+            assert job["migration"]["failed"] == 0
             busy = {agent.thread_id: agent for agent in agents}
             assert sum(len(agent.acknowledged) for agent in agents) > BUSY
             for thread_id, before in first.items():
@@ -128,7 +128,7 @@ async def check_thread(client: httpx.AsyncClient, thread_id: str, before: str, a
     """Everything acknowledged is there, migrated at most once, and the newest is what was last saved."""
     path = f"/v1/threads/{thread_id}/checkpoints"
     page = (await client.get(path, params={"limit": 1000})).raise_for_status().json()
-    found = {each["id"]: each for each in page["checkpoints"]}
+    found = {each["checkpoint_id"]: each for each in page["checkpoints"]}
     steps = [each for each in found.values() if each["source"] == "migrate"]
     saved = set() if agent is None else {*agent.acknowledged}
     assert {before, *saved} <= found.keys(), "an acknowledged save is lost"
@@ -137,10 +137,10 @@ async def check_thread(client: httpx.AsyncClient, thread_id: str, before: str, a
     head = (await client.get(f"{path}/latest")).raise_for_status().json()
     assert head["state_version"] == 2
     if saved:
-        assert head["id"] >= max(saved)
+        assert head["checkpoint_id"] >= max(saved)
         assert head["source"] != "migrate"
         # A save whose answer the kill took may be stored on top.
-        assert len(found.keys() - saved - {before} - {step["id"] for step in steps}) <= len(KILLS)
+        assert len(found.keys() - saved - {before} - {step["checkpoint_id"] for step in steps}) <= len(KILLS)
     else:
         assert head["state"] == {"user_profile": int(thread_id[1:])}
-        assert [step["id"] for step in steps] == [head["id"]]
+        assert [step["checkpoint_id"] for step in steps] == [head["checkpoint_id"]]

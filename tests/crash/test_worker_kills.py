@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.support.metrics import exposition, free_port, value_of
+from tests.support.passing_time import PassingTime
 from tests.support.production import ProductionWorker, serving
 
 THREADS = 60
@@ -66,7 +67,8 @@ async def test_a_worker_killed_in_a_round_is_followed_by_another_that_goes_on(ar
         before = await latest(client)
         assert (await client.put("/v1/retention", json={"idle_ttl_seconds": 86_400})).status_code == 200
         # A week passes.
-        await admin.execute("UPDATE stateroom.threads SET updated_at = updated_at - interval '7 days'")
+        for row in await admin.fetch("SELECT DISTINCT tenant_id FROM stateroom.threads"):
+            await PassingTime(admin, row["tenant_id"]).go_on(7 * 86_400)
 
         first = await ProductionWorker(launcher, archiving).start()
         await until(admin, ARCHIVED, lambda count: count >= KILLED_AFTER)
@@ -89,9 +91,8 @@ async def test_a_worker_killed_in_a_round_is_followed_by_another_that_goes_on(ar
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as probe:
                 ready = await probe.get("/readyz")
                 assert (ready.status_code, ready.json()["ready"]) == (200, True)
-                assert (
-                    "stateroom_" in (await probe.get("/v1/whoami")).text
-                )  # it serves nobody: metrics, whatever is asked
+                assert (await probe.get("/livez")).status_code == 200
+                assert (await probe.get("/v1/whoami")).status_code == 404  # it serves nobody
             await until_counted(port, THREADS)
         finally:
             codes = [await second.stop(), await third.stop()]

@@ -58,7 +58,7 @@ class Tenant:
 
     def ids(self, thread_id):
         found = self.http.get(f"/threads/{thread_id}/checkpoints").raise_for_status().json()["checkpoints"]
-        return [each["id"] for each in found]
+        return [each["checkpoint_id"] for each in found]
 
     def bodies(self, thread_id, ids):
         """What reading answers, at the version it was saved at and at every other one."""

@@ -12,14 +12,12 @@ from gateway.cli.main import run
 from storage.format.audit import verify_export
 from tests.support.gateway import GatewayProcess
 from tests.support.production import serving
+from tests.support.tenants import new_tenant
 
 
 @pytest.fixture(scope="module")
 def tenant(running_gateway: GatewayProcess):
-    headers = {"Authorization": f"Bearer {running_gateway.operator_key}"}
-    answer = httpx.post(f"{running_gateway.url}/v1/admin/tenants", json={"name": "audited"}, headers=headers)
-    assert answer.status_code == 201
-    return answer.json()
+    return new_tenant(running_gateway.url, running_gateway.operator_key)
 
 
 @pytest.fixture

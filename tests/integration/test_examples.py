@@ -137,6 +137,15 @@ def test_the_front_page_curl_session_saves_loads_and_loses_a_race(environ, runni
     assert '"state":{"plan":["flight","hotel"],"done":[]}' in done.stdout
 
 
+def test_the_curl_quickstart_answers_as_its_comments_say(environ):
+    page = (ROOT / "docs" / "quickstart-http.md").read_text().split("## curl")[1]
+    script = re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1]
+    done = run("bash", "-euc", script, environ=environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.split() == re.findall(r"  # (\d{3})\b", script)
+    assert '"head_id":' in done.stdout
+
+
 def test_the_search_finds_text_in_clear_and_in_a_frame_that_begins_anywhere():
     secret = Control(100)
     found = Found()

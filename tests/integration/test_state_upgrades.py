@@ -270,8 +270,8 @@ def test_a_plain_agent_loads_patches_and_forks_across_versions(deployment):
         threads[3].patch(set={"first_name": "Augusta"})
         head = threads[1].load()
         assert (head.state["name"], head.state["city"], head.state_version) == ("Augusta Lovelace", CITY, 1)
-        assert threads[2].at(first.id).state["first_name"] == "Ada"
-        forked = threads[2].fork(first.id)
+        assert threads[2].at(first.checkpoint_id).state["first_name"] == "Ada"
+        forked = threads[2].fork(first.checkpoint_id)
         forked.save({"city": "Porto"})
         assert threads[3].load().state == {"trip": {"city": "Porto"}}
 
@@ -314,7 +314,7 @@ def test_operators_plan_migrate_and_roll_back_with_the_command_line(deployment):
     assert run.answer(3, "waits") == shape(3, AFTER)
     # An agent goes on with one of them; only the other goes back.
     run.graph(3, "done").update_state(at("done"), {"messages": ["later"]}, as_node="learn")
-    assert command("rollback", "--idle-seconds", "0")["changed"] == "1"
+    assert command("rollback")["changed"] == "1"
     assert [run.stored(thread_id)[1] for thread_id in ("done", "back")] == [3, 1]
     assert run.graph(3).get_state(at("done")).values["messages"] == [*AFTER, "later"]
     assert run.graph(1).get_state(at("back")).values == shape(1, AFTER)

@@ -6,7 +6,8 @@ must never go. Between two batches of a removal somebody else saves or writes.
 """
 
 from copy import copy
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from uuid import uuid4
 
 from hypothesis import HealthCheck, settings
@@ -21,8 +22,7 @@ from hypothesis.stateful import (
 )
 
 from storage.blobs.memory import MemoryBlobStore
-from storage.clock import ManualClock
-from storage.errors import CheckpointNotFound
+from storage.errors import CheckpointNotFound, ParentUnknown
 from storage.format.pieces import unpack_ids
 from storage.model import HistoryQuery, Parent
 from storage.postgres import threads as threads_sql
@@ -32,10 +32,12 @@ from storage.service import Store
 from storage.thinning import ThinningRule
 from tests.property.test_checkpoint_store import World
 from tests.support.interleaving import SteeredUnitOfWork
+from tests.support.passing_time import PassingTime
 from tests.support.states import document, put, save, state, write
 from tests.support.stores import DEPLOYMENT_ID
 
 CONTENTS = st.sampled_from([1, "x", document("one"), document("two"), document("large", 90_000), ["e" * 700] * 30])
+DAY = 86_400
 RULES = st.builds(
     ThinningRule,
     every=st.none() | st.integers(1, 4),
@@ -68,7 +70,7 @@ class Thinned(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.scope = Scope(uuid4(), "user-1")
-        self.now = datetime(2026, 11, 22, tzinfo=UTC)
+        self.time = PassingTime(self.world.admin, self.scope.tenant_id)
         self.shown = {}
         self.deltas = {}
         self.saves = 0
@@ -123,7 +125,11 @@ class Thinned(RuleBasedStateMachine):
 
     @rule(target=known, parent=known, content=CONTENTS, source=st.sampled_from([None, "fork", "update"]))
     def fork(self, parent, content, source):
-        return self.run(self._save({"a": content}, parent, source=source, step=self.saves))
+        try:
+            return self.run(self._save({"a": content}, parent, source=source, step=self.saves))
+        except ParentUnknown:
+            assert parent not in self.shown
+            return parent
 
     @rule(place=known, idx=st.integers(-1, 2), content=CONTENTS, channel=st.sampled_from("ad"))
     def write(self, place, idx, content, channel):
@@ -137,8 +143,7 @@ class Thinned(RuleBasedStateMachine):
 
     @rule(days=st.integers(1, 5))
     def time_passes(self, days):
-        self.now += timedelta(days=days)
-        self.world.clock.set(self.now)
+        self.run(self.time.go_on(days * DAY))
 
     def _meanwhile(self, at, work):
         """What somebody does while a removal is at work; what they did, afterwards."""
@@ -214,18 +219,26 @@ class Thinned(RuleBasedStateMachine):
 
     @rule(days=st.integers(0, 4))
     def drop_writes(self, days):
-        self.run(self.pruning.drop_writes(self.scope, "t1", self.now - timedelta(days=days)))
+        self.run(self.pruning.drop_writes(self.scope, "t1", self.time.now() - timedelta(days=days)))
         head = max(self.shown)
         for each, shown in self.shown.items():
             now = self.run(self._snapshot(each))
             if each == head:
-                assert now == shown
-            self.shown[each] = now
+                assert now == self._as_left(shown)
+            self.shown[each] = replace(now, parent_id=shown.parent_id)
+
+    def _as_left(self, shown):
+        """What a checkpoint is shown as now: without a parent that was removed."""
+        return shown if shown.parent_id in self.shown else replace(shown, parent_id=None)
 
     @invariant()
     def everything_kept_is_as_it_was(self):
+        listed = self.run(self.world.store.checkpoints.history(self.scope, HistoryQuery(thread_id="t1", limit=3)))
+        parents = {each.checkpoint_id: each.parent_id for each in listed.items}
         for each, shown in self.shown.items():
-            assert self.run(self._snapshot(each)) == shown
+            now = self.run(self._snapshot(each))
+            assert now == self._as_left(shown)
+            assert parents.get(each, now.parent_id) == now.parent_id
 
     @invariant()
     def everything_kept_is_rebuilt_from_the_same(self):
@@ -261,12 +274,11 @@ class Thinned(RuleBasedStateMachine):
 
 
 class Thinning(World):
-    """A store with an object store and a clock that the machine moves."""
+    """A store with an object store."""
 
     def __init__(self, database, root_key):
         super().__init__(database, root_key)
         self.runner.run(self.store.close())
-        self.clock = ManualClock(datetime(2026, 11, 22, tzinfo=UTC))
         self.store = self.runner.run(
             Store.open(
                 database.app_url,
@@ -275,7 +287,6 @@ class Thinning(World):
                 connections_max=3,
                 durable=False,
                 blobs=MemoryBlobStore(),
-                clock=self.clock,
             )
         )
 

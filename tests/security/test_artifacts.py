@@ -194,3 +194,35 @@ async def test_a_client_that_hangs_up_in_the_middle_leaves_only_what_the_sweeper
     async with gateway.client(subject=subject) as client:
         assert (await client.get("/v1/threads/t/artifacts")).json()["artifacts"] == []
     assert await superuser.fetchval("SELECT count(*) FROM stateroom.blobs WHERE subject_id = $1", subject) == 0
+
+
+async def test_a_revocation_that_is_taken_back_in_the_database_opens_nothing(gateway, superuser) -> None:
+    """A row of before, whose description knows no revocations, and one that an older gateway revoked, go on."""
+    edit = "UPDATE stateroom.artifacts SET url_epoch = $2 WHERE artifact_id = $1"
+    async with gateway.client(subject="revoker") as client, httpx.AsyncClient(base_url=gateway.url) as browser:
+
+        async def url() -> str:
+            made = await client.post(f"{path}/urls", json={})
+            assert made.status_code == 200, made.text
+            return urlsplit(made.json()["url"]).path
+
+        made = await store(client, b"mine")
+        path, artifact_id = f"/v1/artifacts/{made['artifact_id']}", UUID(made["artifact_id"])
+        first = await url()
+        assert (await browser.get(first)).status_code == 200
+        await superuser.execute(edit, artifact_id, 1)  # as a gateway does that counts in the row alone
+        assert_problem(await browser.get(first), 403, "artifact-url-invalid")
+        second = await url()
+        assert (await browser.get(second)).content == b"mine"
+        assert (await client.delete(f"{path}/urls")).status_code == 204
+        third = await url()
+        assert_problem(await browser.get(second), 403, "artifact-url-invalid")
+        assert (await browser.get(third)).content == b"mine"
+        for lower in (0, 1):
+            await superuser.execute(edit, artifact_id, lower)
+            for each in (first, second, third):
+                assert_problem(await browser.get(each), 500, "integrity-failure")
+        assert (await client.delete(f"{path}/urls")).status_code == 204  # revoked again: the row is as it should be
+        for each in (first, second, third):
+            assert_problem(await browser.get(each), 403, "artifact-url-invalid")
+        assert (await browser.get(await url())).content == b"mine"

@@ -30,6 +30,7 @@ from storage.postgres.unit_of_work import bindings
 from storage.scope import OperatorScope, TenantScope
 from storage.service import Store
 from tests.support.stores import DEPLOYMENT_ID
+from tests.unit.gateway.doubles import PEPPERS
 
 WHEN = datetime(2026, 11, 21, tzinfo=UTC)
 NUMBERS = itertools.count()
@@ -366,14 +367,14 @@ async def test_nothing_changes_when_the_audit_log_cannot_be_written(log, store, 
     keys = await admin.fetch("SELECT * FROM stateroom.api_keys ORDER BY key_id")
     tenants = await admin.fetch("SELECT * FROM stateroom.tenants ORDER BY tenant_id")
     head = await admin.fetch("SELECT * FROM stateroom.audit_heads ORDER BY tenant_id")
-    tenant = Tenant(tenant_id=uuid4(), name="acme", created_at=WHEN)
+    tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=WHEN)
     revoked = before[0]["target"].removeprefix("api-key:")
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await store.tenants.add_key(log.scope, kept)
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await store.tenants.add_key(OperatorScope(), record(None))
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await store.tenants.revoke_key(log.scope, revoked)
+        await store.tenants.revoke_key(log.scope, revoked, PEPPERS)
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, record(tenant.tenant_id))
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -387,7 +388,7 @@ async def test_nothing_changes_when_the_audit_log_cannot_be_written(log, store, 
 async def test_what_did_not_happen_is_not_recorded(log, store):
     before = await log.rows()
     with pytest.raises(ApiKeyNotFound):
-        await store.tenants.revoke_key(log.scope, "nobody")
+        await store.tenants.revoke_key(log.scope, "nobody", PEPPERS)
     there = before[0]["target"].removeprefix("api-key:")
     await store.tenants.add_key(log.scope, record(log.scope.tenant_id, key_id=there))
     with pytest.raises(IdempotencyKeyReused):

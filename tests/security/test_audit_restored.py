@@ -172,6 +172,30 @@ async def test_a_log_that_is_behind_its_anchor_is_not_served_from_until_somebody
     await open_store(restored=False)
 
 
+async def test_a_stale_replica_that_has_grown_past_its_anchor_is_told_while_serving_and_refused_at_start(
+    log, open_store
+):
+    serving = await open_store(restored=False)
+    await serving.anchors.watch()
+    assert (await serving.health()).history
+    await log.put_back(3)
+    for _ in range(5):
+        await log.add()
+    assert len(await log.rows()) > log.anchors[-1].text.sequence
+    for _ in range(2):
+        with pytest.raises(IntegrityFailure, match="fail-over"):
+            await serving.anchors.watch()
+    assert not (await serving.health()).history
+    with pytest.raises(SetupError, match=r"1 audit logs lack an event"):
+        await open_store(restored=False)
+    # Once that is accepted, the process that goes on serving anchors again.
+    await (await open_store()).anchors.accept_restored(ACTOR)
+    await serving.anchors.watch()
+    assert (await serving.health()).history
+    await log.add()
+    assert (await serving.anchors.anchor(log.scope)).stored
+
+
 async def test_a_log_that_was_taken_away_altogether_is_not_served_without(log, open_store):
     tenant_id = log.scope.tenant_id
     await log.admin.execute("INSERT INTO stateroom.tenants VALUES ($1, 'acme', now())", tenant_id)

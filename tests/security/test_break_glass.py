@@ -26,7 +26,7 @@ from tests.support.break_glass import decrypting_key
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import CANARY, Tenancy, assert_problem, key_id, save_thread
 from tests.support.stores import DEPLOYMENT_ID
-from tests.unit.gateway.doubles import PEPPER, settings
+from tests.unit.gateway.doubles import PEPPERS, settings
 
 ROOT = Path(__file__).parents[2]
 REASON = "ticket 4711: the customer asked us to look"
@@ -55,7 +55,7 @@ class Owner:
         self.path = f"/v1/admin/tenants/{self.tenant_id}/decrypt"
 
     def wish(self, **changes: Any) -> dict[str, Any]:
-        return {"subject": self.subject, "thread_id": self.thread.thread_id, "reason": REASON, **changes}
+        return {"subject_id": self.subject, "thread_id": self.thread.thread_id, "reason": REASON, **changes}
 
     def events(self) -> list[dict[str, Any]]:
         with self.tenancy.client(self.service_key) as client:
@@ -166,7 +166,7 @@ def test_a_thread_under_a_client_held_share_stays_closed(owner: Owner, opening_k
 
 def test_an_attempt_that_finds_nothing_is_recorded_too(owner: Owner, opening_key: str) -> None:
     with owner.tenancy.client(opening_key) as operator:
-        for wish in ({"thread_id": "none"}, {"subject": "nobody"}, {"checkpoint_id": "none"}, {"namespace": "none"}):
+        for wish in ({"thread_id": "none"}, {"subject_id": "nobody"}, {"checkpoint_id": "none"}, {"namespace": "none"}):
             assert_problem(operator.post(owner.path, json=owner.wish(**wish)), 404, "checkpoint-not-found")
         unknown = f"/v1/admin/tenants/{uuid4()}/decrypt"
         assert_problem(operator.post(unknown, json=owner.wish()), 404, "not-found")
@@ -179,12 +179,12 @@ def test_an_attempt_that_finds_nothing_is_recorded_too(owner: Owner, opening_key
         ({"reason": ""}, "/reason"),
         ({"reason": " \t\n"}, "/reason"),
         ({"reason": "x" * 501}, "/reason"),
-        ({"subject": "~other"}, "/subject"),
-        ({"subject": "x" * 256}, "/subject"),
+        ({"subject_id": "~other"}, "/subject_id"),
+        ({"subject_id": "x" * 256}, "/subject_id"),
         ({"thread_id": ""}, "/thread_id"),
         ({"thread_id": "a\0b"}, "/thread_id"),
         ({"namespace": "é" * 600}, "/namespace"),
-        ({"share": "x"}, ""),
+        ({"share": "x"}, "/share"),
     ],
 )
 def test_a_wish_that_is_wrong_or_gives_no_reason_is_refused_and_not_recorded(
@@ -192,7 +192,7 @@ def test_a_wish_that_is_wrong_or_gives_no_reason_is_refused_and_not_recorded(
 ) -> None:
     with owner.tenancy.client(opening_key) as operator:
         answer = operator.post(owner.path, json=owner.wish(**changes))
-        without = operator.post(owner.path, json={"subject": "u", "thread_id": "t"})
+        without = operator.post(owner.path, json={"subject_id": "u", "thread_id": "t"})
     assert assert_problem(answer, 422)["errors"][0].get("pointer", "") == pointer
     assert_problem(without, 422)
     assert owner.events() == []
@@ -229,7 +229,7 @@ class Desk:
         self.client = httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
 
     async def ask(self) -> httpx.Response:
-        wish = {"subject": "user-1", "thread_id": "t1", "reason": REASON}
+        wish = {"subject_id": "user-1", "thread_id": "t1", "reason": REASON}
         return await self.client.post(f"/v1/admin/tenants/{self.tenant_id}/decrypt", json=wish)
 
 
@@ -243,9 +243,9 @@ async def desk(database) -> AsyncIterator[Desk]:
         )
 
     now = SystemClock().now()
-    operator, api_key = api_keys.mint(PEPPER, kind="operator", permissions=("decrypt-any", "operator"), now=now)
-    tenant = Tenant(tenant_id=uuid4(), name="t", created_at=now)
-    service, _ = api_keys.mint(PEPPER, kind="service", permissions=(), now=now, tenant_id=tenant.tenant_id)
+    operator, api_key = api_keys.mint(PEPPERS, kind="operator", permissions=("decrypt-any", "operator"), now=now)
+    tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
+    service, _ = api_keys.mint(PEPPERS, kind="service", permissions=(), now=now, tenant_id=tenant.tenant_id)
     filling = await opened()
     await filling.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
     await filling.tenants.add_key(OperatorScope(), operator)
@@ -305,8 +305,8 @@ async def test_a_database_that_loses_the_event_at_the_last_moment_opens_nothing(
 # --- the receipt is a type ----------------------------------------------------------------------------------------
 
 
-def _principal(kind: Any, *permissions: str, credential_id: str = "op") -> auth.Principal:
-    return auth.Principal(credential_id, kind, None, None, frozenset(permissions), None)
+def _principal(kind: Any, *permissions: str, key_id: str = "op") -> auth.Principal:
+    return auth.Principal(key_id, kind, None, None, frozenset(permissions), None)
 
 
 OPENING = Opening(UUID(int=7), "user-1", "t1", "", None, REASON)
@@ -325,7 +325,7 @@ async def test_a_receipt_gives_its_own_operator_the_recorded_subject_and_nobody_
     for refused in (
         _principal("operator", "operator"),
         _principal("service", "decrypt-any"),
-        _principal("operator", "operator", "decrypt-any", credential_id="other"),
+        _principal("operator", "operator", "decrypt-any", key_id="other"),
     ):
         with pytest.raises(PermissionDenied):
             auth.break_glass_scope(refused, receipt)

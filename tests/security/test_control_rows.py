@@ -10,8 +10,9 @@ from msgspec import json
 from crypto import KeyUnavailable
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
-from storage.control_rows import schema_row
-from storage.errors import IntegrityFailure, LegalHold
+from storage.control_rows import Proof, schema_row
+from storage.errors import BuildTooOld, IntegrityFailure, InvalidState, JobNotDamaged, LegalHold
+from storage.features import LEAD_SECONDS
 from storage.model import Save
 from storage.postgres.unit_of_work import Silent
 from storage.retention import Ceilings, Policy
@@ -19,6 +20,7 @@ from storage.scope import OperatorScope, Scope, TenantScope
 from storage.service import Store
 from storage.state_schemas import Definition
 from storage.versions import WantedVersions
+from tests.support.passing_time import PassingTime
 from tests.support.states import contents, history, load, save, state
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -45,8 +47,8 @@ def watch():
 
 
 @pytest.fixture
-def clock():
-    return ManualClock(START)
+def clock(admin, scope):
+    return PassingTime(admin, scope.tenant_id)
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def opened(database, root_key, clock, watch):
     blobs = MemoryBlobStore()
 
     @asynccontextmanager
-    async def another():
+    async def another(clock=clock):
         made = await Store.open(
             database.app_url,
             root_key=root_key,
@@ -83,10 +85,6 @@ def tenant(scope):
     return TenantScope(scope.tenant_id)
 
 
-def go_on(clock, seconds):
-    clock.set(clock.now() + timedelta(seconds=seconds))
-
-
 # --- state schemas -------------------------------------------------------------------------------------------------
 
 
@@ -111,13 +109,8 @@ async def registered(gateway, scope, tenant):
         UPDATE stateroom.state_schemas s SET definition = f.definition, mac = f.mac FROM stateroom.state_schemas f
         WHERE s.tenant_id = $1 AND f.tenant_id = $1 AND s.number = 1 AND f.number = 2
         """,
-        """
-        INSERT INTO stateroom.state_schemas (tenant_id, schema, number, definition, created_at, mac)
-        SELECT tenant_id, schema, 3, definition, created_at, mac FROM stateroom.state_schemas
-        WHERE tenant_id = $1 AND number = 2
-        """,
     ],
-    ids=["a step that names another field", "a row without a MAC", "another version's row", "a version of its own"],
+    ids=["a step that names another field", "a row without a MAC", "another version's row"],
 )
 async def test_a_step_that_no_gateway_registered_converts_nothing(
     opened, gateway, registered, scope, tenant, admin, watch, edit
@@ -126,11 +119,31 @@ async def test_a_step_that_no_gateway_registered_converts_nothing(
     async with opened() as cold:
         with pytest.raises(IntegrityFailure):
             await cold.states.load(scope, V2, "t1", "", None, with_state=True)
-        assert watch.failures == 1
+        assert watch.failures > 0
         with pytest.raises(IntegrityFailure):
             await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
         with pytest.raises(IntegrityFailure):
-            await cold.states.save(scope, Save(thread_id="t2", content=state(a=1), state_schema="pay", state_version=1))
+            await cold.states.save(scope, Save(thread_id="t2", content=state(a=1), state_schema="pay", state_version=2))
+
+
+async def test_a_version_that_somebody_added_is_none_and_gives_way_to_a_registered_one(
+    opened, registered, scope, tenant, admin, watch
+):
+    await admin.execute(
+        "INSERT INTO stateroom.state_schemas (tenant_id, schema, number, definition, created_at, mac)"
+        " SELECT tenant_id, schema, 3, definition, created_at, mac FROM stateroom.state_schemas"
+        " WHERE tenant_id = $1 AND number = 2",
+        scope.tenant_id,
+    )
+    async with opened() as cold:
+        loaded = await cold.states.load(scope, V2, "t1", "", None, with_state=True)
+        assert contents(loaded.checkpoint)["recipient"] == "alice"
+        assert watch.failures > 0
+        later = Save(thread_id="t2", content=state(a=1), state_schema="pay", state_version=3)
+        with pytest.raises(IntegrityFailure):
+            await cold.states.save(scope, later)
+        await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+        await cold.states.save(scope, later)
 
 
 async def test_a_schema_of_another_tenant_is_none(gateway, opened, registered, scope, admin):
@@ -174,20 +187,17 @@ async def test_a_policy_that_no_gateway_wrote_deletes_nothing(
     saved = await save(gateway, scope, "t1", agent="travel")
     await gateway.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=365 * DAY, on_expiry="delete"))
     await admin.execute(edit, scope.tenant_id)
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     async with opened() as cold:
         round_ = await cold.retaining.tenant(tenant.tenant_id, now=True)
         assert (round_.deleted, round_.failed) == (0, 1)
         assert watch.failures > 0
         assert (await load(cold, scope, "t1")).checkpoint_id == saved.checkpoint_id
         assert await removals(admin, scope) == 0
-        if edit is not FORGED_OF_THREAD:
-            with pytest.raises(IntegrityFailure):
-                await cold.retention_policies.get(tenant)
-        with pytest.raises(IntegrityFailure):
-            await cold.retention_policies.get_thread(scope, "t1")
-        with pytest.raises(IntegrityFailure):
-            await cold.retention_policies.put_thread(scope, "t1", Policy(legal_hold=True))
+        damaged = (await cold.retention_policies.get(tenant)).damaged
+        assert damaged == {FORGED: {("agent", "travel")}, SHORTENED: {("tenant", "")}}.get(edit, set())
+        found = await cold.retention_policies.get_thread(scope, "t1")
+        assert (found.effective, found.next, found.damaged) == (None, None, edit is FORGED_OF_THREAD)
 
 
 async def test_a_thread_whose_policy_was_edited_does_not_stop_the_others(gateway, scope, tenant, admin, clock):
@@ -195,7 +205,7 @@ async def test_a_thread_whose_policy_was_edited_does_not_stop_the_others(gateway
         await save(gateway, scope, thread_id)
     await gateway.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=60, on_expiry="delete"))
     await admin.execute(FORGED_OF_THREAD, scope.tenant_id)
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     round_ = await gateway.retaining.tenant(tenant.tenant_id, now=True)
     assert (round_.deleted, round_.failed, round_.tenants) == (2, 1, 1)
     assert [each.thread_id for each in (await gateway.threads.list(scope)).items] == ["t1"]
@@ -208,7 +218,7 @@ async def test_a_ceiling_that_no_gateway_wrote_is_none(gateway, scope, tenant, a
     await admin.execute(
         "UPDATE stateroom.retention SET policy = '{\"idle_ttl_seconds\":60}' WHERE tenant_id = $1", scope.tenant_id
     )
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     assert (await gateway.retaining.tenant(tenant.tenant_id, now=True)).archived == 0
     with pytest.raises(IntegrityFailure):
         await gateway.retention_policies.ceilings(scope.tenant_id)
@@ -311,8 +321,8 @@ async def test_a_job_that_no_gateway_added_does_nothing(opened, gateway, scope, 
         assert watch.failures == 1, "it was put aside"
         assert (await load(cold, scope, "t1")).checkpoint_id
         assert await cold.shred.unapplied() == []
-        with pytest.raises(IntegrityFailure):
-            await cold.jobs.list(tenant)
+        (shown,) = (await cold.jobs.list(tenant)).items
+        assert (shown.damaged, shown.state, shown.kind, shown.target) == (True, "failed", "", "")
 
 
 async def test_a_job_sent_to_another_subject_destroys_nothing_of_it(gateway, scope, admin, watch):
@@ -332,7 +342,7 @@ async def test_a_job_that_somebody_added_excuses_no_hold(gateway, scope, tenant,
     await save(gateway, scope, "t1")
     await gateway.retention_policies.put_thread(scope, "t1", Policy(legal_hold=True))
     await admin.execute(ADD_JOB, scope.tenant_id, "shred-subject", "user-1", "failed", '["intended"]')
-    with pytest.raises(IntegrityFailure):
+    with pytest.raises(LegalHold):
         await gateway.shred.subject(scope, scope.subject_id, ACTOR)
     await load(gateway, scope, "t1")
 
@@ -362,10 +372,192 @@ async def test_a_note_that_somebody_wrote_is_not_shown(gateway, opened, scope, t
     clean = json.encode({"found": {}, "findings": []}).decode()
     await admin.execute("UPDATE stateroom.jobs SET note = $2 WHERE job_id = $1", job.job_id, clean)
     async with opened() as cold:
-        for asking in (cold.jobs.get(tenant, job.job_id), cold.jobs.list(tenant)):
-            with pytest.raises(IntegrityFailure):
-                await asking
+        (listed,) = (await cold.jobs.list(tenant)).items
+        for shown in (await cold.jobs.get(tenant, job.job_id), listed):
+            assert (shown.damaged, shown.note) == (True, None)
     assert saved.checkpoint_id
+
+
+# --- superseding and adopting ---------------------------------------------------------------------------------------
+
+
+async def actions(gateway, scope):
+    return [each.event.action for each in (await gateway.audit.page(scope, ACTOR, limit=1000)).items]
+
+
+async def test_a_damaged_version_hides_no_lower_one_and_is_registered_again(
+    opened, gateway, registered, scope, tenant, admin
+):
+    await gateway.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+    edit = "UPDATE stateroom.state_schemas SET definition = '{}' WHERE tenant_id = $1 AND number >= 2"
+    await admin.execute(edit, scope.tenant_id)
+    async with opened() as cold:
+        shown = await cold.state_schemas.list(tenant, "pay")
+        assert [each.damaged for each in shown] == [False, True, True]
+        content = state(payee="bob")
+        await cold.states.save(scope, Save(thread_id="t2", content=content, state_schema="pay", state_version=1))
+        with pytest.raises(IntegrityFailure, match="version 2 of state schema 'pay'"):
+            await cold.states.load(scope, V2, "t1", "", None, with_state=True)
+        with pytest.raises(IntegrityFailure, match="version 2"):  # what leads to the third is not known yet
+            await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+        await cold.state_schemas.put(tenant, "pay", 2, Definition(up=RENAME))
+        loaded = await cold.states.load(scope, V2, "t1", "", None, with_state=True)
+        assert contents(loaded.checkpoint)["recipient"] == "alice"
+        await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+        assert not any(each.damaged for each in await cold.state_schemas.list(tenant, "pay"))
+        assert (await actions(cold, tenant)).count("state-schema.supersede") == 2
+
+
+@pytest.mark.parametrize("level", ["tenant", "agent", "thread"])
+async def test_a_damaged_policy_protects_what_it_could_hold_and_nothing_else(
+    opened, gateway, scope, tenant, admin, level
+):
+    await save(gateway, scope, "t1", agent="travel")
+    await save(gateway, scope, "t2", agent="other")
+    await gateway.retention_policies.put(tenant, "other", Policy(idle_ttl_seconds=DAY))
+    await place_hold(gateway, scope, tenant, level)
+    table, which = (
+        ("thread_retention", "true") if level == "thread" else ("retention", f"level = '{level}' AND legal_hold")
+    )
+    edit = f"UPDATE stateroom.{table} SET legal_hold = false WHERE tenant_id = $1 AND {which}"  # noqa: S608
+    await admin.execute(edit, scope.tenant_id)
+    async with opened() as cold:
+        policies = cold.retention_policies
+        said = await policies.get(tenant)
+        assert said.agents["other"].policy == Policy(idle_ttl_seconds=DAY)
+        if level == "tenant":
+            with pytest.raises(IntegrityFailure):
+                await cold.threads.delete(scope, "t2")
+        else:
+            await cold.threads.delete(scope, "t2")
+        with pytest.raises(IntegrityFailure):
+            await cold.threads.delete(scope, "t1")
+        # Nobody knows any more whether it held: who supersedes it says so.
+        agent = "travel" if level == "agent" else None
+        for policy in (Policy(idle_ttl_seconds=DAY), Policy(legal_hold=True)):
+            if level == "thread":
+                again = policies.put_thread(scope, "t1", policy, ACTOR, supersede=True)
+            else:
+                again = policies.put(tenant, agent, policy, ACTOR)
+            if policy.legal_hold is None:
+                with pytest.raises(InvalidState, match="legal hold"):
+                    await again
+            else:
+                await again
+        with pytest.raises(LegalHold):
+            await cold.threads.delete(scope, "t1")
+        assert (await actions(cold, tenant))[-2:] == ["legal-hold.set", "audit.read"]
+
+
+async def test_a_thread_whose_policy_is_damaged_is_said_again_by_an_administrator_only(gateway, scope, tenant, admin):
+    await save(gateway, scope, "t1")
+    await admin.execute(FORGED_OF_THREAD, scope.tenant_id)
+    with pytest.raises(IntegrityFailure):
+        await gateway.retention_policies.put_thread(scope, "t1", Policy(legal_hold=False))
+    await gateway.retention_policies.put_thread(scope, "t1", Policy(legal_hold=False), supersede=True)
+    await gateway.threads.delete(scope, "t1")
+
+
+async def test_damaged_ceilings_are_set_again_and_keep_nobody_from_deleting(gateway, scope, tenant, admin):
+    await save(gateway, scope, "t1")
+    await admin.execute(TENANT, scope.tenant_id)
+    await gateway.retention_policies.set_ceilings(scope.tenant_id, Ceilings(idle_ttl_seconds=DAY))
+    await admin.execute("UPDATE stateroom.retention SET policy = '{}' WHERE tenant_id = $1", scope.tenant_id)
+    assert (await gateway.retention_policies.get(tenant)).damaged == {("ceilings", "")}
+    await gateway.threads.delete(scope, "t1")
+    await gateway.retention_policies.set_ceilings(scope.tenant_id, Ceilings(idle_ttl_seconds=DAY))
+    assert not (await gateway.retention_policies.get(tenant)).damaged
+
+
+async def test_a_damaged_job_hides_no_other_stops_no_new_one_and_is_put_aside(gateway, scope, tenant, admin):
+    await save(gateway, scope, "t1")
+    await admin.execute(ADD_JOB, scope.tenant_id, "rewrap-subject-keys", "tenant", "running", "somewhere")
+    fresh = await gateway.rotation.rewrap_tenant(tenant, ACTOR)
+    shown = {each.job_id: each.damaged for each in (await gateway.jobs.list(tenant)).items}
+    assert shown.pop(fresh) is False
+    (damaged,) = shown
+    await run_out(gateway)
+    assert (await gateway.jobs.get(tenant, fresh)).state == "done"
+    with pytest.raises(JobNotDamaged):
+        await gateway.control_repair.supersede_job(tenant, fresh, ACTOR)
+    aside = await gateway.control_repair.supersede_job(tenant, damaged, ACTOR)
+    assert (aside.damaged, aside.kind, aside.state) == (False, "superseded", "failed")
+    assert "job.supersede" in await actions(gateway, tenant)
+
+
+async def test_rows_from_before_macs_are_listed_and_adopted_as_they_are(
+    opened, gateway, registered, scope, tenant, admin, verified
+):
+    """As a gateway of the release before MACs left them; a row whose MAC is wrong is none of them."""
+    await admin.execute(TENANT, scope.tenant_id)
+    await save(gateway, scope, "t1")
+    await gateway.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+    await gateway.retention_policies.put(tenant, "travel", Policy(idle_ttl_seconds=DAY))
+    await gateway.retention_policies.put_thread(scope, "t1", Policy(legal_hold=True))
+    await gateway.rotation.rewrap_tenant(tenant, ACTOR)
+    operators = await gateway.rotation.rewrap_root(ACTOR)
+    await run_out(gateway)
+    for table in ("state_schemas", "retention", "thread_retention", "jobs"):
+        await admin.execute(f"UPDATE stateroom.{table} SET mac = NULL")  # noqa: S608
+    edit = "UPDATE stateroom.retention SET mac = decode(repeat('00', 32), 'hex') WHERE level = 'agent'"
+    await admin.execute(edit)
+    async with opened() as cold:
+        listed = {(each.tenant_id, str(each.row)) async for each in cold.control_repair.without_mac()}
+        assert {name for whose, name in listed if whose == scope.tenant_id and "job" not in name} == {
+            "state-schema 'pay/1'", "state-schema 'pay/2'", "retention 'tenant/'", "retention 'thread/user-1/t1'"
+        }  # fmt: skip
+        assert (await cold.jobs.get(OperatorScope(), operators)).damaged
+        adopted = {(each.tenant_id, str(each.row)) async for each in cold.control_repair.adopt(ACTOR)}
+        assert adopted == listed
+        assert not (await cold.jobs.get(OperatorScope(), operators)).damaged
+        assert (await cold.retention_policies.get(tenant)).damaged == {("agent", "travel")}
+        assert await verified() == {"control-row": 1}
+        with pytest.raises(LegalHold):
+            await cold.threads.delete(scope, "t1")
+        own = [name for whose, name in adopted if whose == scope.tenant_id]
+        assert (await actions(cold, tenant)).count("control-row.adopt") == len(own)
+        assert [each async for each in cold.control_repair.adopt(ACTOR)] == []
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def after_the_lead():
+    return ManualClock(datetime.now(UTC) + timedelta(seconds=LEAD_SECONDS))
+
+
+async def test_rows_name_their_format_once_all_processes_know_it_and_those_from_before_stay(
+    opened, gateway, registered, scope, tenant, admin, watch, verified
+):
+    formats = "SELECT number, mac_format FROM stateroom.state_schemas WHERE tenant_id = $1 ORDER BY number"
+    await gateway.upgrades.finish()
+    async with opened(after_the_lead()) as other:
+        await other.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+        assert [tuple(row) for row in await admin.fetch(formats, scope.tenant_id)] == [(1, None), (2, None), (3, 2)]
+        await gateway.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+        assert not (await other.retention_policies.get(tenant)).damaged
+        assert len(await gateway.state_schemas.get(tenant, "pay")) == 3
+        assert await verified() == {}
+    assert watch.failures == 0
+
+
+async def test_a_row_of_a_newer_build_is_newer_and_not_damaged(
+    opened, gateway, registered, scope, tenant, admin, watch
+):
+    await admin.execute("UPDATE stateroom.state_schemas SET mac_format = 3 WHERE tenant_id = $1", scope.tenant_id)
+    async with opened() as cold:
+        with pytest.raises(BuildTooOld, match="format 3"):
+            await cold.state_schemas.get(tenant, "pay")
+    assert watch.failures == 0
+
+
+async def test_no_row_is_made_an_older_one_by_its_format(opened, gateway, registered, tenant, admin):
+    await gateway.upgrades.finish()
+    async with opened(after_the_lead()) as other:
+        await other.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+    await admin.execute("UPDATE stateroom.state_schemas SET mac_format = NULL WHERE number = 3")
+    async with opened() as cold:
+        assert [each.damaged for each in await cold.state_schemas.list(tenant, "pay")] == [False, False, True]
 
 
 # --- what tells of it, and what does not ---------------------------------------------------------------------------
@@ -411,7 +603,7 @@ async def test_what_gateways_do_themselves_is_never_taken_for_forged(
     await gateway.rotation.rotate_tenant(tenant, ACTOR)
     await gateway.rotation.rewrap_root(ACTOR)
     await run_out(gateway)
-    go_on(clock, 2 * DAY)
+    await clock.go_on(2 * DAY)
     async with opened() as cold:
         await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
         loaded = await cold.states.load(scope, V2, "t1", "", None, with_state=True)
@@ -432,17 +624,17 @@ async def test_the_key_of_control_rows_is_one_for_all_gateways_and_follows_the_r
     async with opened() as one, opened() as two:
         await asyncio.gather(one.control.ready(), two.control.ready())
         row = schema_row(scope.tenant_id, "pay", 1, b"{}", START)
-        assert one.control.mac(row) == two.control.mac(row)
+        assert one.control.proof(row) == two.control.proof(row)
         job_id = await one.rotation.rewrap_root(ACTOR)
         await run_out(one)
         assert (await one.jobs.get(OperatorScope(), job_id)).state == "done"
     async with opened() as three:
         await three.control.ready()
-        assert three.control.is_authentic(row, one.control.mac(row))
+        assert three.control.is_authentic(row, one.control.proof(row))
 
 
 async def test_nothing_is_believed_before_the_key_is_there(opened, scope):
     async with opened() as cold:
         row = schema_row(scope.tenant_id, "pay", 1, b"{}", START)
         with pytest.raises(KeyUnavailable):
-            cold.control.check(row, bytes(32))
+            cold.control.check(row, Proof(bytes(32), None))

@@ -16,6 +16,7 @@ from gateway import settings
 from gateway.auth import Authenticator
 from gateway.problems import Unauthenticated
 from storage.clock import SystemClock
+from storage.key_seals import Pepper, Peppers
 from storage.model import ApiKeyRecord
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import Tenancy, assert_problem
@@ -88,7 +89,10 @@ async def test_a_bearer_that_is_no_key_of_ours_is_refused_without_the_database(n
         asked.append(key_id)
         return None
 
-    authenticator = Authenticator(PEPPER, look_up, SystemClock())
+    async def not_needed() -> bool:
+        return False
+
+    authenticator = Authenticator(Peppers(Pepper(1, PEPPER)), look_up, SystemClock(), not_needed)
     with pytest.raises(Unauthenticated):
         await authenticator.verify(b"Bearer " + TOKENS[name].encode())
     assert asked == []

@@ -1,7 +1,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -12,8 +12,12 @@ import httpx
 import pytest
 from litestar.routes import HTTPRoute
 
+from crypto.roots import create_root_key
 from gateway.app import create_app
 from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
+from storage.features import ADOPTIONS, SAVE_POLICIES
+from storage.service import Store
+from tests.support.features import switch_on
 from tests.support.gateway import Tenant
 from tests.support.operations import (
     AUTHENTICATED,
@@ -51,18 +55,18 @@ ALONE: dict[str, int] = {
     "archive_thread": 404,
     "restore_thread": 404,
     "compact_thread": 404,
-    "put_thread": 200,
+    "update_thread": 201,
     "delete_thread": 404,
     "copy_thread": 404,
     "prune": 200,
     "delete_runs": 200,
     "save_checkpoint": 201,
     "load_checkpoint": 404,
-    "list_checkpoints": 200,
+    "list_checkpoints": 404,
     "search_checkpoints": 200,
     "channel_history": 404,
     "put_writes": 200,
-    "get_writes": 200,
+    "get_writes": 404,
     "put_piece": 201,
     "get_piece": 404,
     "whoami": 200,
@@ -72,7 +76,7 @@ ALONE: dict[str, int] = {
     "put_upload_part": 404,
     "complete_upload": 404,
     "abort_upload": 404,
-    "list_artifacts": 200,
+    "list_artifacts": 404,
     "get_artifact": 404,
     "delete_artifact": 404,
     "copy_artifact": 404,
@@ -91,20 +95,28 @@ ALONE: dict[str, int] = {
     "list_subjects": 200,
     "get_retention": 200,
     "put_retention": 200,
+    "get_save_policy": 200,
+    "put_save_policy": 200,
     "preview_retention": 200,
     "get_retention_round": 200,
+    "begin_retention_round": 202,
     "rotate_key": 404,
     "rewrap_subject_keys": 202,
     "get_keys": 404,
     "shred_subject": 404,
     "list_jobs": 200,
     "get_job": 404,
+    "cancel_job": 404,
+    "supersede_job": 404,
     "export_thread": 404,
     "export_tenant": 200,
-    "import_threads": 200,
+    "import_threads": 422,
+    "get_transfer_key": 200,
     "put_state_schema_version": 201,
     "list_state_schemas": 200,
     "get_state_schema": 404,
+    "adopt_state": 404,
+    "list_state_adoptions": 404,
     "plan_state_migration": 404,
     "migrate_state": 404,
     "roll_back_state": 404,
@@ -163,6 +175,7 @@ class World(NamedTuple):
     owner_key: str
     decrypting_key: str
     callers: dict[str, Caller]
+    another_operator: Callable[[], str]  # makes a key
     targets: dict[str, Target]  # by operation; taken out by a test and put back by one that found it unchanged
 
     def operating_key(self, permission: str) -> str | None:
@@ -200,8 +213,23 @@ def database_dsn(durable_postgres: EmbeddedPostgres, deployment: Deployment) -> 
 async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn: str) -> World:
     deployment = own_gateway.deployment
     environ = {"PATH": os.environ["PATH"], **deployment.environ}
-    made = launcher.run(environ, "init", "--another", "--decrypt-any", "--json")
-    assert made.returncode == 0, made.stderr
+
+    # What is done only once an upgrade was finished must keep to its tenant, too.
+    store = await Store.open(
+        environ["STATEROOM_DATABASE_URL"],
+        root_key=create_root_key(environ["STATEROOM_ROOT_KEY"]),
+        deployment_id=UUID(environ["STATEROOM_DEPLOYMENT_ID"]),
+        connections_max=2,
+    )
+    for feature in (ADOPTIONS, SAVE_POLICIES):
+        await switch_on(store, feature)
+    await store.close()
+
+    def operator_key(*options: str) -> str:
+        made = launcher.run(environ, "init", "--another", "--json", *options)
+        assert made.returncode == 0, made.stderr
+        return str(json.loads(made.stdout)["api_key"])
+
     tenancy = Tenancy(Tenant(own_gateway.url, deployment.api_key, deployment.operator_key))
     service_key, foreign_key = tenancy.tenant(), tenancy.tenant()
     owner_key = tenancy.key(service_key, OWNER)
@@ -234,8 +262,8 @@ async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn
             path = "/v1/admin/audit/anchor" if one == deployment.operator_key else "/v1/audit/anchor"
             anchored = client.post(path)
         assert (anchored.status_code, anchored.json()["stored"]) == (200, True), anchored.text
-    reading_any = json.loads(made.stdout)["api_key"]
-    return World(tenancy, *tenant_ids, service_key, owner_key, reading_any, callers, {})
+    reading_any = operator_key("--decrypt-any")
+    return World(tenancy, *tenant_ids, service_key, owner_key, reading_any, callers, operator_key, {})
 
 
 @pytest.fixture(scope="module")
@@ -291,6 +319,10 @@ def _thread_to_reach_for(owner: httpx.Client, declared: Declared) -> Target:
     twin, thread = save_thread(owner), save_thread(owner)
     if has_files(declared):
         twin, thread = save_files(owner, twin), save_files(owner, thread)
+    if declared.name in {"get_job", "cancel_job"}:
+        begun = owner.post(f"/v1/threads/{save_thread(owner).thread_id}/archive")
+        assert begun.status_code == 202, begun.text
+        twin, thread = (each._replace(job_id=begun.json()["job_id"]) for each in (twin, thread))
     proof = request_of(declared, twin).send(owner)
     assert proof.status_code in declared.operation.statuses, proof.text
     if declared.name in {"prune", "delete_runs", "verify"}:
@@ -335,12 +367,14 @@ class Records(NamedTuple):
     subject_id: str
     key_id: str
     job_id: str
-    schema: str
+    state_schema: str
     thread: Thread
 
     @property
     def named(self) -> dict[str, str]:
-        records = {name: getattr(self, name) for name in ("tenant_id", "subject_id", "key_id", "job_id", "schema")}
+        records = {
+            name: getattr(self, name) for name in ("tenant_id", "subject_id", "key_id", "job_id", "state_schema")
+        }
         return {**records, "thread_id": self.thread.thread_id}
 
 
@@ -356,9 +390,15 @@ SHOWN = {
     "create_api_key": '"api_key":"',
     "list_api_keys": '"{key_id}"',
     "revoke_api_key": "",
+    "list_operator_keys": '"kind":"operator"',
+    "revoke_operator_key": "",
     "create_tenant": '"api_key":"',
     "list_tenants": '"tenant_id":"',
     "get_tenant": '"tenant_id":"{tenant_id}"',
+    "rename_tenant": '"tenant_id":"{tenant_id}"',
+    "suspend_tenant": '"tenant_id":"{tenant_id}"',
+    "resume_tenant": '"suspended_at":null',
+    "recover_tenant": '"tenant_id":"{tenant_id}"',
     "read_audit": '/{tenant_id}","events":[{{"sequence":1,',
     "get_audit_anchor": '/{tenant_id}","sequence":',
     "anchor_audit": '/{tenant_id}","sequence":',
@@ -377,27 +417,36 @@ SHOWN = {
     "get_root_keys": '"root_key_version":',
     "shred_subject": '"shred_effective_at":"',
     "shred_tenant": '"shred_effective_at":"',
-    "put_state_schema_version": '"schema":"{schema}"',
-    "list_state_schemas": '"schema":"{schema}"',
-    "get_state_schema": '"schema":"{schema}"',
+    "put_state_schema_version": '"state_schema":"{state_schema}"',
+    "list_state_schemas": '"state_schema":"{state_schema}"',
+    "get_state_schema": '"state_schema":"{state_schema}"',
+    "adopt_state": '"state_schema":"{state_schema}"',
+    "list_state_adoptions": '"adoptions":[',
     "plan_state_migration": '"job_id":"',
     "migrate_state": '"job_id":"',
     "roll_back_state": '"job_id":"',
-    "get_state_migration": '"schema":"{schema}"',
+    "get_state_migration": '"state_schema":"{state_schema}"',
     "list_jobs": '"{job_id}"',
-    "get_job": '"{job_id}"',
+    "get_tenant_job": '"{job_id}"',
     "list_deployment_jobs": '"{job_id}"',
     "get_deployment_job": '"{job_id}"',
+    "supersede_job": '"{job_id}"',
+    "cancel_deployment_job": '"{job_id}"',
+    "supersede_deployment_job": '"{job_id}"',
     "decrypt": CANARY,
     "get_usage": '"tenant_id":"{tenant_id}"',
     "get_tenant_usage": '"tenant_id":"{tenant_id}"',
     "set_tenant_quota": '"tenant_id":"{tenant_id}"',
     "get_retention": '"effective":',
     "put_retention": '"idle_ttl_seconds":3600',
+    "get_save_policy": '"strict":',
+    "put_save_policy": '"strict":false',
     "preview_retention": '"threads":',
     "get_retention_round": '"state":"',
+    "begin_retention_round": '"state":"',
     "get_retention_ceilings": '"tenant_id":"{tenant_id}"',
     "put_retention_ceilings": '"tenant_id":"{tenant_id}"',
+    "accept_unbound_import": "",
 }
 
 
@@ -405,26 +454,39 @@ def _records(world: World, declared: Declared) -> Records:
     """Records of their own for one request, in a tenant of their own where the request ends a tenant."""
     subject_id = f"owner-{CANARY}-{uuid4()}"
     tenant_id, service_key = world.tenant_id, world.service_key
-    if declared.name == "shred_tenant":
+    if declared.name in {"shred_tenant", "suspend_tenant"}:
         service_key = world.tenancy.tenant()
         with world.tenancy.client(service_key) as service:
             tenant_id = service.get("/v1/whoami").json()["tenant_id"]
     with world.tenancy.client(service_key, subject_id) as client:
         thread = save_thread(client)
     job_id = ""
-    if declared.name in {"list_jobs", "get_job"}:
+    if declared.name == "get_tenant_job":
+        with world.tenancy.client(world.tenancy.tenant()) as service:
+            tenant_id = service.get("/v1/whoami").json()["tenant_id"]
+        with world.tenancy.client(world.tenancy.gateway.operator_key) as operator:
+            shredded = operator.post(f"/v1/admin/tenants/{tenant_id}/shred", json={"confirm": tenant_id})
+        assert shredded.status_code == 202, shredded.text
+        job_id = shredded.json()["job_id"]
+    if declared.name in {"list_jobs", "supersede_job"}:
         with world.tenancy.client(service_key) as service:
-            rotated = service.post("/v1/keys/rotate", json={"level": "subject", "subject_id": subject_id})
+            rotated = service.post("/v1/keys:rotate", json={"level": "subject", "subject_id": subject_id})
         assert rotated.status_code == 202, rotated.text
         job_id = rotated.json()["job_id"]
-    if declared.name in {"list_deployment_jobs", "get_deployment_job"}:
+    if declared.name in {"list_deployment_jobs", "get_deployment_job", "supersede_deployment_job"}:
         with world.tenancy.client(world.tenancy.gateway.operator_key) as operator:
-            rewrapped = operator.post("/v1/admin/keys/rewrap")
+            rewrapped = operator.post("/v1/admin/keys:rewrap")
         assert rewrapped.status_code == 202, rewrapped.text
         job_id = rewrapped.json()["job_id"]
+    if declared.name == "cancel_deployment_job":
+        with world.tenancy.client(world.tenancy.gateway.operator_key) as operator:
+            verifying = operator.post("/v1/admin/verify")
+        assert verifying.status_code == 202, verifying.text
+        job_id = verifying.json()["job_id"]
     with world.tenancy.client(service_key) as service:
         schema = register_schema(service)
-    api_key = world.tenancy.key(service_key, subject_id)
+    ends_operator = declared.name == "revoke_operator_key"
+    api_key = world.another_operator() if ends_operator else world.tenancy.key(service_key, subject_id)
     return Records(tenant_id, service_key, subject_id, key_id(api_key), job_id, schema, thread)
 
 
@@ -451,14 +513,21 @@ async def _stored(connection: asyncpg.Connection, *tenant_ids: str) -> dict[str,
     )
     digests = []
     for table, of_tenants in columns:
-        if table == "audit_heads":
+        if table in {"audit_heads", "processes"}:  # of which the second says every few seconds who runs
             continue
         where = "(tenant_id = ANY($1) OR tenant_id IS NULL)" if of_tenants else "$1::uuid[] IS NOT NULL"
         where += " AND action NOT IN ('access', 'access.dropped')" if table == "audit_log" else ""
         swept = "- 'sweep_after' - 'walk_after' - 'swept_at' - 'due_since' - 'census' - 'bytes'"
         rounds = "- 'due_at' - 'lease_until' - 'started_at' - 'progress' - 'finished_at' - 'census' - 'thinned_until'"
         gone = "- 'removed_at' - 'reserved_bytes'"  # of an upload that was given up, when its object is
-        moving = {"api_keys": "- 'last_used_at'", "blob_usage": swept, "blob_intents": gone, "retention_rounds": rounds}
+        moving = {
+            "api_keys": "- 'last_used_at'",
+            "processes": "- 'seen_at'",
+            "blob_usage": swept,
+            "row_usage": "- 'bytes' - 'counted_at' - 'count_after'",
+            "blob_intents": gone,
+            "retention_rounds": rounds,
+        }
         row = f"(to_jsonb(t) {moving[table]})::text" if table in moving else "t.ctid::text || ' ' || t.xmin::text"
         digest = "count(*) || ' ' || md5(coalesce(string_agg(row, ',' ORDER BY row), ''))"
         digests.append(
@@ -470,9 +539,19 @@ async def _stored(connection: asyncpg.Connection, *tenant_ids: str) -> dict[str,
     return found
 
 
-def _records_to_reach_for(world: World, declared: Declared) -> Target:
+async def _damaged(records: Records, declared: Declared, connection: asyncpg.Connection) -> Records:
+    """The same, with the job edited where the operation is about jobs that somebody edited."""
+    if declared.name in {"supersede_job", "supersede_deployment_job"}:
+        await _settled(connection, records.tenant_id, DEPLOYMENT)
+        edit = "UPDATE stateroom.jobs SET note = 'edited' WHERE job_id = $1"
+        assert await connection.execute(edit, UUID(records.job_id)) == "UPDATE 1"
+    return records
+
+
+async def _records_to_reach_for(world: World, declared: Declared, connection: asyncpg.Connection) -> Target:
     """Records of a tenant or the operators, after the operation succeeded on their twins."""
-    twin, ours = _records(world, declared), _records(world, declared)
+    twin = await _damaged(_records(world, declared), declared, connection)
+    ours = await _damaged(_records(world, declared), declared, connection)
     with world.tenancy.client(world.operating_key(declared.operation.permission) or world.service_key) as owner:
         proof = request_of(declared, **twin.named).send(owner)
     assert proof.status_code in declared.operation.statuses, proof.text
@@ -498,7 +577,7 @@ async def test_a_tenants_and_the_operators_records_are_out_of_reach(
     declared = DECLARED[name]
     permission = declared.operation.permission
     of_operator = world.operating_key(permission) is not None
-    target = world.targets.pop(name, None) or _records_to_reach_for(world, declared)
+    target = world.targets.pop(name, None) or await _records_to_reach_for(world, declared, connection)
     ours, twin = target.records, target.twin
     assert ours is not None
     assert twin is not None
@@ -510,7 +589,7 @@ async def test_a_tenants_and_the_operators_records_are_out_of_reach(
             answer = request_of(declared, **ours.named).send(client)
         assert answer.status_code in declared.operation.statuses, answer.text
         return  # and did it: the next stranger is sent at others
-    await _settled(connection, world.tenant_id, world.foreign_tenant_id, DEPLOYMENT)
+    await _settled(connection, world.tenant_id, world.foreign_tenant_id, ours.tenant_id, DEPLOYMENT)
     before = await _stored(connection, world.tenant_id, ours.tenant_id, DEPLOYMENT)
     for stranger in strangers:
         caller = world.callers[stranger]
@@ -523,9 +602,9 @@ async def test_a_tenants_and_the_operators_records_are_out_of_reach(
         if permission is not None:
             secrets = {world.tenant_id, *twin.named.values(), *ours.named.values(), key_id(world.service_key)} - {""}
             if name == "put_state_schema_version" and answer.status_code == 201:
-                secrets.remove(ours.schema)  # his own, of the same name
+                secrets.remove(ours.state_schema)  # his own, of the same name
             assert not [secret for secret in secrets if secret in answer.text]
-    await _settled(connection, world.tenant_id, world.foreign_tenant_id, DEPLOYMENT)
+    await _settled(connection, world.tenant_id, world.foreign_tenant_id, ours.tenant_id, DEPLOYMENT)
     assert await _stored(connection, world.tenant_id, ours.tenant_id, DEPLOYMENT) == before
     with world.tenancy.client(ours.service_key, ours.subject_id) as subject:
         assert _seen(subject, ours.thread) == target.seen
@@ -549,7 +628,7 @@ async def test_what_a_tenant_does_to_its_own_subject_leaves_the_one_of_the_same_
         for name in ("rotate_key", "shred_subject"):
             answer = request_of(DECLARED[name], subject_id=subject_id).send(foreigner)
             assert answer.status_code in DECLARED[name].operation.statuses, answer.text
-        assert foreigner.post("/v1/keys/rotate", json={"level": "tenant"}).status_code == 202
+        assert foreigner.post("/v1/keys:rotate", json={"level": "tenant"}).status_code == 202
         gone = theirs.get(f"/v1/threads/{their_thread.thread_id}/checkpoints/latest")
         assert_problem(gone, 410, "key-destroyed")
         await _settled(connection, foreigner.get("/v1/whoami").json()["tenant_id"])
@@ -564,7 +643,7 @@ def test_a_listing_of_a_whole_tenant_is_of_nobody_elses(world: World) -> None:
     with world.tenancy.client(world.service_key) as service:
         shown = service.get(path).json()["checkpoints"]
     assert {each["subject_id"] for each in shown} == {OWNER}
-    assert {each["namespace"]: each["id"] for each in shown}[""] == thread.checkpoint_id
+    assert {each["namespace"]: each["checkpoint_id"] for each in shown}[""] == thread.checkpoint_id
     with world.tenancy.client(world.callers[STRANGERS_AT_HOME[1]].api_key) as foreigner:
         assert foreigner.get(path).json() == {"checkpoints": [], "next_cursor": None}
         assert thread.checkpoint_id not in foreigner.get("/v1/checkpoints?limit=1000").text
@@ -583,11 +662,11 @@ def test_a_verification_of_all_a_subject_has_is_of_nobody_elses(world: World) ->
     foreign_key = world.callers[STRANGERS_AT_HOME[1]].api_key
     with world.tenancy.client(world.service_key, subject_id) as ours:
         save_thread(ours)
-        report = ours.post("/v1/verify", json={}).json()
+        report = ours.post("/v1/threads:verify", json={}).json()
     assert (report["threads"], report["checkpoints"], report["findings"]) == (1, 2, [])
     for api_key, subject in ((foreign_key, subject_id), (world.service_key, f"{subject_id}-not")):
         with world.tenancy.client(api_key, subject) as theirs:
-            report = theirs.post("/v1/verify", json={}).json()
+            report = theirs.post("/v1/threads:verify", json={}).json()
         assert (report["threads"], report["checkpoints"], report["pending_writes"], report["pieces"]) == (0, 0, 0, 0)
 
 
@@ -634,10 +713,10 @@ def test_exactly_five_routes_are_public_and_one_of_them_asks_for_a_signed_token(
 @pytest.mark.parametrize("path", ["/v1/threads/{}", "/v1/threads/{}/checkpoints", "/v1/threads/t/checkpoints/{}"])
 def test_an_id_that_looks_like_a_public_path_opens_nothing(world: World, public: str, path: str) -> None:
     with world.tenancy.client(None) as client:
-        for spelling in ("//v1/threads", "/v1//threads", "/v1/threads/", f"/{public}/../v1/threads"):
-            assert client.get(spelling).status_code in {401, 404}
-        for spelling in (public, f"%2F{public}", f"{public}%3F"):
-            assert client.get(path.format(spelling)).status_code == 401
+        for spelling in ("//v1/threads", "/v1//threads", "/v1/threads/", f"/{public}/%2E%2E/v1/threads"):
+            assert client.get(spelling).status_code == 404
+        for spelling, status in ((public, 401), (f"%2F{public}", 404), (f"{public}%3F", 401)):
+            assert client.get(path.format(spelling)).status_code == status
 
 
 @pytest.mark.parametrize("path", sorted({one.path for one in DECLARED.values()}))
@@ -649,9 +728,20 @@ def test_every_other_method_is_refused_without_a_word_about_data(world: World, p
         for method in sorted({"GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "TRACE"} - allowed):
             answer = client.request(method, path_of(here[0]))
             assert answer.status_code == 405, (method, path)
-            assert set(answer.headers["allow"].split(", ")) - {"OPTIONS"} == allowed
+            assert set(answer.headers["allow"].split(", ")) == allowed | {"OPTIONS"}
             if method != "HEAD":
                 assert_problem(answer, 405, "method-not-allowed")
+
+
+@pytest.mark.parametrize("path", sorted({one.path for one in DECLARED.values()}))
+def test_options_tells_all_methods_of_a_path_to_everybody_and_nothing_else(world: World, path: str) -> None:
+    here = [one for one in DECLARED.values() if one.path == path]
+    allowed = {one.operation.method.value for one in here} | {"OPTIONS"}
+    with world.tenancy.client(None) as client:
+        answer = client.options(path_of(here[0]), headers={"Origin": "https://a.test"})
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert set(answer.headers["allow"].split(", ")) == allowed | ({"HEAD"} if "GET" in allowed else set())
+    assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 @pytest.mark.parametrize("name", [name for name, one in AUTHENTICATED.items() if one.operation.permission])

@@ -10,7 +10,7 @@ from storage.postgres.checkpoints import LOAD_AT_ONCE
 from storage.scope import Scope
 from tests.support.states import document, put, save, state, write
 
-FUNCTION = "stateroom.load_checkpoint_2("
+FUNCTION = "stateroom.load_checkpoint_3("
 # More than one row where the function knows of one, in whatever form.
 MANY = (
     ("\n            LIMIT 1)", ")"),
@@ -46,10 +46,10 @@ async def app(database):
 @pytest.fixture
 async def stripped(admin, app):
     """The function without its predicates, under another name."""
-    text = await admin.fetchval("SELECT pg_get_functiondef('stateroom.load_checkpoint_2'::regproc)")
+    text = await admin.fetchval("SELECT pg_get_functiondef('stateroom.load_checkpoint_3'::regproc)")
     for predicate, instead in PREDICATES:
         text, count = re.subn(predicate, instead, text)
-        assert count == 8, predicate  # each table, and the checkpoints and the pending writes twice
+        assert count == 9, predicate  # each table, the pending writes twice and the checkpoints three times
     name = f"stateroom.load_{uuid4().hex}("
     for one, many in MANY:
         assert one in text
@@ -104,5 +104,5 @@ async def test_a_transaction_that_loaded_cannot_write(app, scopes):
 
 @pytest.mark.parametrize("role", ["gw_auth", "gw_ops", "gw_worker"])
 async def test_other_roles_may_not_call_it(admin, role):
-    signature = "stateroom.load_checkpoint_2(uuid, text, text, text, text, boolean, integer)"
+    signature = "stateroom.load_checkpoint_3(uuid, text, text, text, text, boolean, integer)"
     assert not await admin.fetchval("SELECT has_function_privilege($1, $2, 'EXECUTE')", role, signature)

@@ -92,14 +92,14 @@ def test_nothing_that_is_stored_or_read_becomes_an_object(guarded: GatewayProces
                 saved = client.post(SAVE, json={"channels": {"a": {"version": 1, "encoding": encoding, "data": data}}})
                 assert saved.status_code == 201, saved.text
                 written = {"writes": [{"channel": "a", "idx": 0, "encoding": encoding, "data": data}]}
-                path = f"{SAVE}/{saved.json()['id']}/writes/w"
-                assert client.put(path, json=written).status_code == 200
-                _read_everything(client, saved.json()["id"])
+                path = f"{SAVE}/{saved.json()['checkpoint_id']}/writes/w"
+                assert client.post(path, json=written).status_code == 200
+                _read_everything(client, saved.json()["checkpoint_id"])
         for state in ({"a": LANGCHAIN}, {"a": {"$ext": [5, base64.b64encode(PICKLED).decode()]}}):
             saved = client.post(SAVE, json={"state": state})
             assert saved.status_code == 201, saved.text
-            _read_everything(client, saved.json()["id"])
+            _read_everything(client, saved.json()["checkpoint_id"])
         _list_everything(client, len(ENCODINGS) * len(contents) + 2)
-        assert client.post("/v1/verify", json={}).json()["findings"] == []
+        assert client.post("/v1/threads:verify", json={}).json()["findings"] == []
         assert client.post("/v1/threads/t/copy", json={"target_thread_id": "u"}).status_code in {200, 201}
     assert "UNPICKLED" not in guarded.log

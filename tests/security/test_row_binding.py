@@ -8,10 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from storage.errors import IntegrityFailure
+from storage.errors import IntegrityFailure, RollbackDetected
 from storage.format.manifest import CheckpointColumns, WriteColumns
 from storage.scope import Scope
+from storage.service import Store
 from tests.support.states import contents, document, history, load, put, save, state, write, writes_of
+from tests.support.stores import DEPLOYMENT_ID
 
 PLACES = {
     "tenant_id": [UUID(int=0xA), UUID(int=0xB)],
@@ -188,6 +190,8 @@ COLUMNS = [
     *(("heads", name) for name in ("head_id", "sequence")),
     ("threads", "created_at"),
     ("pending_writes", "member"),
+    ("checkpoints", "key_version"),
+    ("pending_writes", "key_version"),
 ]
 
 
@@ -209,6 +213,25 @@ async def test_an_edited_column_is_refused(world, admin, table, column):
     await read(world, table, where)
 
 
+@pytest.mark.parametrize("table", ["checkpoints", "pending_writes"])
+async def test_an_edited_key_version_is_refused_by_whatever_opens_the_row(world, admin, table):
+    where = place(table)
+    scope, thread_id = Scope(where["tenant_id"], where["subject_id"]), where["thread_id"]
+
+    async def readings():
+        yield read(world, "checkpoints", place("checkpoints"))
+        yield history(world, scope, thread_id=thread_id, with_state=True)
+        yield read(world, "threads", place("threads"))
+
+    async with edited(admin, table, where, {"key_version": 2}):
+        async for reading in readings():
+            with pytest.raises(IntegrityFailure):
+                await reading
+        assert (await world.verification.thread(scope, thread_id)).findings
+    async for reading in readings():
+        await reading
+
+
 @pytest.mark.parametrize("edit", ["none", "fewer", "more", "repeated", "ragged"])
 async def test_an_edited_list_of_pieces_is_refused(world, admin, edit):
     where = place("checkpoints")
@@ -217,8 +240,11 @@ async def test_an_edited_list_of_pieces_is_refused(world, admin, edit):
     value = {"none": b"", "fewer": ids[17:], "more": ids + bytes(17), "repeated": ids[:17] * 2, "ragged": ids[:-1]}
     async with edited(admin, "checkpoints", where, {"piece_ids": value[edit]}):
         await refused(world, "checkpoints", where)
+        scope = Scope(where["tenant_id"], where["subject_id"])
         with pytest.raises(IntegrityFailure):
-            await history(world, Scope(where["tenant_id"], where["subject_id"]), with_state=True)
+            await history(world, scope, thread_id=where["thread_id"], with_state=True)
+        damaged = [each.checkpoint_id for each in await history(world, scope, with_state=True) if each.damaged]
+        assert damaged == [where["checkpoint_id"]]
 
 
 async def two_chunks(admin):
@@ -249,6 +275,14 @@ async def test_an_edited_chunk_is_refused(world, admin, column):
     }[column]
     async with edited(admin, "chunks", one, {column: value}):
         await refused(world, "checkpoints", place("checkpoints"))
+
+
+async def test_a_verification_names_a_piece_whose_key_version_was_edited(world, admin):
+    one, _ = await two_chunks(admin)
+    scope, thread_id = Scope(one["tenant_id"], one["subject_id"]), one["thread_id"]
+    async with edited(admin, "chunks", one, {"key_version": 2}):
+        assert [each.code for each in (await world.verification.thread(scope, thread_id)).findings] == ["piece"]
+    assert (await world.verification.thread(scope, thread_id)).findings == []
 
 
 async def test_a_chunk_of_another_tenant_or_subject_is_refused(world, admin):
@@ -323,12 +357,21 @@ async def test_a_head_rolled_back_is_found(store, scope, admin, chain):
     await found_by_prune_and_copy(store, scope)
 
 
-async def test_a_namespace_taken_away_is_found(store, scope, admin, chain):
+async def test_a_namespace_taken_away_is_found(store, scope, admin, chain, database, root_key):
     await save(store, scope, namespace="sub")
     for table in ("checkpoints", "heads"):
         await delete(admin, table, scope, namespace="sub")
     await found_by_prune_and_copy(store, scope)
-    await save(store, scope, namespace="sub")
+    with pytest.raises(RollbackDetected):
+        await save(store, scope, namespace="sub")
+    # A process that acknowledged nothing of it makes a new one, which does not hide that another is gone.
+    stranger = await Store.open(
+        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=2, durable=False
+    )
+    try:
+        await save(stranger, scope, namespace="sub")
+    finally:
+        await stranger.close()
     await found_by_prune_and_copy(store, scope)
 
 

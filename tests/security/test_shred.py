@@ -16,6 +16,7 @@ from storage.blobs.keyspace import TombstoneLocation, tombstone_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
 from storage.errors import CheckpointNotFound, IntegrityFailure, InvalidState, SetupError, SubjectNotFound
+from storage.head_anchors import subject_tag
 from storage.model import ApiKeyRecord, Tenant
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import OperatorScope, Scope, TenantScope
@@ -135,7 +136,7 @@ async def found_tenant(store, tenant_id):
         last_used_at=None,
     )
     await store.tenants.create(
-        OperatorScope(founding=tenant_id), Tenant(tenant_id=tenant_id, name="t", created_at=now), key
+        OperatorScope(founding=tenant_id), Tenant(tenant_id=tenant_id, name=uuid4().hex, created_at=now), key
     )
 
 
@@ -361,8 +362,61 @@ async def test_a_backup_that_never_knew_a_shredded_tenant_is_accepted_in_one_go(
         await save(served, Scope(whole, "user-1"))
     assert set(await served.anchors.missing_tenants()) == {whole, part}
     job_id = await served.verifying.begin_deployment(ACTOR)
-    found = json.decode((await finished(served, OperatorScope(), job_id)).note)["findings"]
-    assert [(each["tenant_id"], each["code"]) for each in found] == [(str(part), "tenant-missing")]
+    report = json.decode((await finished(served, OperatorScope(), job_id)).note)
+    assert (report["findings"], report["known_losses"]) == ([], 1)  # accepted: the tenant without a tombstone
+
+
+async def test_what_an_accepted_restore_lost_is_known_and_no_damage_from_then_on(world, connect):
+    store = await world.gateway()
+    tenant_id, later_id = uuid4(), uuid4()
+    here, gone = Scope(tenant_id, "user-1"), Scope(tenant_id, "user-2")
+    await found_tenant(store, tenant_id)
+    for thread_id in ("kept", "removed", "moved"):
+        await save(store, here, thread_id)
+    await store.head_anchors.flush()
+    await store.anchors.anchor_due()
+    backup = await world.backup()
+
+    store = await world.gateway()
+    await save(store, here, "moved")
+    await save(store, here, "new")
+    await save(store, gone, "t")
+    await found_tenant(store, later_id)
+    async with store.unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+        await store.audit.append(transaction, tenant_id, ACTOR, "noise", "audit")
+    await store.head_anchors.flush()
+    await store.anchors.anchor_due()
+
+    local = await world.gateway(backup, restored=True)
+    await local.accept_restored(ACTOR)
+    served = await world.gateway(backup)
+
+    async def verified():
+        job_id = await served.verifying.begin_deployment(ACTOR)
+        report = json.decode((await finished(served, OperatorScope(), job_id)).note)
+        return report["found"], report["known_losses"]
+
+    # Two heads of the subject that is there, one of the one that is not, and a tenant.
+    assert await verified() == ({}, 4)
+    assert await verified() == ({}, 4)
+    await local.accept_restored(ACTOR)
+    assert await verified() == ({}, 4)
+
+    admin = await connect(backup)
+    for table in ("threads", "heads", "checkpoints"):
+        await admin.execute(f"DELETE FROM stateroom.{table} WHERE thread_id = 'removed'")
+    assert await verified() == ({"missing-since-anchor": 1}, 4)
+    # Whoever writes to the database excuses nothing by it.
+    await served.head_anchors.flush()
+    tag = subject_tag(await served.keys.existing_sealer(here))
+    entries = (await served.head_anchors.load(tenant_id)).newest_of(tag)
+    await admin.execute(
+        "INSERT INTO stateroom.accepted_losses SELECT tenant_id, gen_random_uuid(), $2, accepted_at, mac, mac_format"
+        " FROM stateroom.accepted_losses WHERE tenant_id = $1 LIMIT 1",
+        tenant_id,
+        b"".join(entries),
+    )
+    assert await verified() == ({"missing-since-anchor": 1, "control-row": 1}, 4)
 
 
 async def test_keys_that_somebody_put_back_are_found_at_the_next_start(world, connect):

@@ -22,6 +22,7 @@ from tests.support.interleaving import Gate, Steered
 from tests.support.states import document, load, patch, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
 
+DESTROYED = "state = 'destroyed', wrapped = NULL, destroyed_at = now()"
 SUBJECT_TABLES = ("threads", "heads", "checkpoints", "pending_writes", "chunks", "removed_threads")
 
 
@@ -336,7 +337,7 @@ def reads_of_older(store, scope, chain):
         "load": lambda: load(store, scope, checkpoint_id=chain[2].checkpoint_id),
         "task_writes": lambda: task_writes(store, scope, chain[2].checkpoint_id),
         "listing": lambda: listed(store, scope),
-        "search": lambda: listed(store, scope, thread_id=None, namespace=None, status="active"),
+        "search": lambda: listed(store, scope, namespace=None, status="active"),
         "channel_history": lambda: store.checkpoints.channel_history(
             scope, "t1", "", chain[3].checkpoint_id, ["a", "missing"]
         ),
@@ -481,6 +482,7 @@ async def test_writes_taken_away_with_all_seals_put_back_are_missed_by_who_keeps
     receipt = await put(guarded, scope, chain[-1].checkpoint_id, write(0, "a", 1), task_id="one")
     await admitted(guarded, scope, receipt.token)
     await attacker.put_back(before)
+    forget(guarded, scope)
     await clean(guarded, scope)
     await refused_as_rollback(guarded, scope, receipt.token)
     with pytest.raises(RollbackDetected):
@@ -774,8 +776,8 @@ EDITED_HEADS = [
 async def test_an_edited_thread_is_not_shown(guarded, scope, chain, attacker, edit):
     await attacker.execute(edit)
     if edit in EDITED_THREADS:
-        with pytest.raises(IntegrityFailure):
-            await guarded.threads.list(scope)
+        damaged = [each.thread_id for each in (await guarded.threads.list(scope)).items if each.damaged]
+        assert damaged == ["t9" if "t9" in edit else "t1"]
     with pytest.raises(IntegrityFailure):
         await guarded.threads.get(scope, "t9" if "t9" in edit else "t1")
 
@@ -822,6 +824,55 @@ async def test_data_without_its_keys_is_noticed(guarded, scope, chain, attacker,
     _, report = await verified(guarded, scope)
     assert report.found["keys"] == 1
     assert [each.subject_id for each in report.findings if each.code == "keys"] == [scope.subject_id]
+
+
+@pytest.mark.parametrize(
+    ("which", "cached"), [("purpose = 'data'", True), ("purpose = 'data'", False), ("purpose = 'id'", False)]
+)
+async def test_a_destroyed_key_beside_an_active_one_is_damage(guarded, scope, chain, attacker, watch, which, cached):
+    await attacker.execute(
+        f"UPDATE stateroom.subject_keys SET {DESTROYED} WHERE tenant_id = $1 AND subject_id = $2 AND {which}"  # noqa: S608
+    )
+    if not cached:
+        guarded.keys.evict(scope)
+    verbs = {
+        "load": lambda: load(guarded, scope),
+        "save": lambda: save(guarded, scope),
+        "history": lambda: guarded.checkpoints.history(scope, HistoryQuery(thread_id="t1")),
+        "threads": lambda: guarded.threads.list(scope),
+        "thread": lambda: guarded.threads.get(scope, "t1"),
+        "verify": lambda: guarded.verification.subject(scope),
+    }
+    async with asyncio.timeout(10):
+        for verb in verbs.values():
+            with pytest.raises(IntegrityFailure, match="others were not"):
+                await verb()
+    assert watch.failures == len(verbs)
+    _, report = await verified(guarded, scope)
+    assert [each.subject_id for each in report.findings if each.code == "keys"] == [scope.subject_id]
+
+
+async def test_a_key_that_was_taken_away_while_it_is_cached_is_named_by_verification(guarded, scope, chain, attacker):
+    await attacker.execute(
+        "DELETE FROM stateroom.subject_keys WHERE tenant_id = $1 AND subject_id = $2 AND purpose = 'id'"
+    )
+    for verify in (guarded.verification.subject(scope), guarded.verification.thread(scope, "t1")):
+        with pytest.raises(IntegrityFailure, match="others were not"):
+            await verify
+    _, report = await verified(guarded, scope)
+    assert [each.subject_id for each in report.findings if each.code == "keys"] == [scope.subject_id]
+
+
+async def test_a_destroyed_tenant_key_beside_what_is_left_of_others_is_damage(guarded, scope, chain, attacker):
+    await attacker.execute(
+        "UPDATE stateroom.tenant_keys SET state = 'retired' WHERE tenant_id = $1 AND $2::text IS NOT NULL"
+    )
+    guarded.keys.evict(scope)
+    guarded.keys.evict_tenant(scope.tenant_id)
+    async with asyncio.timeout(10):
+        for verb in (load, save):
+            with pytest.raises(IntegrityFailure, match="keys of the tenant"):
+                await verb(guarded, scope)
 
 
 async def verified(store, scope):
@@ -900,6 +951,50 @@ async def known_readers(store, scope, token):
     ]
 
 
+def forget(store, scope):
+    """Do as a process that did not serve this subject lately."""
+    store.checkpoints._access.standings.forget(scope)
+
+
+@pytest.mark.parametrize("verb", ["load", "save", "write"])
+async def test_a_gateway_notices_a_head_older_than_one_it_acknowledged(
+    guarded, other, scope, chain, attacker, watch, verb
+):
+    await save(other, scope)  # what others add is no rollback
+    assert await load(guarded, scope)
+    yesterday = await attacker.copy()
+    await save(guarded, scope)
+    await attacker.put_back(yesterday)
+    verbs = {
+        "load": lambda: load(guarded, scope),
+        "save": lambda: save(guarded, scope),
+        "write": lambda: put(guarded, scope, chain[-1].checkpoint_id, write(0, "a", 1), task_id="another"),
+    }
+    with pytest.raises(RollbackDetected):
+        await verbs[verb]()
+    assert watch.failures == 1
+    assert await load(other, scope)  # it knows no better
+
+
+async def test_a_gateway_notices_that_a_thread_it_acknowledged_is_gone(guarded, scope, chain, attacker):
+    for table in SUBJECT_TABLES:
+        await attacker.execute(f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2")  # noqa: S608
+    for verb in (load, save):
+        with pytest.raises(RollbackDetected):
+            await verb(guarded, scope)
+
+
+async def test_what_requests_removed_is_no_rollback(guarded, other, scope, chain):
+    await guarded.pruning.keep_latest(scope, "t1")
+    assert await load(guarded, scope)
+    await other.threads.delete(scope, "t1")
+    with pytest.raises(CheckpointNotFound):
+        await load(guarded, scope)
+    await save(other, scope)
+    assert await load(guarded, scope)
+    assert await save(guarded, scope)
+
+
 async def refused_as_rollback(store, scope, token):
     for call in await known_readers(store, scope, token):
         with pytest.raises(RollbackDetected):
@@ -910,6 +1005,7 @@ async def test_a_rollback_of_the_whole_thread_is_noticed_by_who_keeps_a_token(gu
     yesterday = await attacker.copy()
     saved = await save(guarded, scope)
     await attacker.put_back(yesterday)
+    forget(guarded, scope)
     await clean(guarded, scope)
     assert len(await listed(guarded, scope)) == 5
     await refused_as_rollback(guarded, scope, saved.token)
@@ -921,6 +1017,7 @@ async def test_a_rollback_of_the_whole_thread_is_noticed_by_who_keeps_a_token(gu
 async def test_a_thread_deleted_and_made_again_by_sql_is_noticed_by_who_keeps_a_token(guarded, scope, chain, attacker):
     for table in ("threads", "heads", "checkpoints", "pending_writes", "chunks"):
         await attacker.execute(f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2")  # noqa: S608
+    forget(guarded, scope)
     await refused_as_rollback(guarded, scope, chain[-1].token)
     for _ in range(8):
         await save(guarded, scope)
@@ -932,6 +1029,7 @@ async def test_a_subject_whose_keys_were_replaced_is_noticed_by_who_keeps_a_toke
 ):
     for table in (*SUBJECT_TABLES, "subject_keys"):
         await attacker.execute(f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2")  # noqa: S608
+    forget(guarded, scope)
     guarded.keys.evict(scope)
     with pytest.raises(RollbackDetected):
         await guarded.checkpoints.load(scope, "t1", "", None, with_state=True, known_token=chain[-1].token)
@@ -949,7 +1047,7 @@ async def admitted(store, scope, token, *, gone=False):
     for call in (await known_readers(store, scope, token))[:2]:
         try:
             await call()
-        except CheckpointNotFound:
+        except (CheckpointNotFound, ThreadNotFound):
             assert gone
 
 
@@ -1003,6 +1101,7 @@ async def test_a_thread_brought_back_to_life_does_not_silence_its_anchor(guarded
     await guarded.head_anchors.flush()
     for table in ("threads", "heads", "checkpoints", "pending_writes", "chunks"):
         await attacker.execute(f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2")  # noqa: S608
+    forget(guarded, scope)
     await save(guarded, scope)
     assert await codes(guarded, scope) == {"missing-since-anchor"}
 

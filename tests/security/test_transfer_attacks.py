@@ -9,17 +9,17 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from crypto import ExportOpener, ExportSealer
-from storage.errors import ImportForOther, ImportRefused, IntegrityFailure
+from crypto import ExportOpener, ExportSealer, OpenError
+from storage.errors import ImportForOther, ImportRefused, ImportUnbound, IntegrityFailure
 from storage.exporting import NOTHING_SAID_JSON
 from storage.format import export as form
 from storage.format.leaves import placeholder, read_placeholder
 from storage.format.manifest import ChannelRecord
 from storage.format.pieces import read_composite, write_composite
 from storage.model import Precondition
-from storage.scope import Scope, TenantScope
+from storage.scope import OperatorScope, Scope, TenantScope
 from tests.support.states import contents, document, load, patch, put, save, state, write
-from tests.support.transfers import ACTOR, deployment, exported, exported_tenant, imported
+from tests.support.transfers import ACTOR, content, deployment, exported, exported_tenant, imported, recipient, unbound
 
 TABLES = ("threads", "heads", "checkpoints", "chunks", "pending_writes", "artifacts", "blob_refs", "artifact_refs")
 SCREEN = "data:image/png;base64," + "A" * 150_000
@@ -73,22 +73,22 @@ async def a_thread(store, scope, thread_id="t1"):
     await put(store, scope, first.checkpoint_id, write(0, "messages", document("w")), thread_id=thread_id)
 
 
-async def opened(there, file):
+async def opened(there, target, file):
     """The records of a file, as only the recipient reads them."""
     own = await there.transfer_keys.newest()
-    opener = ExportOpener(lambda _: own)
+    opener = ExportOpener(lambda _: own, target.tenant_id)
     frames = form.Frames()
     found = [form.decode(each) for each in frames.take(opener.write(file))]
     return [*found, *(form.decode(each) for each in frames.take(opener.finish()))]
 
 
-async def sealed(there, records, *, honest=True, export_id=None):
+async def sealed(there, target, records, *, honest=True, export_id=None):
     """A file of these records, by somebody who knows the format and the public key; with true digests if ``honest``.
 
     Or with a true one of the file only (``"file"``).
     """
-    recipient = (await there.transfer_keys.newest()).public_key
-    sealer = ExportSealer(recipient, export_id or records[0].export_id)
+    receiver = await recipient(there, target.tenant_id)
+    sealer = ExportSealer(receiver, export_id or records[0].export_id)
     whole, thread, thread_id = form.RunningDigest(), None, ""
     file = sealer.start
     for record in records:
@@ -134,13 +134,13 @@ async def refused(there, target, file, kind=ImportRefused):
 
 async def test_the_forger_of_these_tests_makes_files_that_are_taken(here, there, scope, target):
     await a_thread(here, scope)
-    records = await opened(there, await exported(here, there, scope))
-    assert (await imported(there, target.tenant_id, await sealed(there, records))).verified == 1
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
+    assert (await imported(there, target.tenant_id, await sealed(there, target, records))).verified == 1
 
 
 async def test_a_bit_flipped_anywhere_is_refused(here, there, scope, target):
     await a_thread(here, scope)
-    file = await exported(here, there, scope)
+    file = await exported(here, there, scope, target.tenant_id)
     for at in [*range(0, 300, 7), *range(300, len(file), len(file) // 40), len(file) - 1]:
         altered = bytearray(file)
         altered[at] ^= 0x40
@@ -149,7 +149,7 @@ async def test_a_bit_flipped_anywhere_is_refused(here, there, scope, target):
 
 async def test_a_file_that_is_cut_or_goes_on_is_refused(here, there, scope, target):
     await a_thread(here, scope)
-    file = await exported(here, there, scope)
+    file = await exported(here, there, scope, target.tenant_id)
     for length in [0, 1, 4, 40, 200, *range(300, len(file), len(file) // 30), len(file) - 16, len(file) - 1]:
         await refused(there, target, file[:length])
     for more in (b"x", bytes(16), bytes(20_000), file):
@@ -158,7 +158,7 @@ async def test_a_file_that_is_cut_or_goes_on_is_refused(here, there, scope, targ
 
 async def test_a_stretch_of_another_export_is_refused(here, there, scope, target):
     await a_thread(here, scope)
-    one, other = [await exported(here, there, scope) for _ in range(2)]
+    one, other = [await exported(here, there, scope, target.tenant_id) for _ in range(2)]
     for at in range(400, len(one) - 20_000, len(one) // 20):
         await refused(there, target, one[:at] + other[at : at + 16_400] + one[at + 16_400 :])
     await refused(there, target, one[: len(one) // 2] + other[len(other) // 2 :])
@@ -166,7 +166,7 @@ async def test_a_stretch_of_another_export_is_refused(here, there, scope, target
 
 async def test_another_deployments_file_is_refused_and_names_both_keys(here, there, scope, target):
     await a_thread(here, scope)
-    file = await exported(here, here, scope)
+    file = await exported(here, here, scope, target.tenant_id)
     own = (await there.transfer_keys.newest()).public_key.fingerprint
     with pytest.raises(ImportForOther, match=own):
         await imported(there, target.tenant_id, file)
@@ -175,23 +175,23 @@ async def test_another_deployments_file_is_refused_and_names_both_keys(here, the
 
 async def test_records_that_change_places_are_missing_or_come_twice_are_refused(here, there, scope, target):
     await a_thread(here, scope)
-    records = await opened(there, await exported(here, there, scope))
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
     middle = range(1, len(records) - 1)
     for at in middle:
         for changed in (records[:at] + records[at + 1 :], [*records[: at + 1], *records[at:]]):
-            file = await sealed(there, changed, honest=False)
+            file = await sealed(there, target, changed, honest=False)
             with pytest.raises(ImportRefused):
                 await imported(there, target.tenant_id, file)
             assert await rows(there, target) == NOTHING, (at, type(records[at]))
     for at in middle[:-1]:
         if records[at] != records[at + 1]:
             swapped = [*records[:at], records[at + 1], records[at], *records[at + 2 :]]
-            await refused(there, target, await sealed(there, swapped, honest=False))
+            await refused(there, target, await sealed(there, target, swapped, honest=False))
 
 
 async def test_forged_records_with_true_digests_are_refused(here, there, scope, target):
     await a_thread(here, scope)
-    records = await opened(there, await exported(here, there, scope))
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
     start = index_of(records, form.Beginning)
     pieces = [at for at, each in enumerate(records) if isinstance(each, form.PieceRecord)]
     composite, leaf, elements = (of_kind(records, kind) for kind in (4, 3, 0))
@@ -201,7 +201,7 @@ async def test_forged_records_with_true_digests_are_refused(here, there, scope, 
     data = next((at for at in large if isinstance(records[at], form.Data)), None)
     forged = {
         "no opening": records[1:],
-        "another format": replaced(records, 0, format=2),
+        "another format": replaced(records, 0, format=1),
         "two openings": [records[0], *records],
         "nothing after the opening": records[:1],
         "no end": records[:-1],
@@ -245,9 +245,9 @@ async def test_forged_records_with_true_digests_are_refused(here, there, scope, 
         forged["content that is missing"] = records[:data] + records[data + 1 :]
     for name, each in forged.items():
         if each[0] is records[1]:
-            file = await sealed(there, each, export_id=records[0].export_id)
+            file = await sealed(there, target, each, export_id=records[0].export_id)
         else:
-            file = await sealed(there, each)
+            file = await sealed(there, target, each)
         with pytest.raises(ImportRefused) as refusal:
             await imported(there, target.tenant_id, file)
         assert await rows(there, target) == NOTHING, (name, refusal.value)
@@ -255,20 +255,20 @@ async def test_forged_records_with_true_digests_are_refused(here, there, scope, 
 
 async def test_a_thread_that_is_not_what_its_own_digest_says_is_refused(here, there, scope, target):
     await a_thread(here, scope)
-    records = await opened(there, await exported(here, there, scope))
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
     changed = replaced(records, index_of(records, form.CheckpointRecord), step=7)
-    await refused(there, target, await sealed(there, changed, honest="file"))
+    await refused(there, target, await sealed(there, target, changed, honest="file"))
 
 
 async def test_the_content_of_one_export_under_the_header_of_another_is_refused(here, there, scope, target):
     await a_thread(here, scope)
-    records = await opened(there, await exported(here, there, scope))
-    await refused(there, target, await sealed(there, records, export_id=uuid4()))
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
+    await refused(there, target, await sealed(there, target, records, export_id=uuid4()))
 
 
 async def test_a_piece_that_doubles_itself_is_refused_before_it_is_put_together(here, there, scope, target):
     await save(here, scope, content=state(messages=[document(f"m{n}", 900) for n in range(50)]))
-    records = await opened(there, await exported(here, there, scope))
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
     first = index_of(records, form.PieceRecord)
     checkpoint = index_of(records, form.CheckpointRecord)
     count = checkpoint - first
@@ -278,29 +278,31 @@ async def test_a_piece_that_doubles_itself_is_refused_before_it_is_put_together(
         *records[checkpoint:],
     ]
     ending = index_of(wide, form.Ending)
-    await refused(there, target, await sealed(there, replaced(wide, ending, pieces=wide[ending].pieces + 5)))
+    await refused(there, target, await sealed(there, target, replaced(wide, ending, pieces=wide[ending].pieces + 5)))
     deep = [
         *records[:checkpoint],
         *(form.PieceRecord(2, [count - 1 + n if n else 0], 0, b"") for n in range(2_000)),
         *records[checkpoint:],
     ]
     ending = index_of(deep, form.Ending)
-    await refused(there, target, await sealed(there, replaced(deep, ending, pieces=deep[ending].pieces + 2_000)))
+    await refused(
+        there, target, await sealed(there, target, replaced(deep, ending, pieces=deep[ending].pieces + 2_000))
+    )
 
 
 async def test_a_record_that_would_inflate_beyond_its_length_is_refused(there, target):
-    recipient = (await there.transfer_keys.newest()).public_key
+    receiver = await recipient(there, target.tenant_id)
     bomb = form.frame(bytes(50_000_000))
     assert len(bomb) < 10_000
     for lengths in ((len(bomb) - 8 | 1 << 31, 2**32 - 1), (len(bomb) - 8 | 1 << 31, 100_000), (2**31 - 1, 2**31 - 1)):
-        sealer = ExportSealer(recipient, uuid4())
+        sealer = ExportSealer(receiver, uuid4())
         frame = b"".join(each.to_bytes(4, "big") for each in lengths) + bomb[8:]
         await refused(there, target, sealer.start + sealer.write(frame) + sealer.finish())
 
 
 async def test_texts_that_no_row_may_hold_are_refused(here, there, scope, target):
     await a_thread(here, scope)
-    records = await opened(there, await exported(here, there, scope))
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
     start, checkpoint = index_of(records, form.Beginning), index_of(records, form.CheckpointRecord)
     for at, changes in (
         (start, {"thread_id": "a\0b"}),
@@ -312,7 +314,7 @@ async def test_texts_that_no_row_may_hold_are_refused(here, there, scope, target
         (checkpoint, {"status": "other"}),
     ):
         with suppress(OverflowError):  # what MessagePack cannot say nobody can send
-            await refused(there, target, await sealed(there, replaced(records, at, **changes)))
+            await refused(there, target, await sealed(there, target, replaced(records, at, **changes)))
 
 
 async def test_a_tenants_file_that_is_cut_leaves_whole_threads_and_the_rest_comes_the_next_time(here, there, target):
@@ -320,7 +322,7 @@ async def test_a_tenants_file_that_is_cut_leaves_whole_threads_and_the_rest_come
     source = Scope(tenant_id, target.subject_id)
     for n in range(6):
         await save(here, source, thread_id=f"t{n}", content=state(data=[os.urandom(900) for _ in range(60)]))
-    file = await exported_tenant(here, there, tenant_id)
+    file = await exported_tenant(here, there, tenant_id, target.tenant_id)
     with pytest.raises(ImportRefused):
         await imported(there, target.tenant_id, file[: len(file) * 2 // 3])
     threads = (await there.threads.list(target)).items
@@ -335,10 +337,10 @@ async def test_a_tenants_file_that_is_cut_leaves_whole_threads_and_the_rest_come
 async def test_a_thread_waits_for_what_follows_it(here, there, scope, target):
     """All of the thread has opened, but of the next record only the beginning."""
     await a_thread(here, scope)
-    records = await opened(there, await exported(here, there, scope))
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
     ending = index_of(records, form.Ending)
     following = form.Schema("s", 1, os.urandom(200_000))
-    file = await sealed(there, [*records[: ending + 1], following, *records[ending + 1 :]])
+    file = await sealed(there, target, [*records[: ending + 1], following, *records[ending + 1 :]])
     seen = []
 
     async def body():
@@ -346,7 +348,7 @@ async def test_a_thread_waits_for_what_follows_it(here, there, scope, target):
         seen.append(await rows(there, target))
 
     own = await there.transfer_keys.newest()
-    opener, frames = ExportOpener(lambda _: own), form.Frames()
+    opener, frames = ExportOpener(lambda _: own, target.tenant_id), form.Frames()
     assert any(isinstance(form.decode(each), form.Ending) for each in frames.take(opener.write(file[:-100_000])))
     with pytest.raises(ImportRefused):
         await there.importing.run(TenantScope(target.tenant_id), body(), ACTOR)
@@ -356,9 +358,9 @@ async def test_a_thread_waits_for_what_follows_it(here, there, scope, target):
 
 async def test_what_was_uploaded_for_a_thread_that_is_refused_is_given_up(here, there, scope, target):
     await a_thread(here, scope)
-    records = await opened(there, await exported(here, there, scope))
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
     ending = index_of(records, form.Ending)
-    await refused(there, target, await sealed(there, replaced(records, ending, checkpoints=7)))
+    await refused(there, target, await sealed(there, target, replaced(records, ending, checkpoints=7)))
     async with there.unit_of_work.snapshot(target) as transaction:
         intents = await transaction.fetch(
             "SELECT state FROM stateroom.blob_intents WHERE tenant_id = $1", target.tenant_id
@@ -372,8 +374,8 @@ async def test_a_damaged_thread_breaks_the_export_off_and_what_came_is_refused(h
         await transaction.execute(
             "DELETE FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2", *_of(scope)
         )
-    recipient = (await there.transfer_keys.newest()).public_key
-    export = await here.exporting.thread(scope, "t1", recipient, ACTOR)
+    receiver = await recipient(there, target.tenant_id)
+    export = await here.exporting.thread(scope, "t1", receiver, ACTOR)
     came = bytearray()
 
     async def download():
@@ -398,11 +400,11 @@ async def test_memory_does_not_grow_with_the_thread(here, there, scope, target, 
         content_of = state(**elements) if head is None else patch(append=elements)
         precondition = None if head is None else Precondition(head_id=head)
         head = (await save(here, scope, content=content_of, precondition=precondition)).checkpoint_id
-    recipient = (await there.transfer_keys.newest()).public_key
+    receiver = await recipient(there, target.tenant_id)
     path = tmp_path / "file"
     tracemalloc.start()
     try:
-        export = await here.exporting.thread(scope, "t1", recipient, ACTOR)
+        export = await here.exporting.thread(scope, "t1", receiver, ACTOR)
         with path.open("wb") as output:
             async for each in export.content:
                 output.write(each)
@@ -422,3 +424,79 @@ async def test_memory_does_not_grow_with_the_thread(here, there, scope, target, 
     assert path.stat().st_size > 28_000_000
     assert exporting < 16_000_000, exporting
     assert importing < 20_000_000, importing
+
+
+# --- whose it is -----------------------------------------------------------------------------------------------------
+
+
+async def test_an_export_is_taken_in_by_the_tenant_it_names_and_by_no_other(here, there, scope, target):
+    await a_thread(here, scope)
+    file = await exported(here, there, scope, target.tenant_id)
+    stranger = Scope(uuid4(), target.subject_id)
+    with pytest.raises(ImportForOther, match="another tenant"):
+        await imported(there, stranger.tenant_id, file)
+    assert await rows(there, stranger) == NOTHING
+    # Nor by who says that it is theirs: without the tenant nothing of it opens.
+    own = await there.transfer_keys.newest()
+    header_at = 7
+    length = int.from_bytes(file[5:7], "big")
+    theirs = msgspec.json.decode((await exported(here, there, scope, stranger.tenant_id))[header_at:][:length])
+    named = msgspec.json.decode(file[header_at:][:length]) | {"tenant": theirs["tenant"]}
+    forged = file[:header_at] + msgspec.json.encode(named) + file[header_at + length :]
+    with pytest.raises(OpenError):
+        ExportOpener(lambda _: own, stranger.tenant_id).write(forged)
+    assert str(target.tenant_id).encode() not in file
+    assert (await imported(there, target.tenant_id, file)).verified == 1
+
+
+async def test_an_export_that_names_no_tenant_is_taken_in_once_and_only_where_an_operator_says_so(
+    here, there, scope, target
+):
+    await a_thread(here, scope)
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
+    file = unbound((await there.transfer_keys.newest()).public_key, records)
+    export_id, stranger = records[0].export_id, Scope(uuid4(), target.subject_id)
+    for each in (target, stranger):
+        async with there.unit_of_work.begin(OperatorScope(founding=each.tenant_id)) as transaction:
+            await transaction.execute(
+                "INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES ($1, $2, now())",
+                each.tenant_id, str(each.tenant_id),
+            )  # fmt: skip
+    await refused(there, target, file, ImportUnbound)
+    await there.importing.unbound.accept(target.tenant_id, export_id, ACTOR)
+    await refused(there, stranger, file, ImportUnbound)
+    assert (await imported(there, target.tenant_id, file)).verified == 1
+    with pytest.raises(ImportUnbound):
+        await imported(there, target.tenant_id, file)
+    for chain in (TenantScope(target.tenant_id), OperatorScope()):
+        page = await there.audit.page(chain, ACTOR)
+        assert "import.accept-unbound" in {record.event.action for record in page.items}
+    # What somebody else wrote into the table accepts nothing.
+    async with there.unit_of_work.begin(TenantScope(stranger.tenant_id)) as transaction:
+        await transaction.execute(
+            "INSERT INTO stateroom.unbound_imports (tenant_id, export_id, accepted_at, mac) VALUES ($1, $2, now(), $3)",
+            stranger.tenant_id, export_id, bytes(32),
+        )  # fmt: skip
+    await refused(there, stranger, file, ImportUnbound)
+
+
+@pytest.mark.parametrize("damage", ["heads", "chunks"])
+async def test_a_damaged_thread_is_named_and_left_out_and_keeps_no_other_from_leaving(
+    here, there, scope, target, damage
+):
+    for thread_id in ("t1", "t2", "t3"):
+        await a_thread(here, scope, thread_id)
+    statement = {
+        "heads": "UPDATE stateroom.heads SET sequence = sequence + 1 WHERE tenant_id = $1 AND thread_id = 't2'",
+        # Found only when some of the thread is out already.
+        "chunks": "DELETE FROM stateroom.chunks WHERE tenant_id = $1 AND thread_id = 't2'",
+    }[damage]
+    async with here.unit_of_work.begin(scope) as transaction:
+        await transaction.execute(statement, scope.tenant_id)
+    tenant = TenantScope(scope.tenant_id)
+    export = await here.exporting.tenant(tenant, await recipient(there, target.tenant_id), ACTOR)
+    report = await imported(there, target.tenant_id, await content(export))
+    assert (report.threads, report.verified) == (2, 2)
+    assert [(each.thread_id, each.reason) for each in report.passed] == [("t2", "damaged")]
+    job = await here.jobs.get(tenant, export.job_id)
+    assert (job.state, job.note) == ("done", f"2 threads, 1 left out; 1 damaged: {scope.subject_id}/t2")

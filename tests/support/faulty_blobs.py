@@ -60,6 +60,10 @@ class FaultyBlobStore:
         getattr(self.inner, operation)
         self._plans[operation].extend(faults)
 
+    def heal(self) -> None:
+        """Let every call through from now on."""
+        self._plans.clear()
+
     @property
     def planned(self) -> int:
         """How many planned calls were not made yet."""

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
-from uuid import uuid4
 
-import httpx
 import pytest
+
+from tests.support import tenants
 
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 30
@@ -118,9 +118,8 @@ class Tenant(NamedTuple):
 
 def new_tenant(gateway: GatewayProcess) -> Tenant:
     """A tenant that nobody else knows, with the key that may do everything in it."""
-    headers = {"Authorization": f"Bearer {gateway.operator_key}"}
-    made = httpx.post(f"{gateway.url}/v1/admin/tenants", json={"name": f"tenant-{uuid4()}"}, headers=headers)
-    return Tenant(gateway.url, made.raise_for_status().json()["api_key"], gateway.operator_key)
+    made = tenants.new_tenant(gateway.url, gateway.operator_key)
+    return Tenant(gateway.url, made["api_key"], gateway.operator_key)
 
 
 @pytest.fixture(scope="session")

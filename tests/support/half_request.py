@@ -23,7 +23,7 @@ class HalfRequest:
     ) -> None:
         self._address = urlsplit(gateway.url)
         body = json.dumps({"state": {"n": uuid4().hex}}).encode()
-        body = body[:-1].ljust(body_bytes - 1) + body[-1:]
+        body = body.replace(b'"}}', b"x" * (body_bytes - len(body)) + b'"}}')
         head = (
             f"POST /v1/threads/{thread_id}/checkpoints HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             f"Authorization: Bearer {api_key or gateway.deployment.api_key}\r\nStateroom-Subject: {subject}\r\n"

@@ -20,6 +20,7 @@ class Interruption:
         cut_a_function: Whether it was one of those.
         asked_bytes: How many bytes PostgreSQL was sent.
         answered_bytes: How many bytes it sent.
+        flowing: Answers come while it is set; cleared, PostgreSQL seems to be frozen.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -27,6 +28,8 @@ class Interruption:
         self.at_commit: Literal["before", "after"] | None = None
         self.cut_a_function = False
         self.asked_bytes = self.answered_bytes = 0
+        self.flowing = asyncio.Event()
+        self.flowing.set()
         self.port = 0
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
@@ -96,6 +99,7 @@ class Interruption:
     ) -> None:
         with contextlib.suppress(OSError):
             while (block := await upstream.read(_BLOCK_BYTES)) and not answer_lost.is_set():
+                await self.flowing.wait()
                 self.answered_bytes += len(block)
                 writer.write(block)
                 await writer.drain()

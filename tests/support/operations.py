@@ -9,7 +9,7 @@ import json
 import re
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,14 +19,14 @@ from uuid import UUID, uuid4
 import httpx
 import msgpack
 
-from crypto import ExportSealer, SecretKey, TransferKey, TransferPublicKey
+from crypto import ExportSealer, SecretKey, TransferKey, TransferRecipient
 from gateway import routes
 from gateway.operations import Operation
 from storage.format import export
 from tests.support.gateway import GatewayProcess
+from tests.support.tenants import SERVICE, new_tenant
 
 STATE = ["state:read", "state:write", "state:delete"]
-SERVICE = [*STATE, "subject:act_as", "tenant:admin"]
 SUBJECT = "Stateroom-Subject"
 CANARY = f"canary-{uuid4().hex}"
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading the system's certificates takes longer than a test
@@ -34,7 +34,7 @@ _PARAMETER = re.compile(r"\{(\w+):str\}")
 # What requests name, in their paths, queries and bodies.
 NAMED = (
     "thread_id", "checkpoint_id", "task_id", "run_id", "key_id", "tenant_id", "subject_id", "job_id", "artifact_id",
-    "upload_id", "number", "piece", "schema", "state_version",
+    "upload_id", "part_number", "piece", "state_schema", "state_version",
 )  # fmt: skip
 NO_ID = str(UUID(int=0))
 
@@ -89,8 +89,9 @@ class Thread(NamedTuple):
     run_id: str
     artifact_id: str = NO_ID
     upload_id: str = NO_ID
-    number: str = "0"
+    part_number: str = "0"
     piece: str = "AQAAAAAAAAAAAAAAAAAAAAA"
+    job_id: str = NO_ID
 
 
 def leaf(text: str) -> dict[str, str]:
@@ -139,11 +140,11 @@ def save_thread(client: httpx.Client) -> Thread:
     }
     saved = client.post(f"/v1/threads/{thread.thread_id}/checkpoints", json=body)
     assert saved.status_code == 201, saved.text
-    thread = thread._replace(checkpoint_id=saved.json()["id"])
+    thread = thread._replace(checkpoint_id=saved.json()["checkpoint_id"])
     beside = {"state": {"long": [CANARY] * 8}, "namespace": "beside", "run_id": thread.run_id, "agent": "tester"}
     assert client.post(f"/v1/threads/{thread.thread_id}/checkpoints", json=beside).status_code == 201
     path = f"/v1/threads/{thread.thread_id}/checkpoints/{thread.checkpoint_id}/writes/{thread.task_id}"
-    wrote = client.put(path, json={"writes": [{"channel": "note", "idx": 0, "value": CANARY}]})
+    wrote = client.post(path, json={"writes": [{"channel": "note", "idx": 0, "value": CANARY}]})
     assert wrote.status_code == 200, wrote.text
     sent = client.post(f"/v1/threads/{thread.thread_id}/pieces", json=leaf(CANARY))
     assert sent.status_code == 201, sent.text
@@ -153,21 +154,24 @@ def save_thread(client: httpx.Client) -> Thread:
 
 def request_of(declared: Declared, thread: Thread | None = None, **named: str) -> Request:
     """A valid request of an operation, on ``thread`` or on what is ``named``."""
-    values = {"schema": "s", "state_version": "1", **(thread._asdict() if thread else {}), **named}
+    values = {"state_schema": "s", "state_version": "1", **(thread._asdict() if thread else {}), **named}
     bodies: dict[str, Any] = {
         "save_checkpoint": lambda: {"state": {"note": "other"}},
         "put_writes": lambda: {"writes": [{"channel": "note", "idx": 7, "value": "other"}]},
-        "put_thread": lambda: {"strict": True},
+        "update_thread": lambda: {"strict": True},
         "put_piece": lambda: leaf("other" * 20),
         "compact_thread": lambda: {"channel": "long", "keep_last": 2, "summary": "other", "namespace": "beside"},
         "copy_thread": lambda: {"target_thread_id": f"copy-{uuid4()}"},
         "prune": lambda: {"thread_ids": [values["thread_id"]], "strategy": "delete"},
         "delete_runs": lambda: {"run_ids": [values["run_id"]]},
         "create_api_key": lambda: {"kind": "service", "name": "other"},
-        "create_tenant": lambda: {"name": "other"},
+        "create_tenant": lambda: {"name": f"other-{uuid4()}"},
+        "rename_tenant": lambda: {"name": f"other-{uuid4()}"},
+        "suspend_tenant": lambda: {"reason": "did not pay"},
+        "recover_tenant": lambda: {"reason": "lost its keys"},
         "verify": lambda: {"thread_id": values["thread_id"]},
         "decrypt": lambda: {
-            "subject": values["subject_id"],
+            "subject_id": values["subject_id"],
             "thread_id": values["thread_id"],
             "reason": "asked by the owner",
         },
@@ -177,14 +181,17 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
         "set_tenant_quota": lambda: {"quota_bytes": None},
         "put_retention": lambda: {"idle_ttl_seconds": 3600},
         "put_thread_retention": lambda: {"idle_ttl_seconds": 3600, "on_expiry": "archive"},
+        "put_save_policy": lambda: {"strict": False},
         "put_retention_ceilings": lambda: {"archive_ttl_seconds": 7 * 366 * 86_400},
         "export_thread": lambda: {"recipient": RECIPIENT["text"], "subject_id": values["subject_id"]},
         "export_tenant": lambda: {"recipient": RECIPIENT["text"]},
+        "accept_unbound_import": lambda: {"export_id": str(uuid4())},
         "create_artifact_url": dict,
         "rotate_key": lambda: {"level": "subject", "subject_id": values["subject_id"]},
         "shred_subject": lambda: {"confirm": values["subject_id"]},
         "shred_tenant": lambda: {"confirm": values["tenant_id"]},
         "put_state_schema_version": lambda: {"label": "other"},
+        "adopt_state": lambda: {"agent": f"of-{values['state_schema']}", "state_version": 1},
         "plan_state_migration": dict,
         "migrate_state": dict,
         "roll_back_state": dict,
@@ -192,6 +199,7 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
     queries: dict[str, Any] = {
         "channel_history": lambda: "?channel=note",
         "get_keys": lambda: f"?subject_id={quote(values['subject_id'], safe='')}",
+        "list_state_schemas": lambda: "?limit=1000",  # those of a whole suite
     }
     path = _PARAMETER.sub(
         lambda found: encoded(values[found[1]]) if found[1] == "subject_id" else values[found[1]], declared.path
@@ -200,7 +208,7 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
     query = queries[declared.name]() if declared.name in queries else ""
     content = b"other" if declared.operation.raw_body else None
     if declared.name == "import_threads":
-        content = empty_export()
+        content = empty_export(values["tenant_id"])
     headers = {"Stateroom-Artifact-Name": "other"} if declared.name == "create_artifact" else {}
     return Request(declared.operation.method.value, path, body, query, content, headers)
 
@@ -209,18 +217,20 @@ def path_of(declared: Declared) -> str:
     """A path of the right form, for requests that never get as far as the data."""
     nobody = {"thread_id": "t", "checkpoint_id": "c", "task_id": "w", "key_id": "k", "subject_id": "s"}
     nobody |= {"tenant_id": str(uuid4()), "job_id": str(uuid4()), "artifact_id": NO_ID, "upload_id": NO_ID}
-    nobody |= {"number": "0", "token": "t", "piece": "p", "schema": "s", "state_version": "1"}
+    nobody |= {"part_number": "0", "token": "t", "piece": "p", "state_schema": "s", "state_version": "1"}
     return _PARAMETER.sub(lambda found: nobody[found[1]], declared.path)
 
 
-# What exports are sealed for: the gateway's own key, once one is known (`Tenancy`), and anybody's until then.
-RECIPIENT = {"text": str(TransferKey(SecretKey.generate()).public_key)}
+# What exports are sealed for: a tenant of the gateway, once there is one (`Tenancy.tenant`), and nobody until then.
+RECIPIENT = {"text": str(TransferRecipient(TransferKey(SecretKey.generate()).public_key, uuid4()))}
 
 
-def empty_export() -> bytes:
-    """An export of no thread, for the gateway."""
-    export_id = uuid4()
-    sealer = ExportSealer(TransferPublicKey.parse(RECIPIENT["text"]), export_id)
+def empty_export(tenant_id: str) -> bytes:
+    """An export of no thread, for a tenant of the gateway; for the newest one where none is named."""
+    export_id, recipient = uuid4(), TransferRecipient.parse(RECIPIENT["text"])
+    with suppress(ValueError):
+        recipient = TransferRecipient(recipient.public_key, UUID(tenant_id))
+    sealer = ExportSealer(recipient, export_id)
     opening = export.encode(export.Opening(export.FORMAT, export_id, "tenant", uuid4(), uuid4(), datetime.now(UTC)))
     digest = export.RunningDigest()
     digest.add(opening)
@@ -233,8 +243,6 @@ class Tenancy:
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self.gateway = gateway
-        with self.client(gateway.operator_key) as operator:
-            RECIPIENT["text"] = operator.get("/v1/admin/transfer-key").raise_for_status().json()["public_key"]
 
     @contextmanager
     def client(self, api_key: str | None, subject: str | None = None, **headers: str) -> Iterator[httpx.Client]:
@@ -246,11 +254,15 @@ class Tenancy:
             yield client
 
     def tenant(self) -> str:
-        """Make a tenant; returns its first service key."""
-        with self.client(self.gateway.operator_key) as operator:
-            made = operator.post("/v1/admin/tenants", json={"name": f"tenant-{uuid4()}"})
-        assert made.status_code == 201, made.text
-        return made.json()["api_key"]
+        """Make a tenant; returns a service key that may do everything in it."""
+        api_key = str(new_tenant(self.gateway.url, self.gateway.operator_key)["api_key"])
+        RECIPIENT["text"] = self.recipient(api_key)
+        return api_key
+
+    def recipient(self, service_key: str) -> str:
+        """What exports for the service key's tenant are sealed for."""
+        with self.client(service_key) as client:
+            return str(client.get("/v1/transfer-key").raise_for_status().json()["public_key"])
 
     def key(self, service_key: str, subject: str | None = None, permissions: list[str] | None = None) -> str:
         """Make a key of the service key's tenant: a subject's where ``subject`` is given."""

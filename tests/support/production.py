@@ -31,6 +31,7 @@ from crypto.roots import create_root_key
 from crypto.roots.file import FileRootKey
 from gateway import api_keys
 from gateway.cli.embedded import EmbeddedPostgres
+from storage.key_seals import Pepper, Peppers
 from storage.model import Tenant
 from storage.postgres.setup import prepare
 from storage.scope import OperatorScope
@@ -42,8 +43,8 @@ Command = Callable[..., Awaitable[subprocess.CompletedProcess[bytes]]]
 START_SECONDS_MAX = 30.0
 PERMISSIONS = ("state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin")
 OWNER_PASSWORD, APP_PASSWORD = "o" * 20, "a" * 20  # of the cluster's roles, so the same for every database
-_READY = re.compile(r" is ready on (\S+);")
-_WORKING = re.compile(r" works in the background")
+_READY = re.compile(r'"listen":"([^"]+)"')
+_WORKING = re.compile(r'"event":"working"')
 
 
 @dataclass
@@ -82,16 +83,17 @@ async def deploy(postgres: EmbeddedPostgres, folder: Path, template: str) -> Dep
     root_key_file = folder / f"{database}.key"
     FileRootKey.create(root_key_file)
     pepper, deployment_id = secrets.token_bytes(32), uuid4()
+    peppers = Peppers(Pepper(1, pepper))
     now = datetime.now(UTC)
-    tenant = Tenant(tenant_id=uuid4(), name="tests", created_at=now)
+    tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
     store = await Store.open(
         app_url, root_key=create_root_key(f"file:{root_key_file}"), deployment_id=deployment_id, connections_max=1
     )
     try:
-        operator, operator_key = api_keys.mint(pepper, kind="operator", permissions=("operator",), now=now)
+        operator, operator_key = api_keys.mint(peppers, kind="operator", permissions=("operator",), now=now)
         await store.tenants.add_key(OperatorScope(), operator)
         service, api_key = api_keys.mint(
-            pepper, kind="service", permissions=PERMISSIONS, now=now, tenant_id=tenant.tenant_id
+            peppers, kind="service", permissions=PERMISSIONS, now=now, tenant_id=tenant.tenant_id
         )
         await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
     finally:

@@ -20,6 +20,8 @@ from moto.server import ThreadedMotoServer
 
 from crypto import CryptoError, KeyUnavailable, SecretKey, WrappedKey
 from crypto.roots import FileRootKey, GuardedRootKey, MemoryRootKey, RootKey, create_root_key
+from storage.observed_root_key import ObservedRootKey
+from storage.postgres.unit_of_work import Silent
 
 TOKEN = "root-token-of-this-test"
 
@@ -202,6 +204,14 @@ class UnsteadyRig(MemoryRig):
     def __init__(self) -> None:
         self._memory = UnsteadyRootKey()
         self.root_key = GuardedRootKey(self._memory)
+
+
+class ObservedRig(MemoryRig):
+    """What storage asks instead of the root key itself."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryRootKey()
+        self.root_key = ObservedRootKey(self._memory, Silent())
 
 
 class FileRig(Rig):

@@ -1,6 +1,7 @@
 """A migrated database, cloned from a template for each module, and a `Store` on it as gw_app."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
@@ -38,15 +39,28 @@ async def migrated_template(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
     await drop_database(postgres, name)
 
 
-@pytest.fixture(scope="module")
-async def database(postgres: EmbeddedPostgres, migrated_template: str) -> AsyncIterator[MigratedDatabase]:
-    async with fresh_database(postgres, template=migrated_template) as made:
+@asynccontextmanager
+async def _migrated(postgres: EmbeddedPostgres, template: str) -> AsyncIterator[MigratedDatabase]:
+    async with fresh_database(postgres, template=template) as made:
         base = make_url(made.superuser_url)
         yield MigratedDatabase(
             made.superuser_url,
             base.set(username="gw_migrate", password=OWNER_PASSWORD).render_as_string(False),
             base.set(username="gw_app", password=APP_PASSWORD).render_as_string(False),
         )
+
+
+@pytest.fixture(scope="module")
+async def database(postgres: EmbeddedPostgres, migrated_template: str) -> AsyncIterator[MigratedDatabase]:
+    async with _migrated(postgres, migrated_template) as made:
+        yield made
+
+
+@pytest.fixture
+async def migrated_database(postgres: EmbeddedPostgres, migrated_template: str) -> AsyncIterator[MigratedDatabase]:
+    """A database of a test's own: jobs of the deployment work on everything in it."""
+    async with _migrated(postgres, migrated_template) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

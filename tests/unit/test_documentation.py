@@ -1,13 +1,17 @@
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import click
 import pytest
 
 from gateway import api_keys
-from gateway.cli.keys import operator_record
+from gateway.cli.commands import commands
+from gateway.problems import KINDS
 from gateway.settings import PREFIX, VARIABLES
 from storage.format.manifest import CheckpointColumns, WriteColumns
+from storage.key_seals import Pepper, Peppers
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -62,10 +66,31 @@ def test_a_format_page_lists_the_bound_columns_in_their_order(page, columns):
     assert [name for _, name in listed] == list(columns.__struct_fields__)
 
 
+def test_troubleshooting_names_codes_metrics_and_commands_that_there_are():
+    page = (ROOT / "docs" / "operations" / "troubleshooting.md").read_text()
+    codes = re.findall(r"\b[45]\d\d `([a-z-]+)`", page)
+    assert len(codes) > 20
+    assert sorted(set(codes) - KINDS.keys()) == []
+    known = (ROOT / "docs" / "operations" / "observability.md").read_text()
+    assert [name for name in re.findall(r"stateroom_[a-z_]+", page) if f"`{name}" not in known] == []
+    named = [line.split(" --")[0].split() for line in re.findall(r"\bstateroom ([a-z][a-z -]*[a-z])", page)]
+    assert len(named) > 20
+    for words in named:
+        command = commands
+        for word in words:
+            found = command.get_command(click.Context(command), word)
+            assert found is not None, words
+            command = found
+
+
 def test_the_example_of_the_api_key_page_is_one():
     text = (ROOT / "docs" / "formats" / "api-key.md").read_text()
     example = re.search(r"sr_live_[0-9A-Za-z]{12}_[0-9A-Za-z]{49}$", text, re.MULTILINE)
     presented = api_keys.parse(example[0])
     assert presented is not None
-    record = operator_record(presented, bytes(32), name="", now=datetime(2026, 1, 1, tzinfo=UTC))
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    peppers = Peppers(Pepper(1, bytes(32)))
+    record, _ = api_keys.mint(peppers, kind="operator", permissions=("operator",), now=now, key=presented)
     assert record.mac.hex() in text
+    assert record.seal.mac.hex() in text
+    assert peppers.seal(replace(record, revoked_at=now)).seal.mac.hex() in text

@@ -40,7 +40,9 @@ def test_a_thread_goes_to_the_archive_and_comes_back_at_the_word_of_a_command(ru
         assert "already" in said
         code, rows, said = command("jobs")
         assert code == 0, said
-        assert any(row["kind"] == "archive" and row["state"] == "done" and '"t1"' in row["target"] for row in rows)
+        assert any(
+            row["kind"] == "archive" and row["state"] == "done" and row["target"]["thread_id"] == "t1" for row in rows
+        )
         assert rows[-1]["kind"] == "retention-round"
         code, [shown], said = command("restore", "t1")
         assert (code, shown["tier"], "archive" in shown) == (0, "hot", False), said

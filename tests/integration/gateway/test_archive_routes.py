@@ -19,8 +19,9 @@ from storage.scope import OperatorScope, TenantScope
 from storage.service import Store
 from storage.sweep import Sweep
 from tests.support.operations import STATE, assert_problem
+from tests.support.passing_time import PassingTime
 from tests.support.stores import DEPLOYMENT_ID
-from tests.unit.gateway.doubles import PEPPER, settings
+from tests.unit.gateway.doubles import PEPPERS, settings
 
 PATH = "/threads/t1"
 THAW_SECONDS = 4 * 3600.0
@@ -61,9 +62,9 @@ async def serving_store(opening, archive):
 @pytest.fixture
 async def service(serving_store):
     now = datetime.now(UTC)
-    tenant = Tenant(tenant_id=uuid4(), name="t", created_at=now)
+    tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
     permissions = (*STATE, "subject:act_as", "tenant:admin")
-    key, text = api_keys.mint(PEPPER, kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
+    key, text = api_keys.mint(PEPPERS, kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
     await serving_store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, key)
     return text
 
@@ -84,7 +85,7 @@ async def client(serving_store, service):
 async def saved(client):
     answer = await client.post(f"{PATH}/checkpoints", json={"state": {"n": 1}})
     assert answer.status_code == 201, answer.text
-    return answer.json()["id"]
+    return answer.json()["checkpoint_id"]
 
 
 async def ok(work, status=200):
@@ -103,12 +104,12 @@ async def test_a_thread_is_archived_and_restored_by_jobs_that_repeating_names_ag
     shown = await ok(client.get(PATH))
     assert (shown["tier"], "archive" in shown) == ("hot", False)
     begun = await ok(client.post(f"{PATH}/archive"), 202)
-    assert begun["tier"] == "hot"
+    assert begun["target"] == {"subject_id": "user-1", "thread_id": "t1"}
     assert await ok(client.post(f"{PATH}/archive"), 202) == begun
     await work(serving_store)
     job = await ok(client.get(f"/jobs/{begun['job_id']}"))
-    assert (job["kind"], job["state"], job["done"], job["total"]) == ("archive", "done", 1, 1)
-    assert await ok(client.post(f"{PATH}/archive")) == {"thread_id": "t1", "tier": "archive", "job_id": None}
+    assert (job["kind"], job["state"], job["progress"]) == ("archive", "done", {"done": 1, "total": 1})
+    assert (await ok(client.post(f"{PATH}/archive")))["tier"] == "archive"
 
     shown = await ok(client.get(PATH))
     archive = shown["archive"]
@@ -120,11 +121,10 @@ async def test_a_thread_is_archived_and_restored_by_jobs_that_repeating_names_ag
     assert (archive["retry_after_seconds"], archive["progress"], archive["job_id"]) == (0, None, None)
 
     begun = await ok(client.post(f"{PATH}/restore"), 202)
-    assert begun["tier"] == "archive"
     assert await ok(client.post(f"{PATH}/restore"), 202) == begun
     assert (await ok(client.get(PATH)))["archive"]["job_id"] == begun["job_id"]
     await work(serving_store)
-    assert await ok(client.post(f"{PATH}/restore")) == {"thread_id": "t1", "tier": "hot", "job_id": None}
+    assert (await ok(client.post(f"{PATH}/restore")))["tier"] == "hot"
     assert (await ok(client.get(f"{PATH}/checkpoints/latest")))["state"] == {"n": 1}
 
 
@@ -140,9 +140,9 @@ async def test_a_frozen_thread_is_thawed_by_a_restore_and_every_refusal_says_how
         lambda: client.get(f"{PATH}/checkpoints/latest"),
         lambda: client.get(f"{PATH}/checkpoints"),
         lambda: client.post(f"{PATH}/checkpoints", json={"state": {"n": 2}}),
-        lambda: client.put(f"{PATH}/checkpoints/{head_id}/writes/task", **write),
+        lambda: client.post(f"{PATH}/checkpoints/{head_id}/writes/task", **write),
         lambda: client.post(f"{PATH}/copy", json={"target_thread_id": "t2"}),
-        lambda: client.post("/prune", json={"thread_ids": ["t1"]}),
+        lambda: client.post("/threads:prune", json={"thread_ids": ["t1"]}),
     ]
     for request in requests:
         refused = await request()
@@ -196,7 +196,7 @@ async def test_wrong_requests_are_told_what_is_wrong_with_them(client, service, 
     now = datetime.now(UTC)
     tenant_id = UUID((await ok(client.get("/whoami")))["tenant_id"])
     key, text = api_keys.mint(
-        PEPPER, kind="subject", permissions=("state:read",), now=now, tenant_id=tenant_id, subject_id="user-1"
+        PEPPERS, kind="subject", permissions=("state:read",), now=now, tenant_id=tenant_id, subject_id="user-1"
     )
     await serving_store.tenants.add_key(TenantScope(tenant_id), key)
     async with client_of(serving_store, text, None) as reader:
@@ -241,12 +241,13 @@ class Endless:
         pytest.fail("nothing is archived here, so nothing expires")
 
 
-async def test_a_process_that_stops_in_a_round_gives_it_back_at_once(client, serving_store):
+async def test_a_process_that_stops_in_a_round_gives_it_back_at_once(client, serving_store, admin):
     await saved(client)
     await ok(client.put("/retention", json={"idle_ttl_seconds": 3600}))
     tenant_id = UUID((await ok(client.get("/whoami")))["tenant_id"])
-    endless, tomorrow = Endless(), ManualClock(datetime.now(UTC) + timedelta(days=1))
-    parts = (serving_store.unit_of_work, serving_store.audit, tomorrow, serving_store.threads, serving_store.pruning)
+    endless, clock = Endless(), PassingTime(admin, tenant_id)
+    await clock.go_on(86_400)
+    parts = (serving_store.unit_of_work, serving_store.audit, clock, serving_store.threads, serving_store.pruning)
     working = asyncio.create_task(Retaining(*parts, endless, serving_store.control).run_due())
     await reached_or_ended(endless.reached, working)
     shown = await ok(client.get("/retention/round"))

@@ -17,7 +17,7 @@ from storage.service import Store
 from tests.support.operations import STATE, assert_problem
 from tests.support.states import document
 from tests.support.stores import DEPLOYMENT_ID
-from tests.unit.gateway.doubles import PEPPER, settings
+from tests.unit.gateway.doubles import PEPPERS, settings
 
 PACKED = "application/msgpack"
 UNKNOWN_ID = "1f0c0000-0000-6000-8000-000000000001"
@@ -54,9 +54,9 @@ async def app(serving_store):
 @pytest.fixture
 async def client(app, serving_store):
     now = datetime.now(UTC)
-    tenant = Tenant(tenant_id=uuid4(), name="t", created_at=now)
+    tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
     permissions = (*STATE, "subject:act_as")
-    service, text = api_keys.mint(PEPPER, kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
+    service, text = api_keys.mint(PEPPERS, kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
     await serving_store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
     headers = {"Authorization": f"Bearer {text}", "Stateroom-Subject": "user-1"}
     transport = httpx.ASGITransport(app)
@@ -81,12 +81,12 @@ async def fill(client):
 
     async def save(**body):
         headers = {"Content-Type": PACKED, **body.pop("headers", {})}
-        return (await ok(client.post(path, content=msgpack.packb(body), headers=headers)))["id"]
+        return (await ok(client.post(path, content=msgpack.packb(body), headers=headers)))["checkpoint_id"]
 
     async def write(checkpoint_id, task, *writes):
         encoded = [{"idx": idx, "channel": channel, "value": value} for idx, channel, value in writes]
         body = msgpack.packb({"writes": encoded})
-        await ok(client.put(f"{path}/{checkpoint_id}/writes/{task}", content=body, headers={"Content-Type": PACKED}))
+        await ok(client.post(f"{path}/{checkpoint_id}/writes/{task}", content=body, headers={"Content-Type": PACKED}))
 
     ids = [await save(state={"log": ["a"], "note": document("n"), "shot": bytes(range(256)) * 400}, agent="x")]
     await write(ids[0], "one", (0, "log", "b"), (1, "log", document("c")))
@@ -158,7 +158,7 @@ async def test_a_frozen_thread_answers_409_and_when_to_ask_again(client, scope, 
         assert (problem["retryable"], problem["state"]) == (True, "frozen")
         assert int(answer.headers["retry-after"]) >= 3600
         assert "progress" not in problem
-    assert (await client.get(path, headers={"Stateroom-Subject": "user-2"})).json()["checkpoints"] == []
+    assert_problem(await client.get(path, headers={"Stateroom-Subject": "user-2"}), 404)
     assert_problem(await client.get(f"{path}/latest", headers={"Stateroom-Subject": "user-2"}), 404)
 
 

@@ -33,7 +33,7 @@ async def test_a_file_goes_up_and_comes_down(gateway: ProductionGateway, statero
     up = await stateroom(gateway, "artifact", "upload", thread, file, "--json")
     assert up.returncode == 0, up.stderr
     made = json.loads(up.stdout)
-    assert (made["name"], made["media_type"], made["number"]) == ("screen shot.png", "image/png", 1)
+    assert (made["name"], made["media_type"], made["version"]) == ("screen shot.png", "image/png", 1)
     for named in (made["artifact_id"], made["pointer"]):
         down = await stateroom(gateway, "artifact", "download", named, back)
         assert (down.returncode, back.read_bytes() == file.read_bytes()) == (0, True), down.stderr

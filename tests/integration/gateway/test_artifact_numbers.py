@@ -18,7 +18,7 @@ async def test_nothing_that_named_a_deleted_version_gives_the_one_with_its_numbe
         assert (await client.delete(f"/v1/artifacts/{old['artifact_id']}")).status_code == 204
 
         new = (await client.post(path, content=b"new", headers=headers)).json()
-        assert (new["name"], new["number"]) == (old["name"], old["number"]) == ("report", 2)
+        assert (new["name"], new["version"]) == (old["name"], old["version"]) == ("report", 2)
         assert new["artifact_id"] != old["artifact_id"]
         assert new["pointer"] != old["pointer"]
         assert_problem(await client.get(f"/v1/artifacts/{old['artifact_id']}/content"), 404, "artifact-not-found")

@@ -63,6 +63,7 @@ async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder, check
         found = {check["check"]: check for check in json.loads(doctor.stdout)["checks"]}
         assert doctor.returncode == 0, found
         assert {check["outcome"] for check in found.values()} == {"ok"}
+        assert found["history"]["detail"] == "the database has every event that was anchored, and every shred"
         assert "STATEROOM_OPERATOR_KEY verifies" in found["API key pepper"]["detail"]
         swept = stateroom("sweep", "--all", "--json", "--data-dir", data_dir)
         assert (swept.returncode, json.loads(swept.stdout)["failed"]) == (0, 0)

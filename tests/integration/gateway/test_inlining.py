@@ -48,7 +48,7 @@ def save(client: httpx.Client, thread: str, state: Any, **headers: str) -> str:
     named = {one.replace("_", "-"): text for one, text in headers.items()}
     answer = client.post(f"/v1/threads/{thread}/checkpoints", json={"state": state}, headers=named)
     assert answer.status_code == 201, answer.text
-    return answer.json()["id"]
+    return answer.json()["checkpoint_id"]
 
 
 def load(client: httpx.Client, thread: str, query: str = "resolve=inline", **headers: str) -> Any:
@@ -63,7 +63,7 @@ def test_an_artifact_that_the_state_or_a_write_names_comes_along_and_the_state_s
     shown, written = upload(client, b"\x89PNG", thread), upload(client, b"", thread)
     checkpoint = save(client, thread, {"page": {"shots": [shown["pointer"], shown["pointer"]]}, "n": 1})
     writes = {"writes": [{"channel": "x", "idx": 0, "value": written["pointer"]}]}
-    put = client.put(f"/v1/threads/{thread}/checkpoints/{checkpoint}/writes/task", json=writes)
+    put = client.post(f"/v1/threads/{thread}/checkpoints/{checkpoint}/writes/task", json=writes)
     assert put.status_code == 200, put.text
     plain, resolved = load(client, thread, "view=state"), load(client, thread)
     of_file = {"name": "a.png", "media_type": "image/png"}

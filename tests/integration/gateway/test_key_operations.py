@@ -67,12 +67,12 @@ async def test_keys_rotate_by_command_line(deployment, launcher, stateroom):
         for number in range(3):
             await saved(first, f"t{number}", number)
         (rotated,), remarks = await stateroom(deployment, one.url, "key", "rotate", "--subject", "user-1")
-        assert (rotated["level"], rotated["key_version"], rotated["job"]["state"]) == ("subject", 2, "done")
+        assert (rotated["level"], rotated["key_version"], rotated["state"]) == ("subject", 2, "done")
         assert "reseal: " in remarks
         (rotated,), _ = await stateroom(deployment, two.url, "key", "rotate")
-        assert (rotated["level"], rotated["key_version"], rotated["job"]["state"]) == ("tenant", 2, "done")
+        assert (rotated["level"], rotated["key_version"], rotated["state"]) == ("tenant", 2, "done")
         (rewrapped,), _ = await stateroom(deployment, one.url, "key", "rewrap", "--operator")
-        assert rewrapped["job"]["done"] == rewrapped["job"]["total"] >= 1
+        assert rewrapped["progress"]["done"] == rewrapped["progress"]["total"] >= 1
         (status,), _ = await stateroom(deployment, one.url, "key", "status", "--subject", "user-1")
         assert [(each["key_version"], each["state"]) for each in status["tenant_keys"]] == [
             (1, "destroyed"),
@@ -110,7 +110,7 @@ async def test_a_shred_is_felt_at_the_next_request_in_another_gateway_and_surviv
             assert "nothing happened" in remarks
             (answer,), _ = await stateroom(deployment, one.url, "subject", "shred", "gone", "--confirm", "gone")
             assert answer["tombstone"] is True
-            assert answer["job"]["state"] == "done"
+            assert answer["state"] == "done"
             for refused in (await loaded(gone), await gone.post("/v1/threads/t/checkpoints", json={"state": {}})):
                 assert (refused.status_code, refused.json()["code"]) == (410, "key-destroyed")
             assert (await loaded(stays)).status_code == 200
@@ -165,10 +165,17 @@ async def test_a_backup_that_lost_anchored_audit_events_is_served_only_after_som
         environ = deployment.environ | {"STATEROOM_DATABASE_URL": url}
         restored = Deployment(backup, environ, deployment.operator_key, deployment.api_key)
         refused = ProductionGateway(launcher, restored)
-        with pytest.raises(AssertionError, match="audit logs end before an event that was anchored"):
+        with pytest.raises(AssertionError, match="audit logs lack an event that was anchored"):
             await refused.start()
         assert await refused.wait() == 1
+        (report,), _ = await stateroom(restored, None, "doctor", code=1)
+        failed = {each["check"]: each for each in report["checks"] if each["outcome"] == "failed"}
+        assert failed.keys() == {"history"}
+        assert "audit logs lack an event that was anchored" in failed["history"]["detail"]
+        assert "backup.md" in failed["history"]["fix"]
         (gap,), _ = await stateroom(restored, None, "restore", "accept")
+        (report,), _ = await stateroom(restored, None, "doctor")
+        assert "failed" not in {each["outcome"] for each in report["checks"]}
         assert gap["sequence"] > gap["anchored"] > gap["found"] >= gap["kept"] > 0
         assert (await stateroom(restored, None, "restore", "accept"))[0] == []
         async with serving(launcher, restored) as again:
@@ -189,11 +196,11 @@ async def test_requests_that_are_not_confirmed_or_not_allowed_change_nothing(dep
             unknown = await client.post("/v1/subjects/nobody/shred", json={"confirm": "nobody"})
             assert unknown.status_code == 404
             for body in ({"level": "root"}, {"level": "subject"}, {"level": "tenant", "subject_id": "user-1"}):
-                assert (await client.post("/v1/keys/rotate", json=body)).status_code == 422
+                assert (await client.post("/v1/keys:rotate", json=body)).status_code == 422
             assert (await client.get(f"/v1/jobs/{uuid4()}")).status_code == 404
             me = (await client.get("/v1/whoami")).json()
             tenant = f"/v1/admin/tenants/{me['tenant_id']}/shred"
-            for path in (tenant, "/v1/admin/keys/rewrap"):
+            for path in (tenant, "/v1/admin/keys:rewrap"):
                 denied = await client.post(path, json={"confirm": me["tenant_id"]})
                 assert denied.status_code == 403
             body = {"kind": "subject", "subject_id": "user-1", "name": "n", "permissions": ["state:read"]}
@@ -201,8 +208,8 @@ async def test_requests_that_are_not_confirmed_or_not_allowed_change_nothing(dep
         async with gateway.client("user-1", own) as weak:
             for path, body in (
                 ("/v1/subjects/user-1/shred", {"confirm": "user-1"}),
-                ("/v1/keys/rotate", {"level": "tenant"}),
-                ("/v1/keys/rewrap", None),
+                ("/v1/keys:rotate", {"level": "tenant"}),
+                ("/v1/keys:rewrap", None),
             ):
                 assert (await weak.post(path, json=body)).status_code == 403
             for path in ("/v1/keys", "/v1/jobs"):
@@ -211,7 +218,8 @@ async def test_requests_that_are_not_confirmed_or_not_allowed_change_nothing(dep
         async with admin(gateway, deployment.operator_key) as operator:
             assert (await operator.post(tenant, json={"confirm": "yes"})).status_code == 422
             done = await operator.post(tenant, json={"confirm": me["tenant_id"]})
-            assert done.status_code == 200
+            assert done.status_code == 202
+            assert (await operator.get(done.headers["Location"])).json()["kind"] == "shred-tenant"
         async with gateway.client("user-1") as client:
             assert (await loaded(client)).json()["code"] == "key-destroyed"
             jobs = (await client.get("/v1/jobs")).json()["jobs"]

@@ -10,6 +10,7 @@ import pytest
 from tests.support.operations import assert_problem
 from tests.support.production import ProductionGateway, serving
 from tests.support.s3_faults import S3Fault, S3Faults
+from tests.support.tenants import new_tenant
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,7 @@ async def gateway(deployment, launcher, faults) -> AsyncIterator[ProductionGatew
 @pytest.fixture
 async def client(gateway) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a new tenant."""
-    headers = {"Authorization": f"Bearer {gateway.deployment.operator_key}"}
-    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as operator:
-        made = (await operator.post("/v1/admin/tenants", json={"name": "t"})).json()
+    made = new_tenant(gateway.url, gateway.deployment.operator_key)
     async with gateway.client(api_key=made["api_key"]) as opened:
         yield opened
 

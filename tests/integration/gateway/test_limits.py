@@ -1,22 +1,26 @@
 """Admission over real HTTP: whoever sends too much is told so, and nobody else notices."""
 
 import asyncio
+import contextlib
 import json
 
 import asyncpg
+import httpx
+import psutil
 import pytest
 
 from gateway import limits
+from storage.reading import HISTORY_MANIFESTS_BYTES_MAX
 from tests.support.half_request import HalfRequest
 from tests.support.metrics import free_port, until_in_flight
 from tests.support.production import serving
+from tests.support.tenants import new_tenant
+
+GIBIBYTE = 1024**3
 
 
-async def new_tenant(gateway) -> str:
-    headers = {"Authorization": f"Bearer {gateway.deployment.operator_key}"}
-    async with gateway.client() as client:
-        made = await client.post("/v1/admin/tenants", json={"name": "neighbour"}, headers=headers)
-    return made.json()["api_key"]
+async def key_of_a_neighbour(gateway) -> str:
+    return new_tenant(gateway.url, gateway.deployment.operator_key)["api_key"]
 
 
 def assert_refused(answer, status: int, code: str) -> None:
@@ -30,7 +34,7 @@ async def test_a_tenant_at_its_cap_is_refused_while_another_is_served(deployment
     port = free_port()
     cap = limits.TENANT_REQUESTS_IN_FLIGHT_MAX
     async with serving(launcher, deployment, metrics_listen=f"127.0.0.1:{port}") as gateway:
-        neighbour = await new_tenant(gateway)
+        neighbour = await key_of_a_neighbour(gateway)
         held = await asyncio.gather(*(HalfRequest(gateway, f"cap-{number}").begin() for number in range(cap)))
         await until_in_flight(port, cap)
         async with gateway.client() as crowded, gateway.client(api_key=neighbour) as served:
@@ -59,9 +63,9 @@ async def test_a_tenant_whose_bodies_fill_its_share_of_memory_is_refused_and_ano
 ):
     port = free_port()
     largest = limits.BODY_BYTES_MAX
-    many = limits.TENANT_BODIES_BYTES_MAX // largest
+    many = limits.TENANT_HELD_BYTES_MAX // largest
     async with serving(launcher, deployment, metrics_listen=f"127.0.0.1:{port}") as gateway:
-        neighbour = await new_tenant(gateway)
+        neighbour = await key_of_a_neighbour(gateway)
         held = [await HalfRequest(gateway, f"m-{number}", body_bytes=largest).begin() for number in range(many)]
         await until_in_flight(port, many)
         async with gateway.client() as crowded, gateway.client(api_key=neighbour) as served:
@@ -75,6 +79,44 @@ async def test_a_tenant_whose_bodies_fill_its_share_of_memory_is_refused_and_ano
             assert (await served.post(path, content=body, headers=content)).status_code == 201
             assert await asyncio.gather(*(each.finish() for each in held)) == [201] * many
             assert (await crowded.post(path, content=body, headers=content)).status_code == 201
+
+
+async def test_the_largest_bodies_and_unread_answers_of_two_tenants_take_less_than_a_gibibyte(deployment, launcher):
+    path, latest = "/v1/threads/big/checkpoints", "/v1/threads/big/checkpoints/latest"
+    large = b'{"state":{"a":"' + b"a" * 31_000_000 + b'"}}'
+    dense = b'{"state":{"a":[' + b'{"a":0},' * (31_000_000 // 8) + b"[]]}}"
+    headers = {"Content-Type": "application/json"}
+    async with serving(launcher, deployment) as gateway:
+        neighbour = await key_of_a_neighbour(gateway)
+        process = psutil.Process(gateway.pid)
+        peak_bytes = 0
+
+        async def watch() -> None:
+            nonlocal peak_bytes
+            with contextlib.suppress(psutil.NoSuchProcess):
+                while True:
+                    peak_bytes = max(peak_bytes, process.memory_info().rss)
+                    await asyncio.sleep(0.01)
+
+        async with gateway.client() as one, gateway.client(api_key=neighbour) as other:
+            one.timeout = other.timeout = httpx.Timeout(60)
+            watching = asyncio.create_task(watch())
+            dense_ones = await asyncio.gather(
+                *(client.post(path, content=dense, headers=headers) for client in (one, other) for _ in range(2))
+            )
+            assert [each.status_code for each in dense_ones] == [422] * 4
+            large_ones = await asyncio.gather(
+                *(client.post(path, content=large, headers=headers) for client in (one, other) for _ in range(2))
+            )
+            assert {each.status_code for each in large_ones} <= {201, 429, 503}
+            assert (await one.post(path, content=large, headers=headers)).status_code == 201
+            async with contextlib.AsyncExitStack() as unread:
+                plain = {"Accept-Encoding": "identity"}
+                answers = [await unread.enter_async_context(one.stream("GET", latest, headers=plain)) for _ in range(5)]
+                assert sorted({each.status_code for each in answers}) == [200, 429]
+                assert (await other.get("/v1/whoami")).status_code == 200
+            watching.cancel()
+    assert peak_bytes < GIBIBYTE
 
 
 @pytest.fixture
@@ -130,7 +172,7 @@ async def test_a_stuck_database_holds_as_many_requests_as_are_admitted_and_refus
         "requests_in_flight_max": str(in_flight),
     }
     async with serving(launcher, deployment, **settings) as gateway, gateway.client() as client:
-        other_key = await new_tenant(gateway)
+        other_key = await key_of_a_neighbour(gateway)
         async with gateway.client(api_key=other_key) as other:
             clients = (client, other)
             for each in clients:  # who they are is known, and takes no connection
@@ -157,7 +199,9 @@ async def test_who_gets_no_connection_within_the_roles_limit_is_refused_at_once_
     deployment, launcher, superuser
 ):
     """PostgreSQL keeps the sum of all processes: a pool may have places left for which there are no connections."""
-    async with serving(launcher, deployment, database_connections_max="10") as gateway, gateway.client() as client:
+    # Without the rounds of the background, which want a connection now and then, too.
+    quiet = serving(launcher, deployment, "--no-background", database_connections_max="10")
+    async with quiet as gateway, gateway.client() as client:
 
         async def save(name: str):
             return await client.post(f"/v1/threads/{name}/checkpoints", json={"state": {"n": 1}})
@@ -181,3 +225,20 @@ async def test_who_gets_no_connection_within_the_roles_limit_is_refused_at_once_
         finally:
             await superuser.execute("ALTER ROLE gw_app CONNECTION LIMIT -1")
         assert (await save("after")).status_code == 201
+
+
+async def test_a_page_of_the_heaviest_metadata_ends_early_and_the_next_ones_have_the_rest(deployment, launcher):
+    heavy = {"a": [[]] * ((limits.METADATA_BYTES_MAX - 100) // 3)}
+    path = "/v1/threads/heavy/checkpoints"
+    async with serving(launcher, deployment) as gateway, gateway.client() as client:
+        saved = [
+            (await client.post(path, json={"state": {"a": number}, "metadata": heavy})).json()["checkpoint_id"]
+            for number in range(HISTORY_MANIFESTS_BYTES_MAX // len(heavy["a"]) + 10)
+        ]
+        pages, cursor = [], ""
+        while cursor is not None:
+            page = (await client.get(f"{path}?limit={limits.PAGE_ITEMS_MAX}{cursor}")).json()
+            pages.append([each["checkpoint_id"] for each in page["checkpoints"]])
+            cursor = page["next_cursor"] and f"&cursor={page['next_cursor']}"
+    assert len(pages) == 2
+    assert [each for page in pages for each in page] == saved[::-1]

@@ -71,10 +71,10 @@ def test_a_failure_that_a_task_reported_later_is_found_as_one(tenancy, service_k
         thread = save_thread(client)
         path = f"/v1/threads/{thread.thread_id}/checkpoints/{thread.checkpoint_id}/writes/late"
         body = {"writes": [{"channel": "__error__", "idx": -1, "value": "x"}], "status": "failed"}
-        assert client.put(path, json=body).status_code == 200
+        assert client.post(path, json=body).status_code == 200
         with tenancy.client(admin_key) as admin:
             listed = admin.get("/v1/checkpoints", params={"status": "failed", "agent": "tester"}).json()["checkpoints"]
-        assert [(each["subject_id"], each["id"]) for each in listed] == [("carol", thread.checkpoint_id)]
+        assert [(each["subject_id"], each["checkpoint_id"]) for each in listed] == [("carol", thread.checkpoint_id)]
         assert client.delete(f"/v1/threads/{thread.thread_id}").status_code == 204
 
 

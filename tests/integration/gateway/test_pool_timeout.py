@@ -18,7 +18,7 @@ from storage.scope import OperatorScope
 from storage.service import Store
 from tests.support.operations import SERVICE, assert_problem
 from tests.support.stores import DEPLOYMENT_ID
-from tests.unit.gateway.doubles import PEPPER, settings
+from tests.unit.gateway.doubles import PEPPERS, settings
 
 CONNECTIONS = 8  # of which one tenant may wait for more than these requests need
 CHECKPOINTS = "/v1/threads/t1/checkpoints"
@@ -43,10 +43,10 @@ async def keys(busy_store):
     """Two API keys of one new tenant."""
     now, tenant_id = datetime.now(UTC), uuid4()
     (first, text), (second, other) = (
-        api_keys.mint(PEPPER, kind="service", permissions=SERVICE, now=now, tenant_id=tenant_id) for _ in range(2)
+        api_keys.mint(PEPPERS, kind="service", permissions=SERVICE, now=now, tenant_id=tenant_id) for _ in range(2)
     )
     await busy_store.tenants.create(
-        OperatorScope(founding=tenant_id), Tenant(tenant_id=tenant_id, name="t", created_at=now), first
+        OperatorScope(founding=tenant_id), Tenant(tenant_id=tenant_id, name=uuid4().hex, created_at=now), first
     )
     await busy_store.tenants.add_key(OperatorScope(founding=tenant_id), second)
     return text, other
@@ -100,4 +100,4 @@ async def test_who_waits_in_vain_for_a_connection_is_told_to_come_again_and_noth
     assert (loaded.status_code, loaded.json()["state"]) == (200, {"n": 1})
     assert_problem(await client.get(latest, headers=by(known, "user-2")), 404, "checkpoint-not-found")
     again = await client.post(CHECKPOINTS, json={"state": {"n": 4}}, headers=by(known) | {"Idempotency-Key": "once"})
-    assert (again.status_code, again.json()["parent_id"]) == (201, first.json()["id"])
+    assert (again.status_code, again.json()["parent_id"]) == (201, first.json()["checkpoint_id"])

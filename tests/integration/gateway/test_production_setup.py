@@ -2,12 +2,12 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import urllib.request
-from uuid import UUID
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -17,7 +17,9 @@ from crypto.roots import FileRootKey
 from gateway import api_keys
 from gateway.cli import serving
 from gateway.cli.main import run
+from storage.features import KNOWN
 from storage.postgres import setup
+from storage.postgres.engine import UNREGISTERED_APPLICATION_NAME
 from tests.support.production import APP_PASSWORD, OWNER_PASSWORD
 
 TENANT = UUID(int=5)
@@ -42,14 +44,20 @@ def environment(monkeypatch):
     return monkeypatch
 
 
+@pytest.fixture(scope="module")
+def root_key_file(tmp_path_factory):
+    """One for all tests of the module, as they share a database whose own keys it wraps."""
+    path = tmp_path_factory.mktemp("root-key") / "root.key"
+    FileRootKey.create(path)
+    return path
+
+
 @pytest.fixture
-def production(urls, environment, tmp_path, capsys):
+def production(urls, environment, root_key_file, capsys):
     owner_url, app_url = urls
-    assert run(["root-key", "create", str(tmp_path / "root.key")]) == 0
-    capsys.readouterr()
     environment.setenv("STATEROOM_DATABASE_URL", app_url)
     environment.setenv("STATEROOM_DATABASE_OWNER_URL", owner_url)
-    environment.setenv("STATEROOM_ROOT_KEY", f"file:{tmp_path / 'root.key'}")
+    environment.setenv("STATEROOM_ROOT_KEY", f"file:{root_key_file}")
     environment.setenv("STATEROOM_API_KEY_PEPPER", "ab" * 32)
     environment.setenv("STATEROOM_DEPLOYMENT_ID", "00000000-0000-4000-8000-000000000001")
     return environment
@@ -93,6 +101,15 @@ def test_the_first_operator_key_is_printed_once_and_a_second_needs_to_be_asked_f
     assert json.loads(capsys.readouterr().out)["api_key"] != first["api_key"]
 
 
+def test_an_operators_key_ends_after_90_days_unless_something_else_is_said(production, capsys):
+    ends = []
+    for options in ([], ["--expires", "8h"], ["--expires", "never"]):
+        assert run(["init", "--another", "--json", *options]) == 0
+        expires_at = json.loads(capsys.readouterr().out)["expires_at"]
+        ends.append(expires_at and round((datetime.fromisoformat(expires_at) - datetime.now(UTC)) / timedelta(hours=1)))
+    assert ends == [90 * 24, 8, None]
+
+
 def test_another_deployments_database_is_refused(production, capsys):
     assert run(["init", "--another"]) == 0
     capsys.readouterr()
@@ -112,7 +129,8 @@ def test_the_doctor_finds_nothing_wrong_with_a_right_setup(production, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is True
     outcomes = {check["check"]: check["outcome"] for check in found["checks"]}
-    assert outcomes.pop("object storage") == "skipped"
+    # There is no object storage, and so no anchors to compare the history with.
+    assert [outcomes.pop(check) for check in ("object storage", "history")] == ["skipped"] * 2
     assert set(outcomes.values()) == {"ok"}
     assert {"root key", "durability", "roles", "serving role", "row-level security", "deployment id"} <= set(outcomes)
 
@@ -153,6 +171,52 @@ async def test_the_doctor_names_what_was_weakened(production, durable_postgres, 
         await connection.close()
     assert findings[check].outcome == "failed"
     assert findings[check].fix
+
+
+async def test_the_doctor_names_an_older_build_that_runs_after_the_upgrade_was_finished(production, durable_postgres):
+    from gateway.cli import checks
+
+    async def found():
+        return {finding.check: finding for finding in await checks.examine(os.environ)}["processes"]
+
+    admin = await asyncpg.connect(durable_postgres.superuser_url("production").replace("+asyncpg", ""))
+    app_url = os.environ["STATEROOM_DATABASE_URL"].replace("+asyncpg", "")
+    older = await asyncpg.connect(app_url, server_settings={"application_name": UNREGISTERED_APPLICATION_NAME})
+    enter = "INSERT INTO stateroom.processes VALUES ($1, 'web-1:17', '0.0.9', '{}', now(), clock_timestamp())"
+    try:
+        await admin.execute("DELETE FROM stateroom.deployment_features")
+        await admin.execute(enter, uuid4())
+        assert (await found()).outcome == "ok"  # the upgrade rolls
+        await admin.execute(
+            "INSERT INTO stateroom.deployment_features VALUES ($1, now(), 2, $2)", KNOWN[0].name, bytes(32)
+        )
+        named = await found()
+        assert named.outcome == "failed"
+        assert "web-1:17 (build 0.0.9), one that enters no registry (1 sessions from " in named.detail
+    finally:
+        await admin.execute("DELETE FROM stateroom.processes")
+        await admin.execute("DELETE FROM stateroom.deployment_features")
+        await older.close()
+        await admin.close()
+
+
+async def test_only_the_owner_of_a_database_makes_temporary_tables(production, durable_postgres):
+    from gateway.cli import checks
+
+    app = await asyncpg.connect(os.environ["STATEROOM_DATABASE_URL"].replace("+asyncpg", ""))
+    admin = await asyncpg.connect(durable_postgres.superuser_url("production").replace("+asyncpg", ""))
+    try:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="temporary"):
+            await app.execute("CREATE TEMP TABLE threads (thread_id text)")
+        await admin.execute("GRANT TEMPORARY ON DATABASE production TO PUBLIC")  # as PostgreSQL makes databases
+        before = {finding.check: finding for finding in await checks.examine(os.environ)}
+        await admin.execute(setup.roles_script())
+        after = {finding.check: finding for finding in await checks.examine(os.environ)}
+    finally:
+        await app.close()
+        await admin.close()
+    assert (before["serving role"].outcome, after["serving role"].outcome) == ("warning", "ok")
+    assert "stateroom db roles" in before["serving role"].fix
 
 
 def test_the_doctor_tells_by_a_key_that_the_pepper_is_another_one(production, capsys):
@@ -208,10 +272,13 @@ async def other_root_key(production, durable_postgres, tmp_path):
         " wrapped, kcv, created_at) VALUES ($1, 1, 'active', $2, $3, $4, $5, '', now())",
         *(TENANT, by.provider, by.root_key_id, by.root_key_version, by.ciphertext),
     )
-    # What earlier tests served with made keys of the deployment under root keys of their own.
+    # Nothing of the deployment's own is under the root key that is refused.
     await connection.execute("DELETE FROM stateroom.deployment_keys")
+    await connection.execute("DELETE FROM stateroom.deployment_features")
     yield tmp_path / "other.key"
     await connection.execute("DELETE FROM stateroom.tenant_keys WHERE tenant_id = $1", TENANT)
+    await connection.execute("DELETE FROM stateroom.deployment_keys")
+    await connection.execute("DELETE FROM stateroom.deployment_features")
     await connection.close()
 
 
@@ -241,18 +308,20 @@ def test_a_configured_gateway_serves_until_sigterm_and_says_no_secret(production
         assert process.stdout is not None
         assert process.stderr is not None
         shown = ""
-        while "is ready on" not in shown:
+        while '"ready"' not in shown:
             line = process.stderr.readline()
             assert line, shown
             shown += line
-        url = re.search(r"is ready on (127\.0\.0\.1:[0-9]+);", shown)
-        assert url is not None
-        with urllib.request.urlopen(f"http://{url[1]}/readyz", timeout=10) as answer:
+        ready = json.loads(shown.splitlines()[-1])
+        assert ready["public_url"] == f"http://{ready['listen']}"  # as nothing else was said
+        with urllib.request.urlopen(f"http://{ready['listen']}/readyz", timeout=10) as answer:
             assert json.load(answer)["ready"] is True
         process.send_signal(signal.SIGTERM)
         shown += process.stderr.read()
         assert process.stdout.read() == ""
         assert process.wait(40) == 0
+    for line in shown.splitlines():
+        assert {"event", "level", "timestamp", "service", "version", "instance"} <= json.loads(line).keys()
     assert APP_PASSWORD not in shown
     assert "ab" * 32 not in shown
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.operations import assert_problem
 from tests.support.production import ProductionGateway, serving
+from tests.support.tenants import new_tenant
 
 DAY = 86_400
 WAIT_SECONDS = 30
@@ -31,8 +32,8 @@ async def operator(gateway) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def tenant(operator) -> dict[str, str]:
-    return (await operator.post("/v1/admin/tenants", json={"name": "t"})).json()
+async def tenant(gateway) -> dict[str, str]:
+    return new_tenant(gateway.url, gateway.deployment.operator_key)
 
 
 @pytest.fixture
@@ -95,8 +96,8 @@ async def test_a_hold_refuses_every_removal_until_it_is_lifted(client, operator,
     confirmed = {"confirm": tenant["tenant_id"]}
     for refused in (
         await client.delete(f"/v1/threads/{held}"),
-        await client.post("/v1/prune", json={"thread_ids": [held], "strategy": "delete"}),
-        await client.post("/v1/runs/delete", json={"run_ids": ["run-1"]}),
+        await client.post("/v1/threads:prune", json={"thread_ids": [held], "strategy": "delete"}),
+        await client.post("/v1/runs:delete", json={"run_ids": ["run-1"]}),
         await client.post("/v1/subjects/user-1/shred", json={"confirm": "user-1"}),
         await operator.post(f"/v1/admin/tenants/{tenant['tenant_id']}/shred", json=confirmed),
     ):

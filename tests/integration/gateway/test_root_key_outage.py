@@ -17,7 +17,7 @@ from storage.service import Store
 from tests.support.operations import STATE, assert_problem
 from tests.support.root_keys import UnsteadyRootKey
 from tests.support.stores import DEPLOYMENT_ID
-from tests.unit.gateway.doubles import PEPPER, settings
+from tests.unit.gateway.doubles import PEPPERS, settings
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def client(app, serving_store):
     @asynccontextmanager
     async def of_new_tenant(subject):
         now = datetime.now(UTC)
-        tenant = Tenant(tenant_id=uuid4(), name="t", created_at=now)
+        tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
         service, text = api_keys.mint(
-            PEPPER, kind="service", permissions=(*STATE, "subject:act_as"), now=now, tenant_id=tenant.tenant_id
+            PEPPERS, kind="service", permissions=(*STATE, "subject:act_as"), now=now, tenant_id=tenant.tenant_id
         )
         await serving_store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
         headers = {"Authorization": f"Bearer {text}", "Stateroom-Subject": subject}
@@ -104,7 +104,9 @@ async def test_an_outage_of_the_root_key_stops_only_tenants_that_are_not_known(c
         assert 1 <= int(refused.headers["retry-after"]) <= 10
         ready = await known.get("/readyz")
         assert ready.status_code == 200
-        assert app.services.metrics.registry.get_sample_value("stateroom_key_unavailable_total") == 1
+        assert app.services.metrics.registry.get_sample_value(
+            "stateroom_root_key_refused_total", {"reason": "unavailable"}
+        )
 
         root_key.reachable = True
         tenant_id = UUID((await other.get("/v1/whoami")).json()["tenant_id"])

@@ -61,9 +61,9 @@ def test_an_installed_step_is_run_for_the_schema_that_names_it_and_for_no_other(
             assert refused.value.code == "invalid-request"
         old, new = (client.thread("t", state_version=f"contacts@{number}") for number in (1, 2))
         saved = old.save({"name": "Ada Lovelace", "age": 36})
-        place = f"/threads/t/checkpoints/{saved.id}"
+        place = f"/threads/t/checkpoints/{saved.checkpoint_id}"
         client.request(
-            "PUT", f"{place}/writes/task", body={"writes": [{"idx": 0, "channel": "name", "value": "Augusta King"}]}
+            "POST", f"{place}/writes/task", body={"writes": [{"idx": 0, "channel": "name", "value": "Augusta King"}]}
         )
         assert new.load().state == {"first": "Ada", "last": "Lovelace", "age": 36}
         shown = client.request("GET", place, headers={"Accept-State-Version": "contacts=2"}).decode()

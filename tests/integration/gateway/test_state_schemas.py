@@ -58,9 +58,12 @@ def test_registering_listing_and_showing(service):
     again = service.put("/v1/state-schemas/travel/versions/2", json=RENAME)
     assert (again.status_code, again.json()["up"]) == (200, RENAME["up"])
     assert_problem(service.put("/v1/state-schemas/travel/versions/2", json={"up": []}), 409, "state-schema-exists")
-    assert service.get("/v1/state-schemas").json() == {"state_schemas": [{"schema": "travel", "newest": 2}]}
+    assert service.get("/v1/state-schemas").json() == {
+        "state_schemas": [{"state_schema": "travel", "newest_version": 2}],
+        "next_cursor": None,
+    }
     shown = service.get("/v1/state-schemas/travel").json()
-    assert [(each["number"], each["label"]) for each in shown["versions"]] == [(1, "1.0.0"), (2, None)]
+    assert [(each["state_version"], each["label"]) for each in shown["versions"]] == [(1, "1.0.0"), (2, None)]
     assert_problem(service.get("/v1/state-schemas/nobody"), 404, "state-schema-not-found")
     for path in ("tra vel/versions/3", "travel/versions/0", "travel/versions/x"):
         assert_problem(service.put(f"/v1/state-schemas/{path}", json=RENAME), 422, "invalid-request")
@@ -93,7 +96,7 @@ def test_hostile_steps_are_refused_with_their_place(service, operation, pointer)
     )
     assert problem["errors"][0]["pointer"].startswith(pointer)
     assert time.monotonic() - began < 2
-    assert service.get("/v1/state-schemas").json()["state_schemas"][0]["newest"] == 1
+    assert service.get("/v1/state-schemas").json()["state_schemas"][0]["newest_version"] == 1
 
 
 def test_a_step_that_grows_without_bound_is_stopped_when_it_runs(service):
@@ -105,8 +108,9 @@ def test_a_step_that_grows_without_bound_is_stopped_when_it_runs(service):
         ]  # fmt: skip
     register(service, {}, {"up": doubling})
     save(service, 1, {"a": ["secret"] * 1000})
-    problem = assert_problem(service.get(f"{PATH}/latest", headers=at(2)), 422, "state-upcast-failed")
-    assert "v1_to_v2" in problem["detail"]
+    problem = assert_problem(service.get(f"{PATH}/latest", headers=at(2)), 422)
+    assert problem["code"] in {"state-upcast-failed", "too-costly"}, "whichever bound is met first on this machine"
+    assert "'travel'" in problem["detail"]
     assert "secret" not in str(problem)
     assert service.get(f"{PATH}/latest").json()["state"]["a"][0] == "secret"
 
@@ -114,13 +118,13 @@ def test_a_step_that_grows_without_bound_is_stopped_when_it_runs(service):
 def test_every_operation_that_returns_state_gives_it_at_the_readers_version(service):
     register(service, {}, RENAME)
     head = save(service, 1, {"msgs": ["a"]}, delta_channels=["msgs"])
-    first = head.json()["id"]
+    first = head.json()["checkpoint_id"]
     writes = {"writes": [{"channel": "msgs", "idx": 0, "value": ["b"]}]}
-    assert service.put(f"{PATH}/{first}/writes/task-1", json=writes).status_code == 200
+    assert service.post(f"{PATH}/{first}/writes/task-1", json=writes).status_code == 200
     writes = {"writes": [{"channel": "messages", "idx": 0, "value": ["c"]}], "state_schema": "travel"}
-    assert_problem(service.put(f"{PATH}/{first}/writes/task-2", json=writes), 422, "invalid-request")
+    assert_problem(service.post(f"{PATH}/{first}/writes/task-2", json=writes), 422, "invalid-request")
     writes["state_version"] = 2
-    assert service.put(f"{PATH}/{first}/writes/task-2", json=writes).status_code == 200
+    assert service.post(f"{PATH}/{first}/writes/task-2", json=writes).status_code == 200
     for number, name, other in ((1, "msgs", "messages"), (2, "messages", "msgs"), ("travel=2", "messages", "msgs")):
         headers = at(number)
         for path in (f"{PATH}/latest", f"{PATH}/{first}"):
@@ -174,7 +178,7 @@ def test_declared_metadata_is_searched_over_http(service):
     shown = service.get("/v1/state-schemas/travel").json()["versions"]
     assert [each["searchable"] for each in shown] == [["customer_tier"], ["region", "customer_tier"]]
     ids = [
-        save(service, number, {"a": 1}, metadata={"customer_tier": tier, "region": "eu"}).json()["id"]
+        save(service, number, {"a": 1}, metadata={"customer_tier": tier, "region": "eu"}).json()["checkpoint_id"]
         for number, tier in ((1, "gold"), (2, "silver"), (2, "gold"))
     ]
     for path in (PATH, "/v1/checkpoints"):
@@ -184,7 +188,7 @@ def test_declared_metadata_is_searched_over_http(service):
             ({"customer_tier": "gold", "region": "eu", "other": 1}, []),
         ):
             answer = service.get(path, params={"filter": json.dumps(wanted)})
-            assert [each["id"] for each in answer.json()["checkpoints"]] == expected
+            assert [each["checkpoint_id"] for each in answer.json()["checkpoints"]] == expected
     for keys, where in (
         (["k" * 129], "/searchable/0"),
         (["a", "a"], "/searchable/1"),
@@ -195,13 +199,59 @@ def test_declared_metadata_is_searched_over_http(service):
         assert problem.json()["errors"][0]["pointer"].startswith(where)
 
 
+def test_schemas_come_in_pages_by_name(tenancy):
+    with tenancy.client(tenancy.tenant()) as service, tenancy.client(tenancy.tenant()) as other:
+        names = ["A", "Z", "a", "a.b", "b", "b-1", "z"]
+        for name in reversed(names):
+            assert service.put(f"/v1/state-schemas/{name}/versions/1", json={}).status_code == 201
+        assert service.put("/v1/state-schemas/a/versions/2", json=RENAME).status_code == 201
+        for limit in (1, 2, 3, 7, 8):
+            found, cursor, pages = [], "", 0
+            while cursor is not None:
+                page = service.get(
+                    "/v1/state-schemas", params={"limit": limit} | ({"cursor": cursor} if cursor else {})
+                )
+                assert len(page.json()["state_schemas"]) <= limit
+                found += page.json()["state_schemas"]
+                cursor, pages = page.json()["next_cursor"], pages + 1
+            assert [each["state_schema"] for each in found] == sorted(names)
+            assert found[2] == {"state_schema": "a", "newest_version": 2}
+            assert pages >= len(names) / limit
+        cursor = service.get("/v1/state-schemas?limit=1").json()["next_cursor"]
+        assert_problem(other.get("/v1/state-schemas", params={"cursor": cursor}), 422, "invalid-request")
+        assert_problem(service.get("/v1/state-schemas?limit=0"), 422, "invalid-request")
+
+
 def test_a_tenants_schemas_are_its_own(service, tenancy):
     register(service, {}, RENAME)
     save(service, 1, {"msgs": []})
     with tenancy.client(tenancy.tenant(), "user-1") as other:
-        assert other.get("/v1/state-schemas").json() == {"state_schemas": []}
+        assert other.get("/v1/state-schemas").json()["state_schemas"] == []
         body = {"state": {}, "state_schema": "travel", "state_version": 1}
         assert_problem(other.post(PATH, json=body), 409, "state-too-new")
+
+
+def test_a_tenant_whose_schema_takes_too_much_is_told_so_and_its_neighbour_is_served(tenancy):
+    half = {"items": {"enum": [{"k": [number] * 4} for number in range(150)]}}
+    save = {"state": {"a": [{"k": [149] * 4}] * 20_000}, "state_schema": "travel", "state_version": 1}
+    with tenancy.client(tenancy.tenant(), "user-1") as hostile, tenancy.client(tenancy.tenant(), "user-1") as other:
+        too_large = {f"c{number}": {"pattern": r"[\p{L}\p{N}]{90}" + str(number)} for number in range(300)}
+        refused = assert_problem(
+            hostile.put("/v1/state-schemas/travel/versions/1", json={"json_schema": {"properties": too_large}}), 422
+        )
+        assert refused["errors"][0]["pointer"].startswith("/json_schema/properties/c")
+        for client in (hostile, other):
+            register(client, {"json_schema": {"properties": {"a": half}}})
+        for _ in range(3):
+            told = assert_problem(hostile.post(PATH, json=save), 422, "too-costly")
+            assert not told["retryable"]
+        answer = hostile.post(PATH, json=save)
+        assert assert_problem(answer, 429, "tenant-too-costly")["retryable"]
+        assert 0 < int(answer.headers["Retry-After"]) <= 60
+        assert hostile.post(PATH, json={"state": {"a": 1}}).status_code == 201
+        fits = {**save, "state": {"a": [{"k": [1] * 4}]}}
+        assert other.post(PATH, json=fits).status_code == 201
+        assert_problem(other.post(PATH, json={**save, "state": {"a": [1]}}), 422, "invalid-request")
 
 
 def test_a_migration_over_http(service):
@@ -214,7 +264,8 @@ def test_a_migration_over_http(service):
         ("migrate", 2, "state-migrate"),
         ("rollback", 1, "state-rollback"),
     ):
-        begun = service.post(f"/v1/state-schemas/travel/{verb}", json={"idle_seconds": 0})
+        how = {} if verb == "rollback" else {"idle_seconds": 0}
+        begun = service.post(f"/v1/state-schemas/travel/{verb}", json=how)
         assert begun.status_code == 202, begun.text
         deadline = time.monotonic() + JOB_SECONDS_MAX
         while True:
@@ -223,8 +274,11 @@ def test_a_migration_over_http(service):
             if job["state"] in {"done", "failed"} or time.monotonic() > deadline:
                 break
             time.sleep(0.05)  # another process works on it; nothing here could tell when it is done
-        assert (job["kind"], job["state"], job["report"]["changed"]) == (kind, "done", 3)
-        assert status["heads"] == [{"number": version, "heads": 3}]
+        assert (job["kind"], job["state"], job["migration"]["changed"]) == (kind, "done", 3)
+        assert status["heads"] == [{"state_version": version, "heads": 3}]
+    assert_problem(
+        service.post("/v1/state-schemas/travel/rollback", json={"target_version": 1}), 422, "invalid-request"
+    )
     assert_problem(service.post("/v1/state-schemas/nobody/plan", json={}), 404, "state-schema-not-found")
     assert_problem(service.post("/v1/state-schemas/travel/plan", json={"target_version": 9}), 409, "state-too-new")
 

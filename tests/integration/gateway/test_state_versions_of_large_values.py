@@ -52,7 +52,7 @@ def test_a_fork_is_converted_for_the_old_program(running_gateway):
         for number, definition in ((1, {}), (2, RENAME)):
             client.request("PUT", f"/state-schemas/{schema}/versions/{number}", body=definition)
         saved = client.thread("t", state_version=f"{schema}@1").save({"shot": "s"})
-        client.thread("t", state_version=f"{schema}@2").fork(saved.id).save({"picture": "p"})
+        client.thread("t", state_version=f"{schema}@2").fork(saved.checkpoint_id).save({"picture": "p"})
         assert client.thread("t", state_version=f"{schema}@1").load().state == {"shot": "p"}
 
 
@@ -65,7 +65,7 @@ def test_break_glass_is_at_the_operators_version(running_gateway):
         tenant_id = client.request("GET", "/whoami").decode()["tenant_id"]
     headers = {"Authorization": f"Bearer {decrypting_key(running_gateway)}"}
     url = f"{running_gateway.url}/v1/admin/tenants/{tenant_id}/decrypt"
-    body = {"subject": subject, "thread_id": "t", "reason": "an incident"}
+    body = {"subject_id": subject, "thread_id": "t", "reason": "an incident"}
     for wanted, state in ((None, {"shot": "s"}), ("1", {"shot": "s"}), (f"{schema}=2", {"picture": "s"})):
         more = {} if wanted is None else {"Accept-State-Version": wanted}
         answer = httpx.post(url, json=body, headers=headers | more)

@@ -1,11 +1,14 @@
 """An answer has a limit, whatever its values are made of; every state can be read in some way that stays below it."""
 
+import asyncio
+
 import pytest
 
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import StateTooLarge
 from storage.model import HistoryQuery, Precondition
 from storage.offload import RESOLVED_BYTES_MAX
+from storage.room import count_with
 from storage.service import Store
 from tests.support.states import contents, load, patch, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
@@ -87,3 +90,26 @@ async def test_what_is_just_below_the_limit_is_loaded(store, scope):
         saved = await save(store, scope, content=patch(put={f"a{number}": lines(number)}), precondition=precondition)
     held = await load(store, scope)
     assert sum(len(each.value.data) for each in held.channels.values()) > RESOLVED_BYTES_MAX * 9 // 10
+
+
+class NoRoom(Exception):
+    """Whoever counts has no room."""
+
+
+async def test_what_an_answer_takes_is_counted_before_it_is_put_together(store, scope):
+    await save(store, scope, content=state(a=lines(0)))
+    taken: list[int] = []
+
+    def take(size: int) -> None:
+        taken.append(size)
+        if sum(taken) > 1_000_000:
+            raise NoRoom
+
+    async def counted() -> None:
+        count_with(take)
+        await load(store, scope)
+
+    with pytest.raises(NoRoom):
+        await asyncio.create_task(counted())  # a request's context ends with its task
+    assert len(taken) == 1 or sum(taken) < 2_000_000  # all before anything is fetched, or piece by piece
+    assert contents(await load(store, scope)).keys() == {"a"}

@@ -28,6 +28,7 @@ from storage.errors import (
     RollbackDetected,
     StorageError,
     ThreadArchived,
+    ThreadNotFound,
 )
 from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Precondition, Save, Value
 from storage.postgres.unit_of_work import Silent
@@ -216,7 +217,8 @@ async def test_nobody_else_reads_it_and_its_object_is_not_even_fetched(store, sc
     for stranger in (other, Scope(scope.tenant_id, "user-3")):
         with pytest.raises(CheckpointNotFound):
             await load(store, stranger)
-        assert await history(store, stranger, thread_id="t1") == []
+        with pytest.raises(ThreadNotFound):
+            await history(store, stranger, thread_id="t1")
         with pytest.raises(PieceNotFound):
             await store.pieces.get(stranger, "t1", b"\x01" * 17)
     assert bucket.calls == []
@@ -433,7 +435,7 @@ async def test_a_hot_read_costs_what_it_did(database, root_key, scope, clock, bu
             (lambda: load(store, scope), 1),
             (lambda: store.checkpoints.load(scope, "t1", "", None, with_state=False), 1),
             (lambda: load(store, scope, checkpoint_id=first.checkpoint_id), 1),
-            (lambda: history(store, scope, thread_id="t1", limit=1), 6),  # with BEGIN and COMMIT
+            (lambda: history(store, scope, thread_id="t1", limit=1), 7),  # with BEGIN and COMMIT; the parent
             (lambda: history(store, scope), 5),
         ):
             await read()

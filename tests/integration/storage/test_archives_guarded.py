@@ -14,7 +14,7 @@ from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
 from storage.errors import IntegrityFailure, LegalHold, StorageError
-from storage.migrating import STATE_MIGRATE_KIND
+from storage.migrating import STATE_MIGRATE_KIND, read_position
 from storage.model import Save
 from storage.offload import Offload
 from storage.postgres import archives as archives_sql
@@ -177,7 +177,7 @@ EDITS = {
     "sealed": "overlay(sealed placing '\\x00' from 40)",
 }
 # Advisory: the header of ``sealed`` says it; and who the stub belongs to is in the seal's context.
-NOT_EDITED = {"key_version", "tenant_id", "subject_id", "thread_id"}
+NOT_EDITED = {"stored_at", "key_version", "tenant_id", "subject_id", "thread_id"}
 
 
 def test_every_column_of_a_stub_is_attacked():
@@ -434,7 +434,8 @@ async def test_an_eager_migration_passes_archived_threads_over_and_counts_them(s
     job_id = await store.migrating.begin(tenant, STATE_MIGRATE_KIND, "travel", "tester", **options)
     await finished(store, scope, job_id)
     [job] = await store.migrating.jobs(tenant, "travel")
-    assert (job.report.heads, job.report.changed, job.report.archived) == (2, 1, 1)
+    _, report = read_position(job.position)
+    assert (report.heads, report.changed, report.archived) == (2, 1, 1)
     assert (await store.threads.get(scope, "t1")).tier == "archive"
     assert contents(await load(store, scope, "t2")) == {"b": "t2"}
     assert contents(await load(store, scope, "t1")) == {"a": "t1"}

@@ -21,6 +21,7 @@ from storage.postgres.unit_of_work import Silent, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
 from storage.service import Store
 from tests.support.stores import DEPLOYMENT_ID
+from tests.unit.gateway.doubles import PEPPERS
 
 WHEN = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -76,7 +77,7 @@ async def events(store, scope):
 
 
 async def test_credentials_and_tenants_leave_events_with_who_and_what(store):
-    tenant = Tenant(tenant_id=uuid4(), name="acme", created_at=WHEN)
+    tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=WHEN)
     scope = TenantScope(tenant.tenant_id)
     first = uuid4().hex
     await store.tenants.create(
@@ -84,7 +85,7 @@ async def test_credentials_and_tenants_leave_events_with_who_and_what(store):
     )
     bound = record(tenant.tenant_id, uuid4().hex, "subject", subject_id="user-1")
     await store.tenants.add_key(scope, bound, "api-key:admin")
-    await store.tenants.revoke_key(scope, first, "api-key:admin")
+    await store.tenants.revoke_key(scope, first, PEPPERS, "api-key:admin")
     found = await events(store, scope)
     assert [(each.actor, each.action, each.target) for each in found] == [
         ("api-key:op", "tenant.create", f"tenant:{tenant.tenant_id}"),
@@ -93,7 +94,8 @@ async def test_credentials_and_tenants_leave_events_with_who_and_what(store):
         ("api-key:admin", "api-key.revoke", f"api-key:{first}"),
     ]
     assert found[2].detail == {
-        "kind": "subject", "subject_id": "user-1", "permissions": ["state:read"], "expires_at": None
+        "kind": "subject", "subject_id": "user-1", "permissions": ["state:read"], "grants": ["state:read"],
+        "expires_at": None
     }  # fmt: skip
     operators = await events(store, OperatorScope())
     assert (operators[-1].action, operators[-1].target) == ("tenant.create", f"tenant:{tenant.tenant_id}")
@@ -128,7 +130,7 @@ async def test_concurrent_writers_of_one_chain_leave_no_gap(store, other):
 
 async def test_two_operators_founding_tenants_at_once_do_not_block_each_other_for_ever(store, other):
     async def found(which):
-        tenant = Tenant(tenant_id=uuid4(), name="x", created_at=WHEN)
+        tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=WHEN)
         scope = OperatorScope(founding=tenant.tenant_id)
         await which.tenants.create(scope, tenant, record(tenant.tenant_id, uuid4().hex))
 

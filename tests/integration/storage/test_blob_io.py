@@ -216,7 +216,7 @@ async def test_a_download_that_fails_raises_after_true_bytes_only(
     where, cipher = fresh()
     await BlobWriter(faults).write(where, cipher, body(SOURCE))
     reader = BlobReader(faults)
-    faults.plan("get_range", *[None] * before, fault)
+    faults.plan("get_range", *[None] * before, *[fault] * 50)
     given = bytearray()
 
     async def pass_on() -> None:
@@ -384,3 +384,30 @@ async def test_a_deleted_blob_is_damage_to_whoever_reads_it(store: BlobStore) ->
         await BlobReader(store).read_bytes(where, cipher, 1)
     with pytest.raises(BlobNotFound):
         await store.get(where)
+
+
+class SpoiledOnTheWay(MemoryBlobStore):
+    """Answers to ranges arrive with another byte, so many times."""
+
+    spoiled = 0
+
+    async def get_range(self, *where, **named):
+        data = bytearray(await super().get_range(*where, **named))
+        if self.spoiled > 0:
+            self.spoiled -= 1
+            data[-1] ^= 1
+        return bytes(data)
+
+
+@pytest.mark.parametrize("size", [1, PART_BYTES - 1, 2 * PART_BYTES])
+async def test_what_was_spoiled_on_the_way_is_read_once_more(size: int) -> None:
+    store = SpoiledOnTheWay()
+    where, cipher = fresh()
+    await BlobWriter(store).write(where, cipher, body(SOURCE[:size]))
+    reader = BlobReader(store)
+    store.spoiled = 1
+    assert await reader.read_bytes(where, cipher, size) == SOURCE[:size]
+    store.spoiled = 1_000
+    with pytest.raises(BlobDamaged):
+        await reader.read_bytes(where, cipher, size)
+    await quiet(reader.budget)

@@ -50,16 +50,20 @@ async def test_a_long_line_is_walked_to_its_beginning(store, scope):
     assert (seed(found["d"]), values(found["d"])) == ("seed", [("task", "w")])
 
 
-async def test_a_line_whose_beginning_was_never_saved_has_no_seed(store, scope):
-    await save(store, scope, content=state(x=1), parent=Parent("1f0c0000-0000-6000-8000-000000000001"))
+async def test_a_line_whose_beginning_was_removed_has_no_seed(store, scope):
+    await save(store, scope, content=state(d="seed"))
+    await save(store, scope, content=state(x=1))
+    await store.threads.prune(scope, ["t1"], "keep_latest")
     found = (await store.checkpoints.channel_history(scope, "t1", "", None, ["d"])).channels
     assert (seed(found["d"]), values(found["d"])) == (None, [])
 
 
 async def test_checkpoints_that_name_each_other_as_parents_end_the_walk(store, scope):
     one, two = "1f0c0000-0000-6000-8000-000000000001", "1f0c0000-0000-6000-8000-000000000002"
-    await save(store, scope, content=state(x=1), checkpoint_id=one, parent=Parent(two), step=1)
-    await save(store, scope, content=state(x=2), checkpoint_id=two, parent=Parent(one), step=2)
+    await save(store, scope, content=state(x=1), checkpoint_id=one, step=1)
+    await save(store, scope, content=state(x=2), checkpoint_id=two, step=2)
+    await store.threads.prune(scope, ["t1"], "keep_latest")
+    await save(store, scope, content=state(x=1), checkpoint_id=one, parent=Parent(two), step=1, fork=True)
     found = (await store.checkpoints.channel_history(scope, "t1", "", one, ["d"])).channels
     assert found["d"].seed is None
 

@@ -213,12 +213,12 @@ async def test_a_named_head_is_compared_and_a_strict_thread_needs_one(store, sco
     first = await save(store, scope, content=state(messages=[1, 2, 3]))
     second = await save(store, scope, content=state(messages=[1, 2, 3, 4]))
     with pytest.raises(HeadMoved) as moved:
-        await compact(store, scope, 1, head_id=first.checkpoint_id)
+        await compact(store, scope, 1, precondition=Precondition(first.checkpoint_id))
     assert moved.value.head_id == second.checkpoint_id
     await store.threads.put(scope, "t1", strict=True, agent=None, agent_given=False)
     with pytest.raises(PreconditionRequired):
         await compact(store, scope, 1)
-    await compact(store, scope, 1, head_id=second.checkpoint_id)
+    await compact(store, scope, 1, precondition=Precondition(second.checkpoint_id))
     assert contents(await load(store, scope))["messages"] == [4]
 
 
@@ -245,7 +245,7 @@ async def test_a_save_in_between_is_compacted_too_unless_the_head_was_named(stor
     async def other():
         await save(store, scope, content=state(messages=[1, 2, 3, 4]))
 
-    named = Compaction(thread_id="t1", channel="messages", keep_last=2, head_id=first.checkpoint_id)
+    named = Compaction(thread_id="t1", channel="messages", keep_last=2, precondition=Precondition(first.checkpoint_id))
     with pytest.raises(HeadMoved):
         await interrupted(store, other).compact(scope, named)
     assert contents(await load(store, scope))["messages"] == [1, 2, 3, 4]

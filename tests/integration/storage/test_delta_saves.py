@@ -10,7 +10,14 @@ import pytest
 
 from storage.artifact_model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
-from storage.errors import ArtifactReferenced, ArtifactUnknown, ChannelUnchangedUnknown, CheckpointExists, InvalidState
+from storage.errors import (
+    ArtifactReferenced,
+    ArtifactUnknown,
+    ChannelUnchangedUnknown,
+    CheckpointExists,
+    InvalidState,
+    ParentUnknown,
+)
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.format.pieces import list_header
 from storage.model import ChannelValue, FullState, Parent, Precondition, Save, Value
@@ -207,9 +214,11 @@ async def test_without_a_parent_or_its_channel_there_is_nothing_to_append_to(sco
     with pytest.raises(ChannelUnchangedUnknown):
         await save(gateway, scope, content=more([1], 2, 1))
     first = await save(gateway, scope, content=state(n=1))
-    for parent in (None, Parent(None), Parent(first.checkpoint_id), Parent(ID_1)):
+    for parent in (None, Parent(None), Parent(first.checkpoint_id)):
         with pytest.raises(ChannelUnchangedUnknown):
             await save(gateway, scope, content=more([1], 2, 1), parent=parent)
+    with pytest.raises(ParentUnknown):
+        await save(gateway, scope, content=more([1], 2, 1), parent=Parent(ID_1))
 
 
 @pytest.mark.parametrize("remembered", [True, False])

@@ -70,7 +70,6 @@ async def filled(database, root_key, scope):
         ({"metadata": {"tags": ["a"]}}, []),
         ({"metadata": {"user": "pro"}}, []),
         ({"metadata": {"none": None}}, []),
-        ({"thread_id": "t3"}, []),
     ],
     ids=str,
 )

@@ -1,6 +1,7 @@
 # ruff: noqa: S608  table and column names are constants of these tests
 
 import asyncio
+from contextlib import asynccontextmanager
 from uuid import UUID, uuid4
 
 import pytest
@@ -23,6 +24,18 @@ async def opened(database, root_key, deployment_id=DEPLOYMENT_ID):
     )
 
 
+@asynccontextmanager
+async def alone(own_database, root_key):
+    """A store on a database for which no other root key wrapped anything, that has asked for what it asks for once."""
+    url = own_database.url(own_database.port)
+    store = await Store.open(url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=2, durable=False)
+    try:
+        await save(store, Scope(uuid4(), "user-0"))
+        yield store
+    finally:
+        await store.close()
+
+
 async def test_reading_creates_no_keys(store, scope, admin):
     assert await store.keys.existing_sealer(scope) is None
     assert await history(store, scope) == []
@@ -40,21 +53,19 @@ async def test_a_subject_gets_one_data_key_and_one_id_key_and_its_tenant_one(sto
     assert await admin.fetchval("SELECT count(*) FROM stateroom.tenant_keys WHERE tenant_id = $1", scope.tenant_id) == 1
 
 
-async def test_five_hundred_first_uses_of_a_new_tenant_ask_the_root_key_once(database, scope):
+async def test_five_hundred_first_uses_of_a_new_tenant_ask_the_root_key_once(own_database, scope):
     root_key = UnsteadyRootKey()
-    store = await opened(database, root_key)
-    try:
+    async with alone(own_database, root_key) as store:
+        asked = root_key.calls
         scopes = [Scope(scope.tenant_id, f"user-{number % 25}") for number in range(500)]
         sealers = await asyncio.gather(*(store.keys.sealer(each) for each in scopes))
-        assert root_key.calls == 1
+        assert root_key.calls == asked + 1
         assert len({sealer.subject_id for sealer in sealers}) == 25
         await save(store, scopes[0], content=state(a=1))
         store.keys.evict_tenant(scope.tenant_id)
         store.keys.evict(scopes[0])
         assert contents(await load(store, scopes[0])) == {"a": 1}  # what was stored is the key that was used
-        assert root_key.calls == 2
-    finally:
-        await store.close()
+        assert root_key.calls == asked + 2
 
 
 class MeetingRootKey(UnsteadyRootKey):
@@ -115,10 +126,9 @@ async def test_subjects_and_tenants_have_keys_of_their_own(store, scope, admin):
     assert len({sealer.content_id("elements", "", b"same") for sealer in sealers}) == 3
 
 
-async def test_a_cached_subject_is_served_while_the_root_key_cannot_be_reached(database, scope):
+async def test_a_cached_subject_is_served_while_the_root_key_cannot_be_reached(own_database, scope):
     root_key = UnsteadyRootKey()
-    store = await opened(database, root_key)
-    try:
+    async with alone(own_database, root_key) as store:
         await save(store, scope)
         asked = root_key.calls
         root_key.reachable = False
@@ -129,8 +139,6 @@ async def test_a_cached_subject_is_served_while_the_root_key_cannot_be_reached(d
             await save(store, Scope(uuid4(), "user-1"))
         root_key.reachable = True
         await save(store, Scope(uuid4(), "user-1"))
-    finally:
-        await store.close()
 
 
 async def test_a_tenant_whose_root_key_failed_left_no_half_made_key(database, admin, scope):

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from storage.errors import SetupError
-from storage.postgres.setup import _config, current, db_revision_required, prepare, upgrade
+from storage.postgres.setup import _config, current, db_revision_required, prepare, script, upgrade
 from storage.postgres.tables import SCHEMA, metadata
 from tests.support.engines import drop_database
 from tests.support.interleaving import blocked
@@ -124,6 +124,24 @@ async def test_upgrading_again_changes_nothing(own_database):
     before = await on(owner_url, shape)
     await upgrade(owner_url)
     assert await on(owner_url, shape) == before
+    assert await current(owner_url) == db_revision_required()
+
+
+async def test_the_script_of_an_upgrade_makes_what_the_upgrade_makes(own_database):
+    owner_url, _ = own_database
+    assert await script(owner_url) == ""
+    before = await on(owner_url, shape)
+    await migrate(owner_url, command.downgrade, "a17")
+    rest = await script(owner_url)
+    connection = await asyncpg.connect(owner_url.replace("+asyncpg", "", 1))
+    try:
+        await connection.execute("DROP SCHEMA stateroom CASCADE")
+        await connection.execute(await script(owner_url))
+        assert await on(owner_url, shape) == before
+        await migrate(owner_url, command.downgrade, "a17")
+        await connection.execute(rest)
+    finally:
+        await connection.close()
     assert await current(owner_url) == db_revision_required()
 
 

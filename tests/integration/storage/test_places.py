@@ -1,7 +1,6 @@
 """The bucket of archived threads is counted, checked and swept as the bucket of blobs is, and neither for the other."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -10,7 +9,7 @@ from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.places import Places
 from storage.blobs.s3 import S3BlobStore, S3Location
-from storage.clock import ManualClock, SystemClock
+from storage.clock import SystemClock
 from storage.errors import BlobsNotConfigured
 from storage.fsck import Fsck
 from storage.sweep import Sweep
@@ -223,8 +222,7 @@ async def test_a_check_goes_on_in_the_bucket_where_it_stopped(plain, scope):
     await plain.stored(scope, archived(), "t2")
     for place in ("blobs", "archive"):  # one that no row knows in each
         await plain.write(scope, Upload(place=place, data=b"orphan"))
-    clock = ManualClock(datetime.now(UTC) + timedelta(days=1))
-    check = Fsck(plain.store.unit_of_work, plain.ledger, plain.places, clock)
+    check = Fsck(plain.store.unit_of_work, plain.ledger, plain.places, SystemClock(), grace_seconds=-HOUR)
     report = await check.run(scope.tenant_id)
     assert (report.faults, report.objects) == ({"orphan": 2}, 4)
     assert report.position.startswith(tenant_prefix(scope.tenant_id, "archive"))

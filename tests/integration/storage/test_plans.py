@@ -9,6 +9,7 @@ import pytest
 
 from storage.model import Parent
 from storage.postgres import threads as threads_sql
+from storage.postgres.checkpoints import LOAD_AT_ONCE
 from tests.support.own_database import rows
 from tests.support.states import document, history, load, put, save, state, write
 
@@ -74,6 +75,26 @@ async def test_one_thread_is_found_at_once_among_many_of_its_subject(own_store, 
     assert [each["thread_id"] for each in page][:3] == ["t1", "x1", "x2"]
     _, listed = await read(own_store, admin, "threads")
     assert listed - fetched <= 20
+
+
+async def test_a_load_is_planned_once_for_a_connection_however_many_pending_writes_there_are(own_store, admin, scope):
+    """Its plan costs four times what it does; the server would make one for each call once writes are analyzed."""
+    saved = await save(own_store, scope, content=state(a=document("a")))
+    for step in range(STEPS):
+        await put(own_store, scope, saved.checkpoint_id, write(step, "m", step), task_id=f"task-{step}")
+    latest = await save(own_store, scope, content=state(a=document("b")))
+    await admin.execute("ANALYZE stateroom.pending_writes")
+    function = LOAD_AT_ONCE.partition("FROM ")[2].partition("(")[0]
+    settings = await admin.fetchval("SELECT proconfig FROM pg_proc WHERE oid = $1::regproc", function)
+    assert set(settings) == {"enable_seqscan=off", "plan_cache_mode=force_generic_plan"}
+    for checkpoint_id, most in ((latest.checkpoint_id, 0), (saved.checkpoint_id, 2 * STEPS)):
+        before = {table: await read(own_store, admin, table) for table in TABLES}
+        for _ in range(STEPS):
+            await load(own_store, scope, checkpoint_id=checkpoint_id)
+        for table in TABLES:
+            assert (await read(own_store, admin, table))[0] == before[table][0], table
+        _, fetched = await read(own_store, admin, "pending_writes")
+        assert fetched - before["pending_writes"][1] <= most * STEPS
 
 
 @pytest.mark.parametrize("analyzed", [True, False])

@@ -113,7 +113,7 @@ async def test_the_bytes_that_were_sent_last_are_the_artifacts(process, scope, r
     for number, data in ((0, OLD), (1, TAIL), (0, NEW)):
         await put(first, scope, upload_id, number, data)
     ending = await process() if restarted else first
-    artifact = await ending.artifacts.complete(scope, upload_id, 2, digest=digest)
+    artifact, _ = await ending.artifacts.complete(scope, upload_id, 2, digest=digest)
     assert await content(ending, scope, artifact) == NEW + TAIL
 
 
@@ -137,7 +137,7 @@ async def test_old_bytes_that_arrive_late_never_come_into_the_artifact(
             await ending.artifacts.complete(scope, upload_id, 2, digest=digest)
         for number, data in ((0, NEW), (1, TAIL)):
             await put(ending, scope, upload_id, number, data)
-    artifact = await ending.artifacts.complete(scope, upload_id, 2, digest=digest)
+    artifact, _ = await ending.artifacts.complete(scope, upload_id, 2, digest=digest)
     assert await content(ending, scope, artifact) == NEW + TAIL
 
 
@@ -148,10 +148,10 @@ async def test_when_two_processes_store_one_part_the_digest_is_of_the_bytes_that
         written = os.urandom(1000), os.urandom(1000)
         await asyncio.gather(put(one, scope, upload_id, 0, written[0]), put(two, scope, upload_id, 0, written[1]))
         try:
-            artifact = await one.artifacts.complete(scope, upload_id, 1)
+            artifact, _ = await one.artifacts.complete(scope, upload_id, 1)
         except UploadIncomplete:  # nobody knows whose is there: it is sent again
             await put(one, scope, upload_id, 0, written[0])
-            artifact = await one.artifacts.complete(scope, upload_id, 1)
+            artifact, _ = await one.artifacts.complete(scope, upload_id, 1)
         assert await content(two, scope, artifact) in written
 
 

@@ -1,4 +1,4 @@
-"""Retention: policies, legal holds and rounds on real rows, under a clock that only tests move."""
+"""Retention: policies, legal holds and rounds on real rows, while time passes."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -9,7 +9,6 @@ import pytest
 
 from storage.artifact_model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
-from storage.clock import ManualClock
 from storage.control_rows import policy_row
 from storage.errors import (
     InvalidState,
@@ -26,6 +25,7 @@ from storage.retention import Ceilings, Effective, Plan, Policy, Thinning
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.threads import Threads
 from tests.support.archive_rows import fill, fsck, moved, opened
+from tests.support.passing_time import PassingTime
 from tests.support.states import load, save, state, write
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,8 +34,8 @@ WAIT_SECONDS = 10
 
 
 @pytest.fixture
-def clock():
-    return ManualClock(START)
+def clock(admin, scope):
+    return PassingTime(admin, scope.tenant_id)
 
 
 @pytest.fixture
@@ -47,10 +47,6 @@ async def store(database, root_key, clock):
 @pytest.fixture
 def tenant(scope):
     return TenantScope(scope.tenant_id)
-
-
-def go_on(clock, seconds):
-    clock.set(clock.now() + timedelta(seconds=seconds))
 
 
 def rounds(store, clock, **how):
@@ -89,7 +85,8 @@ async def test_the_most_specific_level_wins_and_ceilings_cap_it(store, scope, te
     assert found.effective == Effective(idle_ttl_seconds=300, done_ttl_seconds=50, on_expiry="delete")
     assert found.own.policy == Policy(idle_ttl_seconds=300)
     assert (await policies.get_thread(scope, "t2")).effective == Effective(idle_ttl_seconds=100, done_ttl_seconds=50)
-    assert found.next == Plan("delete", "idle_ttl", START + timedelta(seconds=300))
+    written_at = (await store.threads.get(scope, "t1")).updated_at
+    assert found.next == Plan("delete", "idle_ttl", written_at + timedelta(seconds=300))
 
     await policies.put(tenant, "travel", Policy())
     await policies.put_thread(scope, "t1", Policy())
@@ -103,7 +100,7 @@ async def test_the_most_specific_level_wins_and_ceilings_cap_it(store, scope, te
 
 
 async def test_an_operator_caps_a_tenant(store, scope, tenant, clock):
-    made = Tenant(tenant_id=tenant.tenant_id, name="capped", created_at=clock.now())
+    made = Tenant(tenant_id=tenant.tenant_id, name=uuid4().hex, created_at=clock.now())
     async with store.unit_of_work.begin(OperatorScope(founding=tenant.tenant_id)) as transaction:
         await transaction.execute(
             "INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES ($1, $2, $3)",
@@ -114,7 +111,7 @@ async def test_an_operator_caps_a_tenant(store, scope, tenant, clock):
     capped = await store.retention_policies.set_ceilings(tenant.tenant_id, Ceilings(idle_ttl_seconds=DAY), "operator")
     assert capped.ceilings == (await store.retention_policies.ceilings(tenant.tenant_id)).ceilings
     assert (await store.retention_policies.get_thread(scope, "t1")).effective.idle_ttl_seconds == DAY
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     assert (await perform(store, clock, tenant))["archived"] == 1
     assert ("retention.ceilings", f"tenant:{tenant.tenant_id}") in await said(store, tenant)
     with pytest.raises(TenantNotFound):
@@ -171,8 +168,8 @@ async def room_for(admin, store, clock, tenant):
     now, said, rows = clock.now(), b'{"idle_ttl_seconds":1}', []
     for number in range(997):
         columns = (f"filler-{number}", said, False, now)
-        mac = store.control.mac(policy_row(tenant.tenant_id, "agent", columns[:1], *columns[1:]))
-        rows.append((tenant.tenant_id, "agent", *columns, mac))
+        proof = store.control.proof(policy_row(tenant.tenant_id, "agent", columns[:1], *columns[1:]))
+        rows.append((tenant.tenant_id, "agent", *columns, *proof))
     await admin.executemany(retention_sql.PUT, rows)
     return 3
 
@@ -189,20 +186,20 @@ async def test_threads_are_archived_deleted_and_expired_when_their_time_is_over(
     await store.retention_policies.put_thread(scope, "t3", Policy(done_ttl_seconds=DAY))
     assert await perform(store, clock, tenant) == {"threads": 3}
 
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     assert (await perform(store, clock, tenant))["archived"] == 1
     assert await tiers(store, scope) == {"t1": "hot", "t2": "hot", "t3": "archive"}
-    go_on(clock, 4 * DAY)
+    await clock.go_on(4 * DAY)
     assert await perform(store, clock, tenant) == {"threads": 3, "deleted": 1}
     assert await tiers(store, scope) == {"t1": "hot", "t3": "archive"}
     await save(store, scope, "t1", content=state(note="later"))
-    go_on(clock, 9 * DAY)
+    await clock.go_on(9 * DAY)
     assert await perform(store, clock, tenant) == {"threads": 2}, "it is not idle since then"
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     assert (await perform(store, clock, tenant))["archived"] == 1
     assert await tiers(store, scope) == {"t1": "archive", "t3": "archive"}
     assert (await load(store, scope, "t1")).status == "active"
-    go_on(clock, 30 * DAY)
+    await clock.go_on(30 * DAY)
     assert (await perform(store, clock, tenant))["expired"] == 2
     assert await tiers(store, scope) == {}
     assert all(not rows for rows in (await moved(admin, scope)).values())
@@ -232,11 +229,12 @@ async def test_thinning_does_not_keep_a_thread_from_being_idle(store, scope, ten
     await store.retention_policies.put(tenant, None, Policy(thinning=Thinning(every=5), idle_ttl_seconds=2 * DAY))
     for number in range(12):
         await save(store, scope, "t1", content=state(note=number), step=number)
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
+    before = (await store.threads.get(scope, "t1")).updated_at
     assert (await perform(store, clock, tenant))["checkpoints"] == 8
-    assert (await store.threads.get(scope, "t1")).updated_at == START
+    assert (await store.threads.get(scope, "t1")).updated_at == before
     assert await perform(store, clock, tenant) == {"threads": 1}, "again there is nothing to do"
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     assert (await perform(store, clock, tenant))["archived"] == 1
 
 
@@ -245,9 +243,9 @@ async def test_what_did_not_change_is_not_opened_again_until_its_policy_changes(
     for number in range(6):
         await save(store, scope, "t1", content=state(note=number), step=number)
     assert (await perform(store, clock, tenant))["checkpoints"] == 3
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     assert await perform(store, clock, tenant) == {"threads": 1}
-    go_on(clock, HOUR)
+    await clock.go_on(HOUR)
     await store.retention_policies.put(tenant, None, Policy(thinning=Thinning(keep_last=1)))
     assert (await perform(store, clock, tenant))["checkpoints"] == 2
 
@@ -258,19 +256,19 @@ async def test_pending_writes_that_nobody_resumes_from_go(store, scope, tenant, 
     await store.checkpoints.put_writes(scope, "t1", "", first.checkpoint_id, "task", "", [write(0, "note", "w")], None)
     assert await perform(store, clock, tenant) == {"threads": 1}
     await save(store, scope, "t1", content=state(note=2))
-    go_on(clock, DAY + 1)
+    await clock.go_on(DAY + 1)
     assert await perform(store, clock, tenant) == {"threads": 1, "thinned": 1, "pending_writes": 1}
     assert await perform(store, clock, tenant) == {"threads": 1}
     head = await load(store, scope, "t1")
     await store.checkpoints.put_writes(scope, "t1", "", head.checkpoint_id, "task", "", [write(0, "note", "w")], None)
-    go_on(clock, DAY + 1)
+    await clock.go_on(DAY + 1)
     assert await perform(store, clock, tenant) == {"threads": 1}, "the head's are resumed from"
 
 
 async def test_a_save_that_arrives_before_the_deletion_wins(store, scope, tenant, clock):
     await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY, on_expiry="delete"))
     await save(store, scope, "t1")
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
 
     class Interrupted(Threads):
         async def delete(self, scope, thread_id, **how):
@@ -287,7 +285,7 @@ async def test_a_save_that_arrives_before_the_deletion_wins(store, scope, tenant
 async def test_a_policy_that_was_changed_before_the_deletion_wins(store, scope, tenant, clock):
     await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY, on_expiry="delete"))
     await save(store, scope, "t1")
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
 
     class Interrupted(Threads):
         async def delete(self, scope, thread_id, **how):
@@ -318,7 +316,7 @@ class Late:
 async def test_a_save_that_arrives_before_the_archiving_wins(store, scope, tenant, clock):
     await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
     await save(store, scope, "t1")
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     archives = Late(store.archives, lambda: save(store, scope, "t1", content=state(note="just in time")))
     done = await rounds(store, clock, archives=archives).tenant(tenant.tenant_id, now=True)
     assert (done.archived, done.left, done.failed) == (0, 1, 0)
@@ -329,13 +327,13 @@ async def test_a_policy_that_was_changed_before_the_expiry_wins(store, scope, te
     await store.retention_policies.put(tenant, None, Policy(archive_ttl_seconds=DAY))
     await save(store, scope, "t1")
     await store.archives.archive(scope, "t1")
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     policies = store.retention_policies
     archives = Late(store.archives, lambda: policies.put(tenant, None, Policy(archive_ttl_seconds=2 * DAY)))
     done = await rounds(store, clock, archives=archives).tenant(tenant.tenant_id, now=True)
     assert (done.expired, done.left, done.failed) == (0, 0, 0)
     assert await tiers(store, scope) == {"t1": "archive"}
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     assert (await perform(store, clock, tenant))["expired"] == 1
 
 
@@ -368,7 +366,7 @@ class Gated:
 async def test_one_process_at_a_time_is_at_a_tenant(store, scope, tenant, clock):
     await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
     await save(store, scope, "t1")
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     gate = Gated(store.archives)
     async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as group:
         first = group.create_task(rounds(store, clock, archives=gate).tenant(tenant.tenant_id, now=True))
@@ -381,7 +379,7 @@ async def test_one_process_at_a_time_is_at_a_tenant(store, scope, tenant, clock)
 async def test_who_lost_the_lease_changes_the_position_no_more(store, scope, tenant, clock, admin):
     await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
     await save(store, scope, "t1")
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     gate = Gated(store.archives)
     async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as group:
         first = group.create_task(rounds(store, clock, archives=gate).tenant(tenant.tenant_id, now=True))
@@ -399,7 +397,7 @@ async def test_a_round_goes_on_where_another_process_left_it(store, scope, tenan
     await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
     for number in range(7):
         await save(store, Scope(scope.tenant_id, f"user-{number % 2}"), f"t{number}")
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     seen = []
     while True:
         await admin.execute(
@@ -429,12 +427,28 @@ async def test_a_tenant_whose_time_has_not_come_is_left_alone(store, scope, tena
     assert (await rounds(store, clock).run_due()).tenants >= 1
 
 
+async def test_of_a_suspended_tenant_nothing_is_removed_until_it_is_resumed(store, scope, tenant, clock, admin):
+    add = "INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES ($1, $2, now())"
+    await admin.execute(add, tenant.tenant_id, str(tenant.tenant_id))
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY, on_expiry="delete"))
+    await save(store, scope, "t1")
+    await clock.go_on(DAY)
+    await store.tenants.suspend(tenant.tenant_id, "ticket 512")
+    assert await rounds(store, clock).tenant(tenant.tenant_id, now=True) is None
+    due = "UPDATE stateroom.retention_rounds SET due_at = '-infinity' WHERE tenant_id = $1"
+    await admin.execute(due, tenant.tenant_id)
+    await rounds(store, clock).run_due()
+    assert await store.threads.get(scope, "t1")
+    await store.tenants.resume(tenant.tenant_id)
+    assert (await perform(store, clock, tenant))["deleted"] == 1
+
+
 async def test_an_object_store_that_is_away_puts_archiving_off(store, scope, tenant, clock, admin):
     await admin.execute("DELETE FROM stateroom.retention_rounds")
     await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
     for number in range(3):
         await save(store, scope, f"t{number}")
-    go_on(clock, DAY)
+    await clock.go_on(DAY)
     store.archive.available = False
     assert await perform(store, clock, tenant) == {"threads": 3, "left": 3}
     census = await store.retaining.census()
@@ -453,7 +467,7 @@ async def test_a_deployment_without_an_archive_only_deletes(database, root_key, 
         await store.retention_policies.put(tenant, "scratch", Policy(on_expiry="delete"))
         await save(store, scope, "t1")
         await save(store, scope, "t2", agent="scratch")
-        go_on(clock, DAY)
+        await clock.go_on(DAY)
         assert await perform(store, clock, tenant) == {"threads": 2, "deleted": 1, "left": 1}
         assert await tiers(store, scope) == {"t1": "hot"}
 
@@ -522,7 +536,7 @@ async def test_no_round_removes_anything_of_what_is_held(store, scope, tenant, c
     strict = Policy(on_expiry="delete", idle_ttl_seconds=DAY, checkpoints_max=1, thinning=Thinning(keep_last=1))
     await store.retention_policies.put_thread(scope, "t1", strict)
     before = await moved(admin, scope)
-    go_on(clock, 2 * DAY)
+    await clock.go_on(2 * DAY)
     async with held(store, tenant, scope, level):
         # The policy of the thread goes when it is held by a policy that says nothing else.
         await store.retention_policies.put_thread(scope, "t1", strict)
@@ -624,8 +638,8 @@ async def test_a_hold_waits_for_a_removal_under_way_and_is_overtaken_by_none(sto
             await transaction.execute(retention_sql.TAKE_HOLDS, lock)
             deleting = asyncio.create_task(store.threads.delete(scope, "t1"))
             await waiting(store, 1)
-            mac = store.control.mac(policy_row(tenant.tenant_id, "tenant", ("",), b"{}", True, START))
-            await transaction.execute(retention_sql.PUT, tenant.tenant_id, "tenant", "", b"{}", True, START, mac)
+            proof = store.control.proof(policy_row(tenant.tenant_id, "tenant", ("",), b"{}", True, START))
+            await transaction.execute(retention_sql.PUT, tenant.tenant_id, "tenant", "", b"{}", True, START, *proof)
         with pytest.raises(LegalHold):
             await deleting
 
@@ -657,7 +671,7 @@ async def test_a_preview_says_what_a_round_does_then(store, scope, tenant, clock
     await fill(store, scope, "archived")
     await store.archives.archive(scope, "archived")
     await store.retention_policies.put_thread(scope, "archived", Policy(archive_ttl_seconds=DAY))
-    go_on(clock, 10 * DAY)
+    await clock.go_on(10 * DAY)
     for number in range(8):
         await save(store, scope, "long", content=state(note=number), agent="busy", step=number)
     before = await counts(admin, scope)
@@ -698,7 +712,7 @@ async def test_a_draft_is_previewed_without_being_said(store, scope, tenant, clo
     await save(store, scope, "t1", agent="travel")
     await save(store, scope, "t2")
     await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=10 * DAY))
-    go_on(clock, 2 * DAY)
+    await clock.go_on(2 * DAY)
     assert (await store.retention_policies.preview(tenant)).actions == {}
     draft = Policy(idle_ttl_seconds=DAY)
     everything = await store.retention_policies.preview(tenant, draft=(None, draft))

@@ -1,4 +1,4 @@
-"""A year of threads that come, are written to, read, archived, restored, thinned and expired, under a manual clock.
+"""A year of threads that come, are written to, read, archived, restored, thinned and expired, while time passes.
 
 After every step of five days the tier of every thread is compared with a model of what its policy says, written down
 here once more and by itself; at the end, every envelope that was ever written is accounted for by length: it is in the
@@ -23,6 +23,7 @@ from storage.retention import Policy
 from storage.scope import Scope, TenantScope
 from tests.support.archive_rows import fsck, opened
 from tests.support.blob_rows import Blobs
+from tests.support.passing_time import PassingTime
 from tests.support.states import contents, load, save, state
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -142,7 +143,8 @@ class Year:
     """The world of one run."""
 
     store: object
-    clock: ManualClock
+    clock: ManualClock  # of the bucket, which thaws by it
+    passing: PassingTime  # of the rows
     tenant: TenantScope
     chance: Random
     threads: dict[tuple[str, str], Model] = field(default_factory=dict)
@@ -151,6 +153,10 @@ class Year:
     @property
     def today(self):
         return (self.clock.now() - START) / timedelta(days=1)
+
+    async def until(self, moment):
+        await self.passing.go_on((moment - self.clock.now()).total_seconds())
+        self.clock.set(moment)
 
     def count(self, what):
         self.seen[what] = self.seen.get(what, 0) + 1
@@ -215,12 +221,12 @@ async def spend(year, admin, threads):
     """A year in steps: people come, then the round."""
     steps = YEAR_DAYS // STEP_DAYS
     rounds = Retaining(
-        year.store.unit_of_work, year.store.audit, year.clock, year.store.threads, year.store.pruning,
+        year.store.unit_of_work, year.store.audit, year.passing, year.store.threads, year.store.pruning,
         year.store.archives, year.store.control, acts_per_second=100_000, acts_at_once=AT_ONCE,
     )  # fmt: skip
     births = [year.chance.randrange(steps * 2 // 3) for _ in range(threads)]
     for step in range(steps):
-        year.clock.set(START + timedelta(days=step * STEP_DAYS))
+        await year.until(START + timedelta(days=step * STEP_DAYS))
         people = []
         for number in (n for n, birth in enumerate(births) if birth == step):
             scope = Scope(year.tenant.tenant_id, f"user-{number % SUBJECTS}")
@@ -257,10 +263,10 @@ async def thaw(year, admin, frozen):
         return
     while await year.store.runner.run_due():
         pass
-    year.clock.set(year.clock.now() + timedelta(hours=THAW_HOURS))
+    await year.until(year.clock.now() + timedelta(hours=THAW_HOURS))
     for thread in frozen:
         await year.read(thread)
-    # Jobs look again by the database's clock, which this one does not move.
+    # Jobs look again by the database's clock, which nobody moves.
     await admin.execute("UPDATE stateroom.jobs SET lease_until = NULL WHERE tenant_id = $1", year.tenant.tenant_id)
     while await year.store.runner.run_due():
         pass
@@ -309,11 +315,11 @@ async def ledger(admin):
 async def test_a_year_of_threads(database, root_key, scope, admin, threads):
     clock = ManualClock(START)
     bucket = MemoryBlobStore(clock=clock, thaw_seconds=(THAW_HOURS - 1) * 3600)
-    async with opened(database, root_key, archive=bucket, clock=clock, connections_max=AT_ONCE + 2) as store:
+    async with opened(database, root_key, archive=bucket, connections_max=AT_ONCE + 2) as store:
         tenant = TenantScope(scope.tenant_id)
         for agent, policy in POLICIES.items():
             await store.retention_policies.put(tenant, agent, policy)
-        year = Year(store, clock, tenant, Random(20261122))  # noqa: S311
+        year = Year(store, clock, PassingTime(admin, scope.tenant_id), tenant, Random(20261122))  # noqa: S311
         await spend(year, admin, threads)
         for what in HAPPENS:
             assert year.seen.get(what, 0) > 0, f"the year is too quiet: {what}"

@@ -8,7 +8,6 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
-from sqlalchemy.engine import make_url
 
 from crypto import KeyDenied, KeyUnavailable, MemoryRootKey, RootKeyInvalid, RootKeys, peek_header
 from storage.errors import IntegrityFailure, SubjectNotFound
@@ -16,11 +15,10 @@ from storage.jobs import LEASE_SECONDS, LeaseLostError
 from storage.model import Idempotency
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.service import Store
-from tests.support.engines import fresh_database
 from tests.support.interleaving import CancelAtAwait
 from tests.support.root_keys import UnsteadyRootKey
 from tests.support.states import contents, document, load, put, save, state, write, writes_of
-from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID, OWNER_PASSWORD, MigratedDatabase
+from tests.support.stores import DEPLOYMENT_ID
 
 SEALED = {
     "chunks": "envelope",
@@ -57,18 +55,6 @@ async def app_connection(database):
     connection = await asyncpg.connect(database.dsn(database.app_url))
     yield connection
     await connection.close()
-
-
-@pytest.fixture
-async def migrated_database(postgres, migrated_template):
-    """A database of its own: jobs of the deployment work on everything in it."""
-    async with fresh_database(postgres, template=migrated_template) as made:
-        base = make_url(made.superuser_url)
-        yield MigratedDatabase(
-            made.superuser_url,
-            base.set(username="gw_migrate", password=OWNER_PASSWORD).render_as_string(False),
-            base.set(username="gw_app", password=APP_PASSWORD).render_as_string(False),
-        )
 
 
 @pytest.fixture

@@ -315,3 +315,46 @@ async def test_so_is_one_that_the_role_or_the_database_may_not_have(database, ad
         await opened(f"{database.app_url}?statement_cache_size=0", 31)
     finally:
         await admin.execute(f"ALTER {target} CONNECTION LIMIT -1")
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "said"),
+    [
+        (
+            "ALTER FUNCTION stateroom.look_up_api_key(text) OWNER TO gw_migrate",
+            "ALTER FUNCTION stateroom.look_up_api_key(text) OWNER TO gw_auth",
+            "function look_up_api_key belongs to gw_migrate instead of gw_auth",
+        ),
+        (
+            "ALTER FUNCTION stateroom.look_up_api_key(text) RESET search_path",
+            "ALTER FUNCTION stateroom.look_up_api_key(text) SET search_path = pg_catalog",
+            "function look_up_api_key runs as gw_auth without search_path",
+        ),
+        (
+            "CREATE FUNCTION stateroom.everything() RETURNS int SECURITY DEFINER LANGUAGE sql RETURN 1",
+            "DROP FUNCTION stateroom.everything()",
+            "function everything belongs to postgres instead of gw_auth",
+        ),
+    ],
+)
+async def test_a_function_with_other_rights_than_it_was_made_with_is_refused(database, admin, change, back, said):
+    await admin.execute(change)
+    try:
+        assert said in await refusal(database.app_url)
+    finally:
+        await admin.execute(back)
+    await accepted(database.app_url)
+
+
+class OldServer:
+    """A connection to a server that knows neither what newer ones know, nor this gateway."""
+
+    async def fetchval(self, query, *_arguments):
+        if query != "SHOW server_version_num":
+            raise asyncpg.UndefinedObjectError("unrecognized configuration parameter")
+        return "150018"
+
+
+async def test_a_server_that_is_too_old_is_named_and_asked_nothing_more():
+    faults = await guard(OldServer(), deployment_id=DEPLOYMENT_ID, durable=True, connections_max=1)
+    assert faults == ["PostgreSQL 15.18 is older than 16; upgrade the server"]

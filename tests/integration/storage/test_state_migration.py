@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from storage.errors import HeadMoved, StateSchemaNotFound
-from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating
+from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating, read_position
 from storage.model import HistoryQuery, Precondition, Save
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.state_schemas import Definition
 from storage.versions import AS_SAVED, WantedVersions
+from storage.workers import KILLS_MAX
 from tests.support.states import contents, state, write
 
 UP = [
@@ -51,8 +52,12 @@ async def run(store, tenant, kind, **how):
     return next(each for each in await store.migrating.jobs(tenant, "travel") if each.job_id == job_id)
 
 
-def counted(report):
-    return {name: count for name, count in msgspec.to_builtins(report).items() if isinstance(count, int) and count}
+def report(job):
+    return read_position(job.position)[1]
+
+
+def counted(found):
+    return {name: count for name, count in msgspec.to_builtins(found).items() if isinstance(count, int) and count}
 
 
 async def world(store, scope):
@@ -84,15 +89,15 @@ async def test_a_plan_says_what_would_happen_and_changes_nothing(store, scope, t
     before = await rows(admin, tenant)
     job = await run(store, tenant, STATE_PLAN_KIND)
     assert job.state == "done"
-    assert counted(job.report) == {"heads": 7, "changed": 2, "current": 1, "waiting": 2, "failed": 1, "shared": 1}
-    [failure] = job.report.failures
+    assert counted(report(job)) == {"heads": 7, "changed": 2, "current": 1, "waiting": 2, "failed": 1, "shared": 1}
+    [failure] = report(job).failures
     assert (failure.step, failure.pointer, failure.heads) == ("v1_to_v2", "/age", 1)
-    assert {each.thread_id for each in job.report.samples} >= {"plain", "of-another"}
-    sample = next(each for each in job.report.samples if each.thread_id == "plain")
+    assert {each.thread_id for each in report(job).samples} >= {"plain", "of-another"}
+    sample = next(each for each in report(job).samples if each.thread_id == "plain")
     assert [(each.pointer, each.before, each.after) for each in sample.changes] == [
         ("/user_pref", "object of 2", None), ("/user_profile", None, "object of 2")
     ]  # fmt: skip
-    told = msgspec.json.encode(job.report)
+    told = msgspec.json.encode(report(job))
     assert b"secret" not in told
     assert b"jane" not in told
     assert await rows(admin, tenant) == before
@@ -102,21 +107,21 @@ async def test_a_migration_leaves_out_who_waits_and_a_rollback_brings_back_what_
     first, other = await world(store, scope)
     assert await store.migrating.heads_by_version(tenant, "travel") == {1: 6, 2: 1}
     job = await run(store, tenant, STATE_MIGRATE_KIND)
-    assert (job.state, job.target_version) == ("done", 2)
-    assert counted(job.report) == {"heads": 7, "changed": 2, "current": 1, "waiting": 2, "failed": 1, "shared": 1}
+    assert (job.state, read_position(job.position)[0]) == ("done", 2)
+    assert counted(report(job)) == {"heads": 7, "changed": 2, "current": 1, "waiting": 2, "failed": 1, "shared": 1}
     assert await store.migrating.heads_by_version(tenant, "travel") == {1: 4, 2: 3}
     head = (await store.checkpoints.load(scope, "plain", "", None, with_state=True)).checkpoint
     assert contents(head) == {"user_profile": {"seat": "aisle", "jane@example.org": 1}}
     assert (head.parent_id, head.source, head.status, head.agent) == (first.checkpoint_id, "migrate", "done", "tester")
     assert (head.state_version, head.metadata, head.step) == (2, {"note": 1}, 4)
     # Again, there is nothing left to do; what was sealed before is still there.
-    assert counted((await run(store, tenant, STATE_MIGRATE_KIND)).report)["current"] == 3
+    assert counted(report(await run(store, tenant, STATE_MIGRATE_KIND)))["current"] == 3
     old = await store.checkpoints.load(scope, "plain", "", first.checkpoint_id, with_state=True)
     assert "user_pref" in contents(old.checkpoint)
 
     await save(store, other, "of-another", 2, state(user_profile="newer"))
     back = await run(store, tenant, STATE_ROLLBACK_KIND)
-    assert counted(back.report)["changed"] == 1, "only what nobody built on"
+    assert counted(report(back))["changed"] == 1, "only what nobody built on"
     head = (await store.checkpoints.load(scope, "plain", "", None, with_state=True)).checkpoint
     assert contents(head) == {"user_pref": {"seat": "aisle", "jane@example.org": 1}}
     assert (head.state_version, head.source) == (1, "rollback")
@@ -134,9 +139,36 @@ async def test_young_heads_are_left_alone_and_the_same_job_is_not_begun_twice(st
     while (await store.jobs.get(tenant, job_id)).state not in {"done", "failed"}:
         await store.runner.run_due()
     [job] = await store.migrating.jobs(tenant, "travel")
-    assert counted(job.report) == {"heads": 1, "recent": 1}
+    assert counted(report(job)) == {"heads": 1, "recent": 1}
+    await run(store, tenant, STATE_MIGRATE_KIND)
+    back = await run(store, tenant, STATE_ROLLBACK_KIND, idle_seconds=3600)
+    assert counted(report(back)) == {"heads": 1, "changed": 1}, "a migration's own save is no recent use"
+    again = await run(store, tenant, STATE_MIGRATE_KIND, idle_seconds=3600)
+    assert counted(report(again)) == {"heads": 1, "changed": 1}, "nor is a rollback's"
     with pytest.raises(StateSchemaNotFound):
         await store.migrating.begin(tenant, STATE_PLAN_KIND, "nobody", "tester")
+
+
+async def test_a_migration_names_the_broken_heads_that_its_plan_named_also_where_it_would_leave_them(
+    store, scope, tenant, admin
+):
+    await save(store, scope, "in-use")
+    await save(store, scope, "broken-in-use", content=state(user_pref={}, age="secret"))
+    await save(store, scope, "broken-waiting", content=state(user_pref={}, age="secret"), status="waiting")
+    before = await rows(admin, tenant)
+    planned = await run(store, tenant, STATE_PLAN_KIND, idle_seconds=3600)
+    done = await run(store, tenant, STATE_MIGRATE_KIND, idle_seconds=3600)
+    assert counted(report(planned)) == counted(report(done)) == {"heads": 3, "recent": 1, "failed": 2}
+    assert report(planned).failures == report(done).failures
+    assert await rows(admin, tenant) == before
+
+
+async def test_the_input_of_a_run_is_left_to_the_conversion_at_load_and_not_held_to_required(store, scope, tenant):
+    complete = Definition(up=[{"op": "remove", "path": "/old"}], json_schema={"required": ["user_profile"]})
+    await store.state_schemas.put(tenant, "travel", 3, complete)
+    await save(store, scope, "t1", 2, state(__start__={"user_profile": {}}), source="input")
+    job = await run(store, tenant, STATE_MIGRATE_KIND)
+    assert counted(report(job)) == {"heads": 1, "waiting": 1}
 
 
 async def test_a_pending_write_that_comes_between_read_and_save_stops_the_save(store, scope, tenant):
@@ -176,7 +208,7 @@ async def test_a_job_that_races_live_saves_loses_no_update(store, scope, tenant)
         changed = 0
         while time.monotonic() < until:
             for kind in (STATE_MIGRATE_KIND, STATE_ROLLBACK_KIND):
-                changed += (await run(store, tenant, kind)).report.changed
+                changed += report(await run(store, tenant, kind)).changed
         return changed
 
     *_, changed = await asyncio.gather(client(1), client(2), client(1), migrate())
@@ -238,3 +270,19 @@ async def test_a_job_that_is_slower_than_its_rate_gives_way_after_two_seconds(st
         await save(store, scope, f"t{number:02}")
     # A second passes at each look: there is time for one stretch of 20 heads, and none to wait for.
     assert (await slices(store, tenant, Seconds(1.0), 1000, 2))[:2] == [(20, 0.0, False), (20, 0.0, False)]
+
+
+async def test_heads_that_take_too_much_are_named_and_the_rest_waits_until_the_tenant_may_again(store, scope):
+    tenant = TenantScope(scope.tenant_id)
+    heavy = [{"op": "copy", "from": "/list", "to": f"/copies/{number}"} for number in range(15)]
+    await store.state_schemas.put(tenant, "travel", 1, Definition())
+    await store.state_schemas.put(tenant, "travel", 2, Definition(up=heavy))
+    for number in range(KILLS_MAX + 1):
+        await save(store, scope, f"t{number}", content=state(list=[[]] * 50_000))
+    job_id = await store.migrating.begin(tenant, STATE_MIGRATE_KIND, "travel", "tester", idle_seconds=0)
+    await store.runner.run_due()
+    [job] = await store.migrating.jobs(tenant, "travel")
+    assert (job.job_id, job.state) == (job_id, "running")
+    assert counted(report(job)) == {"heads": KILLS_MAX + 1, "failed": KILLS_MAX, "moved": 1}
+    [failure] = report(job).failures
+    assert "more time or memory" in failure.detail

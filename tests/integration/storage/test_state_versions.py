@@ -1,28 +1,27 @@
 """State read and saved at versions: through `States`, on a real database."""
 
 import asyncio
-import threading
 import time
-from uuid import uuid4
 
 import msgpack
 import pytest
 
-from migrations.state.chain import Chain, PythonDirection, Step
 from migrations.state.errors import StateTooNew, UpcastFailed
 from storage.errors import (
     ChannelUnchangedUnknown,
     InvalidState,
     StateSchemaExists,
     StateSchemaInvalid,
+    StateSchemaMismatch,
     StateTooNewToSave,
+    TooCostly,
 )
 from storage.format.ids import mint_checkpoint_id
 from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Patch, Precondition, Save, Value
 from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope, TenantScope
 from storage.service import Store
-from storage.state_schemas import THREADS, THREADS_OF_A_TENANT, Definition
+from storage.state_schemas import Definition
 from storage.versions import AS_SAVED, WantedVersions
 from tests.support.states import contents, packed, patch, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
@@ -71,6 +70,38 @@ async def test_two_versions_at_once_on_one_thread_lose_nothing(store, scope, adm
     as_saved = await store.states.history(scope, AS_SAVED, HistoryQuery(thread_id="t1", with_state=True))
     assert [each.state_version for each in as_saved.items] == [1, 2, 1]
     assert await stored(admin, scope) == before, "a read wrote something"
+
+
+async def test_state_of_a_schema_that_its_reader_does_not_name_is_never_given_to_it(store, scope):
+    await register(store, scope)
+    await register(store, scope, "other")
+    travel = WantedVersions(by_schema={"travel": 1})
+    saved = await save(store, scope, 2, schema="other")
+    await store.states.put_writes(
+        scope, "t1", "", saved.checkpoint_id, "task", "", [write(0, "user_profile", "x")], None
+    )
+    with pytest.raises(StateSchemaMismatch, match=r"under schema 'other'.*knows state of 'travel'"):
+        await load(store, scope, travel)
+    for thread_id in ("t1", None):
+        with pytest.raises(StateSchemaMismatch):
+            await store.states.history(scope, travel, HistoryQuery(thread_id=thread_id, with_state=True))
+    with pytest.raises(StateSchemaMismatch):
+        await store.states.task_writes(scope, travel, "t1", "", saved.checkpoint_id, "task")
+    later = await save(store, scope, 2, schema="other")
+    with pytest.raises(StateSchemaMismatch):
+        await store.states.channel_history(scope, travel, "t1", "", later.checkpoint_id, ["user_profile"])
+    # A write has a schema of its own; without state there is nothing to mistake, and whoever names it gets it.
+    mine = await save(store, scope, 1, "t2")
+    await store.states.put_writes(
+        scope, "t2", "", mine.checkpoint_id, "task", "", [write(0, "user_profile", "x")], None,
+        state_schema="other", state_version=2,
+    )  # fmt: skip
+    with pytest.raises(StateSchemaMismatch):
+        await load(store, scope, travel, thread_id="t2")
+    assert len((await store.states.history(scope, travel, HistoryQuery(thread_id="t1"))).items) == 2
+    both = WantedVersions(by_schema={"travel": 1, "other": 1})
+    assert contents(await load(store, scope, both, saved.checkpoint_id)) == {"user_pref": "window"}
+    assert contents(await load(store, scope, AS_SAVED)) == {"user_profile": "window"}
 
 
 async def test_a_version_that_cannot_be_shown_is_refused_by_name(store, scope):
@@ -260,7 +291,8 @@ async def test_a_hostile_step_leaves_the_loop_to_others(store, scope):
 
     ticking = asyncio.create_task(tick())
     began = time.monotonic()
-    await load(store, scope, V2)
+    with pytest.raises(TooCostly):
+        await load(store, scope, V2)
     spent = time.monotonic() - began
     await asyncio.sleep(0)  # for what was held back to the last
     ticking.cancel()
@@ -331,6 +363,16 @@ async def test_what_a_json_schema_does_not_allow_is_refused_with_its_place_and_n
     assert caught.value.pointer == pointer
 
 
+async def test_what_is_required_is_asked_of_a_state_and_not_of_the_input_that_a_run_begins_with(store, scope):
+    rules = {"required": ["n"], "properties": {"n": {"type": "integer"}}}
+    await register(store, scope, first={"json_schema": rules})
+    await save(store, scope, 1, content=state(__start__={"n": 1}), source="input")
+    await save(store, scope, 1, content=state(n=1), source="loop")
+    for content, source in ((state(__start__={}), "loop"), (state(), None), (state(n="x"), "input")):
+        with pytest.raises(InvalidState):
+            await save(store, scope, 1, content=content, source=source)
+
+
 async def test_a_json_schema_sees_what_it_is_told_and_no_more_than_comes(store, scope):
     await register(store, scope, first={"json_schema": SCHEMA})
     message = Value("msgpack", msgpack.packb(msgpack.ExtType(5, b"...")))
@@ -369,31 +411,6 @@ async def test_a_channel_whose_large_parts_were_uploaded_ahead_is_not_looked_int
         assert refused.value.pointer == pointer
 
 
-async def test_work_for_one_tenant_leaves_threads_to_the_others(store):
-    hostile, other = TenantScope(uuid4()), TenantScope(uuid4())
-    go_on, at_work = threading.Event(), threading.Semaphore(0)
-
-    def hold():
-        at_work.release()
-        return go_on.wait(20)
-
-    held = [asyncio.create_task(store.state_schemas.beside(hostile, hold)) for _ in range(THREADS * 2)]
-    try:
-        for _ in range(THREADS_OF_A_TENANT):
-            await asyncio.to_thread(at_work.acquire)
-        assert await store.state_schemas.beside(other, lambda: "done") == "done"
-        assert not at_work.acquire(blocking=False), "one tenant has more threads than its share"
-        # Whoever stops waiting does not free a thread that is still at work.
-        for each in held[:THREADS_OF_A_TENANT]:
-            each.cancel()
-        await asyncio.gather(*held[:THREADS_OF_A_TENANT], return_exceptions=True)
-        assert await store.state_schemas.beside(other, lambda: "done") == "done"
-        assert not at_work.acquire(blocking=False), "a thread is counted as free that is not"
-    finally:
-        go_on.set()
-    assert await asyncio.gather(*held[THREADS_OF_A_TENANT:]) == [True] * (THREADS * 2 - THREADS_OF_A_TENANT)
-
-
 async def test_a_definition_is_written_once_and_what_is_wrong_is_pointed_at(store, scope):
     tenant = TenantScope(scope.tenant_id)
     await register(store, scope)
@@ -430,15 +447,19 @@ async def test_versions_of_a_schema_have_a_size_together(store, scope):
         await store.state_schemas.put(tenant, "travel", 17, Definition(up=RENAME, json_schema=filler))
 
 
-async def test_a_schema_opts_in_to_steps_of_the_deployment(database, root_key, scope):
-    def upcast(given):
-        first, _, last = given["name"].partition(" ")
-        return {**{name: each for name, each in given.items() if name != "name"}, "first": first, "last": last}
+SPLIT = """
+def upcast(given):
+    first, _, last = given["name"].partition(" ")
+    return {**{name: each for name, each in given.items() if name != "name"}, "first": first, "last": last}
+"""
 
-    shipped = {"people": Chain("people", [Step(1, 2, PythonDirection(upcast))])}
+
+async def test_a_schema_opts_in_to_steps_of_the_deployment(database, root_key, scope, tmp_path):
+    (tmp_path / "people").mkdir()
+    (tmp_path / "people" / "v1_to_v2.py").write_text(SPLIT)
     opened = await Store.open(
         database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False,
-        shipped=shipped,
+        steps_folder=tmp_path,
     )  # fmt: skip
     try:
         tenant = TenantScope(scope.tenant_id)

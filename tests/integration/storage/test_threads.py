@@ -93,13 +93,15 @@ async def test_a_thread_shows_its_record(store, scope):
 
 
 async def test_settings_are_set_where_given(store, scope):
-    made = await store.threads.put(scope, "t1", strict=True, agent="a", agent_given=True)
-    assert (made.strict, made.agent, made.head_id) == (True, "a", None)
-    assert (await store.threads.put(scope, "t1")).agent == "a"
-    cleared = await store.threads.put(scope, "t1", agent=None, agent_given=True)
+    made, created = await store.threads.put(scope, "t1", strict=True, agent="a", agent_given=True)
+    assert (made.strict, made.agent, made.head_id, created) == (True, "a", None, True)
+    same, created = await store.threads.put(scope, "t1")
+    assert (same.agent, created) == ("a", False)
+    cleared, _ = await store.threads.put(scope, "t1", agent=None, agent_given=True)
     assert (cleared.strict, cleared.agent) == (True, None)
     await save(store, scope, precondition=Precondition(absent=True))
-    assert (await store.threads.put(scope, "t1", strict=False)).strict is False
+    loose, _ = await store.threads.put(scope, "t1", strict=False)
+    assert loose.strict is False
 
 
 async def test_unknown_threads_are_not_found(store, scope):

@@ -1,6 +1,8 @@
 """Threads move from one deployment to another and are there what they were here, to the byte."""
 
 import os
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
@@ -11,7 +13,7 @@ from storage.model import ChannelValue, FullState, HistoryQuery, Precondition, V
 from storage.retention import Policy
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.state_schemas import Definition
-from tests.support.states import contents, document, load, patch, put, save, state, write, writes_of
+from tests.support.states import contents, document, history, load, patch, put, save, state, write, writes_of
 from tests.support.transfers import ACTOR, deployment, exported, exported_tenant, imported
 
 SCREEN = "data:image/png;base64," + "A" * 150_000
@@ -75,11 +77,12 @@ async def test_a_thread_comes_over_to_the_byte(here, there, scope, target):
     await put(
         here, scope, second.checkpoint_id, write(0, "messages", document("w")), write(-1, "err", "e"), status="failed"
     )
-    file = await exported(here, there, scope)
+    file = await exported(here, there, scope, target.tenant_id)
     report = await imported(there, target.tenant_id, file)
     assert (report.threads, report.checkpoints, report.pending_writes, report.verified) == (1, 2, 2, 1)
     await same(here, scope, there, target)
-    assert await here.threads.get(scope, "t1") == await there.threads.get(target, "t1")
+    there_now = await there.threads.get(target, "t1")
+    assert there_now == replace(await here.threads.get(scope, "t1"), updated_at=there_now.updated_at)
     assert writes_of(await load(there, target)) == writes_of(await load(here, scope))
     after = await save(
         there,
@@ -105,7 +108,7 @@ async def test_large_pieces_and_files_come_over(here, there, scope, target):
     )  # fmt: skip
     raw = FullState({"bytes": ChannelValue(3, Value("pickle", os.urandom(700_000)))})
     await save(here, scope, content=raw, namespace="sub")
-    report = await imported(there, target.tenant_id, await exported(here, there, scope))
+    report = await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id))
     assert (report.threads, report.artifacts, report.verified) == (1, 3, 1)
     await same(here, scope, there, target)
     for artifact in (picture, again, elsewhere):
@@ -130,7 +133,7 @@ async def test_forks_namespaces_and_writes_without_their_checkpoint_come_over(he
         await save(here, scope, content=state(space=namespace), namespace=namespace)
     await put(here, scope, "1fff0000-0000-6000-8000-000000000000", write(0, "early", document("early")), namespace="a")
     await put(here, scope, "not-yet", write(0, "early", 1), namespace="new")
-    report = await imported(there, target.tenant_id, await exported(here, there, scope))
+    report = await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id))
     assert report.verified == 1
     await same(here, scope, there, target)
     assert {root.checkpoint_id, left.checkpoint_id, right.checkpoint_id} <= {
@@ -146,15 +149,16 @@ async def test_forks_namespaces_and_writes_without_their_checkpoint_come_over(he
 
 async def test_a_thread_of_writes_alone_comes_over(here, there, scope, target):
     await put(here, scope, "not-yet", write(0, "early", document("early")))
-    report = await imported(there, target.tenant_id, await exported(here, there, scope))
+    report = await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id))
     assert (report.threads, report.checkpoints, report.pending_writes, report.verified) == (1, 0, 1, 1)
 
 
 async def test_exporting_again_from_the_other_deployment_gives_the_same_content(here, there, scope, target):
     await save(here, scope, content=state(messages=[document(f"m{n}", 3000) for n in range(50)], screen=SCREEN))
-    await imported(there, target.tenant_id, await exported(here, there, scope))
+    await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id))
     one = await here.exporting.content_digest(scope, "t1")
-    other = await there.exporting.content_digest(target, "t1")
+    written_at = (await here.threads.get(scope, "t1")).updated_at
+    other = await there.exporting.content_digest(target, "t1", updated_at=written_at)
     assert one.digest == other.digest
     await save(there, target, content=state(messages=[]))
     assert (await there.exporting.content_digest(target, "t1")).digest != one.digest
@@ -163,7 +167,7 @@ async def test_exporting_again_from_the_other_deployment_gives_the_same_content(
 async def test_a_thread_that_exists_is_never_touched(here, there, scope, target):
     await save(here, scope, content=state(n=1))
     await save(there, target, content=state(n=2))
-    file = await exported(here, there, scope)
+    file = await exported(here, there, scope, target.tenant_id)
     before = await whole(there, target)
     with pytest.raises(ThreadExists, match="'t1'"):
         await imported(there, target.tenant_id, file)
@@ -175,7 +179,7 @@ async def test_a_thread_that_exists_is_never_touched(here, there, scope, target)
 async def test_an_import_that_is_run_again_passes_over_what_is_there(here, there, scope, target):
     for n in range(3):
         await save(here, scope, thread_id=f"t{n}", content=state(n=n))
-    file = await exported_tenant(here, there, scope.tenant_id)
+    file = await exported_tenant(here, there, scope.tenant_id, target.tenant_id)
     assert (await imported(there, target.tenant_id, file)).threads == 3
     await save(there, target, thread_id="t1", content=state(n=10))  # an agent went on
     await there.threads.delete(target, "t2")
@@ -187,10 +191,10 @@ async def test_an_import_that_is_run_again_passes_over_what_is_there(here, there
 
 async def test_another_export_of_a_thread_that_went_on_is_a_conflict(here, there, scope, target):
     await save(here, scope, content=state(n=1))
-    await imported(there, target.tenant_id, await exported(here, there, scope))
+    await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id))
     await save(here, scope, content=state(n=2))
     with pytest.raises(ThreadExists):
-        await imported(there, target.tenant_id, await exported(here, there, scope))
+        await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id))
 
 
 async def test_a_file_that_two_threads_name_is_brought_once(here, there, scope, target):
@@ -199,7 +203,7 @@ async def test_a_file_that_two_threads_name_is_brought_once(here, there, scope, 
     for thread_id in ("t1", "t2"):
         await save(here, scope, thread_id=thread_id, content=state(pic=picture.pointer))
     for thread_id in ("t2", "t1"):  # first where it is only named
-        await imported(there, target.tenant_id, await exported(here, there, scope, thread_id))
+        await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id, thread_id))
     assert (await there.artifacts.get(target, picture.artifact_id)).digest == picture.digest
     for thread_id in ("t1", "t2"):
         await same(here, scope, there, target, thread_id)
@@ -211,10 +215,11 @@ async def test_threads_under_a_share_come_over_under_one_or_are_left_out(here, t
     await save_under(here, scope, "sealed", share)
     await save(here, scope, thread_id="plain", content=state(n=1))
     for given, names in ((None, {"sealed"}), (wrong, {"sealed"}), (share, set())):
-        file = await exported_tenant(here, there, scope.tenant_id, given)
-        report = await imported(there, uuid4(), file)
+        other = uuid4()
+        file = await exported_tenant(here, there, scope.tenant_id, other, given)
+        report = await imported(there, other, file)
         assert {each.thread_id for each in report.passed} == names | {"sealed"}
-    file = await exported_tenant(here, there, scope.tenant_id, share)
+    file = await exported_tenant(here, there, scope.tenant_id, target.tenant_id, share)
     report = await imported(there, target.tenant_id, file, share=share)
     assert (report.threads, report.verified, report.passed) == (2, 2, [])
     await same(here, scope, there, target, "sealed", share)
@@ -234,9 +239,9 @@ async def test_state_schemas_come_with_the_threads(here, there, scope, target):
     await here.state_schemas.put(tenant, "trip", 2, Definition(up=[{"op": "rename", "from": "/a", "to": "/b"}]))
     await here.state_schemas.put(tenant, "unused", 1, Definition())
     await save(here, scope, content=state(b=1), state_schema="trip", state_version=2)
-    report = await imported(there, target.tenant_id, await exported(here, there, scope))
+    report = await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id))
     assert report.state_schemas == 2
-    names = await there.state_schemas.names(TenantScope(target.tenant_id))
+    names = (await there.state_schemas.names(TenantScope(target.tenant_id))).items
     assert list(names) == [("trip", 2)]
     await same(here, scope, there, target)
 
@@ -252,7 +257,7 @@ async def test_a_tenant_of_fifty_threads_of_several_subjects_comes_over(here, th
             here, subject, thread_id=f"t{n}", content=patch(append={"messages": ["x"]}),
             precondition=Precondition(head_id=first.checkpoint_id),
         )  # fmt: skip
-    report = await imported(there, target_id, await exported_tenant(here, there, tenant_id))
+    report = await imported(there, target_id, await exported_tenant(here, there, tenant_id, target_id))
     assert (report.threads, report.checkpoints, report.verified) == (50, 100, 50)
     for n in range(50):
         subject = f"user-{n % 7}" if n % 10 else "~shared"
@@ -261,7 +266,7 @@ async def test_a_tenant_of_fifty_threads_of_several_subjects_comes_over(here, th
 
 async def test_both_sides_are_in_the_audit_log_and_among_the_jobs(here, there, scope, target):
     await save(here, scope, content=state(n=1))
-    await imported(there, target.tenant_id, await exported(here, there, scope))
+    await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id))
     for store, tenant_id, actions in (
         (here, scope.tenant_id, ["export.begin", "export.end"]),
         (there, target.tenant_id, ["import.begin", "import.thread", "import.end"]),
@@ -279,7 +284,9 @@ async def test_what_is_said_of_retention_comes_along_and_a_hold_holds_at_once(he
     await here.retention_policies.put(TenantScope(scope.tenant_id), None, Policy(checkpoints_max=50))
     await here.retention_policies.put(TenantScope(scope.tenant_id), "a", Policy(checkpoints_max=60))
     await there.retention_policies.put(TenantScope(target.tenant_id), "a", Policy(checkpoints_max=7))
-    report = await imported(there, target.tenant_id, await exported_tenant(here, there, scope.tenant_id))
+    report = await imported(
+        there, target.tenant_id, await exported_tenant(here, there, scope.tenant_id, target.tenant_id)
+    )
     assert report.verified == 1
     said = await there.retention_policies.get(TenantScope(target.tenant_id))
     assert (said.tenant.policy.checkpoints_max, said.agents["a"].policy.checkpoints_max) == (50, 7)
@@ -287,3 +294,17 @@ async def test_what_is_said_of_retention_comes_along_and_a_hold_holds_at_once(he
     assert own.own.policy == Policy(idle_ttl_seconds=86_400, legal_hold=True)
     with pytest.raises(LegalHold):
         await there.threads.delete(target, "t1")
+
+
+async def test_policies_that_come_along_do_nothing_until_somebody_begins_a_round(here, there, scope, target):
+    for number in range(4):
+        await save(here, scope, content=state(n=number))
+    await here.retention_policies.put(TenantScope(scope.tenant_id), None, Policy(checkpoints_max=1))
+    await imported(there, target.tenant_id, await exported_tenant(here, there, scope.tenant_id, target.tenant_id))
+    tenant = TenantScope(target.tenant_id)
+    assert await there.retaining.tenant(target.tenant_id) is None
+    assert len(await history(there, target)) == 4
+    standing = await there.retaining.standing(tenant)
+    assert timedelta(hours=23) < standing.due_at - datetime.now(UTC) <= timedelta(hours=24)
+    await there.retaining.begin(tenant)
+    assert (await there.retaining.tenant(target.tenant_id)).checkpoints == 3

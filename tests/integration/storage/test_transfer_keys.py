@@ -15,7 +15,7 @@ from storage.scope import OperatorScope, Scope, TenantScope
 from storage.transfer_keys import TransferKeys
 from tests.support.states import contents, load, save, state
 from tests.support.stores import DEPLOYMENT_ID, MigratedDatabase
-from tests.support.transfers import deployment, exported, imported
+from tests.support.transfers import deployment, exported, imported, recipient
 
 
 def keys_of(store, root_key):
@@ -49,7 +49,8 @@ async def test_the_root_keys_rotation_takes_it_along_and_old_files_open(postgres
     await save(store, scope, content=state(n=1))
     root_key, own_id = MemoryRootKey(), uuid4()
     async with deployment(postgres, migrated_template, root_key=root_key, deployment_id=own_id) as there:
-        file = await exported(store, there, scope)
+        target = Scope(uuid4(), scope.subject_id)
+        file = await exported(store, there, scope, target.tenant_id)
         async with there.unit_of_work.snapshot(OperatorScope()) as transaction:
             before = await transaction.fetchval(
                 "SELECT wrapped FROM stateroom.deployment_keys WHERE purpose = 'transfer'"
@@ -63,7 +64,6 @@ async def test_the_root_keys_rotation_takes_it_along_and_old_files_open(postgres
                 "SELECT wrapped FROM stateroom.deployment_keys WHERE purpose = 'transfer'"
             )
         assert after != before
-        target = Scope(uuid4(), scope.subject_id)
         fresh = TransferKeys(there.unit_of_work, root_key, own_id, SystemClock(), Silent())
         assert (await fresh.newest()).public_key == (await there.transfer_keys.newest()).public_key
         assert (await imported(there, target.tenant_id, file)).verified == 1
@@ -77,20 +77,24 @@ async def test_an_archived_thread_is_exported_from_its_object(postgres, migrated
     ):
         await save(here, scope, content=state(messages=["x" * 5_000] * 30))
         digest = (await here.exporting.content_digest(scope, "t1")).digest
+        written_at = (await here.threads.get(scope, "t1")).updated_at
         await here.archives.archive(scope, "t1")
         assert (await here.threads.get(scope, "t1")).tier == "archive"
         target = Scope(uuid4(), scope.subject_id)
-        assert (await imported(there, target.tenant_id, await exported(here, there, scope))).verified == 1
+        assert (
+            await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id))
+        ).verified == 1
         assert (await here.threads.get(scope, "t1")).tier == "archive"
-        assert (await there.exporting.content_digest(target, "t1")).digest == digest
+        assert (await there.exporting.content_digest(target, "t1", updated_at=written_at)).digest == digest
         assert (await there.threads.get(target, "t1")).tier == "hot"
 
 
 async def test_a_transfer_whose_connection_is_gone_ends_as_failed(store, scope):
     tenant = TenantScope(scope.tenant_id)
     await save(store, scope, content=state(n=1))
-    recipient = (await store.transfer_keys.newest()).public_key
-    export = await store.exporting.thread(scope, "t1", recipient, "api-key:test")
+    target = uuid4()
+    receiver = await recipient(store, target)
+    export = await store.exporting.thread(scope, "t1", receiver, "api-key:test")
     await anext(export.content)
     await export.content.aclose()
     job = await store.jobs.get(tenant, export.job_id)
@@ -104,13 +108,14 @@ async def test_a_transfer_whose_connection_is_gone_ends_as_failed(store, scope):
 
 async def test_a_runner_beside_a_transfer_leaves_its_job_alone(store, scope):
     await save(store, scope, content=state(n=1))
-    recipient = (await store.transfer_keys.newest()).public_key
+    target = uuid4()
+    receiver = await recipient(store, target)
     running = asyncio.create_task(store.runner.keep_running(pytest.fail))
     try:
-        export = await store.exporting.thread(scope, "t1", recipient, "api-key:test")
+        export = await store.exporting.thread(scope, "t1", receiver, "api-key:test")
         await store.runner.run_due()
         file = b"".join([each async for each in export.content])
-        report = await imported(store, uuid4(), file)
+        report = await imported(store, target, file)
     finally:
         running.cancel()
     assert report.verified == 1

@@ -12,8 +12,10 @@ from sqlalchemy.engine import make_url
 from crypto import MemoryRootKey
 from gateway.telemetry import Metrics
 from storage import verifying
+from storage.accepted_losses import AcceptedLosses
 from storage.blobs.keyspace import AnchorLocation
 from storage.blobs.memory import MemoryBlobStore
+from storage.clock import SystemClock
 from storage.head_anchors import HeadAnchors
 from storage.model import ApiKeyRecord, Save, Tenant
 from storage.postgres.tables import SUBJECT_TABLES
@@ -175,7 +177,9 @@ async def test_a_job_is_kept_while_one_stretch_takes_longer_than_a_lease(gateway
     scope = TenantScope(users[0].tenant_id)
     slow = PausedBlobStore()
     parts = (gateway.unit_of_work, gateway.keys, gateway.jobs, gateway.audit, gateway.verification)
-    parts += (HeadAnchors(slow), gateway.shred, gateway.anchors, gateway.state_schemas, gateway.control)
+    losses = AcceptedLosses(gateway.unit_of_work, gateway.control, HeadAnchors(slow), SystemClock())
+    parts += (losses, gateway.shred, gateway.anchors, gateway.state_schemas, gateway.adoptions, gateway.save_policies)
+    parts += (gateway.control,)
     patient = verifying.Verifying(*parts, renew_seconds=0.001)
     job_id = await patient.begin_tenant(scope, ACTOR)
     lease = await gateway.jobs.claim(scope.tenant_id, job_id)
@@ -198,7 +202,8 @@ async def test_a_subject_that_is_gone_with_its_keys_is_missed(gateway, users, ad
     _, report = await verified(gateway, users[0].tenant_id)
     assert report.found == {"subject-missing": 1}
     assert report.findings[0].subject_id is None
-    # Whoever saves under its name again is somebody else.
+    # Whoever saves under its name again is somebody else, also for a process that remembers who was there.
+    gateway.checkpoints._access.standings.forget(users[1])
     await save(gateway, users[1])
     assert (await verified(gateway, users[0].tenant_id))[1].found == {"subject-missing": 1}
 
@@ -216,7 +221,9 @@ async def test_a_subject_whose_keys_somebody_marked_as_destroyed_is_missed(gatew
         " AND subject_id = 'user-1'",
         users[0].tenant_id,
     )
-    assert (await verified(gateway, users[0].tenant_id))[1].found == {"subject-missing": 1}
+    _, report = await verified(gateway, users[0].tenant_id)
+    assert report.found == {"keys": 1, "subject-missing": 1}
+    assert [each.subject_id for each in report.findings if each.code == "keys"] == ["user-1"]
 
 
 async def test_a_shredded_subject_is_not_missed_and_explains_no_other(gateway, users, admin):
@@ -293,7 +300,7 @@ async def test_open_and_ended_jobs_are_counted_by_kind_and_outcome(database, roo
 
 async def test_the_operator_sees_codes_and_numbers_by_tenant_and_nobodys_name(gateway, users, admin):
     await admin.execute("INSERT INTO stateroom.tenants VALUES ($1, 'acme', now())", users[0].tenant_id)
-    healthy = Tenant(tenant_id=DEPLOYMENT_ID, name="t", created_at=gateway.audit._clock.now())
+    healthy = Tenant(tenant_id=DEPLOYMENT_ID, name=uuid4().hex, created_at=gateway.audit._clock.now())
     await admin.execute("INSERT INTO stateroom.tenants VALUES ($1, 'other', $2)", healthy.tenant_id, healthy.created_at)
     await admin.execute(
         "UPDATE stateroom.checkpoints SET step = step + 1 WHERE tenant_id = $1 AND thread_id = 't2'", users[0].tenant_id
@@ -343,7 +350,7 @@ async def found_tenant(store, tenant):
 async def test_a_tenant_that_is_gone_altogether_is_named(gateway, admin, blobs, other_deployment):
     """As after a restore from before it was founded, or when somebody took every row of it."""
     now = gateway.audit._clock.now()
-    founded = [Tenant(tenant_id=uuid4(), name="t", created_at=now) for _ in range(3)]
+    founded = [Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now) for _ in range(3)]
     for tenant in founded[:2]:
         await found_tenant(gateway, tenant)
         await gateway.anchors.anchor(TenantScope(tenant.tenant_id))

@@ -9,9 +9,19 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from crypto import ExportForOther, ExportOpener, ExportSealer, OpenError, SecretKey, TransferKey, TransferPublicKey
+from crypto import (
+    ExportForOther,
+    ExportOpener,
+    ExportSealer,
+    OpenError,
+    SecretKey,
+    TransferKey,
+    TransferPublicKey,
+    TransferRecipient,
+)
 from crypto.errors import TransferKeyInvalid
 
+TENANT_ID = UUID(int=7)
 EXPORT_ID = UUID("0192f0c0-0000-7000-8000-000000000001")
 CHUNK = 16384 + 16
 
@@ -91,25 +101,25 @@ def test_what_is_sealed_for_a_transfer_key_opens_by_rfc_9180_with_aes_256_gcm():
 
 
 def test_the_text_of_a_public_key_reads_back_and_says_its_fingerprint():
-    public = TransferKey(SecretKey.generate()).public_key
-    assert TransferPublicKey.parse(str(public)) == public
-    assert len(bytes.fromhex(public.fingerprint)) == 16
+    recipient = TransferRecipient(TransferKey(SecretKey.generate()).public_key, TENANT_ID)
+    assert TransferRecipient.parse(str(recipient)) == recipient
+    assert len(bytes.fromhex(recipient.public_key.fingerprint)) == 16
 
 
 def test_a_damaged_text_of_a_public_key_is_refused_at_every_character():
-    text = str(TransferKey(SecretKey.generate()).public_key)
+    text = str(TransferRecipient(TransferKey(SecretKey.generate()).public_key, TENANT_ID))
     for at, character in enumerate(text):
         other = "A" if character != "A" else "B"
         with pytest.raises(TransferKeyInvalid):
-            TransferPublicKey.parse(text[:at] + other + text[at + 1 :])
+            TransferRecipient.parse(text[:at] + other + text[at + 1 :])
     for other in (text[:-1], text + "A", text + "=", "", "stateroom-transfer-1:", text.upper(), text + "\n", "ä"):
         with pytest.raises(TransferKeyInvalid):
-            TransferPublicKey.parse(other)
+            TransferRecipient.parse(other)
 
 
 def test_a_point_of_small_order_is_refused_as_a_recipient():
     with pytest.raises(TransferKeyInvalid):
-        TransferPublicKey.parse(str(TransferPublicKey(bytes(32))))
+        TransferRecipient.parse(str(TransferRecipient(TransferPublicKey(bytes(32)), TENANT_ID)))
 
 
 def test_a_transfer_key_does_not_show():
@@ -130,13 +140,13 @@ def keys_of(transfer_key):
 
 
 def sealed(transfer_key, content, step=10_000, export_id=EXPORT_ID):
-    sealer = ExportSealer(transfer_key.public_key, export_id)
+    sealer = ExportSealer(TransferRecipient(transfer_key.public_key, TENANT_ID), export_id)
     middle = b"".join(sealer.write(content[at : at + step]) for at in range(0, len(content), step))
     return sealer.start + middle + sealer.finish()
 
 
 def opened(transfer_key, file, step=7_777):
-    opener = ExportOpener(keys_of(transfer_key))
+    opener = ExportOpener(keys_of(transfer_key), TENANT_ID)
     content = b"".join(opener.write(file[at : at + step]) for at in range(0, len(file), step))
     return content + opener.finish()
 
@@ -207,7 +217,7 @@ def test_a_file_for_another_key_is_refused_by_name(transfer_key):
 
 def test_the_opener_holds_less_than_a_chunk(transfer_key):
     file = sealed(transfer_key, bytes(1_000_000))
-    opener = ExportOpener(keys_of(transfer_key))
+    opener = ExportOpener(keys_of(transfer_key), TENANT_ID)
     given = 0
     for at in range(0, len(file), 4096):
         given += len(opener.write(file[at : at + 4096]))

@@ -1,7 +1,7 @@
 """A store in memory for tests of pure HTTP rules; it keeps the signatures of the real one and little else."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -11,13 +11,16 @@ from gateway import api_keys
 from gateway.settings import Settings
 from storage import model
 from storage.clock import ManualClock
+from storage.clock_check import ClockOffset
 from storage.errors import CheckpointNotFound, ThreadNotFound
+from storage.key_seals import Pepper, Peppers
 from storage.scope import ClientShare, OperatorScope, Scope, TenantScope
 from storage.service import Health
 from storage.versions import WantedVersions
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PEPPER = bytes(range(32))
+PEPPERS = Peppers(Pepper(1, PEPPER))
 
 
 class Checkpoints:
@@ -248,6 +251,9 @@ class Tenants:
         self.look_ups.append(key_id)
         return self.api_keys.get(key_id)
 
+    async def seals_needed(self) -> bool:
+        return False
+
     async def add_key(
         self, scope: TenantScope | OperatorScope, record: model.ApiKeyRecord, actor: str
     ) -> model.ApiKeyRecord:
@@ -258,8 +264,13 @@ class Tenants:
     ) -> model.Page[model.ApiKeyRecord]:
         return model.Page([key for key in self.api_keys.values() if key.tenant_id == scope.tenant_id], None)
 
-    async def revoke_key(self, scope: TenantScope, key_id: str, actor: str) -> None:
+    async def revoke_key(
+        self, scope: TenantScope, key_id: str, peppers: Peppers, actor: str, *, force: bool = False
+    ) -> None:
         self.api_keys[key_id] = replace(self.api_keys[key_id], revoked_at=NOW)
+
+    async def restamp_keys(self, stamped: Iterable[tuple[model.ApiKeyRecord, model.ApiKeyRecord]]) -> None:
+        self.api_keys.update({fresh.key_id: fresh for _, fresh in stamped})
 
     async def touch_keys(self, used: Mapping[tuple[UUID | None, str], datetime]) -> None:
         self.touched.update(used)
@@ -280,6 +291,9 @@ class Audit:
 class Anchors:
     async def ensure_signing_key(self) -> UUID | None:
         return None
+
+    async def watch(self):
+        pass
 
     async def anchor_due(self) -> int:
         return 0
@@ -320,8 +334,38 @@ class Retaining:
         await asyncio.Event().wait()
 
 
+class RowCounting:
+    async def keep_running(
+        self,
+        counted: Callable[[int], None],
+        failed: Callable[[Exception], None],
+        told: Callable[[Any], None],
+    ) -> None:
+        await asyncio.Event().wait()
+
+
+class RowQuotas:
+    async def keep_fresh(self, failed: Callable[[Exception], None]) -> None:
+        await asyncio.Event().wait()
+
+
+class Processes:
+    async def beat(self) -> None:
+        pass
+
+    async def leave(self) -> None:
+        pass
+
+
+class Features:
+    async def refresh(self) -> None:
+        pass
+
+
 class MemoryStore:
     def __init__(self) -> None:
+        self.processes = Processes()
+        self.features = Features()
         self.checkpoints = Checkpoints()
         self.states = States(self.checkpoints)
         self.threads = Threads()
@@ -333,9 +377,14 @@ class MemoryStore:
         self.runner = Runner()
         self.sweep = Sweep()
         self.retaining = Retaining()
-        self.health_found = Health(writable=True, db_revision="a1", revision_ok=True)
+        self.row_counting = RowCounting()
+        self.row_quotas = RowQuotas()
+        self.health_found = Health(writable=True, db_revision="a1", revision_ok=True, clock=ClockOffset(0.0, 0.0))
         self.clock = ManualClock(NOW)
         self.tenant_id = uuid4()
+
+    async def enter(self) -> None:
+        pass
 
     async def health(self) -> Health:
         return self.health_found
@@ -353,7 +402,7 @@ class MemoryStore:
             "operator": ("operator",),
         }[kind]
         record, text = api_keys.mint(
-            PEPPER,
+            PEPPERS,
             kind=kind,
             permissions=tuple(granted if permissions is None else permissions),
             now=NOW,

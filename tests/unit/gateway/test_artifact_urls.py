@@ -9,10 +9,12 @@ import pytest
 
 from gateway.artifact_urls import ArtifactUrls
 from gateway.problems import ArtifactUrlInvalid
+from storage.key_seals import Pepper, Peppers
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PEPPER = bytes(range(32))
-URLS = ArtifactUrls(PEPPER)
+PEPPERS = Peppers(Pepper(1, PEPPER))
+URLS = ArtifactUrls(PEPPERS)
 
 
 def made(**changes):
@@ -78,7 +80,7 @@ def test_another_pepper_and_a_cursors_key_open_nothing():
     _, token = made()
     _, message = parts(token)
     with pytest.raises(ArtifactUrlInvalid):
-        opened(token, ArtifactUrls(bytes(32)))
+        opened(token, ArtifactUrls(Peppers(Pepper(1, bytes(32)))))
     cursor_key = hmac.digest(PEPPER, b"stateroom/cursor/v1", hashlib.sha256)
     for key in (PEPPER, cursor_key, b""):
         with pytest.raises(ArtifactUrlInvalid):

@@ -1,3 +1,4 @@
+import asyncio
 import inspect
 import re
 from dataclasses import replace
@@ -11,8 +12,9 @@ from gateway.app import Gateway
 from gateway.exchange import encode_id
 from gateway.operations import Operation
 from gateway.problems import InvalidRequest, PermissionDenied, SubjectMismatch, SubjectRequired, Unauthenticated
+from gateway.strangers import Strangers
 from tests.unit.gateway.conftest import Caller
-from tests.unit.gateway.doubles import NOW, PEPPER, MemoryStore
+from tests.unit.gateway.doubles import NOW, PEPPERS, MemoryStore
 
 
 def bearer(key: str) -> bytes:
@@ -20,23 +22,27 @@ def bearer(key: str) -> bytes:
 
 
 def authenticator(store: MemoryStore) -> auth.Authenticator:
-    return auth.Authenticator(PEPPER, store.tenants.look_up_key, store.clock)
+    return auth.Authenticator(PEPPERS, store.tenants.look_up_key, store.clock, not_needed)
+
+
+async def not_needed() -> bool:
+    return False
 
 
 def test_a_key_has_70_characters_and_reads_back():
-    text = api_keys.generate().reveal()
+    text = api_keys.generate(PEPPERS).reveal()
     assert len(text) == 70
     assert api_keys.parse(text).reveal() == text
 
 
 def test_no_single_typo_passes_the_checksum():
-    text = api_keys.generate().reveal()
+    text = api_keys.generate(PEPPERS).reveal()
     for at in range(len(text)):
         assert api_keys.parse(text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :]) is None
 
 
 def test_a_key_never_shows_its_secret():
-    key = api_keys.generate()
+    key = api_keys.generate(PEPPERS)
     assert key.secret not in repr(key) + str(key)
 
 
@@ -79,7 +85,7 @@ async def test_a_key_revoked_here_is_refused_at_once(call, store):
 
 
 async def test_unknown_expired_and_revoked_keys_get_the_same_answer(call, store):
-    unknown = api_keys.generate().reveal()
+    unknown = api_keys.generate(PEPPERS).reveal()
     expired = store.mint(expires_at=NOW)
     revoked = store.mint()
     record = store.tenants.api_keys[api_keys.parse(revoked).key_id]
@@ -159,7 +165,7 @@ def test_a_subject_has_one_spelling(spelling):
 
 async def test_a_permission_that_lacks_is_named(call):
     async with call("subject", permissions=["state:read"]) as client:
-        answer = await client.put("/v1/threads/t", json={})
+        answer = await client.patch("/v1/threads/t", json={})
     assert (answer.status_code, answer.json()["code"]) == (403, "permission-denied")
     assert "state:write" in answer.json()["detail"]
 
@@ -183,7 +189,8 @@ async def test_a_tenant_comes_with_a_key_that_administers_it(call):
         headers = {"Authorization": f"Bearer {made['api_key']}"}
         who = (await operator.get("/v1/whoami", headers=headers)).json()
     assert who["tenant_id"] == made["tenant_id"]
-    assert who["permissions"] == ["state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin"]
+    assert who["permissions"] == ["tenant:admin"]
+    assert who["grants"] == ["state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin"]
 
 
 async def test_last_use_is_stored_in_batches(store):
@@ -191,3 +198,19 @@ async def test_last_use_is_stored_in_batches(store):
     await checked.verify(bearer(store.mint()))
     await checked.flush_used(store.tenants.touch_keys)
     assert list(store.tenants.touched.values()) == [NOW]
+
+
+@pytest.mark.parametrize("path", ["/v1/whoami", "/v1/threads/t/checkpoints/latest"])  # by the router, and not
+async def test_strangers_who_wait_for_a_refusal_take_no_slot(call, app, path):
+    met = app.services.authenticator.strangers = Strangers(lambda: 0.0)  # nothing comes back while they wait
+    while not met.delay_seconds():
+        pass
+    async with call(None) as stranger, call() as known:
+        refused = [asyncio.create_task(stranger.get(path)) for _ in range(20)]
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert app.services.metrics.registry.get_sample_value("stateroom_in_flight") == len(refused)
+        assert app.services.admission.requests == 0
+        assert (await known.get("/v1/whoami")).status_code == 200
+        assert not any(each.done() for each in refused)
+        assert {each.status_code for each in await asyncio.gather(*refused)} == {401}

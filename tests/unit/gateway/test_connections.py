@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway import limits
 from gateway.app import Gateway
 from gateway.connections import BoundedConnection, Connections
-from gateway.exchange import Answer, send_slices
+from gateway.exchange import Answer, Facts, Reader
 
 PATIENCE_SECONDS = 30  # of a test whose claim is that something ends at all
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -183,7 +184,9 @@ async def test_what_comes_behind_a_chunked_body_is_bounded_too(gateway):
 async def test_what_comes_behind_a_chunked_body_is_no_header_of_the_request(gateway, store):
     key = store.mint("service")
     body = b'{"state":{}}'
-    head = CHUNKED.replace(b"Host: x\r\n", b"Connection: close\r\nAuthorization: Bearer %b\r\n" % key.encode())
+    head = CHUNKED.replace(
+        b"Host: x\r\n", b"Host: x\r\nConnection: close\r\nAuthorization: Bearer %b\r\n" % key.encode()
+    )
     answer = await gateway.exchange(head + b"%x\r\n%b\r\n0\r\nStateroom-Subject: eve\r\n\r\n" % (len(body), body))
     assert b'"code":"subject-required"' in answer
 
@@ -227,7 +230,7 @@ async def test_requests_that_were_read_are_answered_before_what_came_behind_them
 
 
 async def test_a_save_whose_body_goes_wrong_on_the_way_stores_nothing(gateway, store):
-    head = CHUNKED.replace(b"Host: x\r\n", b"Authorization: Bearer %b\r\n" % store.mint().encode())
+    head = CHUNKED.replace(b"Host: x\r\n", b"Host: x\r\nAuthorization: Bearer %b\r\n" % store.mint().encode())
     async with asyncio.timeout(PATIENCE_SECONDS):
         reader, writer = await gateway.connect()
         writer.write(head + b'c\r\n{"state":{}}\r\n')
@@ -322,7 +325,7 @@ class Unread:
     def __init__(self, gateway: Listening, key: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._gateway = gateway
-        head = b"GET /v1/threads/t/checkpoints/latest HTTP/1.1\r\nConnection: close\r\n"
+        head = b"GET /v1/threads/t/checkpoints/latest HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
         self._request = head + b"Authorization: Bearer %b\r\n\r\n" % key.encode()
         self._socket = socket.socket()
         self._socket.setblocking(False)
@@ -379,12 +382,39 @@ async def test_a_client_that_does_not_read_loses_its_connection_and_its_request_
             await gateway.until_nothing_is_left()
 
 
+@pytest.mark.usefixtures("large")
+async def test_answers_that_nobody_reads_fill_what_their_tenant_may_hold_and_no_more(gateway, store, call):
+    many = limits.TENANT_HELD_BYTES_MAX // LARGE_BYTES - 1
+    key = store.mint()
+    async with contextlib.AsyncExitStack() as unread, call() as client:
+        for _ in range(many):
+            each = unread.enter_context(contextlib.closing(Unread(gateway, key)))
+            await each.ask()
+        await until(lambda: sum(each.flow.write_paused for each in gateway.state.connections) == many)
+        latest = "/v1/threads/t/checkpoints/latest"
+        refused = await client.get(latest)
+        assert (refused.status_code, refused.json()["code"]) == (429, "tenant-busy")
+        assert "TENANT_HELD_BYTES_MAX" in refused.json()["detail"]
+        assert (await client.get(latest, params={"view": "none"})).status_code == 200
+        await unread.aclose()
+        await gateway.until_nothing_is_left()
+        assert (await client.get(latest)).status_code == 200
+
+
+def test_who_has_taken_more_may_take_longer_and_who_waits_too_long_has_no_time_left():
+    reader = Reader(send=None, seconds_max=30.0, bytes_per_second_min=1000.0, idle_seconds_max=60.0)  # type: ignore[arg-type]
+    assert reader.patience_seconds(taken_bytes=0, waited_seconds=0.0) == 30.0
+    assert reader.patience_seconds(taken_bytes=20_000, waited_seconds=10.0) == 40.0
+    assert reader.patience_seconds(taken_bytes=20_000, waited_seconds=60.0) <= 0.0
+    assert reader.patience_seconds(taken_bytes=10**9, waited_seconds=60.0) == 60.0
+
+
 async def test_an_answer_whose_reader_takes_nothing_is_given_up():
     async def send(_: object) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
-        await send_slices(b"a" * (limits.ANSWER_SLICE_BYTES + 1), send, idle_seconds_max=0.01)
+        await Reader(send, idle_seconds_max=0.01).give(b"a")
 
 
 @pytest.mark.parametrize(("size", "parts"), [(limits.ANSWER_SLICE_BYTES, 1), (limits.ANSWER_SLICE_BYTES + 1, 3)])
@@ -394,8 +424,43 @@ async def test_only_a_large_answer_is_sent_in_slices(size, parts):
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await Answer(200, [], b"a" * size)({}, None, send)  # type: ignore[typeddict-item,arg-type]
+    scope: dict[str, Any] = {}
+    Facts("request", {}).attach(scope)  # type: ignore[arg-type]
+    await Answer(200, [], b"a" * size)(scope, None, send)  # type: ignore[arg-type]
     start, *rest = sent
     assert start["headers"] == [(b"content-length", str(size).encode())]
     assert [each["more_body"] for each in rest] == [True] * (parts - 1) + [False]
     assert sum(len(each["body"]) for each in rest) == size
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_body_that_memory_cannot_hold_is_overloaded_and_stores_nothing(gateway, store, monkeypatch):
+    def no_room(_connection: HttpToolsProtocol, _body: bytes) -> None:
+        raise MemoryError
+
+    save = b"POST /v1/threads/t/checkpoints HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %b\r\n" % store.mint().encode()
+    with monkeypatch.context() as starved:
+        starved.setattr(HttpToolsProtocol, "on_body", no_room)
+        told = problem(await gateway.exchange(save + b"Content-Length: 12\r\n\r\n" + b'{"state":{}}'))
+    assert (told["status"], told["code"], told["retryable"]) == (503, "overloaded", True)
+    assert store.checkpoints.saves == []
+
+
+# --- which host ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("hosts", [b"", b"Host: a\r\nHost: a\r\n", b"Host: a\r\nHost: b\r\n"])
+async def test_a_request_says_its_host_once(gateway, store, version, hosts):
+    key = b"Authorization: Bearer %b\r\n" % store.mint().encode()
+    for line in (b"GET /v1/whoami", b"GET /v1/threads/t/checkpoints/latest"):
+        answer = await gateway.exchange(line + b" HTTP/%b\r\n" % version + hosts + key + b"Connection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400"), answer
+        assert b"send the header Host, once" in answer
+
+
+async def test_a_probe_need_not_say_a_host(gateway):
+    answer = await gateway.exchange(b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")

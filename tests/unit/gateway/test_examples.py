@@ -25,8 +25,11 @@ def shown(operation: Operation) -> list[tuple[str, Any, dict[str, Any]]]:
         found.append(("body", operation.body, described["requestBody"]["content"]["application/json"]))
     if operation.returns is not None:
         for status in operation.statuses:
+            if status == 304:  # says nothing
+                continue
             content = described["responses"][str(status)]["content"]["application/json"]
-            found.append((str(status), operation.returns, content))
+            other = status != operation.statuses[0] and operation.returns_otherwise
+            found.append((str(status), other or operation.returns, content))
     return found
 
 

@@ -5,6 +5,8 @@ import msgspec
 import pytest
 from litestar.routes import HTTPRoute
 
+from gateway.hot_path import HotPath
+
 BODY = msgspec.json.encode({"state": {"a": 1}})
 WRITES = msgspec.json.encode({"writes": [{"idx": 0, "channel": "a", "value": 1}]})
 JSON = {"Content-Type": "application/json"}
@@ -12,7 +14,7 @@ REQUESTS = [
     ("POST", "/v1/threads/t/checkpoints", BODY),
     ("GET", "/v1/threads/t/checkpoints/latest", b""),
     ("HEAD", "/v1/threads/t/checkpoints/latest", b""),
-    ("PUT", "/v1/threads/t/checkpoints/c/writes/task", WRITES),
+    ("POST", "/v1/threads/t/checkpoints/c/writes/task", WRITES),
 ]
 
 
@@ -93,7 +95,8 @@ async def test_the_router_would_have_answered_the_same(app, call, method, path, 
         await client.post("/v1/threads/t/checkpoints", content=BODY, headers=JSON)
     async with call(kind, **more) as client:
         hot = await client.request(method, path, content=body, headers=headers)
-        routed = await client.request(method, f"{path}/", content=body, headers=headers)
+        app.hot_path = HotPath((), app.hot_path, app.services)  # finds nothing
+        routed = await client.request(method, path, content=body, headers=headers)
     assert hot.status_code == routed.status_code
     assert {*hot.headers} == {*routed.headers}
     if hot.is_error and hot.content:
@@ -106,8 +109,9 @@ async def test_the_router_would_have_answered_the_same(app, call, method, path, 
 
 async def test_hot_requests_are_counted_under_the_routers_names(app, call):
     async with call() as client:
-        for path in ("/v1/threads/t/checkpoints", "/v1/threads/t/checkpoints/"):
-            await client.post(path, content=BODY, headers=JSON)
+        await client.post("/v1/threads/t/checkpoints", content=BODY, headers=JSON)
+        app.hot_path = HotPath((), app.hot_path, app.services)  # finds nothing
+        await client.post("/v1/threads/t/checkpoints", content=BODY, headers=JSON)
     labels = {"route": "/v1/threads/{thread_id}/checkpoints", "method": "POST", "status": "201"}
     sample = app.services.metrics.registry.get_sample_value
     assert sample("stateroom_request_seconds_count", labels) == 2.0

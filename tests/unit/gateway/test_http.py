@@ -11,8 +11,10 @@ from gateway.app import create_app
 from gateway.exchange import decode_id, encode_id
 from gateway.problems import InvalidRequest
 from gateway.wire import Fault
+from gateway.write_outcomes import REFUSED_MIN
 from storage.blobs.store import BlobUnavailable
-from storage.errors import HeadMoved
+from storage.clock_check import ClockOffset
+from storage.errors import DatabaseReadOnly, HeadMoved
 from storage.model import Value
 from storage.service import Health
 from tests.unit.gateway.doubles import MemoryStore, settings
@@ -58,7 +60,7 @@ def test_any_id_travels_and_has_one_spelling(text):
         ("POST", SAVE, {"json": {}}, 422, "invalid-request"),
         ("POST", SAVE, {"json": {"state": {}, "channels": {}}}, 422, "invalid-request"),
         ("POST", SAVE, {"json": {"state": {"~private": 1}}}, 422, "invalid-request"),
-        ("POST", SAVE, {"json": {"state": {}, "id": "latest"}}, 422, "invalid-request"),
+        ("POST", SAVE, {"json": {"state": {}, "checkpoint_id": "latest"}}, 422, "invalid-request"),
         ("POST", SAVE, {"json": {"state": {"ä" * 128: 1}}}, 422, "limit-exceeded"),
         ("POST", SAVE, {"json": {"state": dict.fromkeys(map(str, range(1001)))}}, 422, "limit-exceeded"),
         ("POST", SAVE, {"json": {"state": {}, "metadata": {"a": "x" * 16_384}}}, 422, "limit-exceeded"),
@@ -164,11 +166,11 @@ async def test_pending_writes_come_in_both_forms(call):
     async with call() as client:
         path = f"{SAVE}/c1/writes/task"
         bodies = {"writes": [{"channel": "a", "idx": 0, "value": [1]}, {"channel": "b", "idx": -1, "data": "wA=="}]}
-        assert (await client.put(path, json=bodies)).json() == {"stored": 2, "unchanged": 0}
+        assert (await client.post(path, json=bodies)).json() == {"stored": 2, "unchanged": 0}
         state = (await client.get(path)).json()["writes"]
         channels = (await client.get(f"{path}?view=channels")).json()["writes"]
         both = {"writes": [{"channel": "a", "idx": 0, "value": 1, "data": ""}]}
-        refused = await client.put(path, json=both)
+        refused = await client.post(path, json=both)
     assert [write["value"] for write in state] == [[1], None]
     assert [write["data"] for write in channels] == ["kQE=", "wA=="]
     assert refused.json()["errors"][0]["pointer"] == "/writes/0"
@@ -192,6 +194,30 @@ async def test_a_moved_head_is_named(call, store):
     async with call() as client:
         answer = await client.post(SAVE, json={"state": {}}, headers={"If-Match": '"c1"'})
     assert (answer.status_code, answer.json()["head_id"]) == (412, "c9")
+
+
+def caused_by_memory() -> Exception:
+    error = ValueError("secret")
+    error.__cause__ = MemoryError()
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("can't start new thread"), caused_by_memory(), ExceptionGroup("", [MemoryError()])],
+    ids=["memory", "a thread's stack", "in another's clothes", "in a group"],
+)
+async def test_out_of_memory_is_overloaded_and_may_be_repeated(call, store, error):
+    store.checkpoints.error = error
+    async with call() as client:
+        answer = await client.post("/v1/threads/t/checkpoints", json={"state": {}})
+        problem = answer.json()
+        assert (answer.status_code, problem["code"], problem["retryable"]) == (503, "overloaded", True)
+        assert answer.headers["retry-after"] == "1"
+        assert "secret" not in answer.text
+        assert store.checkpoints.saves == []
+        store.checkpoints.error = None
+        assert (await client.post("/v1/threads/t/checkpoints", json={"state": {}})).status_code == 201
 
 
 async def test_an_unknown_error_is_internal_and_says_nothing(call, store):
@@ -227,8 +253,9 @@ async def test_readiness_follows_the_database_and_the_drain_but_livez_does_not(c
 @pytest.mark.parametrize(
     "found",
     [
-        Health(writable=False, db_revision="a1", revision_ok=True),
-        Health(writable=True, db_revision="a0", revision_ok=False),
+        Health(writable=True, db_revision="a1", revision_ok=True, unknown_features=("later",), clock=None),
+        Health(writable=False, db_revision="a1", revision_ok=True, clock=None),
+        Health(writable=True, db_revision="a0", revision_ok=False, clock=None),
     ],
 )
 async def test_an_unfit_database_is_not_ready(call, store, found):
@@ -236,6 +263,15 @@ async def test_an_unfit_database_is_not_ready(call, store, found):
     async with call(None) as client:
         answer = await client.get("/readyz")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_clock_that_is_off_shows_and_does_not_count(call, app, store):
+    store.health_found = Health(writable=True, db_revision="a1", revision_ok=True, clock=ClockOffset(-3600.0, 0.01))
+    async with call(None) as client:
+        answer = await client.get("/readyz")
+    assert answer.status_code == 200
+    assert (answer.json()["clock"], answer.json()["clock_offset_seconds"]) == (False, -3600.0)
+    assert app.services.metrics.registry.get_sample_value("stateroom_clock_offset_seconds") == -3600.0
 
 
 async def test_object_stores_that_are_away_show_and_do_not_count():
@@ -286,3 +322,27 @@ async def test_the_documentation_loads_nothing_from_elsewhere(call):
     assert "<script" not in page
     assert "src=" not in page
     assert 'id="head-moved"' in page
+
+
+async def test_a_process_whose_writes_are_refused_for_want_of_room_is_not_ready_until_one_is_taken(call, store):
+    async with call() as client, call(None) as prober:
+
+        async def save():
+            return (await client.post("/v1/threads/t/checkpoints", json={"state": {}})).status_code
+
+        async def ready():
+            answer = await prober.get("/readyz")
+            return answer.status_code, answer.json()["writes"]
+
+        store.checkpoints.error = HeadMoved("c9")  # what a client does wrong says nothing of the database
+        for _ in range(REFUSED_MIN):
+            assert await save() == 412
+        assert await ready() == (200, True)
+        store.checkpoints.error = DatabaseReadOnly()
+        for _ in range(REFUSED_MIN):
+            assert await ready() == (200, True)
+            assert await save() == 503
+        assert await ready() == (503, False)
+        store.checkpoints.error = None
+        assert await save() == 201
+        assert await ready() == (200, True)

@@ -1,13 +1,18 @@
 import asyncio
 import contextlib
+import threading
 from uuid import uuid4
 
 import pytest
 
 from gateway import limits
 from gateway.cursors import Cursors
-from gateway.limits import Admission, Commits, Drain, Overloaded, TenantBusy, ThreadBusy
+from gateway.exchange import read_body
+from gateway.limits import Admission, AnswerTooLarge, Commits, Drain, Overloaded, TenantBusy, ThreadBusy
 from gateway.problems import InvalidRequest
+from gateway.slices import Work
+from storage.key_seals import Pepper, Peppers
+from storage.turns import loop_turn
 
 ADDRESS = (uuid4(), "ann", "t")
 
@@ -37,17 +42,17 @@ def test_bodies_in_flight_are_bounded_for_a_tenant_and_for_the_process_and_given
     admission = Admission(100)
     largest = limits.BODY_BYTES_MAX
     one, other, third = uuid4(), uuid4(), uuid4()
+    of_one = limits.TENANT_HELD_BYTES_MAX // largest
     for _ in range(3):  # nothing stays counted
         with contextlib.ExitStack() as running:
-            for tenant_id in (one, other):
-                for _ in range(limits.TENANT_BODIES_BYTES_MAX // largest):
-                    running.enter_context(admission.tenant(tenant_id)).take(largest)
+            for tenant_id in (*[one] * of_one, *[other] * (limits.HELD_BYTES_MAX // largest - of_one)):
+                running.enter_context(admission.tenant(tenant_id)).take(largest)
             with admission.tenant(one) as share, pytest.raises(Overloaded):
                 share.take(1)
             with admission.tenant(third) as share, pytest.raises(Overloaded):
                 share.take(1)
         with contextlib.ExitStack() as running:
-            for _ in range(limits.TENANT_BODIES_BYTES_MAX // largest):
+            for _ in range(limits.TENANT_HELD_BYTES_MAX // largest):
                 running.enter_context(admission.tenant(one)).take(largest)
             with admission.tenant(one) as share, pytest.raises(TenantBusy):
                 share.take(1)
@@ -61,9 +66,61 @@ def test_a_body_that_is_refused_in_the_middle_gives_back_what_came_before():
     for _ in range(3):
         with admission.tenant(tenant_id) as share:
             for _ in range(16):
-                share.take(limits.TENANT_BODIES_BYTES_MAX // 16)
+                share.take(limits.TENANT_HELD_BYTES_MAX // 16)
             with pytest.raises(TenantBusy):
                 share.take(1)
+
+
+def test_an_answer_takes_the_place_of_what_it_was_made_of():
+    admission = Admission(100)
+    with admission.tenant(uuid4()) as share:
+        share.take(limits.TENANT_HELD_BYTES_MAX)
+        share.hold(1_000_000)
+        assert admission.held_bytes == 1_000_000
+        with pytest.raises(AnswerTooLarge, match="TENANT_HELD_BYTES_MAX"):
+            share.hold(limits.TENANT_HELD_BYTES_MAX + 1)
+    assert admission.held_bytes == 0
+
+
+def test_an_answer_that_says_what_was_stored_is_given_however_little_is_left():
+    admission = Admission(100)
+    tenant_id = uuid4()
+    with admission.tenant(tenant_id) as crowding, admission.tenant(tenant_id) as saved:
+        saved.take(100)
+        crowding.take(limits.TENANT_HELD_BYTES_MAX - 100)
+        saved.hold(limits.ANSWER_SLICE_BYTES)
+        with pytest.raises(TenantBusy):
+            saved.hold(limits.ANSWER_SLICE_BYTES + 1)
+
+
+async def test_of_all_tenants_one_slice_is_done_in_each_turn_of_the_loop_and_one_piece_of_work_of_each():
+    admission = Admission(100)
+    turn, done = 0, []
+
+    async def turning() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def work(name: str) -> Work[str]:
+        for _ in range(5):
+            done.append((turn, name))
+            yield
+        return name
+
+    tenants = {"a": uuid4(), "b": uuid4()}
+    ticker = asyncio.create_task(turning())
+    with contextlib.ExitStack() as running:
+        shares = {(name, n): running.enter_context(admission.tenant(tenants[name])) for n in range(3) for name in "ab"}
+        works = [share.run(work(f"{name}{n}"), limits.SLICED_BYTES_MIN) for (name, n), share in shares.items()]
+        assert await asyncio.gather(*works) == [f"{name}{n}" for name, n in shares]
+    ticker.cancel()
+    turns = [at for at, _ in done]
+    assert len(set(turns)) == len(turns) == 30  # no two slices in one turn
+    names = [name for _, name in done]
+    assert [name for name in names if name[0] == "a"] == ["a0"] * 5 + ["a1"] * 5 + ["a2"] * 5
+    assert names[:6] == ["a0", "b0", "a0", "b0", "a0", "b0"]
 
 
 async def test_writes_to_a_thread_run_a_few_at_a_time_in_order():
@@ -179,7 +236,7 @@ async def test_a_drain_serves_on_and_then_stops():
 
 
 def test_a_cursor_is_good_for_its_own_list_only():
-    cursors = Cursors(bytes(32))
+    cursors = Cursors(Peppers(Pepper(1, bytes(32))))
     cursor = cursors.write(b"list", ("a", "b"))
     assert cursors.read(b"list", cursor) == ("a", "b")
     assert cursors.read(b"list", None) is None
@@ -188,4 +245,38 @@ def test_a_cursor_is_good_for_its_own_list_only():
         with pytest.raises(InvalidRequest):
             cursors.read(binding, forged)
     with pytest.raises(InvalidRequest):
-        Cursors(bytes(31) + b"\x01").read(b"list", cursor)
+        Cursors(Peppers(Pepper(1, bytes(31) + b"\x01"))).read(b"list", cursor)
+
+
+@pytest.mark.parametrize("size_bytes", [1, limits.SLICED_BYTES_MIN])
+async def test_what_work_yields_is_called_for_it_and_beside_the_loop_if_it_is_in_slices(size_bytes):
+    def work() -> Work[list[int]]:
+        found = []
+        for _ in range(2):
+            found.append((yield threading.get_ident))
+            yield
+        return found
+
+    with Admission(100).tenant(uuid4()) as share:
+        called_in = await share.run(work(), size_bytes)
+    assert (threading.get_ident() in called_in) == (size_bytes == 1)
+
+
+async def test_of_all_large_bodies_one_chunk_is_taken_in_each_turn_of_the_loop():
+    admission, chunk = Admission(100), b"a" * limits.ANSWER_SLICE_BYTES
+
+    async def read() -> int:
+        left = 10
+
+        async def receive():
+            nonlocal left
+            left -= 1
+            return {"type": "http.request", "body": chunk, "more_body": left > 0}
+
+        with admission.tenant(uuid4()) as share:
+            return len(await read_body({}, receive, share))
+
+    await read()
+    before = loop_turn().taken
+    assert await asyncio.gather(*(read() for _ in range(5))) == [10 * len(chunk)] * 5
+    assert loop_turn().taken - before == 5 * 9

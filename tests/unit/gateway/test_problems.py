@@ -1,9 +1,12 @@
+import re
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from crypto.errors import CryptoError, KeyDenied, KeyUnavailable, RootKeyInvalid
-from gateway import limits, problems
+from gateway import limits, problems, wire
 from gateway.openapi import golden
 from storage.blob_io import BlobTooLarge
 from storage.errors import HeadMoved, StateTooLarge, StorageError
@@ -36,7 +39,7 @@ def test_one_code_means_one_thing():
 
 
 def describe(error: Exception):
-    return problems.describe(error, public_url="https://x.example", instance="/v1/whoami", request_id="r")
+    return problems.describe(error, public_url="https://x.example", request_id="r")
 
 
 def test_errors_that_are_not_ours_say_nothing_of_themselves():
@@ -93,3 +96,80 @@ def test_the_openapi_document_is_up_to_date():
 def test_what_is_too_large_names_its_limit(error, limit):
     problem, _ = describe(error)
     assert (problem.status, problem.limit) == (413, limit)
+
+
+@pytest.mark.parametrize(
+    ("body", "what", "steps"),
+    [
+        ('{"status":"%s"}', "status must be one of the allowed values", ("status",)),
+        ('{"%s":1}', "unknown member", ()),
+        ('{"model":{"%s":1}}', "unknown member", ("model",)),
+    ],
+)
+def test_what_is_wrong_is_found_at_once_however_long_a_name_is(body, what, steps):
+    def seconds(length: int) -> float:
+        with pytest.raises(msgspec.ValidationError) as wrong:
+            msgspec.json.decode(body % ("n" * length), type=wire.SaveRequest)
+        begun = time.process_time()
+        assert problems.explain(wrong.value)[:2] == (what, steps)
+        return time.process_time() - begun
+
+    assert seconds(8_000_000) < 0.1 * 8_000_000 / 20_000 * max(seconds(20_000), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sent", "pointer"),
+    [
+        (wire.SaveRequest, {"status": "running"}, ("status",)),
+        (wire.WritesRequest, {"writes": [], "status": "paused"}, ("status",)),
+    ],
+)
+def test_what_is_not_one_of_the_allowed_words_is_told_which_they_are(shape, sent, pointer):
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(sent, shape)
+    what, steps, _ = problems.explain(caught.value, shape)
+    assert (what.startswith("status must be one of "), steps) == (True, pointer)
+    assert {"active", "waiting", "failed"} <= {*what.removeprefix("status must be one of ").split(", ")}
+    assert "running" not in what
+    assert problems.explain(caught.value).what == "status must be one of the allowed values"
+
+
+@pytest.mark.parametrize(
+    ("shape", "sent", "what", "limit"),
+    [
+        (wire.ArtifactUrlRequest, {"ttl_seconds": 901}, "ttl_seconds must be 1 to 900 seconds", None),
+        (wire.StateRollbackRequest, {"threads_per_second": 0}, "threads_per_second must be 1 to 1,000 a second", None),
+        (wire.SaveRequest, {"agent": ""}, "agent must have 1 to 255 characters", None),
+        (wire.SaveRequest, {"agent": "a" * 256}, "agent must have 1 to 255 characters", "NAME_BYTES_MAX"),
+        (wire.SaveRequest, {"namespace": "n" * 1025}, "namespace must have at most 1,024 characters",
+         "NAMESPACE_BYTES_MAX"),
+        (wire.SaveRequest, {"step": 2**31}, "step must be -2,147,483,648 to 2,147,483,647", None),
+        (wire.SaveRequest, {"step": "1"}, "step must be an integer, not text", None),
+        (wire.SaveRequest, {"delta_channels": ["a", ""]}, "delta_channels[1] must have 1 to 255 characters", None),
+        (wire.SaveRequest, {"source": "a b"}, "source must match ^[A-Za-z0-9._:-]{1,64}", None),
+        (wire.SaveRequest, {"channels": {"c": {"holes": [-1]}}}, "what is in channels must be at least 0", None),
+        (wire.WritesRequest, {}, "writes is required", None),
+        (wire.WritesRequest, {"writes": [{"channel": "a", "idx": 0}] * 1001}, "writes must have at most 1,000 elements",
+         "WRITES_MAX"),
+        (wire.UnboundImport, {"export_id": "x"},
+         "export_id must be a UUID, such as 01988d2e-7c31-7f60-9a3b-0d4c5e6f7081",
+         None),
+        (wire.SaveRequest, [], "must be an object, not a list", None),
+    ],
+)  # fmt: skip
+def test_a_bound_is_told_with_its_member_its_unit_and_both_ends(shape, sent, what, limit):
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.json.decode(msgspec.json.encode(sent), type=shape)
+    found = problems.explain(caught.value, shape)
+    assert (found.what, found.limit) == (what, limit)
+
+
+def test_no_word_of_the_validators_is_left_for_any_bound_of_a_body():
+    for shape in (one for one in vars(wire).values() if isinstance(one, type) and issubclass(one, wire.Request)):
+        for member in msgspec.structs.fields(shape):
+            for wrong in (-(2**70), 2**70, "", "x" * 300_000, [], [""] * 20_000, {}, None, 1.5, True):
+                try:
+                    msgspec.json.decode(msgspec.json.encode({member.name: wrong}), type=shape)
+                except msgspec.ValidationError as error:
+                    what = problems.explain(error, shape).what
+                    assert not re.search(r"`|Expected|RFC3339|encoded", what), what

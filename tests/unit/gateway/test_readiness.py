@@ -1,13 +1,13 @@
 import asyncio
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
+import httpx
 import pytest
 
 from gateway.limits import Drain
 from gateway.readiness import Readiness
 from gateway.settings import Address
 from gateway.telemetry import Metrics, MetricsServer
+from gateway.write_outcomes import WriteOutcomes
 from storage.service import Health
 from tests.unit.gateway.doubles import MemoryStore
 
@@ -26,7 +26,7 @@ async def never() -> bool:
 
 
 def readiness(store: MemoryStore, **more) -> Readiness:
-    made = Readiness(store, Drain(0.0), Metrics(), probe_seconds_max=0.01, **more)
+    made = Readiness(store, Drain(0.0), Metrics(), WriteOutcomes(), probe_seconds_max=0.01, **more)
     made.self_test_passed = True
     return made
 
@@ -34,7 +34,7 @@ def readiness(store: MemoryStore, **more) -> Readiness:
 async def test_a_database_that_says_nothing_is_not_ready():
     async with asyncio.timeout(30):
         report = await readiness(FrozenStore()).report()
-    assert (report.ready, report.database, report.db_revision_ok) == (False, False, False)
+    assert (report.ready, report.database, report.db_revision_fits) == (False, False, False)
 
 
 async def test_what_does_not_count_and_says_nothing_is_shown_and_holds_nobody_up():
@@ -43,12 +43,33 @@ async def test_what_does_not_count_and_says_nothing_is_shown_and_holds_nobody_up
     assert (report.ready, report.database, report.blobs, report.root_key) == (True, True, False, False)
 
 
-def test_a_worker_that_is_not_ready_says_when_to_ask_again():
-    server = MetricsServer(Metrics(), Address("127.0.0.1", 0), lambda: (False, b"{}"))
-    try:
-        with pytest.raises(HTTPError) as refused:
-            urlopen(f"http://127.0.0.1:{server.port}/readyz")
-        assert (refused.value.code, refused.value.headers["retry-after"]) == (503, "1")
-        refused.value.close()
-    finally:
-        server.close()
+@pytest.fixture
+def listener():
+    server = MetricsServer(Metrics(), Address("127.0.0.1", 0))
+    yield server
+    server.close()
+
+
+async def ask(listener, path):
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.port}") as client:
+        return await client.get(path)
+
+
+async def test_the_metrics_listener_answers_probes_and_nothing_else(listener):
+    for path in ("/livez", "/readyz"):  # the process starts: it does not live yet, as far as anybody can tell
+        early = await ask(listener, path)
+        assert (early.status_code, early.headers["retry-after"]) == (503, "1")
+    made = readiness(MemoryStore())
+    listener.answer_probes(made.probe)
+    assert (await ask(listener, "/livez")).status_code == 200
+    ready = await ask(listener, "/readyz")
+    assert (ready.status_code, ready.json()["database"]) == (200, True)
+    assert "stateroom_build_info" in (await ask(listener, "/metrics")).text
+    for path in ("/", "/nonsense", "/livez/", "/v1/whoami", "/metrics/x"):
+        assert (await ask(listener, path)).status_code == 404
+
+
+async def test_the_metrics_listener_says_when_to_ask_again(listener):
+    listener.answer_probes(readiness(FrozenStore()).probe)
+    refused = await ask(listener, "/readyz")
+    assert (refused.status_code, refused.headers["retry-after"], refused.json()["ready"]) == (503, "1", False)

@@ -12,8 +12,8 @@ GIVEN = {
 }
 
 
-def test_there_are_fifteen():
-    assert len(VARIABLES) == 15
+def test_there_are_twenty():
+    assert len(VARIABLES) == 20
     serving = {f"STATEROOM_{name.upper()}" for name in Settings.__struct_fields__}
     assert serving == set(VARIABLES) - {"STATEROOM_DATABASE_OWNER_URL"}
 
@@ -22,6 +22,14 @@ def test_the_required_ones_suffice():
     settings = Settings.from_environment(GIVEN)
     assert settings.api_key_pepper == b"\xab" * 32
     assert settings.listen == Address("127.0.0.1", 8080)
+
+
+def test_new_tenants_have_quotas_unless_the_operator_says_that_they_have_none():
+    settings = Settings.from_environment(GIVEN)
+    assert (settings.default_blob_quota, settings.default_row_quota) == (100 * 2**30, 20 * 2**30)
+    said = {"STATEROOM_DEFAULT_BLOB_QUOTA": "none", "STATEROOM_DEFAULT_ROW_QUOTA": "1.5 GB"}
+    settings = Settings.from_environment(GIVEN | said)
+    assert (settings.default_blob_quota, settings.default_row_quota) == (None, 1_500_000_000)
 
 
 @pytest.mark.parametrize("missing", GIVEN)
@@ -53,6 +61,11 @@ def test_a_secret_may_come_from_a_file(tmp_path: Path):
         ("DATABASE_OWNER_URL", "nothing like a URL"),
         ("API_KEY_PEPPER", "ab" * 31),
         ("API_KEY_PEPPER", "not base64!"),
+        ("API_KEY_PEPPER_VERSION", "0"),
+        ("API_KEY_PEPPERS_ACCEPTED", "ab" * 32),
+        ("API_KEY_PEPPERS_ACCEPTED", "2:" + "ab" * 31),
+        ("API_KEY_PEPPERS_ACCEPTED", f"2:{'ab' * 32} 2:{'cd' * 32}"),
+        ("API_KEY_PEPPERS_ACCEPTED", "1:" + "ab" * 32),
         ("DEPLOYMENT_ID", "not-one"),
         ("DATABASE_CONNECTIONS_MAX", "00000"),
         ("LISTEN", "8099"),
@@ -60,6 +73,9 @@ def test_a_secret_may_come_from_a_file(tmp_path: Path):
         ("PUBLIC_URL", "gateway.internal"),
         ("DRAIN_SECONDS", "-1"),
         ("LOG_LEVEL", "chatty"),
+        ("DEFAULT_BLOB_QUOTA", "lots"),
+        ("DEFAULT_ROW_QUOTA", "0B"),
+        ("DEFAULT_ROW_QUOTA", "9EiB"),
         ("REQUESTS_IN_FLIGHT_MAX", "1e3"),
     ],
 )

@@ -1,5 +1,7 @@
+import gc
 import sys
 import threading
+import time
 from textwrap import dedent
 
 import msgpack
@@ -163,6 +165,19 @@ def test_what_a_step_computes_and_imports_is_not_taken_for_reaching_outside(tmp_
     after = record(step, packed(day="2026-11-22"))
     sys.modules.pop("colorsys")
     assert check_step(step, [Case("one", packed(day="2026-11-22"), after)]) == []
+
+
+def test_what_a_collection_of_garbage_calls_is_not_taken_for_the_steps_doing():
+    def on_collection(_phase, _info):
+        time.perf_counter()
+
+    gc.callbacks.append(on_collection)
+    try:
+        with watched() as seen:
+            kept = [[] for _ in range(100_000)]
+    finally:
+        gc.callbacks.remove(on_collection)
+    assert (len(kept), seen, gc.isenabled()) == (100_000, [], True)
 
 
 def test_other_threads_go_on_reaching_outside_while_a_step_is_watched(tmp_path):

@@ -83,6 +83,15 @@ def test_extension_values_and_single_floats_beside_an_edit_stay_as_they_were():
     assert after["c"].data == data.replace(b"\xa1o\x01", b"\xa1n\x01")
 
 
+@pytest.mark.parametrize("value", [b"\x01", b"\xca\x3f\xc0\x00\x00"], ids=["plain", "beside a single float"])
+def test_a_channel_with_lists_as_keys_is_not_looked_into_and_can_be_moved(value):
+    state = {"c": Encoded("msgpack", b"\x81\x92\xff\xfe" + value)}
+    assert run([{"op": "rename", "from": "/c", "to": "/d"}], state) == {"d": state["c"]}
+    with pytest.raises(UpcastFailed) as failed:
+        run([{"op": "remove", "path": "/c/x"}], state)
+    assert failed.value.pointer == "/c"
+
+
 def test_a_pending_write_follows_its_channel_and_brings_nothing_else():
     operations = [
         {"op": "set_default", "path": "/lang", "value": "en"},
@@ -199,6 +208,18 @@ def test_a_hostile_step_is_stopped_before_it_costs_much(hostile):
         "value.matches('a{1000}{1000}')",
         r'value.matches("(?i)(\\pL{9}){9}")',
         r"value.matches(r'" + r"\w" * 200 + "')",
+        # What CEL reads is what counts, however it is written, and whatever stands in between.
+        r"value.matches('\x5cpL{190}')",
+        r"value.matches('\134pL{190}')",
+        r"value.matches('\u005cpL{190}')",
+        r"value.matches('[\\p{L}]{200}')",
+        "value.matches('''\\\\pL{190}''')",
+        "value // .matches('a')\n.matches(root.b)",
+        "value.matches(// 'a')\n root.b)",
+        "matches(value, 'a')",
+        "value.matches(b'a')",
+        "value.matches('[[:alpha:]]')",
+        "value.matches('(')",
         "value.matches(value)",
         "('x' + value).matches(root.pattern)",
         "value.matches('a') && value.matches ( root.b )",
@@ -223,6 +244,32 @@ def test_regular_expressions_that_people_write_are_accepted(expression, value):
     remove = {"op": "remove", "path": "/a", "when": expression}
     assert outcome([remove], a=value, b=1) == {"b": 1}
     assert outcome([remove], a="-", b=1) == {"a": "-", "b": 1}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"value.matches('\x5ed{2}$')",
+        r"value.matches(r'^d{2}$')",
+        'value.matches("""^d{2}$""") // .matches(',
+        "'.matches(' != value && value.matches('d{2}')",
+    ],
+)
+def test_a_regular_expression_is_the_one_that_cel_reads(expression):
+    remove = {"op": "remove", "path": "/a", "when": expression}
+    assert outcome([remove], a="dd", b=1) == {"b": 1}
+    assert outcome([remove], a="d", b=1) == {"a": "d", "b": 1}
+
+
+@pytest.mark.parametrize("between", ["", " ", "\n", "// all(\n"])
+def test_no_comment_hides_that_a_condition_iterates(between):
+    with pytest.raises(StepInvalid, match="iterate"):
+        compile_operations([{"op": "remove", "path": "/a", "when": f"root.{between}all(value, value == 1)"}])
+
+
+def test_a_regular_expression_on_what_is_no_text_fails_by_name():
+    with pytest.raises(UpcastFailed, match="no text"):
+        outcome([{"op": "remove", "path": "/a", "when": "value.matches('a')"}], a=1)
 
 
 def test_what_a_condition_is_given_counts():

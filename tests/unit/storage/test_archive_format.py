@@ -121,7 +121,7 @@ def test_the_statements_move_every_column_of_the_tables():
     assert sql.TABLES == archive.TABLES
     for table in TABLES:
         columns = {each.name for each in metadata.tables[f"stateroom.{table}"].columns}
-        assert {*sql.COLUMNS[table]} == columns - {"tenant_id", "subject_id"}
+        assert {*sql.COLUMNS[table]} == columns - {"tenant_id", "subject_id", "stored_at"}
         assert {*sql.ORDER[table]} < {*sql.COLUMNS[table]}
         assert (table in sql.ENVELOPES) == (table != TAGS)
     # Whatever else belongs to one thread stays where it is, and is named here so that a new table is decided about.
@@ -178,7 +178,7 @@ OTHERS = {
 def test_every_column_of_a_stub_is_bound():
     assert OTHERS.keys() | {"key_version"} == Stub.__dataclass_fields__.keys()
     assert {each.name for each in archives_table.columns} == Stub.__dataclass_fields__.keys() | {
-        "tenant_id", "subject_id",
+        "tenant_id", "subject_id", "stored_at",
     }  # fmt: skip
     for column, other in OTHERS.items():
         with pytest.raises(IntegrityFailure):

@@ -26,9 +26,11 @@ OTHERS = {
     "checkpoints.OPEN", "checkpoints.WRITE", "checkpoints.WRITE_TAGGED", "checkpoints.OPEN_WRITES",
     "checkpoints.PUT_WRITES", "checkpoints.PRESENT", "pieces.OPEN", "pieces.PUT", "tags.COPY", "threads.COPY_CHUNKS",
     "threads.ADD_CHECKPOINT", "threads.ADD_WRITE", "threads.COPY_CHECKPOINT", "threads.DELETE_ALL",
-    "checkpoints.HEAD_AND_NEWEST",
+    "checkpoints.HEAD_AND_NEWEST", "checkpoints.UNVERSIONED_CHANNELS",
+    # it locks tables, and reads nothing
+    "checkpoints.WAIT_AS_SAVES",
     # answered by name: together with the rows that stay, or with the thread in another place of the arguments
-    "checkpoints.LOAD", "tags.STANDING_OF_THREAD",
+    "checkpoints.LOAD", "checkpoints.STORED_OF", "tags.STANDING_OF_THREAD",
     # over many threads: only hot ones are in them
     "checkpoints.TENANT_LISTING", "checkpoints.TENANT_LISTING_TROUBLED", "completeness.TRACES",
     "tags.STANDING",

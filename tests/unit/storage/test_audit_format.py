@@ -4,7 +4,7 @@ import base64
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -102,6 +102,11 @@ def test_every_flipped_bit_of_an_event_is_found():
         flipped = bytearray(second.body)
         flipped[position // 8] ^= 1 << position % 8
         assert not verified([first, replace(second, body=bytes(flipped)), third], anchors).ok, position
+
+
+def test_an_edited_event_is_not_taken_for_one_of_another_tenant():
+    body = encode_body(event(3, uuid4()))
+    assert kinds([*GENUINE[:2], replace(GENUINE[2], body=body), *GENUINE[3:]]) == {"edited"}
 
 
 def test_an_edited_event_whose_hash_was_computed_anew_is_found():

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from storage.errors import DeltaChainNeeded
 from storage.thinning import (
     AllButLatest,
+    ByRule,
     Entry,
     OfRuns,
     StaleError,
     ThinningRule,
     children_first,
+    finished_calls,
     needed,
     writes_that_may_go,
 )
@@ -26,7 +28,19 @@ class Known:
         return max(self.entries)
 
 
-def entry(number, parent=None, *, holds=(), deltas=(), status="active", outcome=None, source=None, run=None, step=None):
+def entry(
+    number,
+    parent=None,
+    *,
+    holds=(),
+    deltas=(),
+    status="active",
+    outcome=None,
+    source=None,
+    run=None,
+    step=None,
+    outer=(),
+):
     return Entry(
         f"c{number:04}",
         None if parent is None else f"c{parent:04}",
@@ -38,6 +52,7 @@ def entry(number, parent=None, *, holds=(), deltas=(), status="active", outcome=
         bytes([number % 256]),
         frozenset(holds),
         tuple(deltas),
+        tuple((name, f"c{each:04}") for name, each in outer),
     )
 
 
@@ -109,6 +124,35 @@ def test_what_stays_for_one_channel_has_its_other_channels_lines_too():
     thread = line(entry(0, holds="e"), entry(1, 0, holds="d", deltas="e"), entry(2, 1, deltas="d"))
     assert left(thread, ThinningRule(keep_last=1)) == [0, 1, 2]
     assert AllButLatest().doomed(thread, ()) == {}
+
+
+def namespaces():
+    """A root at c0009, and what sub-agents left beside it."""
+
+    def known(*outer):
+        return Known({each.checkpoint_id: each for each in (entry(1, outer=outer), entry(2, 1, outer=outer))})
+
+    return {
+        "": Known({each.checkpoint_id: each for each in (entry(8), entry(9, 8))}),
+        "runs:1": known(("", 9)),
+        "runs:1|deep:5": known(("", 9), ("runs:1", 2)),
+        "runs:1|deep:4": known(("", 9), ("runs:1", 1)),
+        "done:2": known(("", 8)),
+        "done:2|1": known(("", 8)),
+        "done:2|deep:6": known(("", 8), ("done:2", 2)),
+        "gone:3|deep:7": known(("", 9), ("gone:3", 2)),
+        "remembers": known(("", 8)),
+        "silent:8": known(),
+    }
+
+
+def test_only_calls_that_what_is_around_them_went_on_from_are_finished():
+    finished = {"runs:1|deep:4", "done:2", "done:2|1", "done:2|deep:6", "gone:3|deep:7"}
+    thread = namespaces()
+    assert finished_calls(thread) == AllButLatest().ended(thread) == finished
+    doomed = AllButLatest().doomed(thread, ())
+    assert {name for name, some in doomed.items() if some == set(thread[name].entries)} == finished
+    assert ByRule(ThinningRule(keep_last=1)).ended(thread) == set()
 
 
 def test_the_parent_of_a_fork_stays_while_the_fork_does():

@@ -83,7 +83,7 @@ def gateway() -> Iterator[ScriptedGateway]:
             self.end_headers()
             self.wfile.write(encoded)
 
-        do_GET = do_POST = do_PUT = do_DELETE = answer_next  # noqa: N815 - names of the standard library
+        do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = answer_next  # noqa: N815 - names of the standard library
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -23,19 +23,16 @@ def archive(state="ready", job_id=None, progress=None):
     }  # fmt: skip
 
 
-def move(tier, job_id):
-    return {"thread_id": "t1", "tier": tier, "job_id": job_id}
-
-
 def job(state, **members):
     return {
-        "job_id": "j1", "kind": "archive", "target": "[]", "state": state, "done": 0, "total": 1, "error": None,
+        "job_id": "j1", "kind": "archive", "target": {"subject_id": "user-42", "thread_id": "t1"}, "state": state,
+        "progress": {"done": 0, "total": 1}, "error": None,
         "note": None, "created_at": WHEN, "updated_at": WHEN,
     } | members  # fmt: skip
 
 
 def test_archiving_waits_for_the_job_and_shows_what_became_of_it(command, gateway):
-    gateway.answer(move("hot", "j1"), 202)
+    gateway.answer(job("queued", job_id="j1"), 202)
     gateway.answer(thread())
     gateway.answer(thread(archive()))
     gateway.answer(thread(archive()))
@@ -51,7 +48,7 @@ def test_archiving_waits_for_the_job_and_shows_what_became_of_it(command, gatewa
 
 @pytest.mark.parametrize("words", [("restore", "t1"), ("restore", "thread", "t1"), ("restore", "--subject", "u", "t1")])
 def test_a_restore_shows_how_far_the_thaw_is_until_the_thread_is_back(command, gateway, words):
-    gateway.answer(move("archive", "j1"), 202)
+    gateway.answer(job("queued", job_id="j1"), 202)
     gateway.answer(thread(archive("frozen", "j1")))
     gateway.answer(thread(archive("thawing", "j1", 0.25)))
     gateway.answer(thread())
@@ -64,13 +61,13 @@ def test_a_restore_shows_how_far_the_thaw_is_until_the_thread_is_back(command, g
 
 
 def test_a_restore_that_is_not_waited_for_names_its_job(command, gateway):
-    gateway.answer(move("archive", "j1"), 202)
+    gateway.answer(job("queued", job_id="j1"), 202)
     outcome = command("restore", "t1", "--detach", "--json")
     assert (outcome.code, json.loads(outcome.out)["job_id"], len(gateway.requests)) == (0, "j1", 1)
 
 
 def test_a_restore_that_ended_in_vain_is_a_failure_that_says_why(command, gateway):
-    gateway.answer(move("archive", "j1"), 202)
+    gateway.answer(job("queued", job_id="j1"), 202)
     gateway.answer(thread(archive("ready")))
     gateway.answer(thread(archive("ready")))
     gateway.answer(job("failed", error="too large"))
@@ -80,7 +77,7 @@ def test_a_restore_that_ended_in_vain_is_a_failure_that_says_why(command, gatewa
 
 
 def test_nothing_to_do_is_said(command, gateway):
-    gateway.answer(move("hot", None))
+    gateway.answer(thread())
     gateway.answer(thread())
     outcome = command("restore", "t1")
     assert outcome.code == 0

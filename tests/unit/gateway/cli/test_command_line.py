@@ -196,6 +196,7 @@ class Interrupting(importlib.abc.MetaPathFinder):
         if name == "rich_click":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupting())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background has it ignored
 from gateway.cli.main import main
 main()
 """

@@ -5,7 +5,7 @@ from tests.unit.gateway.cli.conftest import OPERATOR_KEY
 TENANT = "01890000-0000-7000-8000-000000000001"
 FOUND = {
     "thread_id": "t1",
-    "id": "c1",
+    "checkpoint_id": "c1",
     "status": "failed",
     "created_at": "2026-11-22T10:00:00Z",
     "state": {"note": "hello\u202e"},
@@ -22,7 +22,7 @@ def test_it_asks_as_the_operator_for_what_was_named(command, gateway):
     assert (asked.method, asked.path) == ("POST", f"/v1/admin/tenants/{TENANT}/decrypt")
     assert asked.headers["authorization"] == f"Bearer {OPERATOR_KEY}"
     assert asked.body == {
-        "subject": "user 42",
+        "subject_id": "user 42",
         "thread_id": "t1",
         "namespace": "sub",
         "checkpoint_id": "c1",

@@ -29,7 +29,7 @@ def checkpoint(checkpoint_id, state=None, **members):
     found = {
         "thread_id": "t1",
         "namespace": "",
-        "id": checkpoint_id,
+        "checkpoint_id": checkpoint_id,
         "parent_id": None,
         "step": 1,
         "status": "active",
@@ -194,7 +194,7 @@ def test_a_difference_defaults_to_what_the_latest_checkpoint_changed(command, ga
     outcome = command("checkpoint", "diff", "t1", "--json")
     assert outcome.code == 0
     found = json.loads(outcome.out)
-    assert (found["from"]["id"], found["to"]["id"]) == ("c1", "c2")
+    assert (found["from"]["checkpoint_id"], found["to"]["checkpoint_id"]) == ("c1", "c2")
     assert found["changes"] == [
         {"path": "/done/1", "kind": "added", "after": "b"},
         {"path": "/n", "kind": "changed", "before": 1, "after": 2},
@@ -289,3 +289,53 @@ def test_something_else_at_the_url_is_no_gateway(command, gateway):
     outcome = command("thread", "show", "t1")
     assert outcome.code == 5
     assert "Traceback" not in outcome.err
+
+
+def test_threads_of_all_subjects_are_listed_with_whose_they_are(command, gateway):
+    thread = {"thread_id": "t", "agent": None, "status": "done", "tier": "hot", "strict": False, "head_id": "c"}
+    thread["updated_at"] = "2026-11-22T10:00:00Z"
+    gateway.answer({"subjects": [{"subject_id": "u1"}, {"subject_id": "u2"}], "next_cursor": None})
+    gateway.answer({"threads": [thread], "next_cursor": None})
+    gateway.answer({"threads": [thread | {"thread_id": "other"}], "next_cursor": None})
+    outcome = command("thread", "list", "--all-subjects", "--status", "done")
+    assert outcome.code == 0, outcome.err
+    assert [each.headers.get("stateroom-subject") for each in gateway.requests] == [None, "u1", "u2"]
+    assert [each.path for each in gateway.requests] == ["/v1/subjects", "/v1/threads", "/v1/threads"]
+    assert [line.split()[:2] for line in outcome.out.splitlines() if line.startswith("u")] == [
+        ["u1", "t"], ["u2", "other"]
+    ]  # fmt: skip
+
+
+def test_subjects_are_listed(command, gateway):
+    gateway.answer({"subjects": [{"subject_id": "u1"}, {"subject_id": "u\u202e2"}], "next_cursor": None})
+    outcome = command("subject", "list")
+    assert "u1" in outcome.out
+    assert "u\\u202e2" in outcome.out
+
+
+def test_a_tenants_checkpoints_are_listed_with_whose_they_are(command, gateway):
+    found = {"checkpoint_id": "c", "thread_id": "t", "namespace": "", "step": 1, "status": "done"}
+    gateway.answer({"checkpoints": [found | {"subject_id": "u1"}], "next_cursor": None})
+    assert "Subject" in command("checkpoint", "list").out
+    gateway.answer({"checkpoints": [found], "next_cursor": None})
+    assert "Subject" not in command("checkpoint", "list").out
+
+
+def test_a_thread_is_forked_compacted_and_pruned(command, gateway):
+    receipt = {"thread_id": "t", "checkpoint_id": "new", "created_at": "2026-11-22T10:00:00Z"}
+    gateway.answer({"thread_id": "t", "head_id": "head"})
+    older = {"status": "waiting", "agent": "a", "metadata": {"k": 1}, "state_schema": "s", "state_version": 2}
+    gateway.answer({"checkpoint_id": "old", "step": 3, **older})
+    gateway.answer(receipt, 201)
+    outcome = command("thread", "fork", "t", "old")
+    assert outcome.code == 0, outcome.err
+    assert gateway.last.headers["if-match"] == '"head"'
+    forked = {"changes": {}, "parent_id": "old", "fork": True, "source": "fork"}
+    assert gateway.last.body == older | forked
+    gateway.answer(receipt, 201)
+    assert command("thread", "compact", "t", "messages", "--keep-last", "4", "--summary", "so far").code == 0
+    assert gateway.last.path == "/v1/threads/t/compact"
+    assert gateway.last.body == {"channel": "messages", "keep_last": 4, "namespace": "", "summary": "so far"}
+    gateway.answer({"threads": 2, "checkpoints": 9, "pending_writes": 0})
+    assert command("thread", "prune", "t", "u", "--yes").code == 0
+    assert (gateway.last.path, gateway.last.body["strategy"]) == ("/v1/threads:prune", "keep_latest")

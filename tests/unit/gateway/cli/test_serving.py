@@ -8,6 +8,7 @@ from litestar import Litestar, Response, get
 
 from gateway.cli import serving
 from gateway.cli.failure import Failure
+from gateway.cli.main import run
 from gateway.connections import Connections
 from gateway.limits import Drain
 from gateway.telemetry import Metrics
@@ -195,3 +196,14 @@ def test_a_port_in_use_is_refused_with_advice():
         with pytest.raises(Failure) as refused:
             serving.bind("127.0.0.1", taken.getsockname()[1])
     assert "--port 0" in refused.value.hint
+
+
+def test_an_embedded_gateway_listens_where_the_environment_says(tmp_path, monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("STATEROOM_LISTEN", address)
+        code = run(["serve", "--embedded", "--data-dir", str(tmp_path / "data")])
+        told = capsys.readouterr().err
+        assert (code, f"cannot listen on {address}" in told) == (1, True), told
+    monkeypatch.setenv("STATEROOM_LISTEN", "nowhere")
+    assert run(["serve", "--embedded", "--data-dir", str(tmp_path / "data")]) == 2

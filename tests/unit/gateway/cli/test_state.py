@@ -13,13 +13,14 @@ REPORT = {
     "heads": 7, "current": 1, "changed": 3, "waiting": 1, "recent": 0, "shared": 1, "archived": 0, "moved": 0,
     "gone": 0, "failed": 0, "failures": [], "samples": [],
 }  # fmt: skip
+UNVERSIONED = [{"agent": "old\u202e", "threads": 1_234}, {"agent": None, "threads": 5}]
 EXAMPLE = Path(__file__).parents[4] / "examples" / "state_schemas"
 
 
 def version(number, **members):
     return {
-        "schema": "travel",
-        "number": number,
+        "state_schema": "travel",
+        "state_version": number,
         "label": None,
         "json_schema": None,
         "ephemeral": [],
@@ -35,23 +36,21 @@ def job(kind, state="done", **members):
     return {
         "job_id": JOB,
         "kind": kind,
-        "target": "travel",
-        "target_version": 2,
+        "target": {"state_schema": "travel", "state_version": 2},
         "state": state,
-        "done": 7,
-        "total": 7,
+        "progress": {"done": 7, "total": 7},
         "error": None,
         "note": None,
         "created_at": "2026-11-22T10:00:00Z",
         "updated_at": "2026-11-22T10:00:09Z",
-        "report": REPORT,
+        "migration": REPORT,
     } | members
 
 
 def answer_job(gateway, kind, **members):
-    gateway.answer({"job_id": JOB}, 202)
-    gateway.answer(job(kind))
-    gateway.answer({"schema": "travel", "newest": 2, "heads": [], "jobs": [job(kind, **members)]})
+    gateway.answer(job(kind, "queued"), 202)
+    gateway.answer(job(kind, **members))
+    gateway.answer({"state_schema": "travel", "newest_version": 2, "heads": [], "unversioned": [], "jobs": []})
 
 
 def test_a_version_is_registered_as_its_file_defines_it(command, gateway, tmp_path):
@@ -92,10 +91,10 @@ def test_a_refusal_names_the_place_in_the_definition(command, gateway):
 
 
 def test_schemas_are_listed_and_shown(command, gateway):
-    gateway.answer({"state_schemas": [{"schema": "travel", "newest": 2}]})
+    gateway.answer({"state_schemas": [{"state_schema": "travel", "newest_version": 2}], "next_cursor": None})
     assert "travel" in command("state", "schema", "list").out
     versions = [version(1, label="1.0"), version(2, up=[{"op": "remove", "path": "/a\u202e"}])]
-    answer = {"schema": "travel", "newest": 2, "versions": versions}
+    answer = {"state_schema": "travel", "newest_version": 2, "versions": versions}
     gateway.answer(answer)
     shown = command("state", "schema", "show", "travel")
     assert shown.code == 0
@@ -107,7 +106,8 @@ def test_schemas_are_listed_and_shown(command, gateway):
     assert command("state", "schema", "show", "travel", "3").code == ExitCode.NOT_FOUND
     gateway.answer(answer)
     assert [
-        json.loads(line)["number"] for line in command("state", "schema", "show", "travel", "--json").out.splitlines()
+        json.loads(line)["state_version"]
+        for line in command("state", "schema", "show", "travel", "--json").out.splitlines()
     ] == [1, 2]
     gateway.refuse(404, "state-schema-not-found")
     assert command("state", "schema", "show", "travle").code == ExitCode.NOT_FOUND
@@ -138,6 +138,25 @@ def test_a_job_is_started_followed_and_reported(command, gateway, verb, options,
     assert "recent:" not in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("verb", "report", "code", "said"),
+    [
+        ("migrate", {"current": 7}, 0, "All 7 heads were at the version already"),
+        ("migrate", {"current": 5, "recent": 2}, 1, "nothing was migrated: 2 recent"),
+        ("migrate", {"archived": 7}, 1, "nothing was migrated: 7 archived"),
+        ("migrate", {"heads": 0}, 1, "no state is saved under 'travel'"),
+        ("rollback", {"current": 7}, 1, "no head is one that a migration saved"),
+        ("rollback", {"current": 5, "waiting": 2}, 1, "nothing was rolled back: 2 waiting"),
+        ("plan", {"recent": 7}, 0, "7 recent"),
+    ],
+)
+def test_nothing_changed_is_no_success_unless_there_was_nothing_to_change(command, gateway, verb, report, code, said):
+    nothing = {"current": 0, "changed": 0, "waiting": 0, "shared": 0}
+    answer_job(gateway, f"state-{verb}", migration=REPORT | nothing | report)
+    outcome = command("state", verb, "travel")
+    assert (outcome.code, said in outcome.err) == (code, True), outcome.err
+
+
 def test_a_job_can_be_left_to_itself(command, gateway):
     gateway.answer({"job_id": JOB}, 202)
     outcome = command("state", "migrate", "travel", "--detach", "--json")
@@ -155,7 +174,7 @@ def test_a_plan_shows_samples_by_place_and_type(command, gateway):
         "from_version": 1,
         "changes": [change],
     }
-    answer_job(gateway, "state-plan", report=REPORT | {"samples": [sample]})
+    answer_job(gateway, "state-plan", migration=REPORT | {"samples": [sample]})
     outcome = command("state", "plan", "travel")
     assert "u1 t\\u202e1 inner (from version 1)" in outcome.out
     assert "/user_pref: object of 2 -> -" in outcome.out
@@ -163,16 +182,11 @@ def test_a_plan_shows_samples_by_place_and_type(command, gateway):
 
 def test_heads_that_cannot_be_converted_fail_the_command(command, gateway):
     failure = {"step": "v1_to_v2", "pointer": "/name", "detail": "only text can be split", "heads": 2}
-    answer_job(gateway, "state-plan", report=REPORT | {"failed": 2, "failures": [failure]})
+    answer_job(gateway, "state-plan", migration=REPORT | {"failed": 2, "failures": [failure]})
     outcome = command("state", "plan", "travel", "--json")
     assert outcome.code == 1
     assert json.loads(outcome.out)["failed"] == 2
     assert "2 at v1_to_v2 /name: only text can be split" in outcome.err
-
-
-def test_the_report_of_another_job_is_not_taken_for_this_ones(command, gateway):
-    answer_job(gateway, "state-plan", job_id="another")
-    assert command("state", "plan", "travel").code == 1
 
 
 def test_a_job_that_fails_fails_the_command(command, gateway):
@@ -184,13 +198,41 @@ def test_a_job_that_fails_fails_the_command(command, gateway):
 
 
 def test_status_shows_versions_and_jobs(command, gateway):
-    heads = [{"number": 1, "heads": 4_999}, {"number": 2, "heads": 1}]
-    jobs = [job("state-migrate", "running", done=3, report=None), job("state-plan", total=None)]
-    gateway.answer({"schema": "travel", "newest": 2, "heads": heads, "jobs": jobs})
+    heads = [{"state_version": 1, "heads": 4_999}, {"state_version": 2, "heads": 1}]
+    jobs = [
+        job("state-migrate", "running", progress={"done": 3, "total": 7}),
+        job("state-plan", progress={"done": 7, "total": None}),
+    ]
+    gateway.answer(
+        {"state_schema": "travel", "newest_version": 2, "heads": heads, "unversioned": UNVERSIONED, "jobs": jobs}
+    )
     outcome = command("state", "status", "travel")
     assert "4,999" in outcome.out
+    assert "1,234 threads of agent old\\u202e were saved without a version" in outcome.err
+    assert "5 threads of no agent" in outcome.err
+    assert "stateroom state adopt travel VERSION --agent NAME" in outcome.err
     assert "state-migrate to version 2: running, 3 of 7" in outcome.out
     assert "state-plan to version 2: done, 7 (" in outcome.out
+
+
+def test_state_is_adopted_for_an_agent_or_for_none_and_never_by_leaving_it_out(command, gateway):
+    adoption = {
+        "state_schema": "travel", "state_version": 1, "agent": "travel", "namespace": "", "damaged": False,
+        "adopted_at": "2026-11-22T10:00:00Z",
+    }  # fmt: skip
+    gateway.answer(adoption, 201)
+    outcome = command("state", "adopt", "travel", "1", "--agent", "travel")
+    assert outcome.code == 0, outcome.err
+    assert (gateway.last.method, gateway.last.path) == ("POST", "/v1/state-schemas/travel/adoptions")
+    assert gateway.last.body == {"agent": "travel", "state_version": 1, "namespace": "", "supersede": False}
+    gateway.answer(adoption | {"agent": None}, 200)
+    command("state", "adopt", "travel", "1", "--no-agent", "--namespace", "billing:*", "--supersede", "--json")
+    assert gateway.last.body == {"agent": None, "state_version": 1, "namespace": "billing:*", "supersede": True}
+    assert command("state", "adopt", "travel", "1").code == ExitCode.USAGE
+    gateway.answer({"adoptions": [adoption | {"damaged": True}]})
+    assert "damaged" in command("state", "adoptions", "travel").out
+    gateway.refuse(409, "adoption-built-on")
+    assert command("state", "adopt", "travel", "2", "--agent", "travel", "--supersede").code == ExitCode.CONFLICT
 
 
 # --- on this machine ---------------------------------------------------------------------------------------------

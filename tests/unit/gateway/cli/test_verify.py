@@ -8,34 +8,33 @@ def job(state="done", **members):
     return {
         "job_id": JOB,
         "kind": "verify-tenant",
-        "target": "tenant",
+        "target": {},
         "state": state,
-        "done": 1,
-        "total": 2,
+        "progress": {"done": 1, "total": 2},
         "error": None,
         "note": None,
     } | members
 
 
-def note(found=None, findings=()):
-    return json.dumps({**COUNTS, "found": found or {}, "findings": list(findings)})
+def verified(found=None, findings=()):
+    return {**COUNTS, "found": found or {}, "findings": list(findings)}
 
 
 def test_a_tenant_is_verified_by_a_job_that_is_followed_to_its_end(command, gateway):
     gateway.answer({"job_id": JOB}, 202)
-    gateway.answer(job(note=note()))
+    gateway.answer(job(verification=verified()))
     outcome = command("verify", "tenant", "--json")
     assert outcome.code == 0
-    assert json.loads(outcome.out) == {**COUNTS, "findings": 0}
+    assert json.loads(outcome.out) == {**COUNTS, "known_losses": 0, "findings": 0}
     assert "verify-tenant: 1 of 2" in outcome.err
-    assert [request.path for request in gateway.requests] == ["/v1/verify/tenant", f"/v1/jobs/{JOB}"]
+    assert [request.path for request in gateway.requests] == ["/v1/verify", f"/v1/jobs/{JOB}"]
     assert gateway.requests[0].method == "POST"
 
 
 def test_what_a_job_found_is_printed_and_fails_the_command(command, gateway):
     found = {"code": "piece", "detail": "d", "subject_id": "u\u202e1", "thread_id": "t1"}
     gateway.answer({"job_id": JOB}, 202)
-    gateway.answer(job(note=note({"piece": 101}, [found])))
+    gateway.answer(job(verification=verified({"piece": 101}, [found])))
     outcome = command("verify", "tenant")
     assert outcome.code == 1
     assert "t1" in outcome.out
@@ -46,10 +45,13 @@ def test_what_a_job_found_is_printed_and_fails_the_command(command, gateway):
 def test_all_tenants_are_verified_as_the_operator(command, gateway):
     found = {"tenant_id": "t", "job_id": "j", "code": "piece", "count": 3}
     gateway.answer({"job_id": JOB}, 202)
-    gateway.answer(job(note=note({"piece": 3}, [found])))
+    gateway.answer(job(verification=verified({"piece": 3}, [found])))
     outcome = command("verify", "all", "--json")
     assert outcome.code == 1
-    assert [json.loads(line) for line in outcome.out.splitlines()] == [found, {**COUNTS, "findings": 3}]
+    assert [json.loads(line) for line in outcome.out.splitlines()] == [
+        found,
+        {**COUNTS, "known_losses": 0, "findings": 3},
+    ]
     assert [request.path for request in gateway.requests] == ["/v1/admin/verify", f"/v1/admin/jobs/{JOB}"]
 
 

@@ -4,8 +4,15 @@ import time
 
 import pytest
 
-from storage.errors import StateSchemaInvalid
-from storage.json_schemas import EVALUATIONS_MAX, check_json_schema, compile_json_schema
+from migrations.state.errors import SchemaInvalid
+from migrations.state.json_schemas import (
+    EVALUATIONS_MAX,
+    PATTERNS_MAX,
+    JsonSchema,
+    Part,
+    check_json_schema,
+    cost_of,
+)
 
 TREE = {"$ref": "#/$defs/tree"}
 JSON = {"$ref": "#/$defs/json"}
@@ -41,11 +48,22 @@ def doubling(word, levels):
         {"properties": {"x": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}},
         {"$dynamicAnchor": "node", "properties": {"x": {"$dynamicRef": "#node"}}},
         {"properties": {"x": {"anyOf": [{"const": number} for number in range(EVALUATIONS_MAX)]}}},
+        # Each element is compared with each member, unless all of them are texts or all are integers.
+        {"properties": {"x": {"items": {"enum": [{"k": number} for number in range(8_000)]}}}},
+        {"properties": {"x": {"items": {"enum": [number + 0.5 for number in range(8_000)]}}}},
+        {"properties": {"x": {"items": {"enum": [*map(str, range(2_000)), 1]}}}},
+        {"properties": {"x": {"items": {"const": [[number] for number in range(1_000)]}}}},
+        # What patterns compile to is bounded, each and together.
+        {"properties": {f"c{number}": {"pattern": "[\\p{L}\\p{N}]{90}" + str(number)} for number in range(40)}},
+        {"properties": {f"c{number}": {"pattern": "[\\p{L}\\p{N}]{90}" + str(number)} for number in range(300)}},
+        {"patternProperties": {"^[\\p{L}\\p{N}]{90}" + str(number): {} for number in range(40)}},
+        {"properties": {f"c{number}": {"pattern": "[\\p{L}\\p{N}]{5}" + str(number)} for number in range(400)}},
+        {"properties": {f"c{number}": {"pattern": str(number)} for number in range(PATTERNS_MAX + 1)}},
     ],
 )
 def test_a_schema_whose_work_is_not_bounded_by_the_state_is_refused(schema):
     began = time.monotonic()
-    with pytest.raises(StateSchemaInvalid) as refused:
+    with pytest.raises(SchemaInvalid) as refused:
         check_json_schema(schema)
     assert refused.value.pointer.startswith("/json_schema")
     assert time.monotonic() - began < 2
@@ -95,6 +113,30 @@ def test_a_schema_whose_work_is_not_bounded_by_the_state_is_refused(schema):
 )
 def test_what_people_write_is_accepted_recursion_included(schema, fits, differs):
     check_json_schema(schema)
-    validator = compile_json_schema(schema)
-    assert validator.is_valid(fits)
-    assert not validator.is_valid(differs)
+    validator = JsonSchema(schema)
+    assert validator.misfit(fits) is None
+    assert validator.misfit(differs) is not None
+
+
+@pytest.mark.parametrize(
+    ("schema", "plain"),
+    [
+        ({"properties": {"x": {"type": "string", "maxLength": 9}}, "required": ["x"]}, True),
+        ({"properties": {"x": {"enum": ["a", "b"]}, "y": {"items": {"$ref": "#/$defs/n"}}}, "$defs": {"n": {}}}, True),
+        ({"properties": {"x": {"pattern": "^a"}}}, False),
+        ({"patternProperties": {"^a": {}}}, False),
+        ({"properties": {"x": {"items": {"uniqueItems": True}}}}, False),
+        ({"properties": {"x": {"multipleOf": 0.001}}}, False),
+        ({"properties": {"x": {"items": {"enum": [[number] for number in range(8_000)]}}}}, False),
+    ],
+)
+def test_only_a_schema_whose_cost_is_linear_is_plain(schema, plain):
+    part: Part = "whole"
+    assert cost_of(schema, part).plain is plain
+
+
+def test_the_comparisons_of_a_value_are_counted():
+    assert cost_of({}, "whole").steps == 1
+    wide = {"properties": {"x": {"items": {"properties": {f"p{number}": {} for number in range(100)}}}}}
+    assert cost_of(wide, "whole").steps >= 100
+    assert cost_of({"anyOf": [wide] * 5}, "whole").steps >= 500

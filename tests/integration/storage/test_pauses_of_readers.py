@@ -1,0 +1,149 @@
+"""Whatever opens many rows, or seals many pieces, lets others go first in between: it takes turns of the loop."""
+
+import json
+from datetime import UTC, datetime
+
+import msgpack
+import pytest
+
+from gateway.api_keys import mint
+from storage.artifact_model import PREVIEW_BYTES_MAX, NewArtifact
+from storage.blobs.memory import MemoryBlobStore
+from storage.format.pieces import CUT_BESIDE_ELEMENTS_MIN, is_long_to_cut, list_header
+from storage.key_seals import Pepper, Peppers
+from storage.model import HistoryQuery, Precondition
+from storage.reading import HISTORY_MANIFESTS_BYTES_MAX
+from storage.scope import TenantScope
+from storage.service import Store
+from storage.turns import PAUSE_BYTES, PAUSE_ROW_BYTES, loop_turn
+from tests.support.states import load, patch, put, save, state, write
+from tests.support.stores import DEPLOYMENT_ID
+
+CHECKPOINT = "1f0c0000-0000-6000-8000-000000000001"
+PEPPERS = Peppers(Pepper(1, b"pepper" * 6))
+WHEN = datetime(2026, 11, 21, tzinfo=UTC)
+ROWS = 300
+TURNS = ROWS * PAUSE_ROW_BYTES // PAUSE_BYTES  # at least, of so many rows however small
+
+
+@pytest.fixture
+async def store(database, root_key):
+    opened = await Store.open(
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=4,
+        durable=False,
+        blobs=MemoryBlobStore(),
+    )
+    yield opened
+    await opened.close()
+
+
+async def turns(work):
+    """What ``work`` returns, and how many turns of the loop it took for itself."""
+    before = loop_turn().taken
+    answer = await work
+    return answer, loop_turn().taken - before
+
+
+async def test_pending_writes_are_opened_and_put_together_in_turns(store, scope):
+    await save(store, scope, checkpoint_id=CHECKPOINT)
+    await put(store, scope, CHECKPOINT, *(write(number, "a", number) for number in range(ROWS)))
+    loaded, taken = await turns(load(store, scope))
+    assert len(loaded.writes) == ROWS
+    assert taken >= 2 * TURNS
+    found, taken = await turns(store.checkpoints.task_writes(scope, "t1", "", CHECKPOINT, "task"))
+    assert len(found) == ROWS
+    assert taken >= 2 * TURNS
+    after = await save(store, scope)
+    histories, taken = await turns(store.checkpoints.channel_history(scope, "t1", "", after.checkpoint_id, ["a"]))
+    assert len(histories.channels["a"].writes) == ROWS
+    assert taken >= 2 * TURNS
+
+
+async def test_the_pieces_of_a_large_value_are_sealed_and_opened_in_turns(store, scope):
+    content = [f"{number}:" + "e" * 1000 for number in range(10_000)]
+    _, taken = await turns(save(store, scope, content=state(a=content)))
+    assert taken >= 30
+    loaded, taken = await turns(load(store, scope))
+    assert msgpack.unpackb(loaded.channels["a"].value.data) == content
+    assert taken >= 30
+
+
+async def test_a_page_of_threads_jobs_keys_or_events_is_opened_in_turns(store, scope):
+    tenant = TenantScope(scope.tenant_id)
+    await store.jobs.ready()
+    for number in range(100):
+        await save(store, scope, f"t{number}")
+        record, _ = mint(PEPPERS, kind="service", permissions=["state:read"], now=WHEN, tenant_id=scope.tenant_id)
+        await store.tenants.add_key(tenant, record)
+        async with store.unit_of_work.begin(tenant) as transaction:
+            await store.jobs.add(transaction, scope.tenant_id, "verify", "*", "")
+    pages = (
+        lambda: store.threads.list(scope, limit=1000),
+        lambda: store.jobs.list(tenant, limit=1000),
+        lambda: store.tenants.list_keys(tenant, limit=1000),
+        lambda: store.audit.page(tenant, "tester", limit=1000),
+    )
+    for read in pages:
+        page, taken = await turns(read())
+        assert len(page.items) >= 100
+        assert taken >= len(page.items) * PAUSE_ROW_BYTES // PAUSE_BYTES
+
+
+async def test_a_copied_thread_is_read_and_sealed_in_turns(store, scope):
+    for number in range(40):
+        await save(store, scope, content=state(a=number), metadata={"a": [[]] * 1000})
+    copied, taken = await turns(store.threads.copy(scope, "t1", "t2"))
+    assert copied.checkpoints == 40
+    assert taken >= 40 * (1000 + PAUSE_ROW_BYTES) // PAUSE_BYTES - 1
+
+
+async def test_a_page_of_checkpoints_is_opened_in_turns(store, scope):
+    for number in range(40):
+        await save(store, scope, content=state(a=number), metadata={"a": [[]] * 1000})
+    page, taken = await turns(store.checkpoints.history(scope, HistoryQuery(thread_id="t1", limit=40)))
+    assert len(page.items) == 40
+    assert taken >= 40 * (1000 + PAUSE_ROW_BYTES) // PAUSE_BYTES - 1
+
+
+async def content():
+    yield b"a"
+
+
+async def test_a_page_of_artifacts_is_opened_in_turns_and_ends_early_when_it_is_heavy(store, scope):
+    metadata = {"a": [[]] * 4000}
+    new = NewArtifact(name="a", metadata=metadata, preview=b"p" * PREVIEW_BYTES_MAX)
+    each = len(json.dumps(metadata, separators=(",", ":"))) + PREVIEW_BYTES_MAX
+    count = HISTORY_MANIFESTS_BYTES_MAX // each + 10
+    for _ in range(count):
+        await store.artifacts.create(scope, "t1", new, content())
+    numbers, after = [], None
+    for _ in range(2):
+        page, taken = await turns(store.artifacts.list(scope, "t1", limit=1000, after=after))
+        numbers += [each.number for each in page.items]
+        after = page.after
+        assert taken >= len(page.items) * each // (PAUSE_BYTES + each) - 1
+    assert after is None
+    assert numbers == list(range(count, 0, -1))
+
+
+def test_what_is_long_to_cut_is_known_by_its_bytes_and_by_its_elements():
+    many = msgpack.packb([0] * CUT_BESIDE_ELEMENTS_MIN)
+    assert is_long_to_cut([many])
+    assert is_long_to_cut([msgpack.packb([0] * 100)] * (CUT_BESIDE_ELEMENTS_MIN // 100))
+    assert is_long_to_cut([list_header(CUT_BESIDE_ELEMENTS_MIN), *[b"\x00"] * CUT_BESIDE_ELEMENTS_MIN])
+    assert not is_long_to_cut([many[:1], b"", msgpack.packb("a" * 10_000)])
+
+
+async def test_elements_that_are_appended_are_cut_beside_the_loop_as_they_would_be_on_it(store, scope):
+    few, many = list(range(10)), list(range(10, 2 * CUT_BESIDE_ELEMENTS_MIN))
+    before = await save(store, scope, content=state(a=few))
+    on = Precondition(before.checkpoint_id)
+    saved = await save(store, scope, content=patch(append={"a": many}), precondition=on)
+    await save(store, scope, "t2", content=state(a=[*few, *many]))
+    one, other = await load(store, scope), await load(store, scope, "t2")
+    assert one.checkpoint_id == saved.checkpoint_id
+    assert msgpack.unpackb(one.channels["a"].value.data) == [*few, *many]
+    assert one.channels["a"].value == other.channels["a"].value

@@ -1,0 +1,669 @@
+"""The worst legal thing that one tenant can do with each verb, and against each limit.
+
+`VERBS` names a case for every operation of the API, and `LIMITS` for every named limit; a test of the default suite
+refuses what is missing. A case prepares what it needs in a tenant of its own and says what that tenant then sends at
+its full allowance. Verbs that cost alike share a case, which sends each of them as itself:
+
+- `bodies`: what reads a body of its own shape. Three bodies as large as there may be, which are all escapes; twenty of
+  as many empty lists as there may be values; the rest of the allowance is requests that are accepted.
+- `look_ups`: what reads a few rows.
+- `pages`: what lists: as many as a page may have, each as heavy as it may be.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from uuid import uuid4
+
+import msgpack
+
+from gateway import limits
+from gateway.api_keys import generate
+from storage.key_seals import Pepper, Peppers
+from tests.support.operations import DECLARED, Declared, Thread, empty_export, request_of, save_files, save_thread
+from tests.victims.harness import JSON, MSGPACK, Line, Request, Tenant
+
+EVERYBODY = limits.TENANT_REQUESTS_IN_FLIGHT_MAX  # connections that a tenant can keep busy
+LARGE_BYTES = limits.BODY_BYTES_MAX - 64 * 1024
+LARGE_AT_ONCE = limits.TENANT_HELD_BYTES_MAX // limits.BODY_BYTES_MAX
+DENSE_AT_ONCE = 20
+VALUES = limits.VALUES_MAX - 1000  # room for what is around them
+NUMBER, CAPTURED = "@N@", "@ID@"
+SAVE = "/v1/threads/{}/checkpoints"
+
+Lines = Callable[[Tenant, Declared], Sequence[Line]]
+
+
+class Case(NamedTuple):
+    """A case.
+
+    ``worst`` is the request in words; ``answers``: statuses of which one at least must have been given (429: what
+    exceeds the allowance, while what fits it takes longer than is measured). ``is_heavy``:
+    its tenant is one that has a heavy history, and shares it with other such cases.
+    """
+
+    worst: str
+    lines: Lines
+    answers: frozenset[str] = frozenset({"200", "201", "202", "204", "429"})
+    is_heavy: bool = False
+
+
+def repeated(element: bytes, size_bytes: int) -> bytes:
+    return element * (size_bytes // len(element))
+
+
+ESCAPES = b'{"x":"' + repeated(rb"\"", LARGE_BYTES) + b'"}'
+EMPTIES = b'{"x":[' + b"[]," * (VALUES - 1) + b"[]]}"
+TOO_DENSE = b'{"x":[' + repeated(b"[],", LARGE_BYTES) + b"[]]}"
+TEXT = b'{"state":{"a":"' + b"a" * LARGE_BYTES + b'"}}'
+STATES = [
+    (JSON, b'{"state":{"a":[' + b"[]," * (VALUES - 1) + b"[]]}}"),
+    (JSON, b'{"state":{"a":[' + b'{"a":0},' * (VALUES // 3 - 1) + b"[]]}}"),
+    (JSON, b'{"state":{"a":[' + b'{"$bytes":""},' * (VALUES // 3 - 1) + b"[]]}}"),
+    (JSON, b'{"state":{"a":{"$map":[' + b",".join(b"[%d,[]]" % n for n in range(VALUES // 3)) + b"]}}}"),
+    (MSGPACK, msgpack.packb({"state": {"a": [[]] * VALUES}})),
+    (MSGPACK, msgpack.packb({"state": {"a": [{"a": 0}] * (VALUES // 3)}})),
+]
+HEAVY_METADATA = {"a": [[]] * ((limits.METADATA_BYTES_MAX - 256) // 3)}
+
+
+# --- what tenants prepare ---------------------------------------------------------------------------------------
+
+
+def accepted(tenant: Tenant, declared: Declared) -> Request:
+    """A small request of a verb on data that exists, made of its declaration."""
+    thread = save_thread(tenant.client)
+    if {"artifact_id", "upload_id"} & {*declared.parameters}:
+        thread = save_files(tenant.client, thread)
+    return request(tenant, declared, thread)
+
+
+def request(tenant: Tenant, declared: Declared, thread: Thread) -> Request:
+    named = {"subject_id": "attacker", "tenant_id": str(uuid4()), "key_id": "k", "token": "t", "job_id": str(uuid4())}
+    made = request_of(declared, thread._replace(job_id=named["job_id"]), **named)
+    body = made.content if made.content is not None else json.dumps(made.body).encode() if made.body else b""
+    if made.body == {}:
+        body = b"{}"
+    return tenant.raw(made.method, made.path + made.query, body, headers=made.headers)
+
+
+def heavy_history(tenant: Tenant) -> None:
+    """A thread of as many checkpoints as a page may have, each with as much metadata as it may have: once a tenant."""
+    if tenant.client.get("/v1/threads/t").status_code == 200:
+        return
+    body = {"state": {"note": "x" * 100}, "metadata": HEAVY_METADATA, "agent": "tester"}
+    saves = [{"method": "POST", "url": SAVE.format("t"), "json": body}] * limits.PAGE_ITEMS_MAX
+    tenant.send_many(saves, limits.THREAD_WRITES_ACTIVE_MAX)
+
+
+def dense_states(tenant: Tenant, thread_id: str = "t", count: int = 8) -> None:
+    for _ in range(count):
+        tenant.send("POST", SAVE.format(thread_id), content=STATES[1][1], headers={"Content-Type": JSON})
+
+
+def whole(tenant: Tenant, *requests: Request, connections: int = EVERYBODY) -> list[Line]:
+    """The same few requests on all connections."""
+    del tenant
+    return [Line(connections, requests)]
+
+
+# --- cases that verbs share -------------------------------------------------------------------------------------
+
+
+def bodies(tenant: Tenant, declared: Declared) -> list[Line]:
+    small = accepted(tenant, declared)
+    method, path = small.head.decode().split(" ")[:2]
+    return [
+        Line(LARGE_AT_ONCE - 1, [tenant.raw(method, path, ESCAPES)]),
+        Line(1, [tenant.raw(method, path, TOO_DENSE)]),
+        Line(DENSE_AT_ONCE, [tenant.raw(method, path, EMPTIES)]),
+        Line(EVERYBODY - LARGE_AT_ONCE - DENSE_AT_ONCE, [small]),
+    ]
+
+
+def look_ups(tenant: Tenant, declared: Declared) -> list[Line]:
+    return whole(tenant, accepted(tenant, declared))
+
+
+def pages(prepare: Callable[[Tenant], None], query: str = "", path: str = "") -> Lines:
+    def lines(tenant: Tenant, declared: Declared) -> list[Line]:
+        prepare(tenant)
+        where = path or declared.path.replace("{thread_id:str}", "t").replace("{checkpoint_id:str}", "latest")
+        limit = f"limit={limits.PAGE_ITEMS_MAX}" if "limit" in declared.operation.query.__struct_fields__ else ""
+        query_text = "&".join(each for each in (limit, query) if each)
+        made = [tenant.raw("GET", f"{where}?{query_text}", accept=accept) for accept in (JSON, MSGPACK)]
+        return [Line(EVERYBODY // 2, [each]) for each in made]
+
+    return lines
+
+
+def public(tenant: Tenant, declared: Declared) -> list[Line]:
+    path = declared.path.replace("{token:str}", "t" * 1000)
+    return whole(tenant, tenant.raw("GET", path, api_key=""))
+
+
+# --- cases of one verb or limit -----------------------------------------------------------------------------------
+
+
+def saves(tenant: Tenant, declared: Declared) -> list[Line]:
+    def to(name: str, body: bytes, media_type: str) -> Request:
+        return tenant.raw("POST", SAVE.format(name), body, media_type=media_type)
+
+    dense = [Line(8, [to(f"dense-{number}", body, media)]) for number, (media, body) in enumerate(STATES)]
+    channels = {f"c{n}": {"version": 1, "data": msgpack.packb([[]] * 150)} for n in range(limits.CHANNELS_MAX)}
+    many = msgpack.packb({"channels": channels})
+    return [
+        Line(LARGE_AT_ONCE, [to("large", TEXT, JSON)]),
+        *dense,
+        Line(8, [to("channels", many, MSGPACK)]),
+        Line(EVERYBODY - LARGE_AT_ONCE - 8 - 8 * len(STATES), [to(NUMBER, b'{"state":{"a":1}}', JSON)]),
+    ]
+
+
+def appends(tenant: Tenant, declared: Declared) -> list[Line]:
+    tenant.save("t", state={"a": []})
+    body = b'{"changes":{"append":{"a":[' + b"[]," * (VALUES // 8) + b"[]]}}}"
+    save = tenant.raw("POST", SAVE.format("t"), body, headers={"If-Match": "*"})
+    load = tenant.raw("GET", f"{SAVE.format('t')}/latest")
+    return [Line(EVERYBODY // 2, [save]), Line(EVERYBODY // 2, [load])]
+
+
+def shown(tenant: Tenant, declared: Declared) -> list[Line]:
+    lines = []
+    for number, (media_type, body) in enumerate(STATES):
+        tenant.send("POST", SAVE.format(f"d{number}"), content=body, headers={"Content-Type": media_type})
+        lines.append(Line(EVERYBODY // len(STATES), [tenant.raw("GET", f"{SAVE.format(f'd{number}')}/latest")]))
+    return lines
+
+
+def unread(tenant: Tenant, declared: Declared) -> list[Line]:
+    tenant.send("POST", SAVE.format("t"), content=TEXT, headers={"Content-Type": JSON})
+    return [Line(EVERYBODY, [tenant.raw("GET", f"{SAVE.format('t')}/latest")], reads=False)]
+
+
+def escaped(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Text each of whose bytes JSON writes as six, and binary, which becomes a third more."""
+    control = msgpack.packb({"state": {"a": "\x01" * (LARGE_BYTES // 3)}})
+    binary = msgpack.packb({"state": {"a": b"\xff" * LARGE_BYTES}})
+    for name, body in (("control", control), ("binary", binary)):
+        tenant.send("POST", SAVE.format(name), content=body, headers={"Content-Type": MSGPACK})
+    gzip = {"Accept-Encoding": "gzip"}
+    return [
+        Line(EVERYBODY // 4, [tenant.raw("GET", f"{SAVE.format(name)}/latest", headers=headers)])
+        for name in ("control", "binary")
+        for headers in ({}, gzip)
+    ]
+
+
+def inlined(tenant: Tenant, declared: Declared) -> list[Line]:
+    content = b"a" * limits.INLINED_BYTES_EACH_MAX
+    pointers = [
+        tenant.send(
+            "POST", "/v1/threads/t/artifacts", content=content,
+            headers={"Stateroom-Artifact-Name": f"a{number}", "Content-Type": "text/plain"},
+        ).json()["pointer"]
+        for number in range(limits.INLINED_BYTES_MAX // limits.INLINED_BYTES_EACH_MAX)
+    ]  # fmt: skip
+    tenant.save("t", state={"a": pointers * (limits.INLINED_ARTIFACTS_MAX // len(pointers))})
+    return whole(tenant, tenant.raw("GET", f"{SAVE.format('t')}/latest?resolve=inline"))
+
+
+def writes(tenant: Tenant, declared: Declared) -> list[Line]:
+    each = [[]] * (VALUES // limits.WRITES_MAX - 10)
+    many = [{"channel": f"c{n}", "idx": n, "value": each} for n in range(limits.WRITES_MAX)]
+    body = json.dumps({"writes": many}, separators=(",", ":")).encode()
+    path = f"{SAVE.format('t-' + NUMBER)}/c/writes/task"
+    large = b'{"writes":[{"channel":"a","idx":0,"value":"' + b"a" * LARGE_BYTES + b'"}]}'
+    tenant.save("t", state={"a": 1})
+    return [
+        Line(LARGE_AT_ONCE, [tenant.raw("POST", path, large)]),
+        Line(EVERYBODY - LARGE_AT_ONCE, [tenant.raw("POST", path, body)]),
+    ]
+
+
+def one_threads_writes(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Many more writers to one thread than may wait for it."""
+    return whole(tenant, tenant.raw("POST", SAVE.format("one"), b'{"state":{"a":1}}'))
+
+
+def written(tenant: Tenant, declared: Declared) -> list[Line]:
+    each = [[]] * (VALUES // limits.WRITES_MAX - 10)
+    many = [{"channel": f"c{n}", "idx": n, "value": each} for n in range(limits.WRITES_MAX)]
+    tenant.send("POST", f"{SAVE.format('t')}/c/writes/task", json={"writes": many})
+    return whole(tenant, tenant.raw("GET", f"{SAVE.format('t')}/c/writes/task"))
+
+
+def _leaf(size_bytes: int) -> bytes:
+    return json.dumps({"data": base64.b64encode(msgpack.packb("a" * size_bytes)).decode()}).encode()
+
+
+def piece_in(tenant: Tenant, declared: Declared) -> list[Line]:
+    path = "/v1/threads/t/pieces"
+    return [
+        Line(LARGE_AT_ONCE, [tenant.raw("POST", path, _leaf(LARGE_BYTES // 4 * 3 - 1024))]),
+        *(Line(25, [tenant.raw("POST", path, _leaf(20_000 + n))]) for n in range(5)),
+    ]
+
+
+def piece_out(tenant: Tenant, declared: Declared) -> list[Line]:
+    body = _leaf(LARGE_BYTES // 4 * 3 - 1024)
+    sent = tenant.send("POST", "/v1/threads/t/pieces", content=body, headers={"Content-Type": JSON}).json()
+    piece = base64.urlsafe_b64encode(base64.b64decode(sent["piece"])).decode().rstrip("=")
+    tenant.save("t", state={"a": 1})
+    get = tenant.raw("GET", f"/v1/threads/t/pieces/{piece}")
+    return [Line(EVERYBODY // 2, [get]), Line(EVERYBODY // 2, [get], reads=False)]
+
+
+UPLOAD_BYTES = 8 * 1024 * 1024
+_NAMED = {"Stateroom-Artifact-Name": "a", "Content-Type": "text/plain"}
+
+
+def uploads(tenant: Tenant, declared: Declared) -> list[Line]:
+    path = f"/v1/threads/t-{NUMBER}/artifacts"
+    return whole(tenant, tenant.raw("POST", path, b"a" * UPLOAD_BYTES, headers={"Stateroom-Artifact-Name": "a"}))
+
+
+def parts(tenant: Tenant, declared: Declared) -> list[Line]:
+    begun = tenant.send("POST", "/v1/threads/t/uploads", json={"name": "a"}).json()["upload_id"]
+    path = f"/v1/uploads/{begun}/parts"
+    return [Line(1, [tenant.raw("PUT", f"{path}/{n}", b"a" * UPLOAD_BYTES)]) for n in range(EVERYBODY)]
+
+
+def whole_uploads(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Begin, send a part, complete: again and again."""
+    begin = tenant.raw("POST", "/v1/threads/t/uploads", b'{"name":"a"}', captures='"upload_id":"([^"]+)')
+    part = tenant.raw("PUT", f"/v1/uploads/{CAPTURED}/parts/0", b"a" * 100_000)
+    return whole(tenant, begin, part, tenant.raw("DELETE", f"/v1/uploads/{CAPTURED}"))
+
+
+def download(tenant: Tenant, query: str = "") -> str:
+    made = tenant.send("POST", "/v1/threads/t/artifacts", content=b"a" * UPLOAD_BYTES * 2, headers=_NAMED)
+    return f"/v1/artifacts/{made.json()['artifact_id']}{query}"
+
+
+def downloads(tenant: Tenant, declared: Declared) -> list[Line]:
+    get = tenant.raw("GET", download(tenant, "/content"), accept="*/*")
+    return [Line(EVERYBODY // 2, [get]), Line(EVERYBODY // 2, [get], reads=False)]
+
+
+def signed_downloads(tenant: Tenant, declared: Declared) -> list[Line]:
+    url = tenant.send("POST", download(tenant, "/urls"), json={}).json()["url"]
+    get = tenant.raw("GET", "/v1/" + url.split("/v1/")[1], accept="*/*", api_key="")
+    return [Line(EVERYBODY // 2, [get]), Line(EVERYBODY // 2, [get], reads=False)]
+
+
+def copies(tenant: Tenant, declared: Declared) -> list[Line]:
+    heavy_history(tenant)
+    body = f'{{"target_thread_id":"copy-{NUMBER}"}}'.encode()
+    return whole(tenant, tenant.raw("POST", "/v1/threads/t/copy", body))
+
+
+def removals(tenant: Tenant, declared: Declared) -> list[Line]:
+    """What is saved is removed at once, by all connections."""
+    thread_id, run_id = f"t-{NUMBER}", f"run-{NUMBER}"
+    save = tenant.raw("POST", SAVE.format(thread_id), json.dumps({"state": {"a": 1}, "run_id": run_id}).encode())
+    removal = {
+        "delete_thread": lambda: tenant.raw("DELETE", f"/v1/threads/{thread_id}"),
+        "prune": lambda: tenant.raw("POST", "/v1/threads:prune", _bulk("thread_ids", thread_id)),
+        "delete_runs": lambda: tenant.raw("POST", "/v1/runs:delete", _bulk("run_ids", run_id)),
+    }[declared.name]()
+    return whole(tenant, save, removal)
+
+
+def _bulk(name: str, first: str) -> bytes:
+    return json.dumps({name: [first, *(f"absent-{n}" for n in range(limits.BULK_ITEMS_MAX - 1))]}).encode()
+
+
+def compactions(tenant: Tenant, declared: Declared) -> list[Line]:
+    tenant.send("POST", SAVE.format("t"), content=STATES[0][1], headers={"Content-Type": JSON})
+    save = tenant.raw("POST", SAVE.format("t"), STATES[0][1])
+    body = json.dumps({"channel": "a", "keep_last": VALUES // 2, "summary": "x"}).encode()
+    return [Line(8, [save]), Line(EVERYBODY - 8, [tenant.raw("POST", "/v1/threads/t/compact", body)])]
+
+
+def archiving(tenant: Tenant, declared: Declared) -> list[Line]:
+    heavy_history(tenant)
+    thread_id = f"archived-{uuid4()}"
+    tenant.send("POST", "/v1/threads/t/copy", json={"target_thread_id": thread_id})
+    both = [tenant.raw("POST", f"/v1/threads/{thread_id}/{verb}") for verb in ("archive", "restore")]
+    return whole(tenant, *both, tenant.raw("GET", f"{SAVE.format(thread_id)}/latest"))
+
+
+def verifying(tenant: Tenant, declared: Declared) -> list[Line]:
+    heavy_history(tenant)
+    dense_states(tenant, "dense")
+    found = {"verify": b'{"thread_id":"t"}'}.get(declared.name, b"")
+    return whole(tenant, tenant.raw("POST", declared.path, found))
+
+
+def shreds(tenant: Tenant, declared: Declared) -> list[Line]:
+    subject = f"s-{NUMBER}"
+    by = {"Stateroom-Subject": subject}
+    save = tenant.raw("POST", SAVE.format("t"), b'{"state":{"a":1}}', headers=by)
+    shred = tenant.raw("POST", f"/v1/subjects/{subject}/shred", json.dumps({"confirm": subject}).encode(), headers=by)
+    return whole(tenant, save, shred)
+
+
+def exports(tenant: Tenant, declared: Declared) -> list[Line]:
+    heavy_history(tenant)
+    tenant.send("POST", SAVE.format("large"), content=TEXT, headers={"Content-Type": JSON})
+    return whole(tenant, request(tenant, declared, Thread("t", "", "", "")))
+
+
+def imports(tenant: Tenant, declared: Declared) -> list[Line]:
+    empty = empty_export(tenant.client.get("/v1/whoami").json()["tenant_id"])
+    return [
+        Line(EVERYBODY // 2, [tenant.raw("POST", "/v1/import", empty)]),
+        Line(EVERYBODY // 2, [tenant.raw("POST", "/v1/import", empty[:200] + b"\xff" * UPLOAD_BYTES)]),
+    ]
+
+
+def keys_made(tenant: Tenant, declared: Declared) -> list[Line]:
+    body = b'{"kind":"service","name":"a","permissions":["state:read"]}'
+    make = tenant.raw("POST", "/v1/api-keys", body, captures='"key_id":"([^"]+)')
+    return whole(tenant, make, tenant.raw("DELETE", f"/v1/api-keys/{CAPTURED}"))
+
+
+def unknown_keys(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Keys that look right and that nobody has, a new one each time: nobody's allowance counts them."""
+    nobodys_pepper = Peppers(Pepper(1, b"nobody" * 6))
+    nobodys = [
+        tenant.raw("GET", "/v1/whoami", api_key=generate(nobodys_pepper).reveal()) for _ in range(32 * EVERYBODY)
+    ]
+    return [Line(1, nobodys[number::EVERYBODY]) for number in range(EVERYBODY)]
+
+
+COSTLY_PATTERN = r"[\p{L}\p{N}]{5}"
+
+
+def schemas(tenant: Tenant, declared: Declared) -> list[Line]:
+    """As many patterns as compile, then as many more as a task's time is too short for."""
+
+    def definition(count: int) -> bytes:
+        return json.dumps({"json_schema": {"properties": {
+            f"c{n}": {"pattern": COSTLY_PATTERN + str(n)} for n in range(count)
+        }}}).encode()  # fmt: skip
+
+    path = f"/v1/state-schemas/s-{NUMBER}/versions/1"
+    puts = [tenant.raw("PUT", path, definition(count)) for count in (1, 60, 500)]
+    return [
+        *(Line(EVERYBODY // 4, [each]) for each in puts),
+        Line(DENSE_AT_ONCE, [tenant.raw("PUT", path, EMPTIES)]),
+    ]
+
+
+def checked(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Saves and loads at a version with patterns and conditions, of a state that all of them look at."""
+    pattern = {"items": {"type": "object", "properties": {"t": {"type": "string", "pattern": r"^\p{L}{1,40}$"}}}}
+    tenant.send("PUT", "/v1/state-schemas/s/versions/1", json={"json_schema": {"properties": {"a": pattern}}})
+    condition = "value.matches('^[a-z]{1,200}[0-9]?$') || value.matches('[a-z]{90}$')"
+    step = [{"op": "for_each", "path": "/a", "operations": [{"op": "remove", "path": "/t", "when": condition}]}]
+    tenant.send("PUT", "/v1/state-schemas/s/versions/2", json={"up": step})
+    state = {"a": [{"t": "abcdefgh"}] * 6_000}
+    body = json.dumps({"state": state, "state_schema": "s", "state_version": 1}).encode()
+    tenant.send("POST", SAVE.format("t"), content=body, headers={"Content-Type": JSON})
+    load = tenant.raw("GET", f"{SAVE.format('t')}/latest", headers={"Accept-State-Version": "2"})
+    save = tenant.raw("POST", SAVE.format(f"t-{NUMBER}"), body)
+    verb = tenant.raw("POST", declared.path.replace("{state_schema:str}", "s"), b"{}")
+    return [Line(EVERYBODY // 3, [each]) for each in (load, save, verb)]
+
+
+def silent(tenant: Tenant, declared: Declared) -> list[Line]:
+    return [Line(limits.CONNECTIONS_MAX - 64, [Request(b"GET /livez HTTP/1.1\r\nX-Half: ", is_whole=False)])]
+
+
+def large_bodies(tenant: Tenant, declared: Declared) -> list[Line]:
+    return whole(tenant, tenant.raw("POST", SAVE.format("t"), TEXT))
+
+
+def long_queries(tenant: Tenant, declared: Declared) -> list[Line]:
+    names = "&".join(f"channel=c{n}" for n in range(limits.CHANNELS_MAX))
+    tenant.save("t", state={"a": 1})
+    get = tenant.raw(
+        "GET", f"{SAVE.format('t')}/latest/channel-history?{names}",
+        headers={f"X-{n}": "a" * 400 for n in range(limits.HEADERS_MAX - 20)},
+    )  # fmt: skip
+    return whole(tenant, get)
+
+
+def many_subjects(tenant: Tenant) -> None:
+    body = {"state": {"a": 1}}
+    tenant.send_many([
+        {"method": "POST", "url": SAVE.format("t"), "json": body, "headers": {"Stateroom-Subject": f"s{n}"}}
+        for n in range(limits.PAGE_ITEMS_MAX)
+    ])  # fmt: skip
+
+
+def many_threads(tenant: Tenant) -> None:
+    body = {"state": {"a": 1}, "metadata": HEAVY_METADATA}
+    tenant.send_many([
+        {"method": "POST", "url": SAVE.format(f"t{n}"), "json": body} for n in range(limits.PAGE_ITEMS_MAX)
+    ])  # fmt: skip
+
+
+def many_keys(tenant: Tenant) -> None:
+    body = {"kind": "service", "name": "a" * 200, "permissions": ["state:read"]}
+    tenant.send_many([{"method": "POST", "url": "/v1/api-keys", "json": body}] * 300)
+
+
+def many_artifacts(tenant: Tenant) -> None:
+    metadata = base64.urlsafe_b64encode(json.dumps({"a": [[]] * 2000}).encode()).decode()
+    preview = base64.urlsafe_b64encode(b"p" * limits.PREVIEW_BYTES_MAX).decode()
+    headers = {**_NAMED, "Stateroom-Artifact-Metadata": metadata, "Stateroom-Artifact-Preview": preview}
+    tenant.send_many([
+        {"method": "POST", "url": "/v1/threads/t/artifacts", "content": b"a", "headers": headers}
+    ] * 300)  # fmt: skip
+
+
+def many_jobs(tenant: Tenant) -> None:
+    made = request_of(DECLARED["export_tenant"], save_thread(tenant.client))
+    tenant.send_many([{"method": made.method, "url": made.path + made.query, "json": made.body}] * 100, 1)
+
+
+def many_writes(tenant: Tenant) -> None:
+    heavy_history(tenant)
+    head = tenant.client.get(f"{SAVE.format('t')}/latest?view=none").json()["checkpoint_id"]
+    body = {"writes": [{"channel": "note", "idx": n, "value": [[]] * 100} for n in range(limits.WRITES_MAX)]}
+    tenant.send("POST", f"{SAVE.format('t')}/{head}/writes/task", json=body)
+
+
+def many_schemas(tenant: Tenant) -> None:
+    tenant.send_many([
+        {"method": "PUT", "url": f"/v1/state-schemas/s{n}/versions/1", "json": {"label": "x"}} for n in range(100)
+    ])  # fmt: skip
+
+
+BODIES = Case("three bodies of 32 MiB of escapes or empties, 20 of 199,000 empty lists, 105 that are accepted", bodies,
+              frozenset({"200", "201", "202", "204", "403", "404", "409", "422"}))  # fmt: skip
+LOOK_UPS = Case("128 look-ups at once", look_ups, frozenset({"200", "202", "204", "403", "404"}))
+PUBLIC = Case("128 at once without a credential", public, frozenset({"200", "401", "403", "404"}))
+CHECKED = Case("patterns and conditions over 6,000 texts, saved, loaded and migrated by 128", checked,
+               frozenset({"200", "201", "202", "429"}))  # fmt: skip
+REMOVED = Case("128 save and remove, a thousand names in a request", removals)
+
+CASES: dict[str, Case] = {
+    "silent connections": Case("CONNECTIONS_MAX - 64 connections with half a header", silent, frozenset()),
+    "shown dense": Case("128 loads in JSON of states of 199,000 values", shown),
+    "shown escaped": Case("128 loads in JSON of 10 MiB that become 60, of 32 MiB of binary, and gzip", escaped),
+    "appended": Case("64 append 25,000 lists, 64 load what grows, in JSON", appends),
+    "inlined": Case("128 loads that inline 8 MiB of artifacts that are named a thousand times", inlined),
+    "one thread": Case("128 writers to one thread", one_threads_writes),
+    "large bodies": Case("128 bodies of 32 MiB at once", large_bodies, frozenset({"201", "429"})),
+    "long queries": Case("1,000 channels in a query, 80 headers of 400 bytes", long_queries),
+    "searched states": Case(
+        "128 pages with the states of 8 checkpoints of 199,000 values",
+        pages(dense_states, "view=state", SAVE.format("t")),
+        frozenset({"200", "422", "429"}),
+    ),
+    "unknown keys": Case("128 connections with unknown keys that look right", unknown_keys, frozenset({"401"})),
+}
+
+VERBS: dict[str, Case] = {
+    "list_threads": Case("128 pages of 1,000 threads", pages(many_threads)),
+    "get_thread": LOOK_UPS,
+    "update_thread": BODIES,
+    "delete_thread": REMOVED,
+    "copy_thread": Case("128 copies of a thread of 1,000 checkpoints", copies, is_heavy=True),
+    "prune": REMOVED,
+    "delete_runs": REMOVED,
+    "archive_thread": Case("128 archive and restore a thread of 1,000 checkpoints", archiving, is_heavy=True),
+    "restore_thread": Case("128 archive and restore a thread of 1,000 checkpoints", archiving, is_heavy=True),
+    "save_checkpoint": Case("three of 32 MiB, 56 of 199,000 values or 1,000 channels, 69 small", saves),
+    "compact_thread": Case("120 compact a list of 199,000 elements that 8 save again", compactions),
+    "load_checkpoint": Case("128 answers of 32 MiB that are not read", unread),
+    "list_checkpoints": Case("128 pages of 1,000 checkpoints, 16 KiB of empties in each one's metadata",
+                             pages(heavy_history), frozenset({"200", "429"}), is_heavy=True),
+    "search_checkpoints": Case("128 pages of 1,000 checkpoints, 16 KiB of empties in each one's metadata",
+                               pages(heavy_history), frozenset({"200", "429"}), is_heavy=True),
+    "channel_history": Case("128 histories of a channel, of 1,000 checkpoints", pages(many_writes, "channel=note"),
+                            is_heavy=True),
+    "put_writes": Case("three of 32 MiB, 125 of 1,000 writes of 190 lists each", writes),
+    "get_writes": Case("128 read 1,000 writes of 190 lists each", written),
+    "get_usage": LOOK_UPS,
+    "get_tenant_usage": LOOK_UPS,
+    "set_tenant_quota": BODIES,
+    "create_artifact": Case("128 uploads of 8 MiB", uploads),
+    "begin_upload": BODIES,
+    "get_upload": LOOK_UPS,
+    "put_upload_part": Case("128 parts of 8 MiB of one upload", parts),
+    "complete_upload": BODIES,
+    "abort_upload": Case("128 begin uploads, send a part, abort", whole_uploads),
+    "list_artifacts": Case("128 pages of 300 artifacts, all with previews and metadata", pages(many_artifacts),
+                           frozenset({"200", "429"})),
+    "get_artifact": LOOK_UPS,
+    "delete_artifact": LOOK_UPS,
+    "copy_artifact": BODIES,
+    "get_artifact_content": Case("128 downloads of 16 MiB, half of them not read", downloads),
+    "create_artifact_url": BODIES,
+    "revoke_artifact_urls": LOOK_UPS,
+    "read_artifact_url": Case("128 downloads of 16 MiB by signed URL, half of them not read", signed_downloads),
+    "put_piece": Case("three leaves of 24 MiB, 125 of 20 KB", piece_in, frozenset({"200", "201"})),
+    "get_piece": Case("128 leaves of 24 MiB, half of them not read", piece_out),
+    "whoami": LOOK_UPS,
+    "create_api_key": Case("128 make keys and revoke them", keys_made),
+    "list_api_keys": Case("128 pages of 300 keys", pages(many_keys)),
+    "revoke_api_key": Case("128 make keys and revoke them", keys_made),
+    "list_operator_keys": LOOK_UPS,
+    "revoke_operator_key": LOOK_UPS,
+    "create_tenant": BODIES,
+    "list_tenants": LOOK_UPS,
+    "get_tenant": LOOK_UPS,
+    "rename_tenant": BODIES,
+    "suspend_tenant": BODIES,
+    "resume_tenant": LOOK_UPS,
+    "recover_tenant": BODIES,
+    "read_audit": Case("128 pages of the audit log", pages(many_keys)),
+    "get_audit_anchor": LOOK_UPS,
+    "anchor_audit": LOOK_UPS,
+    "get_audit_key": LOOK_UPS,
+    "read_operator_audit": LOOK_UPS,
+    "get_operator_audit_anchor": LOOK_UPS,
+    "anchor_operator_audit": LOOK_UPS,
+    "get_operator_audit_key": LOOK_UPS,
+    "verify": Case("128 verify a thread of 1,000 checkpoints", verifying,
+                   frozenset({"200", "202", "429"}), is_heavy=True),
+    "verify_tenant": Case("128 verify 1,000 checkpoints", verifying,
+                          frozenset({"200", "202", "409", "429"}), is_heavy=True),
+    "verify_deployment": LOOK_UPS,
+    "list_subjects": Case("128 pages of 1,000 subjects", pages(many_subjects)),
+    "rotate_key": BODIES,
+    "rewrap_subject_keys": LOOK_UPS,
+    "get_keys": LOOK_UPS,
+    "rewrap_tenant_keys": LOOK_UPS,
+    "get_root_keys": LOOK_UPS,
+    "shred_subject": Case("128 save and shred subjects", shreds),
+    "shred_tenant": BODIES,
+    "list_jobs": Case("128 pages of 100 jobs", pages(many_jobs)),
+    "get_job": LOOK_UPS,
+    "list_deployment_jobs": LOOK_UPS,
+    "get_deployment_job": LOOK_UPS,
+    "cancel_job": LOOK_UPS,
+    "cancel_deployment_job": LOOK_UPS,
+    "supersede_job": LOOK_UPS,
+    "supersede_deployment_job": LOOK_UPS,
+    "get_tenant_job": LOOK_UPS,
+    "decrypt": BODIES,
+    "get_retention": LOOK_UPS,
+    "put_retention": BODIES,
+    "preview_retention": Case("128 previews over 1,000 checkpoints", pages(heavy_history), is_heavy=True),
+    "get_retention_round": LOOK_UPS,
+    "begin_retention_round": LOOK_UPS,
+    "get_thread_retention": LOOK_UPS,
+    "put_thread_retention": BODIES,
+    "get_retention_ceilings": LOOK_UPS,
+    "put_retention_ceilings": BODIES,
+    "get_save_policy": LOOK_UPS,
+    "put_save_policy": BODIES,
+    "put_state_schema_version": Case("96 register 1, 60 and 500 patterns, 20 send 199,000 empty lists", schemas,
+                                     frozenset({"201", "422", "429"})),
+    "list_state_schemas": Case("128 lists of 100 schemas", lambda tenant, declared: (
+        many_schemas(tenant), look_ups(tenant, declared))[1]),
+    "get_state_schema": LOOK_UPS,
+    "adopt_state": BODIES,
+    "list_state_adoptions": LOOK_UPS,
+    "plan_state_migration": CHECKED,
+    "migrate_state": CHECKED,
+    "roll_back_state": CHECKED,
+    "get_state_migration": LOOK_UPS,
+    "export_thread": Case("128 exports of a thread of 1,000 checkpoints", exports, is_heavy=True),
+    "export_tenant": Case("128 exports of 1,000 checkpoints and 32 MiB", exports, is_heavy=True),
+    "import_threads": Case("128 imports, half of them 8 MiB of nonsense", imports),
+    "get_transfer_key": LOOK_UPS,
+    "accept_unbound_import": BODIES,
+    "livez": PUBLIC,
+    "readyz": PUBLIC,
+    "openapi": PUBLIC,
+    "docs": PUBLIC,
+}  # fmt: skip
+
+# By which case each limit is pushed; a case of `CASES`, or that of a verb.
+LIMITS: dict[str, str] = {
+    "HEADER_BYTES_MAX": "long queries",
+    "HEADERS_MAX": "long queries",
+    "HEADER_SECONDS_MAX": "silent connections",
+    "CONNECTIONS_MAX": "silent connections",
+    "BODY_BYTES_MAX": "large bodies",
+    "HELD_BYTES_MAX": "large bodies",
+    "TENANT_HELD_BYTES_MAX": "load_checkpoint",
+    "BODY_IDLE_SECONDS_MAX": "large bodies",
+    "BODY_SECONDS_MAX": "large bodies",
+    "ARTIFACT_BYTES_MAX": "create_artifact",
+    "PREVIEW_BYTES_MAX": "list_artifacts",
+    "STREAM_BYTES_PER_SECOND_MIN": "create_artifact",
+    "STREAM_IDLE_SECONDS_MAX": "get_artifact_content",
+    "ANSWER_SLICE_BYTES": "load_checkpoint",
+    "ANSWER_SECONDS_MAX": "load_checkpoint",
+    "ANSWER_BYTES_PER_SECOND_MIN": "load_checkpoint",
+    "CHANNELS_MAX": "save_checkpoint",
+    "WRITES_MAX": "put_writes",
+    "BULK_ITEMS_MAX": "prune",
+    "VALUES_MAX": "save_checkpoint",
+    "TREE_BYTES_MAX": "update_thread",
+    "SLICED_BYTES_MIN": "shown dense",
+    "DEPTH_MAX": "save_checkpoint",
+    "NAME_BYTES_MAX": "list_api_keys",
+    "METADATA_BYTES_MAX": "list_checkpoints",
+    "INLINED_BYTES_EACH_MAX": "inlined",
+    "INLINED_BYTES_MAX": "inlined",
+    "INLINED_ARTIFACTS_MAX": "inlined",
+    "INLINED_AT_ONCE": "inlined",
+    "PAGE_ITEMS_MAX": "search_checkpoints",
+    "PAGE_ITEMS_DEFAULT": "search_checkpoints",
+    "ACCEPT_BYTES_MAX": "long queries",
+    "QUERY_FIELDS_MAX": "long queries",
+    "TENANT_REQUESTS_IN_FLIGHT_MAX": "save_checkpoint",
+    "THREAD_WRITES_ACTIVE_MAX": "one thread",
+    "THREAD_WRITES_WAITING_MAX": "one thread",
+    "THREAD_WAIT_SECONDS_MAX": "one thread",
+    "EXPORT_BYTES_MAX": "export_tenant",
+    "TRANSFERS_AT_ONCE": "export_tenant",
+    "TENANT_TRANSFERS_AT_ONCE": "export_tenant",
+    "REFUSED_SECONDS_MAX": "import_threads",
+    "TRANSFER_RETRY_SECONDS": "import_threads",
+    "RETRY_AFTER_SECONDS": "large bodies",
+}
+ALL: dict[str, tuple[Case, Declared]] = {
+    **{name: (case, DECLARED[name]) for name, case in VERBS.items() if name in DECLARED},
+    **{name: (case, DECLARED["list_checkpoints"]) for name, case in CASES.items()},
+}
