@@ -26,6 +26,7 @@ from gateway.telemetry import configure_logging
 from storage.audit import FLUSH_SECONDS, Audit
 from storage.clock import SystemClock
 from storage.errors import StorageError
+from storage.key_seals import Pepper, Peppers
 from storage.model import Tenant
 from storage.postgres.setup import prepare
 from storage.postgres.unit_of_work import Silent
@@ -129,7 +130,7 @@ async def audited(engines: Engines) -> AsyncIterator[dict[str, Desk]]:
             now = datetime.now(UTC)
             tenant = Tenant(tenant_id=uuid4(), name=name, created_at=now)
             service, api_key = api_keys.mint(
-                _PEPPER,
+                Peppers(Pepper(1, _PEPPER)),
                 kind="service",
                 permissions=("state:read", "state:write", "subject:act_as"),
                 now=now,

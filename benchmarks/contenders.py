@@ -228,5 +228,5 @@ def bodies_of_bytes(texts: list[bytes]) -> list[bytes]:
 
 def _body(checkpoint_id: str, parent_id: str | None, step: int, channels: dict[str, Any]) -> bytes:
     return msgspec.msgpack.encode(
-        {"id": checkpoint_id, "parent_id": parent_id, "step": step, "source": "loop", "channels": channels}
+        {"checkpoint_id": checkpoint_id, "parent_id": parent_id, "step": step, "source": "loop", "channels": channels}
     )

@@ -24,7 +24,7 @@ from gateway.settings import Settings
 from gateway.telemetry import configure_logging
 from storage.postgres.setup import prepare
 
-_READY = re.compile(r" is ready on (\S+);")
+_READY = re.compile(r'"listen":"([^"]+)"[^\n]*"event":"ready"')
 
 
 async def _settings(engines: Engines, database: str, connections_max: int) -> Settings:

@@ -114,7 +114,12 @@ async def neighbour_bench(engines: Engines, saves: int) -> AsyncIterator[Neighbo
     """Make the second tenant, and a second gateway while it is measured."""
     async with httpx2.AsyncClient(base_url=engines.url) as client:
         headers = {"Authorization": f"Bearer {engines.operator_key}"}
-        made = await client.post("/v1/admin/tenants", json={"name": "neighbour"}, headers=headers)
+        founded = await client.post("/v1/admin/tenants", json={"name": "neighbour"}, headers=headers)
+        founded.raise_for_status()
+        # The key that comes with a tenant administers it, and opens no state.
+        headers = {"Authorization": f"Bearer {founded.json()['api_key']}"}
+        wanted = {"kind": "service", "permissions": ["state:write", "subject:act_as"]}
+        made = await client.post("/v1/api-keys", json=wanted, headers=headers)
     made.raise_for_status()
     async with gateways.serving(engines, 1) as (other_url,):
         yield NeighbourBench(engines, other_url, made.json()["api_key"], saves)
