@@ -5,7 +5,6 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
-UV_REQUIREMENT := uv>=0.9,<1
 # A uv on PATH is used when it runs and is new enough; otherwise one of our own is installed in .tools/.
 ifndef UV
 UV := $(shell uv --version 2>/dev/null | grep -Eq '^uv (0\.(9|[1-9][0-9]+)|[1-9])' && echo uv || echo .tools/bin/uv)
@@ -20,10 +19,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
-.tools/bin/uv:
+.tools/bin/uv: requirements-uv.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@$(PYTHON) -m venv .tools || { echo 'python3 has no venv module (Debian: apt install python3-venv)' >&2; exit 1; }
-	@.tools/bin/python -m pip install --quiet --disable-pip-version-check '$(UV_REQUIREMENT)'
+	@.tools/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $<
+	@touch $@
 
 .PHONY: setup
 setup: $(if $(findstring /,$(UV)),$(UV)) ## Install the locked environment into .venv
@@ -34,13 +34,13 @@ demo: setup ## Show an agent that crashes, resumes and forks, on real engines (a
 	@$(RUN) python examples/demo.py
 
 .PHONY: serve
-serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DIR (.stateroom)
-	@$(RUN) stateroom serve --embedded --data-dir '$(DATA_DIR)'
+serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DIR (.stateroom), on PORT (8080)
+	@$(RUN) stateroom serve --embedded --data-dir '$(DATA_DIR)' $(if $(PORT),--port '$(PORT)')
 
 # One file on one worker, in the order of the tree: what kills and restarts comes first, the quick unit tests fill the end.
 .PHONY: test
 test: setup ## Run the tests (PYTEST_ARGS=... is passed on)
-	@$(RUN) pytest -m 'not soak' -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(RUN) pytest -m 'not soak and not mixed and not victims and not clients' -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .PHONY: check
 check: setup ## Check style, formatting, types and the import layers
@@ -57,12 +57,33 @@ bench: setup ## Measure against LangGraph's own PostgreSQL saver
 soak: setup ## Run the long tests
 	@$(RUN) --group bench pytest -m soak $(PYTEST_ARGS)
 
+.PHONY: victims
+victims: setup ## Attack with every verb and limit, and measure what others notice (alone on the machine)
+	@$(RUN) pytest -m victims -q -s tests/victims $(PYTEST_ARGS)
+
+.PHONY: mixed
+mixed: setup ## Run every verb and row kind through this build and the recorded earlier one, side by side
+	@UV='$(UV)' $(RUN) pytest -m mixed tests/previous $(PYTEST_ARGS)
+
 .PHONY: openapi
-openapi: setup ## Write the OpenAPI snapshot and the page of problem codes
+openapi: setup ## Write the OpenAPI snapshot and the pages of problem codes and limits
 	@$(RUN) python -m gateway.openapi > tests/golden/openapi.json.new
 	@mv tests/golden/openapi.json.new tests/golden/openapi.json
 	@$(RUN) python -m gateway.problems > docs/problems.md.new
 	@mv docs/problems.md.new docs/problems.md
+	@$(RUN) python -m gateway.limits_page > docs/limits.md.new
+	@mv docs/limits.md.new docs/limits.md
+
+# Node 20, npm and Java 17 must be there; everything else comes from npm and PyPI, in the versions that are pinned.
+.PHONY: clients
+clients: setup ## Lint the OpenAPI document; generate, compile and use clients in TypeScript, Go and Python
+	@for tool in node npm java; do command -v $$tool > /dev/null || { echo "make clients needs $$tool: Node 20 or newer with npm, and Java 17 or newer" >&2; exit 1; }; done
+	@mkdir -p .cache/clients
+	@cp tests/clients/package.json tests/clients/package-lock.json .cache/clients/
+	@npm ci --prefix .cache/clients --no-audit --no-fund --loglevel=error
+	@$(UV) venv --quiet --allow-existing .cache/clients/python
+	@$(UV) pip install --quiet --python .cache/clients/python -r tests/clients/requirements.txt
+	@$(RUN) pytest -m clients tests/clients $(PYTEST_ARGS)
 
 .PHONY: clean
 clean: ## Remove environments and caches, never data (DATA_DIR stays)
