@@ -209,6 +209,12 @@ SECTIONS: Final = {
     ),
     "Retention, archive, moving": (
         Limit("AGENT_POLICIES_MAX", retention_policies, "agents with a policy of their own", "conflict"),
+        Limit(
+            "AGENT_POLICY_ROWS_MAX",
+            retention_policies,
+            "agents with a policy, and those whose policy was taken back since the last round",
+            "conflict",
+        ),
         Limit("AGENT_SAVE_POLICIES_MAX", save_policies, "agents with a save policy of their own", "conflict"),
         Limit(
             "ARCHIVE_BYTES_MAX",

@@ -538,7 +538,6 @@ def configure_logging(level: str) -> None:
         processors=[*shared, _without_exception_text, _render],
         logger_factory=structlog.BytesLoggerFactory(_StandardError()),  # type: ignore[arg-type]
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        cache_logger_on_first_use=True,
     )
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(

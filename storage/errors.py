@@ -148,7 +148,7 @@ class LegalHold(Conflict):
 
 
 class RetentionPoliciesExceeded(Conflict):
-    """The tenant has as many policies for agents as it may; remove one first."""
+    """The tenant has as many policies for agents as it may; take some back, or wait for the next round of retention."""
 
 
 class SavePoliciesExceeded(Conflict):

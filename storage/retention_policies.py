@@ -62,6 +62,8 @@ from storage.thinning import ThinningRule
 
 # More agents than anybody runs; a round reads all of them.
 AGENT_POLICIES_MAX = 1_000
+# With those that were taken back since the last round that is through.
+AGENT_POLICY_ROWS_MAX = 2 * AGENT_POLICIES_MAX
 # Threads of one page of a preview, and how long it may take: thinning opens what it would thin.
 PREVIEW_ROWS = 500
 PREVIEW_SECONDS = 5.0
@@ -433,9 +435,8 @@ class RetentionPolicies:
             if superseded:
                 _require_hold(policy)
             if after != before or superseded:
-                many = await transaction.fetchval(sql.COUNT_AGENTS, tenant_id)
-                if before == NOTHING_SAID and agent is not None and many >= AGENT_POLICIES_MAX:
-                    raise RetentionPoliciesExceeded
+                if before == NOTHING_SAID and agent is not None and not superseded:
+                    await self._make_room(transaction, tenant_id, said)
                 # Also where nothing is said any more: that it changed says that threads are to be looked at again.
                 await self._put(
                     transaction, tenant_id, level, target, _encoder.encode(after), held=bool(after.legal_hold)
@@ -443,6 +444,18 @@ class RetentionPolicies:
                 named = f"tenant:{tenant_id}" if agent is None else f"agent:{agent}"
                 await self._record(transaction, tenant_id, actor, named, before, after, superseded=superseded)
             return await read_policies(transaction, self._control, tenant_id)
+
+    async def _make_room(self, transaction: Transaction, tenant_id: UUID, said: TenantPolicies) -> None:
+        """Before an agent gets a policy: remove what was taken back of others, once a round has acted on that.
+
+        Raises:
+            RetentionPoliciesExceeded: too many are left.
+        """
+        taken_back = [agent for agent, stored in said.agents.items() if stored.policy == NOTHING_SAID]
+        removed = await transaction.fetch(sql.REMOVE_TAKEN_BACK, tenant_id, taken_back) if taken_back else ()
+        rows = len(said.agents) + len(said.damaged)
+        if rows - len(taken_back) >= AGENT_POLICIES_MAX or rows - len(removed) >= AGENT_POLICY_ROWS_MAX:
+            raise RetentionPoliciesExceeded
 
     async def _put(
         self, transaction: Transaction, tenant_id: UUID, level: str, target: str, body: bytes, *, held: bool

@@ -4,6 +4,7 @@ import logging
 import os
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
@@ -22,9 +23,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.fixture(autouse=True)
 def _logging_as_found():
-    """Put back what a test configured in this process: a handler left behind writes into the next test's stderr."""
+    """Put back what a test configured in this process: what is left behind writes into the next test's stderr."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
+    structlog.reset_defaults()
     root.handlers[:] = handlers
     root.setLevel(level)

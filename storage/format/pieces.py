@@ -655,18 +655,6 @@ def _content(opened: Opened) -> bytes:
     return opened.data
 
 
-def look_up_in(digests: Digests, pieces: Mapping[bytes, Piece]) -> Callable[[bytes], Opened]:
-    """Open pieces that were just cut, as `join` wants them."""
-
-    def look_up(piece_id: bytes) -> Opened:
-        piece = pieces.get(piece_id)
-        if piece is None:
-            raise IntegrityFailure("a piece is missing")
-        return open_piece(digests, piece_id, piece.plaintext, piece.children)
-
-    return look_up
-
-
 def look_up_own(plaintexts: Mapping[bytes, bytes]) -> Callable[[bytes], Opened]:
     """Pieces of list tails that this process cut or opened, as `join_holed` wants them: not computed again."""
 

@@ -86,9 +86,12 @@ SELECT level, target, policy, legal_hold, updated_at, mac, mac_format FROM state
 ORDER BY level, target
 """
 
-# Of those that say something: a row stays when that is taken back.
-COUNT_AGENTS = """
-SELECT count(*) FROM stateroom.retention WHERE tenant_id = $1 AND level = 'agent' AND policy <> '\\x7b7d'
+# An agent's row stays when what it said is taken back: that it changed, and when, is for the next round to know.
+REMOVE_TAKEN_BACK = """
+DELETE FROM stateroom.retention r USING stateroom.retention_rounds rounds
+WHERE r.tenant_id = $1 AND r.level = 'agent' AND r.target = ANY($2::text[])
+  AND rounds.tenant_id = $1 AND r.updated_at < rounds.thinned_until
+RETURNING r.target
 """
 
 PUT = """

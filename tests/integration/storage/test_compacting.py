@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.blobs.memory import MemoryBlobStore
 from storage.compacting import Compacting, bumped
 from storage.errors import (
     ArtifactUnknown,
@@ -24,9 +23,8 @@ from storage.errors import (
 from storage.format.pieces import GROUP_ELEMENTS_AVERAGE
 from storage.model import ChannelValue, Compaction, FullState, Idempotency, Precondition, Value
 from storage.scope import Scope
-from storage.service import Store
+from tests.support.archive_rows import opened
 from tests.support.states import contents, history, load, packed, patch, put, save, state, write
-from tests.support.stores import DEPLOYMENT_ID
 
 ID_1 = "1f0c0000-0000-6000-8000-000000000001"
 ID_2 = "1f0c0000-0000-6000-8000-000000000002"
@@ -328,16 +326,8 @@ async def test_a_summary_cannot_name_an_artifact_that_is_not_there(store, scope)
 
 @pytest.fixture(scope="module")
 async def offloading(database, root_key):
-    opened = await Store.open(
-        database.app_url,
-        root_key=root_key,
-        deployment_id=DEPLOYMENT_ID,
-        connections_max=4,
-        durable=False,
-        blobs=MemoryBlobStore(),
-    )
-    yield opened
-    await opened.close()
+    async with opened(database, root_key) as made:
+        yield made
 
 
 @pytest.mark.parametrize("keep_last", [1, 2, 7, 40, 90])

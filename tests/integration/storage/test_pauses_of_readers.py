@@ -8,16 +8,14 @@ import pytest
 
 from gateway.api_keys import mint
 from storage.artifact_model import PREVIEW_BYTES_MAX, NewArtifact
-from storage.blobs.memory import MemoryBlobStore
 from storage.format.pieces import CUT_BESIDE_ELEMENTS_MIN, is_long_to_cut, list_header
 from storage.key_seals import Pepper, Peppers
 from storage.model import HistoryQuery, Precondition
 from storage.reading import HISTORY_MANIFESTS_BYTES_MAX
 from storage.scope import TenantScope
-from storage.service import Store
 from storage.turns import PAUSE_BYTES, PAUSE_ROW_BYTES, loop_turn
+from tests.support.archive_rows import opened
 from tests.support.states import load, patch, put, save, state, write
-from tests.support.stores import DEPLOYMENT_ID
 
 CHECKPOINT = "1f0c0000-0000-6000-8000-000000000001"
 PEPPERS = Peppers(Pepper(1, b"pepper" * 6))
@@ -28,16 +26,8 @@ TURNS = ROWS * PAUSE_ROW_BYTES // PAUSE_BYTES  # at least, of so many rows howev
 
 @pytest.fixture
 async def store(database, root_key):
-    opened = await Store.open(
-        database.app_url,
-        root_key=root_key,
-        deployment_id=DEPLOYMENT_ID,
-        connections_max=4,
-        durable=False,
-        blobs=MemoryBlobStore(),
-    )
-    yield opened
-    await opened.close()
+    async with opened(database, root_key) as made:
+        yield made
 
 
 async def turns(work):

@@ -8,15 +8,13 @@ import msgpack
 import msgspec
 import pytest
 
-from storage.blobs.memory import MemoryBlobStore
 from storage.errors import CheckpointExists
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.format.pieces import ELEMENTS, SEGMENT, Piece, PieceList, list_bounds
 from storage.format.record import open_checkpoint, open_head, seal_checkpoint, seal_head, seal_piece
 from storage.model import ChannelValue, FullState, Idempotency, Precondition, Value
-from storage.service import Store
+from tests.support.archive_rows import opened
 from tests.support.states import contents, history, load, packed, patch, save, state
-from tests.support.stores import DEPLOYMENT_ID
 
 ID_1 = "1f0c0000-0000-6000-8000-000000000001"
 ID_2 = "1f0c0000-0000-6000-8000-000000000002"
@@ -24,16 +22,8 @@ ID_2 = "1f0c0000-0000-6000-8000-000000000002"
 
 @pytest.fixture
 async def store(database, root_key):
-    opened = await Store.open(
-        database.app_url,
-        root_key=root_key,
-        deployment_id=DEPLOYMENT_ID,
-        connections_max=4,
-        durable=False,
-        blobs=MemoryBlobStore(),
-    )
-    yield opened
-    await opened.close()
+    async with opened(database, root_key) as made:
+        yield made
 
 
 def older_cut(sealer, value, listed):

@@ -161,17 +161,60 @@ async def test_a_tenant_has_so_many_policies_for_agents(store, tenant, room_for)
     await store.retention_policies.put(tenant, "one-more", Policy(idle_ttl_seconds=1))
 
 
+async def test_what_was_taken_back_takes_no_room_once_a_round_has_seen_it(store, tenant, clock, admin):
+    put = store.retention_policies.put
+    for agent in ("gone", "damaged"):
+        await put(tenant, agent, Policy(legal_hold=True))
+    await put(tenant, "gone", Policy(legal_hold=False))
+    await admin.execute(  # what a thief of evidence would write
+        "UPDATE stateroom.retention SET policy = '{}', legal_hold = false WHERE tenant_id = $1 AND target = 'damaged'",
+        tenant.tenant_id,
+    )
+    await put(tenant, "early", Policy(idle_ttl_seconds=1))
+    assert await agents_with_rows(admin, tenant) == ["damaged", "early", "gone"]
+    await a_later_round_is_through(store, clock, tenant, admin)
+    await put(tenant, "late", Policy(idle_ttl_seconds=1))
+    assert await agents_with_rows(admin, tenant) == ["damaged", "early", "late"]
+    assert (await store.retention_policies.get(tenant)).damaged == {("agent", "damaged")}
+
+
+async def test_policies_that_are_taken_back_again_and_again_wait_for_a_round(store, tenant, clock, admin):
+    await fill_policies(store, clock, tenant, admin, 1_999, b"{}")
+    await store.retention_policies.put(tenant, "first", Policy(idle_ttl_seconds=1))
+    with pytest.raises(RetentionPoliciesExceeded):
+        await store.retention_policies.put(tenant, "one-more", Policy(idle_ttl_seconds=1))
+    await a_later_round_is_through(store, clock, tenant, admin)
+    await store.retention_policies.put(tenant, "one-more", Policy(idle_ttl_seconds=1))
+    assert await agents_with_rows(admin, tenant) == ["first", "one-more"]
+
+
 @pytest.fixture
 async def room_for(admin, store, clock, tenant):
     """All but three of the policies a tenant may have, as a gateway writes them."""
+    await fill_policies(store, clock, tenant, admin, 997, b'{"idle_ttl_seconds":1}')
+    return 3
+
+
+async def fill_policies(store, clock, tenant, admin, count, said):
     await store.control.ready()
-    now, said, rows = clock.now(), b'{"idle_ttl_seconds":1}', []
-    for number in range(997):
+    now, rows = clock.now(), []
+    for number in range(count):
         columns = (f"filler-{number}", said, False, now)
         proof = store.control.proof(policy_row(tenant.tenant_id, "agent", columns[:1], *columns[1:]))
         rows.append((tenant.tenant_id, "agent", *columns, *proof))
     await admin.executemany(retention_sql.PUT, rows)
-    return 3
+
+
+async def a_later_round_is_through(store, clock, tenant, admin):
+    """One that began now and not, as rounds allow for, a while before: nobody waits for that here."""
+    await perform(store, clock, tenant)
+    seen = "UPDATE stateroom.retention_rounds SET thinned_until = clock_timestamp() WHERE tenant_id = $1"
+    await admin.execute(seen, tenant.tenant_id)
+
+
+async def agents_with_rows(admin, tenant):
+    rows = "SELECT target FROM stateroom.retention WHERE tenant_id = $1 AND level = 'agent' ORDER BY target"
+    return [row["target"] for row in await admin.fetch(rows, tenant.tenant_id)]
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------

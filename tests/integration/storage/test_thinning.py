@@ -5,15 +5,13 @@ import msgpack
 import pytest
 
 from storage.artifact_model import NewArtifact
-from storage.blobs.memory import MemoryBlobStore
 from storage.errors import ArtifactReferenced, CheckpointNotFound, ClientShareRequired, LegalHold, ThreadArchived
 from storage.model import ChannelValue, FullState, Parent, Removal, Save
 from storage.scope import ClientShare, Scope
-from storage.service import Store
 from storage.thinning import ThinningRule
+from tests.support.archive_rows import opened
 from tests.support.passing_time import PassingTime
 from tests.support.states import contents, document, history, load, packed, put, save, state, write, writes_of
-from tests.support.stores import DEPLOYMENT_ID
 
 NOTHING = Removal(threads=0, checkpoints=0, pending_writes=0)
 LATEST = ThinningRule(keep_last=1)
@@ -28,17 +26,8 @@ def clock(admin, scope):
 
 @pytest.fixture
 async def store(database, root_key, clock):
-    opened = await Store.open(
-        database.app_url,
-        root_key=root_key,
-        deployment_id=DEPLOYMENT_ID,
-        connections_max=4,
-        durable=False,
-        blobs=MemoryBlobStore(),
-        clock=clock,
-    )
-    yield opened
-    await opened.close()
+    async with opened(database, root_key, clock=clock) as made:
+        yield made
 
 
 async def whole(store, scope):

@@ -22,7 +22,6 @@ MOMENT = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
         ({"": True}, "a", "a", "the tenant"),
         ({"": False}, "a", "a", None),
         ({"": True, "a": False}, "a", "a", None),
-        ({"": True, "a": None}, "a", "a", "the tenant"),
         ({"a": True}, "a", None, "agent 'a'"),
         ({"a": True}, None, None, None),
         ({"a": True}, "b", "b", None),
@@ -77,4 +76,6 @@ def test_the_bytes_under_the_mac_are_those_of_the_format():
     assert save_policy_row(TENANT, "a", True, MOMENT).encoded(1) == (
         fields + b"\x02\x00\x00\x00\x01a\x03\x00\x00\x00\x01\x01" + second
     )
-    assert save_policy_row(TENANT, "", None, MOMENT).encoded(1) == fields + b"\x02\x00\x00\x00\x00" + bytes(5) + second
+    assert save_policy_row(TENANT, "", False, MOMENT).encoded(1) == (
+        fields + b"\x02\x00\x00\x00\x00" + b"\x03\x00\x00\x00\x01\x00" + second
+    )
