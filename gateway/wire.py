@@ -745,7 +745,7 @@ class Quota(Request):
     rows_quota_bytes: QuotaBytes | UnsetType | None = UNSET
 
 
-class BlobUsage(Response):
+class TenantUsage(Response):
     """What a tenant keeps, and what it may keep: in the object store, and as rows in the database.
 
     In the object store objects count sealed, with what is reserved for uploads; what was deleted counts until its

@@ -206,7 +206,7 @@ def tenant_quota(
     as_json: bool,
 ) -> None:
     """Show what a tenant keeps in the object store and the database, or say how much it may; none: all it likes."""
-    path = ["admin", "tenants", tenant_id, "blob-usage"]
+    path = ["admin", "tenants", tenant_id, "usage"]
     given = {"quota_bytes": quota, "rows_quota_bytes": rows_quota}
     body = {name: None if each == "none" else each for name, each in given.items() if each is not None}
     with _as_operator(url) as connection:

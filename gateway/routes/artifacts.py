@@ -688,8 +688,8 @@ async def read_artifact_url(
 # --- quota -----------------------------------------------------------------------------------------------------------
 
 
-def _usage(tenant_id: UUID, usage: Usage) -> wire.BlobUsage:
-    return wire.BlobUsage(
+def _usage(tenant_id: UUID, usage: Usage) -> wire.TenantUsage:
+    return wire.TenantUsage(
         tenant_id=str(tenant_id),
         used_bytes=usage.bytes,
         quota_bytes=usage.quota_bytes,
@@ -703,10 +703,10 @@ def _usage(tenant_id: UUID, usage: Usage) -> wire.BlobUsage:
     Operation(
         name="get_usage",
         method=HttpMethod.GET,
-        path="/blob-usage",
+        path="/usage",
         summary="How many bytes the tenant keeps in the object store and in the database, and how many it may.",
         permission="tenant:admin",
-        returns=wire.BlobUsage,
+        returns=wire.TenantUsage,
     )
 )
 async def get_usage(
@@ -722,10 +722,10 @@ async def get_usage(
     Operation(
         name="get_tenant_usage",
         method=HttpMethod.GET,
-        path="/admin/tenants/{tenant_id:str}/blob-usage",
+        path="/admin/tenants/{tenant_id:str}/usage",
         summary="How many bytes a tenant keeps in the object store and in the database, and how many it may.",
         permission="operator",
-        returns=wire.BlobUsage,
+        returns=wire.TenantUsage,
         problems=("not-found",),
     )
 )
@@ -745,11 +745,11 @@ async def get_tenant_usage(
     Operation(
         name="set_tenant_quota",
         method=HttpMethod.PATCH,
-        path="/admin/tenants/{tenant_id:str}/blob-usage",
+        path="/admin/tenants/{tenant_id:str}/usage",
         summary="Say how many bytes a tenant may keep. Less than it keeps removes nothing, and refuses more.",
         permission="operator",
         body=wire.Quota,
-        returns=wire.BlobUsage,
+        returns=wire.TenantUsage,
         problems=("not-found", "commit-unknown"),
     )
 )

@@ -16,7 +16,6 @@ NAMES = {"update_thread": "put_thread"}
 PERMISSIONS = {"get_transfer_key": "operator"}
 _PATHS = [
     ("POST", r"/v1/runs:delete$", "POST", "/v1/runs/delete"),
-    ("GET", r"/v1/blob-usage$", "GET", "/v1/usage"),
     ("GET", r"/v1/transfer-key$", "GET", "/v1/admin/transfer-key"),
     ("POST", r"/v1/threads:prune$", "POST", "/v1/prune"),
     ("POST", r"/v1/threads:verify$", "POST", "/v1/verify"),
@@ -29,7 +28,8 @@ _PATHS = [
         "PUT",
         r"/v1/threads/\1/checkpoints/\2/writes/\3",
     ),
-    ("PATCH", r"/v1/admin/tenants/([^/]+)/blob-usage$", "PUT", r"/v1/admin/tenants/\1/blob-usage"),
+    ("PATCH", r"/v1/admin/tenants/([^/]+)/usage$", "PUT", r"/v1/admin/tenants/\1/blob-usage"),
+    ("GET", r"/v1/admin/tenants/([^/]+)/usage$", "GET", r"/v1/admin/tenants/\1/blob-usage"),
 ]
 # Lists that had one page.
 _WITHOUT_QUERY = {"/v1/state-schemas"}

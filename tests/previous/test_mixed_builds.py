@@ -507,7 +507,7 @@ def test_a_quota_of_rows_holds_here_and_is_passed_over_by_the_earlier_build(both
         client_of(new, subject, service_key) as here,
         client_of(old, subject, service_key) as there,
     ):
-        path = f"/v1/admin/tenants/{ok(here.get('/v1/whoami'))['tenant_id']}/blob-usage"
+        path = f"/v1/admin/tenants/{ok(here.get('/v1/whoami'))['tenant_id']}/usage"
         ok(operator.patch(path, json={"rows_quota_bytes": 0}))
         assert here.post("/v1/threads/t1/checkpoints", json=body).status_code == 403
         ok(there.post("/v1/threads/t1/checkpoints", json=body))

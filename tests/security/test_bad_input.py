@@ -374,8 +374,8 @@ def test_a_placeholder_that_is_none_is_named_where_it_was_said(
 
 UUID_PATHS = [
     ("GET", "/v1/admin/tenants/{}", None),
-    ("GET", "/v1/admin/tenants/{}/blob-usage", None),
-    ("PATCH", "/v1/admin/tenants/{}/blob-usage", {"quota_bytes": None}),
+    ("GET", "/v1/admin/tenants/{}/usage", None),
+    ("PATCH", "/v1/admin/tenants/{}/usage", {"quota_bytes": None}),
     ("GET", "/v1/admin/tenants/{}/retention-ceilings", None),
     ("PUT", "/v1/admin/tenants/{}/retention-ceilings", {}),
     ("POST", "/v1/admin/tenants/{}/shred", {"confirm": "x"}),

@@ -34,7 +34,7 @@ async def tenant(gateway) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
     """A client of a new tenant, and the path of its usage."""
     made = new_tenant(gateway.url, gateway.deployment.operator_key)
     async with gateway.client(api_key=made["api_key"]) as client:
-        yield client, f"/v1/admin/tenants/{made['tenant_id']}/blob-usage"
+        yield client, f"/v1/admin/tenants/{made['tenant_id']}/usage"
 
 
 async def store(client: httpx.AsyncClient, size_bytes: int) -> httpx.Response:
@@ -44,14 +44,14 @@ async def store(client: httpx.AsyncClient, size_bytes: int) -> httpx.Response:
 
 async def test_a_quota_refuses_what_is_over_it_until_it_is_raised(tenant, operator):
     client, path = tenant
-    assert (await operator.get(path)).json() == (await client.get("/v1/blob-usage")).json()
-    assert (await client.get("/v1/blob-usage")).json()["quota_bytes"] == 100 * 2**30
+    assert (await operator.get(path)).json() == (await client.get("/v1/usage")).json()
+    assert (await client.get("/v1/usage")).json()["quota_bytes"] == 100 * 2**30
     assert (await store(client, 50_000)).status_code == 201
-    used = (await client.get("/v1/blob-usage")).json()["used_bytes"]
+    used = (await client.get("/v1/usage")).json()["used_bytes"]
     assert used > 50_000
     limited = await operator.patch(path, json={"quota_bytes": used + 10_000})
     assert (limited.status_code, limited.json()["quota_bytes"]) == (200, used + 10_000)
-    assert (await client.get("/v1/blob-usage")).json() == limited.json()
+    assert (await client.get("/v1/usage")).json() == limited.json()
     refused = await store(client, 20_000)
     assert_problem(refused, 403, "quota-exceeded")
     assert refused.json()["limit"] == "quota_bytes"
@@ -82,8 +82,8 @@ async def test_a_quota_is_a_number_of_bytes_or_null(tenant, operator, quota):
 async def test_only_an_operator_sets_a_quota_and_only_of_a_tenant_that_is_there(tenant, operator):
     client, path = tenant
     assert_problem(await client.patch(path, json={"quota_bytes": None}), 403, "permission-denied")
-    assert_problem(await operator.get("/v1/blob-usage"), 403)
-    nobody = f"/v1/admin/tenants/{uuid4()}/blob-usage"
+    assert_problem(await operator.get("/v1/usage"), 403)
+    nobody = f"/v1/admin/tenants/{uuid4()}/usage"
     assert_problem(await operator.get(nobody), 404)
     assert_problem(await operator.patch(nobody, json={"quota_bytes": 1}), 404)
 
@@ -107,7 +107,7 @@ async def test_the_command_line_shows_sets_and_lifts_a_quota(gateway, stateroom,
         done = await stateroom(gateway, "tenant", "quota", tenant_id, "--set", said, "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["quota_bytes"] == quota_bytes
-        assert (await client.get("/v1/blob-usage")).json() == json.loads(done.stdout)
+        assert (await client.get("/v1/usage")).json() == json.loads(done.stdout)
     rows = await stateroom(gateway, "tenant", "quota", tenant_id, "--set-rows", "3GiB", "--json")
     assert (rows.returncode, json.loads(rows.stdout)["rows_quota_bytes"]) == (0, 3 * 2**30)
     assert json.loads(rows.stdout)["quota_bytes"] is None
@@ -121,7 +121,7 @@ async def test_the_command_line_shows_sets_and_lifts_a_quota(gateway, stateroom,
 async def test_a_tenant_over_its_quota_of_rows_is_told_which_quota_and_its_neighbour_goes_on(gateway, tenant, operator):
     client, path = tenant
     thread = f"/v1/threads/{uuid4()}"
-    shown = (await client.get("/v1/blob-usage")).json()
+    shown = (await client.get("/v1/usage")).json()
     assert shown["rows_quota_bytes"] == 20 * 2**30
     assert (await client.post(f"{thread}/checkpoints", json={"state": {"n": 1}})).status_code == 201
     limited = await operator.patch(path, json={"rows_quota_bytes": 0})
@@ -144,7 +144,7 @@ async def test_a_deployment_says_what_its_new_tenants_begin_with(launcher, deplo
     async with serving(launcher, replace(deployment, environ=deployment.environ | quotas)) as running:
         made = new_tenant(running.url, deployment.operator_key)
         async with running.client(api_key=made["api_key"]) as client:
-            shown = (await client.get("/v1/blob-usage")).json()
+            shown = (await client.get("/v1/usage")).json()
     assert (shown["quota_bytes"], shown["rows_quota_bytes"]) == (None, 5 * 2**20)
 
 
@@ -153,12 +153,12 @@ async def test_a_worker_counts_rows_and_needs_no_bucket(launcher, durable_postgr
     async with serving(launcher, alone, "--no-background") as quiet, quiet.client() as client:
         saved = await client.post(f"/v1/threads/{uuid4()}/checkpoints", json={"state": {"n": os.urandom(9000).hex()}})
         assert saved.status_code == 201
-        before = (await client.get("/v1/blob-usage")).json()
+        before = (await client.get("/v1/usage")).json()
         assert (before["rows_bytes"], before["rows_counted_at"]) == (None, None)
         worker = await ProductionWorker(launcher, alone).start()
         try:
             async with asyncio.timeout(60):
-                while not (shown := (await client.get("/v1/blob-usage")).json())["rows_counted_at"]:
+                while not (shown := (await client.get("/v1/usage")).json())["rows_counted_at"]:
                     assert worker.pid
         finally:
             await worker.stop()
