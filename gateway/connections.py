@@ -22,8 +22,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway import limits
 from gateway.exchange import COMMON_HEADERS
 from gateway.limits import HeadersTooLarge, Overloaded
-from gateway.problems import describe
+from gateway.problems import HttpVersionUnsupported, describe
 from gateway.telemetry import Metrics
+
+_VERSIONS = frozenset({"1.0", "1.1"})
+# What the parser says of a version that it does not read, and where HTTP/2 begins (RFC 9113, section 3.4).
+_OTHER_VERSION = frozenset({"Invalid HTTP version", "Pause on PRI/Upgrade"})
 
 _log = structlog.get_logger()
 
@@ -140,6 +144,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def _objection(self) -> Exception | None:
+        if self.parser.get_http_version() not in _VERSIONS:  # the parser reads 2.0 and 0.9, too, as if they were 1.1
+            return HttpVersionUnsupported()
         if len(self.headers) > limits.HEADERS_MAX:
             return HeadersTooLarge("HEADERS_MAX", limits.HEADERS_MAX, "fields")
         # Hardly ever can it be too large; then it is looked at what of all that came is head.
@@ -169,10 +175,14 @@ class BoundedConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser refused; or what could not be kept of it, which is no fault of the client's."""
-        if self._refusal is None:
-            failure = sys.exception()
-            kept = None if failure is None else failure.__context__
-            self._refuse(kept if isinstance(kept, MemoryError) else ClientException(msg))
+        if self._refusal is not None:
+            return
+        failure = sys.exception()
+        kept = None if failure is None else failure.__context__
+        if isinstance(kept, MemoryError):
+            self._refuse(kept)
+        else:
+            self._refuse(HttpVersionUnsupported() if str(failure) in _OTHER_VERSION else ClientException(msg))
 
     def _refuse(self, reason: Exception) -> None:
         """Read no further. Requests that were read completely are answered before ``reason`` is."""

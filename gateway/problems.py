@@ -72,6 +72,13 @@ class HostInvalid(GatewayError):
         super().__init__("send the header Host, once")
 
 
+class HttpVersionUnsupported(GatewayError):
+    """The request line says another version of HTTP than those that are served here."""
+
+    def __init__(self) -> None:
+        super().__init__("the request line must end in HTTP/1.1 or HTTP/1.0")
+
+
 class MalformedBody(GatewayError):
     """The body is empty, does not parse, or names a member twice."""
 
@@ -295,6 +302,10 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     PathUnknown: NOT_FOUND,
     HostInvalid: _BAD_REQUEST,
+    HttpVersionUnsupported: Kind(
+        505, "http-version-unsupported", "HTTP version not supported", False,
+        "Speak HTTP/1.1. HTTP/2 ends at a proxy before the gateway.",
+    ),
     HTTPException: _BAD_REQUEST,
     storage_errors.StorageError: INTERNAL,
     storage_errors.NotFound: NOT_FOUND,

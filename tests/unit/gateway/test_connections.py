@@ -196,7 +196,8 @@ async def test_what_comes_behind_a_chunked_body_is_no_header_of_the_request(gate
 MALFORMED = {
     "request line": b"GARBAGE\r\n\r\n",
     "method": b"F@O / HTTP/1.1\r\n\r\n",
-    "version": b"GET / HTTP/9.9\r\n\r\n",
+    "version": b"GET / HTTP/1.1.1\r\n\r\n",
+    "version without a minor one": b"GET / HTTP/2\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 50,
     "raw byte in the path": b"GET /v1/threads/\xff HTTP/1.1\r\n\r\n",
     "header without a colon": b"GET / HTTP/1.1\r\nHost x\r\n\r\n",
@@ -446,6 +447,35 @@ async def test_a_body_that_memory_cannot_hold_is_overloaded_and_stores_nothing(g
         told = problem(await gateway.exchange(save + b"Content-Length: 12\r\n\r\n" + b'{"state":{}}'))
     assert (told["status"], told["code"], told["retryable"]) == (503, "overloaded", True)
     assert store.checkpoints.saves == []
+
+
+# --- which version ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [b" HTTP/2.0", b" HTTP/0.9", b"", b" HTTP/1.2", b" HTTP/3.0", b" HTTP/9.9"])
+@pytest.mark.parametrize("line", [b"GET /livez", b"GET /v1/whoami", b"POST /v1/threads/t/checkpoints"])
+async def test_another_version_of_http_is_refused_whatever_is_asked_for_in_it(gateway, store, line, version):
+    own = b"Host: x\r\nAuthorization: Bearer %b\r\nContent-Length: 12\r\n" % store.mint().encode()
+    body = b'{"state":{}}'
+    told = problem(
+        await gateway.exchange(line + version + b"\r\n" + own + b"Content-Type: application/json\r\n\r\n" + body)
+    )
+    assert (told["status"], told["code"], told["retryable"]) == (505, "http-version-unsupported", False)
+    assert gateway.count("stateroom_refused_total", reason="http-version-unsupported") == 1.0
+    assert store.checkpoints.saves == []
+
+
+async def test_a_client_that_begins_with_http_2_is_told_which_version_is_served(gateway):
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+    told = problem(await gateway.exchange(preface))
+    assert (told["status"], told["code"]) == (505, "http-version-unsupported")
+
+
+async def test_what_comes_behind_a_request_of_another_version_is_not_read(gateway):
+    answer = await gateway.exchange(LIVEZ + LIVEZ.replace(b"1.1", b"2.0") + LIVEZ)
+    served, refused = answer[: answer.index(b"HTTP/1.1 505")], answer[answer.index(b"HTTP/1.1 505") :]
+    assert served.count(b"HTTP/1.1 200") == served.count(b"HTTP/1.1 ") == 1
+    assert problem(refused)["code"] == "http-version-unsupported"
 
 
 # --- which host ------------------------------------------------------------------------------------------------------
