@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -57,9 +58,21 @@ def call(app: Gateway, store: MemoryStore) -> Caller:
     return caller(app, store)
 
 
+class OneApp(NamedTuple):
+    """An application for a whole module: it is dearer than what most tests do with it."""
+
+    app: Gateway
+    store: MemoryStore
+
+
 @pytest.fixture(scope="module")
-async def call_one_app() -> AsyncIterator[Caller]:
-    """As `call`, of one application for a whole module: for requests that leave nothing behind."""
+async def one() -> AsyncIterator[OneApp]:
     store = MemoryStore()
     async with living(store) as made:
-        yield caller(made, store)
+        yield OneApp(made, store)
+
+
+@pytest.fixture
+def call_one_app(one: OneApp) -> Caller:
+    """As `call`, of one application for a whole module: for requests that leave nothing behind."""
+    return caller(one.app, one.store)

@@ -383,6 +383,11 @@ class MemoryStore:
         self.clock = ManualClock(NOW)
         self.tenant_id = uuid4()
 
+    def empty(self) -> None:
+        """Forget what was saved, and how saves were to go; keys stay."""
+        self.checkpoints = Checkpoints()
+        self.states = States(self.checkpoints)
+
     async def enter(self) -> None:
         pass
 

@@ -78,15 +78,15 @@ async def test_what_is_refused_is_a_problem(call_one_app, method, path, options,
     assert problem["request_id"] == answer.headers["x-request-id"]
 
 
-async def test_a_full_body_limit_is_refused_before_it_is_read(call):
-    async with call() as client:
+async def test_a_full_body_limit_is_refused_before_it_is_read(call_one_app):
+    async with call_one_app() as client:
         headers = {"Content-Type": "application/json", "Content-Length": str(limits.BODY_BYTES_MAX + 1)}
         answer = await client.post(SAVE, content=b"{}", headers=headers)
     assert (answer.status_code, answer.json()["limit"]) == (413, "BODY_BYTES_MAX")
     assert answer.headers["connection"] == "close"
 
 
-async def test_a_chunked_body_is_cut_off_at_the_limit(call):
+async def test_a_chunked_body_is_cut_off_at_the_limit(call_one_app):
     sent = 0
 
     async def endless():
@@ -95,28 +95,28 @@ async def test_a_chunked_body_is_cut_off_at_the_limit(call):
             sent += 1
             yield bytes(1024 * 1024)
 
-    async with call() as client:
+    async with call_one_app() as client:
         answer = await client.post(SAVE, content=endless(), headers={"Content-Type": "application/json"})
     assert answer.status_code == 413
     assert sent == limits.BODY_BYTES_MAX // (1024 * 1024) + 1
 
 
-async def test_head_is_get_without_its_body(call):
-    async with call() as client:
+async def test_head_is_get_without_its_body(call_one_app):
+    async with call_one_app() as client:
         got, headed = await client.get("/v1/whoami"), await client.head("/v1/whoami")
     assert (headed.status_code, headed.content) == (200, b"")
     assert headed.headers["content-length"] == got.headers["content-length"]
 
 
-async def test_a_request_id_is_echoed_unless_it_is_nonsense(call):
-    async with call() as client:
+async def test_a_request_id_is_echoed_unless_it_is_nonsense(call_one_app):
+    async with call_one_app() as client:
         assert (await client.get("/v1/whoami", headers={"X-Request-Id": "a-1"})).headers["x-request-id"] == "a-1"
         answer = await client.get("/v1/whoami", headers={"X-Request-Id": "a b"})
         assert answer.headers["x-request-id"] != "a b"
 
 
-async def test_a_header_that_must_come_once_is_refused_twice(call):
-    async with call() as client:
+async def test_a_header_that_must_come_once_is_refused_twice(call_one_app):
+    async with call_one_app() as client:
         answer = await client.get("/v1/threads", headers=[("Stateroom-Subject", "a"), ("Stateroom-Subject", "b")])
     assert answer.json()["errors"] == [{"detail": "the header is given twice", "header": "stateroom-subject"}]
 
@@ -128,8 +128,8 @@ async def test_a_header_that_must_come_once_is_refused_twice(call):
         (["application/json;q=0.1", "application/msgpack", "text/html;q=0.9"], "application/msgpack"),
     ],
 )
-async def test_a_list_in_several_lines_is_one_list(call, lines, media_type):
-    async with call() as client:
+async def test_a_list_in_several_lines_is_one_list(call_one_app, lines, media_type):
+    async with call_one_app() as client:
         del client.headers["accept"]
         answer = await client.get("/v1/whoami", headers=[("Accept", line) for line in lines])
     assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
@@ -315,8 +315,8 @@ async def test_paths_nobody_matches_share_one_label(app, call):
     assert sample("stateroom_request_seconds_count", labels) == 1.0
 
 
-async def test_the_documentation_loads_nothing_from_elsewhere(call):
-    async with call(None) as client:
+async def test_the_documentation_loads_nothing_from_elsewhere(call_one_app):
+    async with call_one_app(None) as client:
         page = (await client.get("/docs")).text
         assert (await client.get("/openapi.json")).json()["openapi"] == "3.1.0"
     assert "<script" not in page

@@ -33,22 +33,22 @@ OTHERS = [
 @pytest.mark.parametrize("kind", ["operator", "subject"])
 @pytest.mark.parametrize("path", OTHERS)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
-async def test_another_spelling_of_a_path_names_nothing(call, method, path, kind):
-    async with call(kind) as client:
+async def test_another_spelling_of_a_path_names_nothing(call_one_app, method, path, kind):
+    async with call_one_app(kind) as client:
         answer = await client.request(method, path, **({"json": BODY} if method == "POST" else {}))
     assert (answer.status_code, answer.json()["code"]) == (404, "not-found"), answer.text
     assert "~ and its base64url" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("thread", ["a:b@c+d|e", "a%3Ab%40c%2Bd%7Ce"])
-async def test_what_an_id_may_hold_may_be_encoded_or_not(call, thread):
-    async with call() as client:
+async def test_what_an_id_may_hold_may_be_encoded_or_not(call_one_app, thread):
+    async with call_one_app() as client:
         answer = await client.post(f"/v1/threads/{thread}/checkpoints", json=BODY)
     assert (answer.status_code, answer.json()["thread_id"]) == (201, "a:b@c+d|e")
 
 
 @pytest.mark.parametrize("thread", ["%C3%A4", "%00", "%20", "%25"])
-async def test_an_id_that_must_be_encoded_otherwise_is_told_so(call, thread):
-    async with call() as client:
+async def test_an_id_that_must_be_encoded_otherwise_is_told_so(call_one_app, thread):
+    async with call_one_app() as client:
         answer = await client.get(f"/v1/threads/{thread}")
     assert (answer.status_code, answer.json()["errors"][0]["parameter"]) == (422, "thread_id")
