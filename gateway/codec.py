@@ -287,9 +287,12 @@ def _long_value_in(aside: LongTexts, data: bytes, where: str) -> Work[Value]:
     try:
         packed = _encode_msgpack(_json_tree(aside.rest, where))
     except OverflowError:
-        return Value("json", data)
+        packed = None
     yield
     try:
+        if packed is None:
+            yield from aside.check()
+            return Value("json", data)
         return Value("msgpack", (yield from aside.put_back(packed)))
     except (UnicodeDecodeError, msgspec.DecodeError):
         raise MalformedBody("the body is not valid UTF-8 JSON") from None

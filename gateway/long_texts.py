@@ -66,6 +66,15 @@ class LongTexts:
         parts.append(packed[at:])
         return (yield from joined(parts))
 
+    def check(self) -> Work[None]:
+        """Look at the texts of a value that is kept as it came.
+
+        Raises:
+            UnicodeDecodeError, msgspec.DecodeError: as `put_back`.
+        """
+        for start, end in self._spans:
+            yield from self._written(start + 1, end - 1, [])
+
     def _written(self, start: int, end: int, parts: list[bytes]) -> Work[None]:
         data = self._data
         header = len(parts)

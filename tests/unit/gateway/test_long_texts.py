@@ -80,6 +80,12 @@ def test_a_value_beyond_64_bits_beside_a_long_text_is_kept_as_it_came():
     assert (value_in(text).encoding, value_in(text).data) == ("json", text)
 
 
+@pytest.mark.parametrize("unit", [b"\xff", b"\xc3", rb"\ud83d"])
+def test_what_is_no_text_is_refused_beside_a_value_beyond_64_bits_too(unit):
+    with pytest.raises(MalformedBody):
+        value_in(b"[" + long(unit) + b", 123456789012345678901234567890]")
+
+
 def test_words_beside_a_long_text_still_mean_what_they_say():
     binary = bytes(range(256)) * (LONG // 128)
     text = msgspec.json.encode([{"$bytes": binary}, "t" * LONG, {"$float": "inf"}])
