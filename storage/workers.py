@@ -355,9 +355,11 @@ class Workers:
         """
         deadline = self._monotonic() + IDLE_SECONDS_MAX
         while True:
-            for worker in [each for each in self._idle if not each.is_alive()]:
+            dead = [each for each in self._idle if not each.is_alive()]
+            for worker in dead:  # all before the first one is waited for: others look here meanwhile
                 self._idle.remove(worker)
                 self._all.discard(worker)
+            for worker in dead:
                 await worker.end()
             self._replenish()
             if self._idle:

@@ -203,6 +203,22 @@ async def test_a_worker_that_somebody_else_ends_is_replaced_and_not_held_against
     assert await run(watched, tenant_id, RENAME) == {"b": "a"}
 
 
+async def test_two_tenants_that_find_the_same_workers_dead_get_others(folder):
+    workers = Workers(Silent(), steps_folder=folder, active_max=2)
+    try:
+        await run(workers, uuid4(), RENAME)
+        if workers._starting is not None:
+            await asyncio.wait({workers._starting})
+        assert len(workers.pids()) == 2 + SPARES
+        for pid in workers.pids():
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        found = await asyncio.gather(*(run(workers, uuid4(), RENAME) for _ in range(2)))
+        assert found == [{"b": "a"}] * 2
+    finally:
+        await workers.close()
+
+
 async def test_a_task_that_does_not_run_at_all_ends_and_is_not_held_against_the_tenant(watched):
     with pytest.raises(WorkersBusy):
         await run(watched, uuid4(), program("rest"))
