@@ -8,6 +8,7 @@ the thread (`storage.standings`) spares it the reading; it holds no other state 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Never, TypeVar
 
 import msgspec
@@ -65,12 +66,13 @@ from storage.model import ChannelValue, FullState, Patch, Save, Saved, Value
 from storage.offload import Uploads, artifacts_in, pack_artifacts
 from storage.piece_rows import sealed_pieces
 from storage.postgres import checkpoints as sql
+from storage.postgres import threads as threads_sql
 from storage.postgres.unit_of_work import Transaction
 from storage.reading import one, read_chunks
 from storage.repeats import CutOtherwiseError, Repeat, same_but_for_pieces
 from storage.scope import Scope
 from storage.standings import Standing, reachable
-from storage.strictness import Strictness, checking, precondition_required
+from storage.strictness import AgentUnsure, Strictness, checking, precondition_required
 from storage.tags import Tagging, tagging_of
 from storage.versions import OtherVersionError, is_control
 
@@ -125,7 +127,11 @@ async def _save_in_turn(
         known = access.standings.take(scope, sealer, save.thread_id, save.namespace)
         if known is not None and access.row_quotas.has_room(scope) and _goes_on(access, save, known, draft):
             return await _save_on(access, scope, sealer, save, known, draft)
-        saved = await checking(access.control, lambda: _save_reading(access, scope, sealer, save, draft, uploads, same))
+        reading = partial(_save_reading, access, scope, sealer, save, draft, uploads, same)
+        try:
+            saved = await checking(access.control, reading)
+        except AgentUnsure:
+            saved = await checking(access.control, partial(reading, lock_first=True))
     if saved.token:
         access.acknowledge(scope, sealer, save.thread_id, ThreadToken.parse(saved.token))
     return saved
@@ -199,8 +205,21 @@ async def _save_reading(
     draft: _Draft,
     uploads: Uploads,
     same: bytes | None,
+    *,
+    lock_first: bool = False,
 ) -> Saved:
-    """A save that reads what it stands on, under the thread's lock; ``same``: as `_saved_before`."""
+    """A save that reads what it stands on, under the thread's lock.
+
+    Args:
+        access: The way to the rows.
+        scope: Whose.
+        sealer: Of the scope.
+        save: What to save.
+        draft: What it makes of its values.
+        uploads: What is in the object store for it.
+        same: As `_saved_before`.
+        lock_first: Whether the lock is waited for in a statement of its own, so that nothing is `AgentUnsure`.
+    """
     now, cutter, cut, named = draft.now, draft.cutter, draft.cut, draft.named
     acknowledged = access.standings.acknowledged(scope, save.thread_id, save.namespace)
     full = save.content if isinstance(save.content, FullState) else None
@@ -212,28 +231,9 @@ async def _save_reading(
                 await admit(transaction, scope, sealer, save.thread_id)
                 return dataclasses.replace(replayed, created=False)
         own_seal = seal_thread(sealer, save.thread_id, now, new_thread(sealer, save.thread_id))
-        row = await transaction.fetchrow(
-            sql.OPEN,
-            scope.tenant_id,
-            scope.subject_id,
-            save.thread_id,
-            save.agent,
-            save.status if save.namespace == "" else None,
-            now,
-            own_seal,
-            sealer.active_key_version,
-            save.namespace,
-            save.checkpoint_id,
-            [*cutter.pieces, *cutter.referenced],
-            needs_parent,
-            save.parent is None,
-            save.parent.checkpoint_id if save.parent else None,
-            sealer.shared,
-            None if draft.tagging is None else draft.tagging.keys,
+        row = await _open(
+            access, transaction, scope, sealer, save, draft, own_seal, needs_parent, lock_first=lock_first
         )
-        access.check_key(scope, row["key_state"])
-        if row["tier"] != "hot":
-            raise ThreadArchived(save.thread_id)
         if save.known_token is not None:
             await check_token(transaction, scope, sealer, save.thread_id, save.known_token)
         strictness = Strictness.read(access.control, scope.tenant_id, row)
@@ -294,6 +294,51 @@ async def _save_reading(
     return saved
 
 
+async def _open(
+    access: Access,
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    save: Save,
+    draft: _Draft,
+    own_seal: bytes,
+    needs_parent: bool,
+    *,
+    lock_first: bool,
+) -> Any:
+    """What a save stands on, under the thread's lock.
+
+    Raises:
+        KeyDestroyed: the subject's keys are gone.
+        ThreadArchived: it is to be restored first.
+    """
+    if lock_first:
+        await transaction.fetchrow(threads_sql.LOCK, scope.tenant_id, scope.subject_id, save.thread_id)
+    row = await transaction.fetchrow(
+        sql.OPEN,
+        scope.tenant_id,
+        scope.subject_id,
+        save.thread_id,
+        save.agent,
+        save.status if save.namespace == "" else None,
+        draft.now,
+        own_seal,
+        sealer.active_key_version,
+        save.namespace,
+        save.checkpoint_id,
+        [*draft.cutter.pieces, *draft.cutter.referenced],
+        needs_parent,
+        save.parent is None,
+        save.parent.checkpoint_id if save.parent else None,
+        sealer.shared,
+        None if draft.tagging is None else draft.tagging.keys,
+    )
+    access.check_key(scope, row["key_state"])
+    if row["tier"] != "hot":
+        raise ThreadArchived(save.thread_id)
+    return row
+
+
 async def _refuse_parent(
     transaction: Transaction, scope: Scope, save: Save, standing: "_Standing", parent_id: str
 ) -> Never:
@@ -326,7 +371,7 @@ def _appended_to(content: FullState, base: OpenedCheckpoint | None) -> list[byte
 def _is_blind(save: Save) -> bool:
     """Whether a save does not say which head it follows."""
     believed = save.precondition
-    return (believed is None or believed.exists) and save.parent is None and not save.fork
+    return (believed is None or believed.exists) and save.parent is None
 
 
 def _goes_on(access: Access, save: Save, known: Standing, draft: _Draft) -> bool:
@@ -665,7 +710,7 @@ class _Standing:
                 return
         if isinstance(save.content, Patch):
             raise PreconditionRequired
-        if not save.fork:
+        if not save.fork or save.parent is None:  # without a parent it is the head's, whatever it calls itself
             self._check_parent(save, strict)
 
     def _check_parent(self, save: Save, strict: bool) -> None:

@@ -27,6 +27,10 @@ class ControlKeyNeeded(Exception):
     """The root key has to be asked for what policies are checked with, which nobody does within a transaction."""
 
 
+class AgentUnsure(LostRaceError):
+    """Somebody wrote to the thread while its lock was waited for: who has the lock first knows which agent it has."""
+
+
 async def checking(control: ControlRows, attempt: Callable[[], Awaitable[T]]) -> T:
     """Make an attempt that reads a `Strictness`; where there is no policy, the root key is not asked for anything.
 
@@ -88,11 +92,11 @@ class Strictness(msgspec.Struct, frozen=True):
         """Whose policy asks a save that names an agent to name its head, in words; None: nobody's.
 
         Raises:
-            LostRaceError: another agent's policies may count.
+            AgentUnsure: another agent's policies may count.
             IntegrityFailure: one that counts was written or edited outside the gateway, and none that was not asks.
         """
         if self.unsure:
-            raise LostRaceError
+            raise AgentUnsure
         agents = {each for each in (self.agent, named) if each is not None} or {EVERY_AGENT}
         unknown = None
         for agent in sorted(agents):

@@ -11,7 +11,7 @@ sees was committed before anything is stored. `OPEN_WRITES` and `PUT_WRITES` div
 
 `OPEN` also tells what save policies say: of the tenant, of the agent that the save names, and of the one that the
 thread had in the snapshot. Where somebody else wrote to the thread meanwhile (``activity``) that may be another one; in
-a tenant with policies this is told (``policies_unsure``), and means a lost race to a save that names no head.
+a tenant with policies this is told (``policies_unsure``), and a save that names no head begins again with the lock.
 
 A thread's ``searchable`` says by which keys all its checkpoints are tagged (`storage.tags`): `OPEN` narrows it, under
 the lock, to what its save is tagged by. An empty array says that there is no checkpoint yet.

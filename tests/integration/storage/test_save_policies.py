@@ -8,11 +8,13 @@ import pytest
 from storage.errors import FeatureOff, HeadMoved, IntegrityFailure, PreconditionRequired, SavePoliciesExceeded
 from storage.features import SAVE_POLICIES
 from storage.model import Compaction, Parent, Precondition
+from storage.postgres.checkpoints import OPEN
+from storage.postgres.threads import LOCK
 from storage.save_policies import AGENT_SAVE_POLICIES_MAX, SavePolicy, TenantSavePolicies
 from storage.scope import Scope, TenantScope
 from tests.support.costs import CountedGateway
 from tests.support.features import switch_on
-from tests.support.interleaving import blocked
+from tests.support.interleaving import Steered, blocked
 from tests.support.states import contents, load, patch, put, save, state, write
 from tests.support.transfers import deployment, exported_tenant, imported
 
@@ -74,6 +76,18 @@ async def test_what_loses_nothing_needs_no_head(store, scope, tenant):
     )
     repeated = await save(store, scope, checkpoint_id=again.checkpoint_id)
     assert repeated.created is False
+
+
+async def test_a_save_that_calls_itself_a_fork_and_names_no_parent_is_refused(store, scope, tenant, gateway):
+    """Its parent is the head, whichever that is."""
+    await store.threads.put(scope, "asks", strict=True)
+    for thread_id in ("t1", "asks"):
+        first = await save(gateway, scope, thread_id, precondition=Precondition(absent=True))
+        await strict(store, tenant, said=True if thread_id == "t1" else None)
+        for named in (None, Precondition(exists=True)):
+            with pytest.raises(PreconditionRequired):
+                await save(gateway, scope, thread_id, fork=True, precondition=named)
+        assert (await load(store, scope, thread_id)).checkpoint_id == first.checkpoint_id
 
 
 async def test_a_repeat_of_what_is_stored_is_no_new_save(store, scope, tenant):
@@ -197,6 +211,41 @@ async def test_a_save_that_waits_while_the_thread_gets_a_strict_agent_is_refused
     with pytest.raises(PreconditionRequired, match="agent 'careful'"):
         await waiting
     assert (await load(store, scope)).checkpoint_id == first.checkpoint_id
+
+
+async def test_a_save_whose_thread_never_rests_is_not_refused_for_what_other_agents_are_asked(
+    store, scope, tenant, admin
+):
+    """Each time that it has waited for the thread, somebody else has written to it meanwhile."""
+    await save(store, scope, agent="busy")
+    await strict(store, tenant, "careful")
+    asked, written = asyncio.Semaphore(0), asyncio.Semaphore(0)
+    locked = False
+
+    async def before(statement):
+        nonlocal locked
+        if statement in {OPEN, LOCK} and not locked:
+            asked.release()
+            await written.acquire()
+        locked = statement == LOCK
+
+    waiting = asyncio.create_task(save(Steered(store, before=before), scope, agent="busy"))
+    rounds = 0
+    while True:
+        arrived = asyncio.create_task(asked.acquire())
+        await asyncio.wait({arrived, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            arrived.cancel()
+            break
+        rounds += 1
+        async with admin.transaction():
+            await admin.execute(
+                "UPDATE stateroom.threads SET activity = activity + 1 WHERE tenant_id = $1", scope.tenant_id
+            )
+            written.release()
+            await blocked(admin)
+    assert (await waiting).created
+    assert rounds == 2, "it had the lock first when it began again"
 
 
 async def test_a_compaction_names_its_head_and_a_patch_needs_one_anyway(store, scope, tenant):
