@@ -63,6 +63,7 @@ from storage.retention_policies import (
 from storage.rounds import telling
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.threads import Threads
+from storage.turns import Pauses
 
 # How often a tenant has a round: what is due waits for so long at most, give or take the jitter.
 ROUND_SECONDS = 900.0
@@ -451,11 +452,14 @@ class Retaining:
         while True:
             at = (lease.progress.subject_id, lease.progress.thread_id)
             async with self._unit_of_work.snapshot(TenantListing(lease.tenant_id)) as transaction:
-                policies = await read_policies(transaction, self._control, lease.tenant_id)
                 await transaction.execute(sql.IN_ORDER)
                 rows = await transaction.fetch(sql.PAGE, lease.tenant_id, *at, self._page_rows)
+                agents = {row["agent"] for row in rows}
+                policies = await read_policies(transaction, self._control, lease.tenant_id, agents)
             due = []
+            pauses = Pauses()
             for row in rows:
+                await pauses.after(len(row["policy"] or b""))
                 lease.progress.count(row["tier"])
                 round_.threads += 1
                 try:

@@ -13,7 +13,7 @@ as a round does, and changes nothing. It removes nothing and starts nothing; `st
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -59,6 +59,7 @@ from storage.retention import (
 )
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope, check_id
 from storage.thinning import ThinningRule
+from storage.turns import Pauses
 
 # More agents than anybody runs; a round reads all of them.
 AGENT_POLICIES_MAX = 1_000
@@ -240,13 +241,22 @@ def rule_of(policy: Effective, now: datetime) -> ThinningRule:
     )
 
 
-async def read_policies(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> TenantPolicies:
-    """Everything that a tenant and its operator say, above threads; `ControlRows.ready` came before the transaction.
+async def read_policies(
+    transaction: Transaction, control: ControlRows, tenant_id: UUID, agents: Iterable[str | None]
+) -> TenantPolicies:
+    """What a tenant and its operator say above threads, as far as it concerns threads of these agents.
 
-    What no gateway wrote is named, and is not looked at.
+    `ControlRows.ready` came before the transaction. What no gateway wrote is named, and is not looked at.
     """
+    targets = {"", *(agent for agent in agents if agent is not None)}
+    return await _checked(control, tenant_id, await transaction.fetch(sql.POLICIES_OF, tenant_id, [*targets]))
+
+
+async def _checked(control: ControlRows, tenant_id: UUID, rows: Sequence[Any]) -> TenantPolicies:
+    """What rows say, as `read_policies`; others go first between them."""
     tenant, capped, agents, damaged = Stored(), Capped(), {}, set()
-    for row in await transaction.fetch(sql.POLICIES, tenant_id):
+    pauses = Pauses()
+    for row in rows:
         if not control.is_sound(said_above(tenant_id, row), proof_of(row)):
             damaged.add((row["level"], row["target"]))
         elif row["level"] == CEILINGS_LEVEL:
@@ -255,6 +265,7 @@ async def read_policies(transaction: Transaction, control: ControlRows, tenant_i
             tenant = _stored(row)
         else:
             agents[row["target"]] = _stored(row)
+        await pauses.after(len(row["policy"]))
     return TenantPolicies(tenant, agents, capped, frozenset(damaged))
 
 
@@ -342,19 +353,21 @@ async def examine(
     Raises:
         IntegrityFailure: what is said of it was written or edited outside the gateway.
     """
-    policies = await read_policies(transaction, control, scope.tenant_id)
     row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
     if row is None:
         return None
+    policies = await read_policies(transaction, control, scope.tenant_id, [row["agent"]])
     seen, counts = glance(policies, own_of(control, scope.tenant_id, row), row, thinned_until)
     return await count(transaction, scope, seen, thinned_until) if counts else seen
 
 
 async def said_of(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str) -> Effective | None:
     """What holds for a thread at this moment; None: there is none. As `examine`."""
-    policies = await read_policies(transaction, control, scope.tenant_id)
     row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
-    return None if row is None else policies.effective(row["agent"], own_of(control, scope.tenant_id, row).policy)
+    if row is None:
+        return None
+    policies = await read_policies(transaction, control, scope.tenant_id, [row["agent"]])
+    return policies.effective(row["agent"], own_of(control, scope.tenant_id, row).policy)
 
 
 async def put_own(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str, policy: Policy) -> None:
@@ -399,7 +412,8 @@ class RetentionPolicies:
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
-            return await read_policies(transaction, self._control, scope.tenant_id)
+            rows = await transaction.fetch(sql.POLICIES, scope.tenant_id)
+        return await _checked(self._control, scope.tenant_id, rows)
 
     async def put(
         self, scope: TenantScope, agent: str | None, policy: Policy, actor: str = LOCAL_ACTOR
@@ -428,7 +442,7 @@ class RetentionPolicies:
         tenant_id = scope.tenant_id
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
-            said = await read_policies(transaction, self._control, tenant_id)
+            said = await read_policies(transaction, self._control, tenant_id, [agent])
             before = (said.tenant if agent is None else said.agents.get(agent, Stored())).policy
             after = _keeping_hold(policy, before)
             superseded = (level, target) in said.damaged
@@ -436,21 +450,23 @@ class RetentionPolicies:
                 _require_hold(policy)
             if after != before or superseded:
                 if before == NOTHING_SAID and agent is not None and not superseded:
-                    await self._make_room(transaction, tenant_id, said)
+                    await self._make_room(transaction, tenant_id)
                 # Also where nothing is said any more: that it changed says that threads are to be looked at again.
                 await self._put(
                     transaction, tenant_id, level, target, _encoder.encode(after), held=bool(after.legal_hold)
                 )
                 named = f"tenant:{tenant_id}" if agent is None else f"agent:{agent}"
                 await self._record(transaction, tenant_id, actor, named, before, after, superseded=superseded)
-            return await read_policies(transaction, self._control, tenant_id)
+            rows = await transaction.fetch(sql.POLICIES, tenant_id)
+        return await _checked(self._control, tenant_id, rows)
 
-    async def _make_room(self, transaction: Transaction, tenant_id: UUID, said: TenantPolicies) -> None:
+    async def _make_room(self, transaction: Transaction, tenant_id: UUID) -> None:
         """Before an agent gets a policy: remove what was taken back of others, once a round has acted on that.
 
         Raises:
             RetentionPoliciesExceeded: too many are left.
         """
+        said = await _checked(self._control, tenant_id, await transaction.fetch(sql.POLICIES, tenant_id))
         taken_back = [agent for agent, stored in said.agents.items() if stored.policy == NOTHING_SAID]
         removed = await transaction.fetch(sql.REMOVE_TAKEN_BACK, tenant_id, taken_back) if taken_back else ()
         rows = len(said.agents) + len(said.damaged)
@@ -548,7 +564,7 @@ class RetentionPolicies:
                 after = _keeping_hold(policy, before)
                 if after != before or superseded:
                     if check is not None:
-                        said = await read_policies(transaction, self._control, scope.tenant_id)
+                        said = await read_policies(transaction, self._control, scope.tenant_id, [locked["agent"]])
                         check(said.effective(locked["agent"], before), said.effective(locked["agent"], after))
                     if superseded or before.legal_hold != after.legal_hold:
                         await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(scope.tenant_id))
@@ -592,7 +608,7 @@ class RetentionPolicies:
         async with self._unit_of_work.snapshot(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
                 raise TenantNotFound
-            said = await read_policies(transaction, self._control, tenant_id)
+            said = await read_policies(transaction, self._control, tenant_id, [])
         if (CEILINGS_LEVEL, "") in said.damaged:
             raise IntegrityFailure("the ceilings were written or edited outside the gateway; set them again")
         return said.capped
@@ -612,7 +628,7 @@ class RetentionPolicies:
             if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
                 raise TenantNotFound
             await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
-            said = await read_policies(transaction, self._control, tenant_id)
+            said = await read_policies(transaction, self._control, tenant_id, [])
             before, superseded = said.capped, (CEILINGS_LEVEL, "") in said.damaged
             if ceilings != before.ceilings or superseded:
                 await self._put(transaction, tenant_id, CEILINGS_LEVEL, "", body, held=False)
@@ -621,7 +637,7 @@ class RetentionPolicies:
                 detail = {"before": shown, "after": msgspec.to_builtins(ceilings)}
                 await self._audit.append(transaction, tenant_id, actor, "retention.ceilings", target, detail)
                 await self._audit.append(transaction, OPERATOR_CHAIN, actor, "retention.ceilings", target, detail)
-            return (await read_policies(transaction, self._control, tenant_id)).capped
+            return (await read_policies(transaction, self._control, tenant_id, [])).capped
 
     # --- what would happen -----------------------------------------------------------------------------------------
 
@@ -652,15 +668,18 @@ class RetentionPolicies:
             check_policy(draft[1], STORAGE_CLASSES)
         until = time.monotonic() + PREVIEW_SECONDS
         async with self._unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
-            policies = await read_policies(transaction, self._control, scope.tenant_id)
             await transaction.execute(sql.IN_ORDER)
             now = await transaction.fetchval(sql.PRESENT) if now is None else now
             found = await transaction.fetch(sql.PAGE, scope.tenant_id, *(after or ("", "")), rows)
+            agents = {row["agent"] for row in found} | {None if draft is None else draft[0]}
+            policies = await read_policies(transaction, self._control, scope.tenant_id, agents)
         if draft is not None:
             policies = policies.with_draft(*draft, now)
         page = PreviewPage(now)
         hot: dict[str, list[Examined]] = {}
+        pauses = Pauses()
         for row in found:
+            await pauses.after(len(row["policy"] or b""))
             subject = Scope(scope.tenant_id, row["subject_id"])
             try:
                 seen, counts = glance(policies, own_of(self._control, scope.tenant_id, row), row, None, now)

@@ -11,7 +11,7 @@ no other one, and is superseded by whoever says again what it said.
 Policies are set only once no older build runs (`storage.features`): that would not look. Owns the rows.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -26,6 +26,7 @@ from storage.postgres import save_policies as sql
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import TenantScope, check_id
 from storage.strictness import EVERY_AGENT, Strictness
+from storage.turns import Pauses
 
 # More agents than anybody runs; who asks for the policies gets all of them.
 AGENT_SAVE_POLICIES_MAX = 1_000
@@ -88,7 +89,8 @@ class SavePolicies:
         """
         await self._control.ready_to_check()
         async with self._unit_of_work.snapshot(scope) as transaction:
-            return await self._read(transaction, scope.tenant_id)
+            rows = await transaction.fetch(sql.EVERY, scope.tenant_id)
+        return await self._checked(scope.tenant_id, rows)
 
     async def put(
         self, scope: TenantScope, agent: str | None, strict: bool | None, actor: str = LOCAL_ACTOR
@@ -110,36 +112,46 @@ class SavePolicies:
         await self._ready()
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.execute(sql.LOCK, f"{scope.tenant_id}/save-policies")
-            said = await self._read(transaction, scope.tenant_id)
-            before, superseded = said.of(agent), target in said.damaged
-            if strict == before.strict and not superseded:
-                return said
-            if strict is None:
-                await transaction.execute(sql.TAKE_BACK, scope.tenant_id, target)
-            else:
-                is_new = agent is not None and before.strict is None and not superseded
-                if is_new and len(said.damaged) + len(said.agents) >= AGENT_SAVE_POLICIES_MAX:
-                    raise SavePoliciesExceeded
-                now = await transaction.fetchval(sql.NOW)
-                proof = self._control.proof(save_policy_row(scope.tenant_id, target, strict, now))
-                await transaction.execute(sql.PUT, scope.tenant_id, target, strict, now, *proof)
-            detail = {"before": "damaged" if superseded else before.strict, "after": strict}
-            named = f"tenant:{scope.tenant_id}" if agent is None else f"agent:{agent}"
-            await self._audit.append(transaction, scope.tenant_id, actor, "save-policy.set", named, detail)
-            return await self._read(transaction, scope.tenant_id)
+            row = await transaction.fetchrow(sql.ONE, scope.tenant_id, target)
+            superseded = row is not None and not self._is_sound(scope.tenant_id, row)
+            before = "damaged" if superseded else None if row is None else row["strict"]
+            if strict != before:
+                if strict is None:
+                    await transaction.execute(sql.TAKE_BACK, scope.tenant_id, target)
+                else:
+                    if row is None and agent is not None:
+                        await self._require_room(transaction, scope.tenant_id)
+                    now = await transaction.fetchval(sql.NOW)
+                    proof = self._control.proof(save_policy_row(scope.tenant_id, target, strict, now))
+                    await transaction.execute(sql.PUT, scope.tenant_id, target, strict, now, *proof)
+                detail = {"before": before, "after": strict}
+                named = f"tenant:{scope.tenant_id}" if agent is None else f"agent:{agent}"
+                await self._audit.append(transaction, scope.tenant_id, actor, "save-policy.set", named, detail)
+            rows = await transaction.fetch(sql.EVERY, scope.tenant_id)
+        return await self._checked(scope.tenant_id, rows)
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
         """Every policy as it is proved, and its stored proof: for whoever checks all of them."""
         for row in await transaction.fetch(sql.EVERY, tenant_id):
             yield _row(tenant_id, row), proof_of(row)
 
-    async def _read(self, transaction: Transaction, tenant_id: UUID) -> TenantSavePolicies:
+    async def _require_room(self, transaction: Transaction, tenant_id: UUID) -> None:
+        if await transaction.fetchval(sql.AGENTS, tenant_id) >= AGENT_SAVE_POLICIES_MAX:
+            raise SavePoliciesExceeded
+
+    def _is_sound(self, tenant_id: UUID, row: Any) -> bool:
+        return self._control.is_sound(_row(tenant_id, row), proof_of(row))
+
+    async def _checked(self, tenant_id: UUID, rows: Sequence[Any]) -> TenantSavePolicies:
+        """What all of a tenant's rows say; others go first between them."""
         said, damaged = {}, set()
-        for row in await transaction.fetch(sql.EVERY, tenant_id):
-            if self._control.is_sound(_row(tenant_id, row), proof_of(row)):
+        pauses = Pauses()
+        for row in rows:
+            if self._is_sound(tenant_id, row):
                 said[row["agent"]] = SavePolicy(row["strict"], row["updated_at"])
             else:
                 damaged.add(row["agent"])
+            await pauses.after(0)
         tenant = said.pop(EVERY_AGENT, SavePolicy())
         return TenantSavePolicies(tenant, said, frozenset(damaged))
 

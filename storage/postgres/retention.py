@@ -81,10 +81,13 @@ SELECT EXISTS (SELECT FROM stateroom.retention WHERE tenant_id = $1 AND legal_ho
 
 # --- policies --------------------------------------------------------------------------------------------------------
 
-POLICIES = """
+_POLICIES = """
 SELECT level, target, policy, legal_hold, updated_at, mac, mac_format FROM stateroom.retention WHERE tenant_id = $1
-ORDER BY level, target
 """
+POLICIES = f"{_POLICIES} ORDER BY level, target"
+
+# What concerns threads of some agents: what is said of these, and (an empty target) of all. Whatever the others are.
+POLICIES_OF = f"{_POLICIES} AND level IN ('tenant', 'agent', 'ceilings') AND target = ANY($2::text[])"
 
 # An agent's row stays when what it said is taken back: that it changed, and when, is for the next round to know.
 REMOVE_TAKEN_BACK = """

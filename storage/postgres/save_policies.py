@@ -3,9 +3,10 @@
 LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 NOW = "SELECT clock_timestamp()"
 
-EVERY = """
-SELECT agent, strict, updated_at, mac, mac_format FROM stateroom.save_policies WHERE tenant_id = $1 ORDER BY agent
-"""
+_COLUMNS = "agent, strict, updated_at, mac, mac_format"
+EVERY = f"SELECT {_COLUMNS} FROM stateroom.save_policies WHERE tenant_id = $1 ORDER BY agent"
+ONE = f"SELECT {_COLUMNS} FROM stateroom.save_policies WHERE tenant_id = $1 AND agent = $2"
+AGENTS = "SELECT count(*) FROM stateroom.save_policies WHERE tenant_id = $1 AND agent <> ''"
 
 PUT = """
 INSERT INTO stateroom.save_policies (tenant_id, agent, strict, updated_at, mac, mac_format)

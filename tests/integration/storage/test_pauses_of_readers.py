@@ -1,4 +1,7 @@
-"""Whatever opens many rows, or seals many pieces, lets others go first in between: it takes turns of the loop."""
+"""Whatever opens many rows, or seals many pieces, lets others go first in between: it takes turns of the loop.
+
+Whoever asks about one thread opens no more of a tenant's policies than concern it.
+"""
 
 import json
 from datetime import UTC, datetime
@@ -8,13 +11,20 @@ import pytest
 
 from gateway.api_keys import mint
 from storage.artifact_model import PREVIEW_BYTES_MAX, NewArtifact
+from storage.clock import SystemClock
+from storage.control_rows import policy_row, save_policy_row
+from storage.features import SAVE_POLICIES
 from storage.format.pieces import CUT_BESIDE_ELEMENTS_MIN, is_long_to_cut, list_header
 from storage.key_seals import Pepper, Peppers
 from storage.model import HistoryQuery, Precondition
 from storage.reading import HISTORY_MANIFESTS_BYTES_MAX
+from storage.retaining import Retaining
+from storage.retention import Policy
+from storage.retention_policies import RetentionPolicies
 from storage.scope import TenantScope
 from storage.turns import PAUSE_BYTES, PAUSE_ROW_BYTES, loop_turn
 from tests.support.archive_rows import opened
+from tests.support.features import switch_on
 from tests.support.states import load, patch, put, save, state, write
 
 CHECKPOINT = "1f0c0000-0000-6000-8000-000000000001"
@@ -80,6 +90,85 @@ async def test_a_page_of_threads_jobs_keys_or_events_is_opened_in_turns(store, s
         page, taken = await turns(read())
         assert len(page.items) >= 100
         assert taken >= len(page.items) * PAUSE_ROW_BYTES // PAUSE_BYTES
+
+
+@pytest.fixture
+async def policies(store, scope, admin):
+    """A save policy and a retention policy of each of `ROWS` agents."""
+    await switch_on(store, SAVE_POLICIES)
+    await store.control.ready()
+    tenant, body = scope.tenant_id, b'{"idle_ttl_seconds":3600}'
+    for name in map("agent-{}".format, range(ROWS)):
+        await admin.execute(
+            "INSERT INTO stateroom.save_policies VALUES ($1, $2, false, $3, $4, $5)",
+            tenant, name, WHEN, *store.control.proof(save_policy_row(tenant, name, False, WHEN)),
+        )  # fmt: skip
+        proof = store.control.proof(policy_row(tenant, "agent", (name,), body, False, WHEN))
+        await admin.execute(
+            "INSERT INTO stateroom.retention"
+            " (tenant_id, level, target, policy, legal_hold, updated_at, mac, mac_format)"
+            " VALUES ($1, 'agent', $2, $3, false, $4, $5, $6)",
+            tenant, name, body, WHEN, *proof,
+        )  # fmt: skip
+
+
+async def test_all_policies_of_a_tenant_are_checked_in_turns(store, scope, policies):
+    tenant = TenantScope(scope.tenant_id)
+    for of_tenant in (
+        lambda: store.save_policies.get(tenant),
+        lambda: store.save_policies.put(tenant, "agent-1", True),
+        lambda: store.retention_policies.get(tenant),
+        lambda: store.retention_policies.put(tenant, "agent-1", Policy(idle_ttl_seconds=7200)),
+    ):
+        said, taken = await turns(of_tenant())
+        assert len(said.agents) == ROWS
+        assert TURNS <= taken < 2 * TURNS  # each is checked once
+
+
+async def test_a_page_of_threads_is_looked_at_for_retention_in_turns(store, scope):
+    for number in range(100):
+        await save(store, scope, f"t{number}")
+    page, taken = await turns(store.retention_policies.preview(TenantScope(scope.tenant_id)))
+    assert page.threads == 100
+    assert taken >= 100 * PAUSE_ROW_BYTES // PAUSE_BYTES
+
+
+class CountedChecks:
+    """Control rows, and how many were checked."""
+
+    def __init__(self, control):
+        self._control = control
+        self.count = 0
+
+    def is_sound(self, row, proof):
+        self.count += 1
+        return self._control.is_sound(row, proof)
+
+    def proof(self, row):
+        return self._control.proof(row)
+
+    async def ready(self):
+        await self._control.ready()
+
+
+async def test_what_holds_for_a_thread_takes_no_policies_of_other_agents(store, scope, policies):
+    tenant = TenantScope(scope.tenant_id)
+    await save(store, scope, agent="agent-1")
+    control = CountedChecks(store.control)
+    asked = RetentionPolicies(store.unit_of_work, store.audit, store.pruning, control)
+    said = await asked.get_thread(scope, "t1")
+    assert said.effective.idle_ttl_seconds == 3600
+    assert control.count == 1
+    page = await asked.preview(tenant, draft=("agent-2", Policy(idle_ttl_seconds=60)))
+    assert page.threads == 1
+    assert control.count == 3
+    await asked.put(tenant, "agent-1", Policy(idle_ttl_seconds=60))
+    assert control.count == 4 + ROWS  # and all of them for the answer
+    rounds = Retaining(
+        store.unit_of_work, store.audit, SystemClock(), store.threads, store.pruning, store.archives, control
+    )
+    assert (await rounds.tenant(scope.tenant_id, now=True)).threads == 1
+    assert control.count == 5 + ROWS
 
 
 async def test_a_copied_thread_is_read_and_sealed_in_turns(store, scope):
