@@ -33,6 +33,7 @@ from storage.errors import (
     UploadExpired,
     UploadNotFound,
 )
+from storage.format.key_versions import check_key_version
 from storage.format.pointer import artifact_name_digest, seal_record
 from storage.format.record import new_thread, open_thread, seal_thread
 from storage.format.token import TAG_BYTES
@@ -282,10 +283,7 @@ class ArtifactRows:
                 if not await self._is_there(transaction, scope, row.thread_id):
                     raise ClientShareWrong from None
             raise IntegrityFailure("a stored artifact does not authenticate") from None
-        if described.thread_id != row.thread_id:
-            raise IntegrityFailure("a stored artifact was moved to another thread")
-        if row.url_epoch < described.url_epoch:
-            raise IntegrityFailure("a revocation of an artifact's URLs was taken back")
+        _compare_clear(row, described)
         return _artifact(sealer, row, described)
 
     def revoked(self, sealer: Sealer, row: ArtifactRow) -> ArtifactRow:
@@ -311,11 +309,37 @@ class ArtifactRows:
         return row is not None
 
 
+def check_row(sealer: Sealer, row: ArtifactRow) -> None:
+    """Return if a row is as it was written; of one under a client-held share, as far as can be told without it.
+
+    Raises:
+        IntegrityFailure: it is not.
+        KeyDestroyed: it is sealed under a key that is gone.
+    """
+    if row.client_share:
+        check_key_version(row.key_version, row.sealed)
+        return
+    try:
+        _compare_clear(row, _described(sealer, row))
+    except OpenError:
+        raise IntegrityFailure("a stored artifact does not authenticate") from None
+
+
 def _described(sealer: Sealer, row: ArtifactRow) -> _Description:
     try:
-        return _description.decode(sealer.open(Kind.POINTER, row.location, row.sealed))
+        described = _description.decode(sealer.open(Kind.POINTER, row.location, row.sealed))
     except msgspec.DecodeError:
         raise IntegrityFailure("a stored artifact cannot be read") from None
+    check_key_version(row.key_version, row.sealed)
+    return described
+
+
+def _compare_clear(row: ArtifactRow, described: _Description) -> None:
+    """Compare the clear columns that no seal is bound to with what is sealed."""
+    if described.thread_id != row.thread_id:
+        raise IntegrityFailure("a stored artifact was moved to another thread")
+    if row.url_epoch < described.url_epoch:
+        raise IntegrityFailure("a revocation of an artifact's URLs was taken back")
 
 
 def _artifact(sealer: Sealer, row: ArtifactRow, described: _Description) -> Artifact:

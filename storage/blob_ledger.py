@@ -31,6 +31,7 @@ from storage.errors import (
     UploadExpired,
     UploadNotFound,
 )
+from storage.format.key_versions import check_key_version
 from storage.format.pointer import (
     BlobPointer,
     IntentRecord,
@@ -110,6 +111,7 @@ class Intent:
     content_id: bytes | None
     multipart_id: str | None
     reserved_bytes: int
+    key_version: int
     client_share: bool
     created_at: datetime
     expires_at: datetime
@@ -120,12 +122,12 @@ class Intent:
 
         Raises:
             UploadNotFound: it cannot be resumed.
-            IntegrityFailure: it does not authenticate.
+            IntegrityFailure: it does not authenticate, or the row names another key version.
         """
         if self.sealed is None:
             raise UploadNotFound
         location = intent_location(self.blob_id, self.purpose, self.content_id, self.created_at)
-        return open_intent(sealer, location, self.sealed)
+        return open_intent(sealer, location, self.sealed, self.key_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +203,42 @@ def _intent(row: Any) -> Intent:
         content_id=row["content_id"],
         multipart_id=row["multipart_id"],
         reserved_bytes=row["reserved_bytes"],
+        key_version=row["key_version"],
         client_share=row["client_share"],
         created_at=row["created_at"],
         expires_at=row["expires_at"],
         sealed=row["record"],
     )
+
+
+def _pointer(sealer: Sealer, row: Any) -> BlobPointer:
+    location = pointer_location(row["blob_id"], row["content_id"], row["size_bytes"], row["created_at"])
+    opener = sealer if row["client_share"] else sealer.without_share
+    return open_pointer(opener, location, row["pointer"], row["key_version"])
+
+
+def check_blob(sealer: Sealer, row: Any) -> None:
+    """Return if a live blob's row is as it was written; of one under a client-held share, as far as can be told.
+
+    Raises:
+        IntegrityFailure: it is not.
+        KeyDestroyed: it is sealed under a key that is gone.
+    """
+    if row["pointer"] is None:
+        raise IntegrityFailure("nothing is stored that opens it")
+    if row["client_share"]:
+        check_key_version(row["key_version"], row["pointer"])
+    else:
+        _pointer(sealer, row)
+
+
+def check_intent(sealer: Sealer, row: Any) -> None:
+    """As `check_blob`, of the row of an upload that can be resumed."""
+    intent = _intent(row)
+    if intent.client_share and intent.sealed is not None:
+        check_key_version(intent.key_version, intent.sealed)
+    else:
+        intent.record(sealer)
 
 
 class BlobLedger:
@@ -478,14 +511,13 @@ class BlobLedger:
             blob_ids: Any; each once.
 
         Raises:
-            IntegrityFailure: one has no pointer, or it does not authenticate, or takes a share that is not there.
+            IntegrityFailure: one has no pointer, it does not authenticate, its row names another key version, or it
+                takes a share that is not there.
         """
         wanted = set(blob_ids)
         found: dict[UUID, LiveBlob] = {}
         for row in await transaction.fetch(sql.POINTERS, *_place(scope), list(wanted)):
-            location = pointer_location(row["blob_id"], row["content_id"], row["size_bytes"], row["created_at"])
-            opener = sealer if row["client_share"] else sealer.without_share
-            pointer = open_pointer(opener, location, row["pointer"])
+            pointer = _pointer(sealer, row)
             found[row["blob_id"]] = LiveBlob(row["blob_id"], row["size_bytes"], pointer, row["place"])
         if len(found) != len(wanted):
             raise IntegrityFailure("a stored blob is missing")

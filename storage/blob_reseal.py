@@ -2,7 +2,7 @@
 
 One step of a re-seal (`storage.reseal`), a few rows at a time. Objects stay as they are: a pointer holds its blob's
 own key, so that a gigabyte follows a rotation with a hundred bytes. Rows under a client-held share are left as they
-are, as everywhere. What does not authenticate is left, too, and keeps the older version alive.
+are, as everywhere. What is damaged is left, too, and keeps the older version alive.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ from typing import Any
 from uuid import UUID
 
 from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
+from storage.errors import IntegrityFailure
+from storage.format.key_versions import check_key_version
 from storage.format.pointer import artifact_location, intent_location, pointer_location
 from storage.postgres import artifacts as artifacts_sql
 from storage.postgres import blobs as sql
@@ -73,8 +75,9 @@ async def reseal_blobs(
     for row in rows:
         location, envelope = sealed_of(row)
         try:
+            check_key_version(row["key_version"], envelope)
             again = sealer.seal(Kind.POINTER, location, sealer.open(Kind.POINTER, location, envelope), compress=False)
-        except (OpenError, KeyDestroyed):
+        except (OpenError, KeyDestroyed, IntegrityFailure):
             continue
         done += await transaction.execute(store, *place, row[column], sealer.active_key_version, again, envelope)
     if len(rows) == limit:

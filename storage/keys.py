@@ -50,6 +50,8 @@ _JITTER = secrets.SystemRandom().random
 _JOINS_MAX = 16
 # A subject key may be rewrapped, and the old tenant key destroyed, between two reads of one load.
 _READS_MAX = 3
+# A rotation ends after it wrapped every subject key again, so that only for a moment a reader sees one that is gone.
+_UNDER_NO_KEY = "a stored subject key names a tenant key that does not exist"
 
 _PURPOSES = {"data", "id"}
 _OPENABLE = {"active", "decrypt_only", "retired", "pending"}
@@ -236,7 +238,7 @@ class Keys:
                 return await self._opened(scope, rows)
             except _TenantKeyGoneError:
                 continue
-        raise KeyDestroyed
+        raise self._damage(_UNDER_NO_KEY)
 
     async def _rows(self, scope: Scope) -> Sequence[Any]:
         async with self._unit_of_work.snapshot(scope) as transaction:
@@ -322,7 +324,7 @@ class Keys:
         try:
             opened = self._unwrapped(await self._wrapping(scope.tenant_id, row["tenant_key_version"]), scope, row)
         except _TenantKeyGoneError:
-            raise KeyDestroyed from None
+            raise self._damage(_UNDER_NO_KEY) from None
         tenant = await self.tenant(scope.tenant_id)
         place = (self._deployment_id, scope.tenant_id, scope.subject_id, row["purpose"], row["key_version"])
         return wrap_subject_key(tenant.keys[tenant_key_version], tenant_key_version, *place, opened)
@@ -360,7 +362,10 @@ class Keys:
             if made is not None and wrapped == made[0]:
                 fresh = made[1]
             else:
-                fresh = await self._root_key.unwrap(wrapped, self.root_context(tenant_id, row["key_version"]))
+                try:
+                    fresh = await self._root_key.unwrap(wrapped, self.root_context(tenant_id, row["key_version"]))
+                except OpenError:
+                    raise self._damage("a stored tenant key does not authenticate") from None
             if fresh.kcv() != row["kcv"]:
                 raise self._damage("a stored tenant key does not match its check value")
             opened[row["key_version"]] = fresh

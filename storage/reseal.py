@@ -31,6 +31,7 @@ from storage.blob_reseal import BlobPosition, reseal_blobs
 from storage.errors import IntegrityFailure, NotFound
 from storage.format.archive import Stub
 from storage.format.chain import head_location, thread_location
+from storage.format.key_versions import check_key_version
 from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
 from storage.jobs import MORE, Lease, Slice, outlasting_refusals
 from storage.postgres import rotation as sql
@@ -180,7 +181,7 @@ class Reseal:
                     if lease.done == done_before:
                         return Slice(
                             ended=True,
-                            error=f"{row['stale']} envelopes do not authenticate; the older key versions stay",
+                            error=f"{row['stale']} sealed rows are damaged; the older key versions stay",
                         )
                     await lease.advance(transaction, _position("threads", lease.done, ""))
                     return MORE
@@ -279,7 +280,7 @@ def _resealed(
 
 
 async def _unproven(transaction: Transaction, scope: Scope, sealer: Sealer) -> int:
-    """How many stubs of archives do not authenticate: what they say of key versions is not believed."""
+    """How many stubs of archives are damaged: what they say of key versions is not believed."""
     found, after = 0, ""
     while True:
         rows = await transaction.fetch(STUBS_AFTER, *_place(scope), after, _THREADS_PAGE)
@@ -327,15 +328,23 @@ class _Batch:
         return rows
 
     async def _store(self, statement: str, *columns: object) -> None:
-        if columns[-1] is not None:  # else it does not authenticate, and stays as it is
+        if columns[-1] is not None:  # else it is damaged, and stays as it is
             self.done += await self._transaction.execute(statement, *self._place, *columns)
+
+    def _resealed(self, kind: Kind, location: tuple[Field, ...], row: Any, column: str) -> bytes | None:
+        """As the function, of a row that names its key version."""
+        try:
+            check_key_version(row["key_version"], row[column])
+        except IntegrityFailure:
+            return None
+        return _resealed(self._sealer, kind, location, row[column])
 
     async def chunks(self) -> None:
         """Pieces of values."""
         for row in await self._stale(sql.STALE_CHUNKS, self._thread.piece):
             self._thread.piece = row["piece_id"]
             location = chunk_location(row["piece_id"], row["children"], row["named_ids"])
-            again = _resealed(self._sealer, Kind.CHUNK, location, row["envelope"])
+            again = self._resealed(Kind.CHUNK, location, row, "envelope")
             await self._store(sql.RESEAL_CHUNK, row["piece_id"], self._sealer.active_key_version, again)
 
     async def checkpoints(self) -> None:
@@ -343,7 +352,7 @@ class _Batch:
         for row in await self._stale(sql.STALE_CHECKPOINTS, *self._thread.checkpoint):
             columns = CheckpointColumns(**{name: row[name] for name in CheckpointColumns.__struct_fields__})
             self._thread.checkpoint = (columns.namespace, columns.checkpoint_id)
-            again = _resealed(self._sealer, Kind.MANIFEST, columns.location(), row["manifest"])
+            again = self._resealed(Kind.MANIFEST, columns.location(), row, "manifest")
             active = self._sealer.active_key_version
             await self._store(sql.RESEAL_CHECKPOINT, *self._thread.checkpoint, active, again)
 
@@ -352,7 +361,7 @@ class _Batch:
         for row in await self._stale(sql.STALE_WRITES, *self._thread.write):
             columns = WriteColumns(**{name: row[name] for name in WriteColumns.__struct_fields__})
             self._thread.write = (columns.namespace, columns.checkpoint_id, columns.task_id, columns.idx)
-            again = _resealed(self._sealer, Kind.WRITE, columns.location(), row["value"])
+            again = self._resealed(Kind.WRITE, columns.location(), row, "value")
             await self._store(sql.RESEAL_WRITE, *self._thread.write, self._sealer.active_key_version, again)
 
     async def seals(self, locked: Any) -> None:

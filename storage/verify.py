@@ -1,4 +1,4 @@
-"""Verification: open every row of a thread, or of all of a subject's threads, and compare what must be there.
+"""Verification: open every row of a thread, or of all that a subject has, and compare what must be there.
 
 A thread is read in one snapshot, so that writers and pruners at work never look like damage; a subject is verified a
 bounded stretch at a time, which is also its progress. An archived thread's rows are read from its object, a few at a
@@ -7,7 +7,7 @@ places, never values. Nothing is written, and damage is reported instead of rais
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from storage.accepted_losses import AcceptedLosses
 from storage.access import Access
 from storage.archive_check import ArchiveCheck
 from storage.archive_objects import ArchiveObjects
+from storage.blob_check import BlobDamage, damage_of_subject, damage_of_thread
 from storage.blob_ledger import BlobLedger
 from storage.completeness import (
     BEFORE_WRITES,
@@ -32,8 +33,9 @@ from storage.completeness import (
 from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound
 from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, Stub
 from storage.format.chain import LiveSet, ThreadSeal
+from storage.format.key_versions import check_key_version
 from storage.format.pieces import unpack_ids
-from storage.format.record import OpenedWrite, PieceReader, check_key_version, open_thread_seal, open_write
+from storage.format.record import OpenedWrite, PieceReader, open_thread_seal, open_write
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
 from storage.head_anchors import AnchoredHead, AnchoredHeads, place_tag
 from storage.model import Page
@@ -54,7 +56,7 @@ Code = Literal[
     "thread-missing", "thread-seal", "namespaces", "head-missing", "head-seal", "head-checkpoint", "checkpoint",
     "live-set", "pending-write", "pending-writes", "piece", "piece-missing", "older-than-anchor",
     "missing-since-anchor", "anchor", "keys", "subject-missing", "tombstone", "shred-undone", "control-row",
-    "archive",
+    "archive", "artifact", "blob", "upload",
 ]  # fmt: skip
 
 
@@ -96,7 +98,7 @@ class Verification:
         self._archives = archives or ArchiveObjects(None, None)
 
     async def thread(self, scope: Scope, thread_id: str) -> Report:
-        """Verify one thread, and compare it with the anchored heads.
+        """Verify one thread and its artifacts, and compare it with the anchored heads.
 
         Raises:
             ThreadNotFound: there is no trace of it, neither in the database nor anchored.
@@ -110,6 +112,7 @@ class Verification:
             tag = thread_tag(sealer, thread_id)
             own = [each for each in anchored if each.thread == tag]
             found = await self._verify(scope, sealer, thread_id, report)
+            await _take(report, damage_of_thread(self._access, scope, sealer, thread_id))
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await _compare_anchored(transaction, scope, sealer, own, report, thread_id)
             if not found and not report.findings:
@@ -120,7 +123,9 @@ class Verification:
         return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
 
     async def subject(self, scope: Scope, after: str = "", known: AnchoredHeads | None = None) -> Report:
-        """Verify a stretch of a subject's threads, by id; the last stretch compares with the anchored heads.
+        """Verify a stretch of a subject's threads, by id.
+
+        The last stretch opens what is sealed about the subject's objects, and compares with the anchored heads.
 
         Args:
             scope: Whose threads.
@@ -147,6 +152,7 @@ class Verification:
                         return report
                 if len(rows) < _THREADS_PAGE:
                     break
+            await _take(report, damage_of_subject(self._access, scope, sealer))
             anchored = await self._anchored(sealer, report, known)
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await _compare_anchored(transaction, scope, sealer, anchored, report)
@@ -468,7 +474,7 @@ class _Verifier:
                         named = [UUID(bytes=row["named_ids"])]
                         await self._ledger.pointers(self._transaction, self._scope, self._sealer, named)
                     children[after] = [] if row["children"] is None else unpack_ids(row["children"])
-                    check_key_version(row, row["envelope"])
+                    check_key_version(row["key_version"], row["envelope"])
             if len(rows) < STRETCH_ROWS:
                 break
         wanted = list(self._named)
@@ -483,6 +489,17 @@ class _Verifier:
             self._find("piece-missing", f"{missing} of {len(needed)} pieces are missing")
         self._report.pieces += len(children)
         return len(children)
+
+
+async def _take(report: Report, damage: AsyncGenerator[BlobDamage, None]) -> None:
+    """Add what is damaged of a subject's objects to a report, up to `FINDINGS_MAX`."""
+    async with aclosing(damage) as found:
+        left = FINDINGS_MAX
+        async for each in found:
+            report.findings.append(Finding(code=each.code, detail=each.detail, thread_id=each.thread_id))
+            left -= 1
+            if not left:
+                return
 
 
 async def _compare_anchored(

@@ -25,6 +25,7 @@ from msgspec import msgpack
 
 from crypto import Field, Kind, OpenError, Sealer
 from storage.errors import IntegrityFailure
+from storage.format.key_versions import check_key_version
 
 FORMAT: Final = 1
 MAGIC: Final = b"stateroom-archive/1\n"
@@ -263,7 +264,7 @@ class ArchiveRecord(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stub:
-    """A thread's row of ``archives``: every column but ``sealed`` is bound into the seal.
+    """A thread's row of ``archives``: every column but the last two is bound into the seal.
 
     Attributes:
         thread_id: Which thread.
@@ -282,7 +283,7 @@ class Stub:
         named_ids: Of the blobs and artifacts that the rows name, as `storage.blob_ledger.pack_named_ids` does it.
         storage_class: The object's.
         created_at: When it was archived.
-        key_version: That ``sealed`` takes; advisory.
+        key_version: That ``sealed`` takes; not bound, but compared with it.
         sealed: An `ArchiveRecord`.
     """
 
@@ -359,6 +360,7 @@ class Stub:
             raise IntegrityFailure("a thread's archive does not authenticate") from None
         except (msgspec.DecodeError, OverflowError, ValueError):
             raise IntegrityFailure("a thread's archive cannot be read") from None
+        check_key_version(self.key_version, self.sealed)
         if record.format != FORMAT or len(record.digest) != _DIGEST_BYTES:
             raise IntegrityFailure("a thread's archive is of a newer format")
         return record

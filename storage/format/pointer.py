@@ -15,6 +15,7 @@ import msgspec
 
 from crypto import Field, Kind, OpenError, Sealer
 from storage.errors import IntegrityFailure
+from storage.format.key_versions import check_key_version
 
 FORMAT = 1
 
@@ -84,21 +85,23 @@ def seal_record(sealer: Sealer, location: tuple[Field, ...], record: msgspec.Str
     return sealer.seal(Kind.POINTER, location, msgspec.msgpack.encode(record), compress=False)
 
 
-def _open(sealer: Sealer, location: tuple[Field, ...], envelope: bytes) -> bytes:
+def _open(sealer: Sealer, location: tuple[Field, ...], envelope: bytes, key_version: int) -> bytes:
     try:
-        return sealer.open(Kind.POINTER, location, envelope)
+        opened = sealer.open(Kind.POINTER, location, envelope)
     except OpenError:
         raise IntegrityFailure("a stored pointer does not authenticate") from None
+    check_key_version(key_version, envelope)
+    return opened
 
 
-def open_pointer(sealer: Sealer, location: tuple[Field, ...], envelope: bytes) -> BlobPointer:
-    """Open a blob's pointer.
+def open_pointer(sealer: Sealer, location: tuple[Field, ...], envelope: bytes, key_version: int) -> BlobPointer:
+    """Open a blob's pointer, whose row names this key version.
 
     Raises:
-        IntegrityFailure: it was edited or moved, or is of a newer format.
+        IntegrityFailure: it was edited or moved, its row names another key version, or it is of a newer format.
     """
     try:
-        pointer = msgspec.msgpack.decode(_open(sealer, location, envelope), type=BlobPointer)
+        pointer = msgspec.msgpack.decode(_open(sealer, location, envelope, key_version), type=BlobPointer)
     except msgspec.DecodeError:
         raise IntegrityFailure("a stored pointer cannot be read") from None
     if pointer.format != FORMAT:
@@ -106,14 +109,14 @@ def open_pointer(sealer: Sealer, location: tuple[Field, ...], envelope: bytes) -
     return pointer
 
 
-def open_intent(sealer: Sealer, location: tuple[Field, ...], envelope: bytes) -> IntentRecord:
-    """Open an intent's record.
+def open_intent(sealer: Sealer, location: tuple[Field, ...], envelope: bytes, key_version: int) -> IntentRecord:
+    """Open an intent's record, whose row names this key version.
 
     Raises:
-        IntegrityFailure: it was edited or moved, or is of a newer format.
+        IntegrityFailure: it was edited or moved, its row names another key version, or it is of a newer format.
     """
     try:
-        record = msgspec.msgpack.decode(_open(sealer, location, envelope), type=IntentRecord)
+        record = msgspec.msgpack.decode(_open(sealer, location, envelope, key_version), type=IntentRecord)
     except msgspec.DecodeError:
         raise IntegrityFailure("a stored upload cannot be read") from None
     if record.format != FORMAT:

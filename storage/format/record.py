@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from crypto import Kind, OpenError, Sealer, peek_header
+from crypto import Kind, OpenError, Sealer
 from crypto.context import Location
 from storage.errors import (
     ClientShareRequired,
@@ -33,6 +33,7 @@ from storage.format.chain import (
     write_mac,
     write_member,
 )
+from storage.format.key_versions import check_key_version
 from storage.format.manifest import (
     CheckpointColumns,
     Manifest,
@@ -363,16 +364,6 @@ _COLUMNS = CheckpointColumns.__struct_fields__
 _WRITE_COLUMNS = WriteColumns.__struct_fields__
 
 
-def check_key_version(row: Row, envelope: bytes) -> None:
-    """Compare the key version that a row names with the one of its envelope, which was opened and so is authentic.
-
-    Raises:
-        IntegrityFailure: they are not the same.
-    """
-    if row["key_version"] != peek_header(envelope).key_version:
-        raise IntegrityFailure("a row names another key version than its envelope was sealed under")
-
-
 def open_checkpoint(sealer: Sealer, row: Row) -> OpenedCheckpoint:
     """Open a checkpoint row at the place its key columns name, which the statement that found it asked for.
 
@@ -383,7 +374,7 @@ def open_checkpoint(sealer: Sealer, row: Row) -> OpenedCheckpoint:
     location = Location(columns.location())
     with _AUTHENTICATED:
         plaintext = sealer.open(Kind.MANIFEST, location, row["manifest"])
-    check_key_version(row, row["manifest"])
+    check_key_version(row["key_version"], row["manifest"])
     member = member_mac(sealer, columns.namespace, columns.checkpoint_id, manifest_digest(sealer, plaintext, location))
     return OpenedCheckpoint(columns, decode_manifest(plaintext), member, row["outcome"], len(plaintext))
 
@@ -446,7 +437,7 @@ def open_write(sealer: Sealer, row: Row) -> OpenedWrite:
     location = Location(columns.location())
     with _AUTHENTICATED:
         plaintext = sealer.open(Kind.WRITE, location, row["value"])
-    check_key_version(row, row["value"])
+    check_key_version(row["key_version"], row["value"])
     member = write_member(sealer, plaintext, location)
     if not hmac.compare_digest(member, row["member"]):
         raise IntegrityFailure("a pending write's member was altered")

@@ -87,6 +87,10 @@ RETURNING a.blob_id
 
 # --- checking ------------------------------------------------------------------------------------------------------
 
+AFTER = f"""
+SELECT {_COLUMNS} FROM stateroom.artifacts WHERE tenant_id = $1 AND subject_id = $2 AND artifact_id > $3
+ORDER BY artifact_id LIMIT $4
+"""
 # Artifacts after an id whose blob is not live.
 DANGLING = """
 SELECT a.artifact_id, a.blob_id FROM stateroom.artifacts a
@@ -99,7 +103,7 @@ ORDER BY a.artifact_id LIMIT $4
 # --- re-sealing ----------------------------------------------------------------------------------------------------
 
 STALE = """
-SELECT artifact_id, thread_id, name_digest, number, blob_id, size_bytes, created_at, sealed FROM stateroom.artifacts
+SELECT artifact_id, name_digest, number, blob_id, size_bytes, created_at, key_version, sealed FROM stateroom.artifacts
 WHERE tenant_id = $1 AND subject_id = $2 AND NOT client_share AND substring(sealed FROM 9 FOR 4) <> $3::bytea
   AND artifact_id > $4
 ORDER BY artifact_id LIMIT $5

@@ -136,9 +136,11 @@ ADD_REFS = """
 INSERT INTO stateroom.blob_refs (tenant_id, subject_id, blob_id, thread_id)
 SELECT $1, $2, x.blob_id, $3 FROM unnest($4::uuid[]) AS x(blob_id) ORDER BY x.blob_id ON CONFLICT DO NOTHING
 """
-POINTERS = """
-SELECT blob_id, place, content_id, size_bytes, client_share, pointer, created_at FROM stateroom.blobs
-WHERE tenant_id = $1 AND subject_id = $2 AND blob_id = ANY($3::uuid[]) AND pointer IS NOT NULL
+_POINTERS = """
+SELECT blob_id, place, content_id, size_bytes, client_share, key_version, pointer, created_at FROM stateroom.blobs
+"""
+POINTERS = f"""
+{_POINTERS} WHERE tenant_id = $1 AND subject_id = $2 AND blob_id = ANY($3::uuid[]) AND pointer IS NOT NULL
 """
 
 # --- what threads refer to -----------------------------------------------------------------------------------------
@@ -374,6 +376,14 @@ LIVE_AFTER = """
 SELECT blob_id, place, size_bytes FROM stateroom.blobs
 WHERE tenant_id = $1 AND subject_id = $2 AND blob_id > $3 AND state = 'live' ORDER BY blob_id LIMIT $4
 """
+LIVE_POINTERS_AFTER = f"""
+{_POINTERS} WHERE tenant_id = $1 AND subject_id = $2 AND blob_id > $3 AND state = 'live' ORDER BY blob_id LIMIT $4
+"""
+OPEN_INTENTS_AFTER = f"""
+SELECT {_INTENT_COLUMNS} FROM stateroom.blob_intents
+WHERE tenant_id = $1 AND subject_id = $2 AND blob_id > $3 AND state = 'open' AND record IS NOT NULL
+ORDER BY blob_id LIMIT $4
+"""
 IS_LIVE = """
 SELECT size_bytes FROM stateroom.blobs
 WHERE tenant_id = $1 AND subject_id = $2 AND blob_id = $3 AND state = 'live'
@@ -434,7 +444,7 @@ FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2 AND NOT client_s
     AND substring({column} FROM 9 FOR 4) <> $3::bytea
 """
 STALE_POINTERS = f"""
-SELECT blob_id, content_id, size_bytes, created_at, pointer
+SELECT blob_id, content_id, size_bytes, created_at, key_version, pointer
 {_STALE_TABLE.format(table="blobs", column="pointer")} AND state = 'live' AND blob_id > $4
 ORDER BY blob_id LIMIT $5
 """
@@ -449,7 +459,7 @@ WHERE tenant_id = $1 AND subject_id = $2 AND state = 'condemned' AND pointer IS 
   AND substring(pointer FROM 9 FOR 4) <> $3::bytea
 """
 STALE_INTENTS = f"""
-SELECT blob_id, purpose, content_id, created_at, record
+SELECT blob_id, purpose, content_id, created_at, key_version, record
 {_STALE_TABLE.format(table="blob_intents", column="record")} AND blob_id > $4
 ORDER BY blob_id LIMIT $5
 """

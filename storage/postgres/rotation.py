@@ -1,7 +1,7 @@
 """Statements on the life of keys: new versions, what still needs an old one, and the end of it.
 
-Which key sealed an envelope is read from the envelope's header (bytes 9 to 12), never from the clear column beside it:
-nothing is destroyed on the word of a column that somebody could edit.
+Which key sealed an envelope is read from the envelope's header (bytes 9 to 12), never only from the clear column beside
+it: nothing is destroyed on the word of a column that somebody could edit.
 """
 
 from storage.postgres.blobs import STALE_BLOBS
@@ -52,16 +52,18 @@ RETURNING key_version
 
 # --- what is rewrapped ---------------------------------------------------------------------------------------------
 
-SUBJECT_KEYS_UNDER_OTHERS = """
+# Also keys whose column names this version and whose envelope another one: they are refused as damage then.
+_UNDER_OTHERS = """
+tenant_id = $1 AND state <> 'destroyed'
+  AND (tenant_key_version <> $2 OR substring(wrapped FROM 9 FOR 4) <> int4send($2))
+"""
+SUBJECT_KEYS_UNDER_OTHERS = f"""
 SELECT subject_id, purpose, key_version, tenant_key_version, wrapped, kcv FROM stateroom.subject_keys
-WHERE tenant_id = $1 AND tenant_key_version <> $2 AND state <> 'destroyed'
+WHERE {_UNDER_OTHERS}
   AND (subject_id, purpose, key_version) > ($3, $4, $5)
 ORDER BY subject_id, purpose, key_version LIMIT $6
 """
-COUNT_SUBJECT_KEYS_UNDER_OTHERS = """
-SELECT count(*) FROM stateroom.subject_keys
-WHERE tenant_id = $1 AND tenant_key_version <> $2 AND state <> 'destroyed'
-"""
+COUNT_SUBJECT_KEYS_UNDER_OTHERS = f"SELECT count(*) FROM stateroom.subject_keys WHERE {_UNDER_OTHERS}"
 # Only what was read: a key that was destroyed or rewrapped meanwhile stays as it is.
 REWRAP_SUBJECT_KEY = """
 UPDATE stateroom.subject_keys SET tenant_key_version = $5, wrapped = $6
@@ -143,20 +145,20 @@ SELECT created_at, seal, {_other("seal", "$4")} AS stale FROM stateroom.threads
 WHERE {_PLACE} AND NOT client_share AND tier = 'hot' FOR UPDATE
 """
 STALE_CHUNKS = f"""
-SELECT piece_id, children, named_ids, envelope FROM stateroom.chunks
+SELECT piece_id, children, named_ids, key_version, envelope FROM stateroom.chunks
 WHERE {_PLACE} AND {_other("envelope", "$4")} AND piece_id > $5 ORDER BY piece_id LIMIT $6
 """
 STALE_CHECKPOINTS = f"""
 SELECT thread_id, namespace, checkpoint_id, parent_id, step, status, source, agent, run_id, model, state_schema,
     state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, named_ids,
-    manifest
+    key_version, manifest
 FROM stateroom.checkpoints
 WHERE {_PLACE} AND {_other("manifest", "$4")} AND (namespace, checkpoint_id) > ($5, $6)
 ORDER BY namespace, checkpoint_id LIMIT $7
 """
 STALE_WRITES = f"""
 SELECT thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status, created_at, piece_ids,
-    named_ids, state_schema, state_version, value
+    named_ids, state_schema, state_version, key_version, value
 FROM stateroom.pending_writes
 WHERE {_PLACE} AND {_other("value", "$4")} AND (namespace, checkpoint_id, task_id, idx) > ($5, $6, $7, $8)
 ORDER BY namespace, checkpoint_id, task_id, idx LIMIT $9

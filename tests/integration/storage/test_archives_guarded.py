@@ -174,10 +174,11 @@ EDITS = {
     "named_ids": "NULL",
     "storage_class": "'GLACIER'",
     "created_at": "created_at + interval '1 second'",
+    "key_version": "key_version + 1",
     "sealed": "overlay(sealed placing '\\x00' from 40)",
 }
-# Advisory: the header of ``sealed`` says it; and who the stub belongs to is in the seal's context.
-NOT_EDITED = {"stored_at", "key_version", "tenant_id", "subject_id", "thread_id"}
+# Advisory; and who the stub belongs to is in the seal's context.
+NOT_EDITED = {"stored_at", "tenant_id", "subject_id", "thread_id"}
 
 
 def test_every_column_of_a_stub_is_attacked():
@@ -360,7 +361,7 @@ async def test_a_stub_that_denies_what_it_needs_keeps_every_version(store, scope
     [job] = (await store.jobs.list(TenantScope(scope.tenant_id))).items
     job = await finished(store, scope, job.job_id)
     assert job.state == "failed"
-    assert "do not authenticate" in job.error
+    assert "are damaged" in job.error
     assert await versions(store, scope) == {1: "decrypt_only", 2: "active"}
     await admin.execute("UPDATE stateroom.archives SET key_versions = '{1,2}' WHERE tenant_id = $1", scope.tenant_id)
     assert contents(await load(store, scope)) == {"note": "x"}

@@ -118,6 +118,6 @@ async def test_a_pointer_that_does_not_authenticate_keeps_the_old_key(plain, sco
             await plain.store.runner.run_due()
     job = await admin.fetchrow("SELECT state, error FROM stateroom.jobs WHERE tenant_id = $1", scope.tenant_id)
     assert job["state"] == "failed"
-    assert job["error"].startswith("1 envelopes do not authenticate")
+    assert job["error"].startswith("1 sealed rows are damaged")
     states = await plain.store.rotation.subject_status(scope)
     assert "destroyed" not in {each.state for each in states}

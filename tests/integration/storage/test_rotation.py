@@ -510,7 +510,7 @@ async def test_what_does_not_authenticate_keeps_its_key_version(store, scope, ad
     rotated = await store.rotation.rotate_subject(scope, ACTOR)
     job = await finished(store, TenantScope(scope.tenant_id), rotated.job_id)
     assert job.state == "failed"
-    assert job.error == "1 envelopes do not authenticate; the older key versions stay"
+    assert job.error == "1 sealed rows are damaged; the older key versions stay"
     assert await states(admin, scope) == [(1, "decrypt_only", False), (2, "active", False)]
 
 
