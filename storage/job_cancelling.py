@@ -1,7 +1,8 @@
 """Ending a job before its time, on the record.
 
 Owns which kinds may be ended so. What a job did before it was cancelled stays done: a migrated head, a verified
-thread. Whoever works on it notices when it next moves on, so that what it is at may still be done.
+thread. Whoever works on it notices when it next moves on, so that what it is at may still be done. Only the
+verification of all tenants begins other jobs; those end with it by themselves (`storage.verifying`).
 """
 
 from collections.abc import Collection, Mapping
@@ -9,10 +10,10 @@ from typing import Final
 from uuid import UUID
 
 from storage.audit import Audit
-from storage.control_rows import ControlRows, job_row
+from storage.control_rows import ControlRows
 from storage.errors import JobNotCancellable, JobNotFound
 from storage.exporting import EXPORT_KIND, IMPORT_KIND
-from storage.jobs import CANCELLED, OPEN_STATES, THREAD_KINDS, Job, Jobs, is_on_thread_of, job_tenant
+from storage.jobs import OPEN_STATES, THREAD_KINDS, Job, Jobs, is_on_thread_of, job_tenant
 from storage.migrating import KINDS as MIGRATION_KINDS
 from storage.postgres import jobs as sql
 from storage.postgres.unit_of_work import UnitOfWork
@@ -64,9 +65,7 @@ class JobCancelling:
                 if job.kind not in CANCELLABLE:
                     why = next((why for begin, why in _MUST_END.items() if job.kind.startswith(begin)), "it has to end")
                     raise JobNotCancellable(f"a job of the kind {job.kind} goes on to its end: {why}")
-                place = (tenant_id, job_id, job.kind, job.target)
-                proof = self._control.proof(job_row(*place, "failed", job.position, CANCELLED, job.note))
-                await transaction.execute(sql.CANCEL, tenant_id, job_id, CANCELLED, *proof)
+                await self._jobs.cancel(transaction, job)
                 await self._audit.append(
                     transaction, tenant_id, actor, "job.cancel", f"job:{job_id}", {"kind": job.kind}
                 )

@@ -287,6 +287,12 @@ class Jobs:
         row = await transaction.fetchrow(sql.CLAIM, tenant_id, job_id, LEASE_SECONDS)
         return Lease(tenant_id, job_id, row, self._control)
 
+    async def cancel(self, transaction: Transaction, job: Job) -> None:
+        """End an open job, whose row the transaction locked, as failed by the error `CANCELLED`."""
+        place = (job.tenant_id, job.job_id, job.kind, job.target)
+        proof = self._control.proof(job_row(*place, "failed", job.position, CANCELLED, job.note))
+        await transaction.execute(sql.CANCEL, job.tenant_id, job.job_id, CANCELLED, *proof)
+
     async def open(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> UUID | None:
         """The job of this kind and target that has not ended, if there is one that a gateway wrote."""
         for row in await transaction.fetch(sql.OPEN, tenant_id, kind, target, _PAGE_ROWS):

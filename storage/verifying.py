@@ -7,7 +7,8 @@ its tombstone. Without an object store there are neither, and a subject that is 
 
 What was found is kept in the job's position, and in the end in its note, up to `FINDINGS_MAX` findings; all are
 counted. The deployment's job starts the jobs of the tenants and keeps of theirs what an operator may see: codes and
-numbers, neither subjects nor threads. At its end it names the tenants of which audit events were anchored and of which
+numbers, neither subjects nor threads. Cancelled, it takes those that it began along, each when it next moves on; one
+that a tenant had begun before goes on. At its end it names the tenants of which audit events were anchored and of which
 the database knows nothing: a tenant is never deleted, so only a shred explains one. It promises nothing about what
 changes behind it while it goes on.
 """
@@ -32,8 +33,9 @@ from storage.errors import IntegrityFailure, JobNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.head_anchors import AnchoredHeads, subject_tag
 from storage.holds import said
-from storage.jobs import LEASE_SECONDS, MORE, Job, Jobs, Lease, Slice, job_scope
+from storage.jobs import CANCELLED, LEASE_SECONDS, MORE, OPEN_STATES, Job, Jobs, Lease, Slice, job_scope
 from storage.keys import Keys
+from storage.postgres import jobs as jobs_sql
 from storage.postgres import verifying as sql
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.save_policies import SavePolicies
@@ -108,10 +110,14 @@ class DeploymentReport(Counts, kw_only=True):
 
 
 class _TenantPosition(TenantReport, kw_only=True):
-    """Where a tenant's job is. ``thread_id`` None: ``subject_id`` is finished."""
+    """Where a tenant's job is.
+
+    ``thread_id`` None: ``subject_id`` is finished. ``begun_by``: the deployment's job that began this one.
+    """
 
     subject_id: str = ""
     thread_id: str | None = None
+    begun_by: UUID | None = None
 
 
 class _DeploymentPosition(DeploymentReport, kw_only=True):
@@ -121,7 +127,6 @@ class _DeploymentPosition(DeploymentReport, kw_only=True):
     open: list[tuple[UUID, UUID]] = []
 
 
-_TENANT_START = json.encode(_TenantPosition()).decode()
 _DEPLOYMENT_START = json.encode(_DeploymentPosition()).decode()
 _TENANTS_PAGE = 100
 _COUNTED = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces")
@@ -161,9 +166,16 @@ class Verifying:
         self._renew_seconds = renew_seconds
         self._known: tuple[UUID, float, AnchoredHeads] | None = None
 
-    async def begin_tenant(self, scope: TenantScope, actor: str) -> UUID:
-        """Begin to verify a tenant; while that goes on, this is the same job."""
-        return await self._begin(scope, scope.tenant_id, (VERIFY_TENANT_KIND, WHOLE_TENANT, _TENANT_START), actor)
+    async def begin_tenant(self, scope: TenantScope, actor: str, begun_by: UUID | None = None) -> UUID:
+        """Begin to verify a tenant; while that goes on, this is the same job.
+
+        Args:
+            scope: Which.
+            actor: Who, for the audit log.
+            begun_by: A job of the deployment: when it is cancelled, what it began ends, too.
+        """
+        position = json.encode(_TenantPosition(begun_by=begun_by)).decode()
+        return await self._begin(scope, scope.tenant_id, (VERIFY_TENANT_KIND, WHOLE_TENANT, position), actor)
 
     async def begin_deployment(self, actor: str) -> UUID:
         """Begin to verify every tenant; as `begin_tenant`."""
@@ -189,6 +201,8 @@ class Verifying:
         """A slice of a tenant's verification: stretches of subjects, for about two seconds."""
         at = json.decode(lease.position, type=_TenantPosition)
         scope = TenantScope(lease.tenant_id)
+        if at.begun_by is not None and await self._has_ended_with(lease, scope, at.begun_by):
+            return MORE
         until = time.monotonic() + SLICE_SECONDS
         while time.monotonic() < until:
             subject_id, after = at.subject_id, at.thread_id
@@ -209,6 +223,23 @@ class Verifying:
                 total = await transaction.fetchval(sql.COUNT_SUBJECTS, scope.tenant_id)
                 await lease.advance(transaction, json.encode(at).decode(), int(report.after is None), total)
         return MORE
+
+    async def _has_ended_with(self, lease: Lease, scope: TenantScope, begun_by: UUID) -> bool:
+        """Whether the deployment's job was cancelled that began this one, which is then cancelled, too."""
+        try:
+            parent = await self._jobs.get(OperatorScope(), begun_by)
+        except JobNotFound:
+            return False
+        if parent.error != CANCELLED:
+            return False
+        async with self._unit_of_work.begin(scope) as transaction:
+            job = self._jobs.read(await transaction.fetchrow(jobs_sql.LOCK, scope.tenant_id, lease.job_id))
+            if job.state in OPEN_STATES:
+                await self._jobs.cancel(transaction, job)
+                detail = {"kind": job.kind, "begun_by": str(begun_by)}
+                target = f"job:{job.job_id}"
+                await self._audit.append(transaction, scope.tenant_id, GATEWAY_ACTOR, "job.cancel", target, detail)
+        return True
 
     async def _renewing(self, lease: Lease, work: Coroutine[Any, Any, T]) -> T:
         """Do ``work``, and keep the lease for as long as it takes."""
@@ -367,7 +398,7 @@ class Verifying:
             rows = await transaction.fetch(sql.TENANTS_AFTER, at.tenant_id, TENANTS_OPEN_MAX - len(waiting))
         for row in rows:
             at.tenant_id = row["tenant_id"]
-            job_id = await self.begin_tenant(TenantScope(at.tenant_id), GATEWAY_ACTOR)
+            job_id = await self.begin_tenant(TenantScope(at.tenant_id), GATEWAY_ACTOR, lease.job_id)
             at.open.append((at.tenant_id, job_id))
         async with self._unit_of_work.begin(OperatorScope()) as transaction:
             await lease.advance(transaction, json.encode(at).decode(), ended, total)

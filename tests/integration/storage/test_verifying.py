@@ -3,7 +3,7 @@
 # ruff: noqa: S608  table and column names are constants of these tests
 
 import asyncio
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from msgspec import json
@@ -16,7 +16,9 @@ from storage.accepted_losses import AcceptedLosses
 from storage.blobs.keyspace import AnchorLocation
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
+from storage.format.audit import OPERATOR_CHAIN
 from storage.head_anchors import HeadAnchors
+from storage.jobs import CANCELLED
 from storage.model import ApiKeyRecord, Save, Tenant
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import ClientShare, OperatorScope, Scope, TenantScope
@@ -296,6 +298,25 @@ async def test_open_and_ended_jobs_are_counted_by_kind_and_outcome(database, roo
 
 
 # --- all tenants ---------------------------------------------------------------------------------------------------
+
+
+async def test_tenants_jobs_end_with_the_cancelled_job_that_began_them_and_others_go_on(gateway, admin):
+    # The first by id, which therefore are begun first.
+    tenants = [TenantScope(UUID(int=number)) for number in (1, 2)]
+    for each in tenants:
+        await admin.execute("INSERT INTO stateroom.tenants VALUES ($1, $2, now())", each.tenant_id, uuid4().hex)
+    asked_for = await gateway.verifying.begin_tenant(tenants[0], ACTOR)
+    job_id = await gateway.verifying.begin_deployment(ACTOR)
+    lease = await gateway.jobs.claim(OPERATOR_CHAIN, job_id)
+    await gateway.verifying.perform_deployment(lease)
+    [begun] = [each.job_id for each in (await gateway.jobs.list(tenants[1])).items]
+    await gateway.job_cancelling.cancel(OperatorScope(), job_id, ACTOR)
+    assert (await ended(gateway, tenants[0], asked_for)).state == "done"
+    child = await ended(gateway, tenants[1], begun)
+    assert (child.state, child.error) == ("failed", CANCELLED)
+    events = [each.event for each in (await gateway.audit.page(tenants[1], ACTOR, limit=100)).items]
+    [cancelled] = [each for each in events if each.action == "job.cancel"]
+    assert (cancelled.target, cancelled.detail["begun_by"]) == (f"job:{begun}", str(job_id))
 
 
 async def test_the_operator_sees_codes_and_numbers_by_tenant_and_nobodys_name(gateway, users, admin):
