@@ -128,6 +128,12 @@ SECTIONS: Final = {
             "elements that [compaction](compaction.md) keeps, without large leaves",
             "limit-exceeded",
         ),
+        Limit(
+            "SUMMARY_OVER_QUOTA_BYTES_MAX",
+            compacting,
+            "the summary of a compaction by who is over its [quota of rows](operations/quotas.md#rows)",
+            "quota-exceeded",
+        ),
         Limit("BULK_ITEMS_MAX", limits, "threads or runs that one request prunes or deletes", "invalid-request"),
     ),
     "Answers": (

@@ -63,6 +63,8 @@ from storage.versions import WantedVersions
 SOURCE: Final = "compact"
 # What the kept elements may take, without their large leaves: they are put together once.
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
+# Elements of a summary that is stored over the quota of rows.
+SUMMARY_OVER_QUOTA_BYTES_MAX: Final = 64 * 1024
 # Closed groups that are read at a time, of about 32 elements and at most 64 KiB each.
 _GROUPS_AT_ONCE = 32
 _GROUP_ELEMENTS = 32
@@ -88,11 +90,13 @@ class _Base:
         checkpoint: The head, or the parent of what was stored before.
         sequence: The head's.
         newest: What is kept of the channel. None: all of it, unchanged.
+        count: How many elements the channel has.
     """
 
     checkpoint: OpenedCheckpoint
     sequence: int | None
     newest: Newest | None
+    count: int
 
 
 class Compacting:
@@ -119,6 +123,7 @@ class Compacting:
             WritesPending: tasks have written to the head; the new checkpoint would leave their writes behind.
             InvalidState: the head has no such channel, it is no list, or a DeltaChannel.
             LimitExceeded: what is kept is larger than `KEPT_BYTES_MAX`.
+            RowQuotaExceeded: the tenant may store no more rows, and half of the list or more would stay.
             StorageError: as `States.save`.
         """
         check_id(compaction.thread_id, "thread id")
@@ -169,19 +174,21 @@ class Compacting:
                 transaction, scope, sealer, compaction, thread, strict=row["strict"], strictness=strictness
             )
             held = _list_of(base, compaction.channel)
-            kept = min(compaction.keep_last, _count(held))
-            if kept == _count(held) and not compaction.summary:
-                return _Base(base, sequence, None)
+            count = _count(held)
+            kept = min(compaction.keep_last, count)
+            if kept == count and not compaction.summary:
+                return _Base(base, sequence, None, count)
             parts = await _read_newest(transaction, scope, reader, thread_id, held, base.ids, kept)
             blobs = await self._access.offload.find(transaction, scope, sealer, reader)
         await self._access.offload.fill(scope, sealer, reader, blobs)
-        return _Base(base, sequence, _newest(parts, reader, kept))
+        return _Base(base, sequence, _newest(parts, reader, kept), count)
 
     async def _save(self, scope: Scope, compaction: Compaction, base: _Base, share: ClientShare | None) -> Save:
         columns, manifest = base.checkpoint.columns, base.checkpoint.manifest
         at = (columns.state_schema, columns.state_version)
         wanted = at if compaction.state_schema is None else (compaction.state_schema, compaction.state_version)
         delta_channels = manifest.delta_channels
+        makes_room = False
         if at != wanted and columns.state_schema is not None:
             channels, delta_channels = await self._converted(scope, compaction, columns.checkpoint_id, share)
         else:
@@ -189,6 +196,7 @@ class Compacting:
             if base.newest is not None:
                 version = bumped(channels[compaction.channel].version)
                 channels[compaction.channel] = ChannelValue(version, _compacted(compaction.summary, base.newest))
+                makes_room = _makes_room(compaction.summary, base.newest, base.count)
         return Save(
             thread_id=compaction.thread_id,
             namespace=compaction.namespace,
@@ -205,6 +213,7 @@ class Compacting:
             state_version=wanted[1],
             delta_channels=delta_channels,
             idempotency=compaction.idempotency,
+            makes_room=makes_room,
         )
 
     async def _converted(
@@ -400,6 +409,14 @@ def _compacted(summary: Sequence[bytes], newest: Newest) -> Value:
     """The list: the summary, then what is kept."""
     before = list_header(len(summary) + newest.count) + b"".join(summary)
     return Value("msgpack", before + newest.data, tuple(len(before) + hole for hole in newest.holes))
+
+
+def _makes_room(summary: Sequence[bytes], newest: Newest, count: int) -> bool:
+    """Whether a compaction may be stored over the quota of rows.
+
+    Each leaves less than half of the list, so that there are few of them, and none brings much: nobody stores by them.
+    """
+    return 2 * (len(summary) + newest.count) < count and sum(map(len, summary)) <= SUMMARY_OVER_QUOTA_BYTES_MAX
 
 
 def bumped(version: ChannelVersion) -> ChannelVersion:

@@ -106,6 +106,7 @@ class Save:
     """A checkpoint to save. ``checkpoint_id`` None: minted; ``parent`` None: the head; ``step`` None: parent's + 1.
 
     ``searchable``: the keys of ``metadata`` that its state version declares, by which it is found (`storage.tags`).
+    ``makes_room``: with it a prune takes away far more than it stores, so that a quota of rows does not refuse it.
     """
 
     thread_id: str
@@ -129,6 +130,7 @@ class Save:
     delta_channels: tuple[str, ...] = ()
     idempotency: Idempotency | None = None
     searchable: tuple[str, ...] = ()
+    makes_room: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

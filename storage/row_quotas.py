@@ -2,8 +2,9 @@
 
 Every process keeps the set in memory and reads it again once a minute, so that a write costs one look-up and no round
 trip. What would store rows asks `RowQuotas.require_room`; what reads or takes away never does, or a tenant that is over
-could not get below. It counts nothing: `storage.row_census` does, and what a tenant writes between two counts and until
-the set was read again goes beyond its quota.
+could not get below, nor does a compaction that lets a prune take far more away (`storage.compacting`). It counts
+nothing: `storage.row_census` does, and what a tenant writes between two counts and until the set was read again goes
+beyond its quota.
 """
 
 import asyncio

@@ -246,7 +246,8 @@ async def _save_reading(
             saved = await _saved_before(access, transaction, scope, sealer, save, standing, cut, cutter, named, same)
             await _settle(transaction, scope, sealer, save, saved)
             return saved
-        access.row_quotas.require_room(scope)
+        if not save.makes_room:
+            access.row_quotas.require_room(scope)
         standing.check(save, row["strict"])
         await _check_early(transaction, scope, save, row)
         if not cutter.referenced.keys() <= {*(row["present_ids"] or ())}:

@@ -11,15 +11,16 @@ import pytest
 
 from storage.artifact_model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
+from storage.compacting import SUMMARY_OVER_QUOTA_BYTES_MAX
 from storage.errors import QuotaExceeded, RowQuotaExceeded
-from storage.model import ApiKeyRecord, Idempotency, Precondition, Tenant
+from storage.model import ApiKeyRecord, Compaction, Idempotency, Precondition, Tenant
 from storage.postgres import row_usage
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.row_census import COUNT_SECONDS_MAX, LEASE_SECONDS, UNLIMITED_COUNT_SECONDS_MIN, RowCounting
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.tenants import DefaultQuotas, Usage
 from tests.support.archive_rows import fill, opened
-from tests.support.states import document, load, put, save, state, write
+from tests.support.states import document, load, packed, put, save, state, write
 from tests.support.transfers import ACTOR, deployment, exported, imported
 
 WHEN = datetime(2026, 3, 2, tzinfo=UTC)
@@ -355,6 +356,33 @@ async def test_what_reads_or_makes_room_goes_on(store, scope, postgres, migrated
     await store.threads.delete_runs(scope, [first.checkpoint_id])
     assert not (await store.verification.thread(scope, "t1")).findings
     await store.shred.subject(other, other.subject_id, ACTOR)
+
+
+async def test_a_compaction_that_leaves_less_than_half_lets_a_prune_make_room(store, counting, tenant, scope):
+    await save(store, scope, content=state(messages=[os.urandom(1000).hex() for _ in range(40)]))
+    await store.tenants.set_quota(tenant, rows_quota_bytes=40_000)
+
+    async def compact(keep_last, *summary):
+        parts = [packed(each).data for each in summary]
+        return await store.compacting.compact(
+            scope, Compaction(thread_id="t1", channel="messages", keep_last=keep_last, summary=tuple(parts))
+        )
+
+    async def recount():
+        await counting.tenant(tenant, now=True)
+        await store.row_quotas.refresh()
+        return (await usage(store, tenant)).rows_bytes
+
+    assert await recount() > 40_000
+    for keep_last, *summary in (40, "more"), (20,), (19, "summary"), (1, "s" * SUMMARY_OVER_QUOTA_BYTES_MAX):
+        with pytest.raises(RowQuotaExceeded):
+            await compact(keep_last, *summary)
+    await compact(18, "summary")
+    with pytest.raises(RowQuotaExceeded):  # the list is shorter now
+        await compact(18, "summary")
+    await store.threads.prune(scope, ["t1"], "keep_latest")
+    assert await recount() < 40_000
+    await save(store, scope)
 
 
 async def test_what_is_stored_already_is_answered_as_before(store, scope):
