@@ -15,7 +15,7 @@ converts nothing (`storage.states`).
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -38,6 +38,7 @@ from storage.postgres import adoptions as sql
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope, TenantListing, TenantScope
 from storage.state_schemas import StateSchemas
+from storage.turns import Pauses
 from storage.versions import Versioned
 
 # Patterns of a tenant: every process keeps them all.
@@ -212,7 +213,8 @@ class Adoptions:
             rows = await transaction.fetch(sql.NEWEST, scope.tenant_id)
         if rows:
             await self._control.ready()
-        adopted = Adopted((row["agent"] or None, row["namespace"], self._believed(scope, row)) for row in rows)
+        checked = await self._checked(scope, rows)
+        adopted = Adopted((each.agent, each.namespace, each if authentic else None) for each, authentic in checked)
         self.forget(scope)
         if len(self._known) >= KNOWN_TENANTS_MAX:
             self._known.pop(next(iter(self._known)))
@@ -307,7 +309,7 @@ class Adoptions:
         self.forget(scope)
         return True
 
-    async def list(self, scope: TenantScope) -> "list[tuple[Adoption, bool]]":
+    async def list(self, scope: TenantScope) -> Sequence[tuple[Adoption, bool]]:
         """What a tenant says now, by agent and pattern, and whether a gateway wrote it.
 
         Raises:
@@ -316,7 +318,7 @@ class Adoptions:
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(sql.NEWEST, scope.tenant_id)
-        return [(_adoption(row), self._is_authentic(scope, row)) for row in rows]
+        return await self._checked(scope, rows)
 
     async def unversioned(self, scope: TenantScope) -> dict[str | None, int]:
         """How many threads have a root without a version that nobody adopted, by agent; the most first."""
@@ -363,6 +365,15 @@ class Adoptions:
         detail = {"agent": added.agent, "namespace": added.namespace, "version": added.state_version}
         action, target = "state-schema.adopt", f"state-schema:{added.state_schema}"
         await self._audit.append(transaction, scope.tenant_id, actor, action, target, detail)
+
+    async def _checked(self, scope: TenantScope | Scope, rows: Iterable[Any]) -> Sequence[tuple[Adoption, bool]]:
+        """Rows, and whether a gateway wrote each; others go first between them."""
+        checked = []
+        pauses = Pauses()
+        for row in rows:
+            checked.append((_adoption(row), self._is_authentic(scope, row)))
+            await pauses.after(0)
+        return checked
 
     def _is_authentic(self, scope: TenantScope | Scope, row: Any) -> bool:
         return self._control.is_authentic(_row(scope.tenant_id, row), proof_of(row))

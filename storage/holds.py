@@ -22,6 +22,7 @@ from storage.errors import IntegrityFailure, LegalHold
 from storage.postgres import retention as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+from storage.turns import Pauses
 
 TENANT_LEVEL, AGENT_LEVEL, CEILINGS_LEVEL, THREAD_LEVEL = "tenant", "agent", "ceilings", "thread"
 _PAGE_ROWS = 1_000
@@ -71,7 +72,9 @@ async def _damaged_above(transaction: Transaction, control: ControlRows, tenant_
         IntegrityFailure: the tenant's own is damaged, which could hold everything.
     """
     damaged = set()
+    pauses = Pauses()
     for row in await transaction.fetch(sql.POLICIES, tenant_id):
+        await pauses.after(len(row["policy"]))
         if row["level"] == CEILINGS_LEVEL:
             continue  # it holds nothing, whoever wrote it
         if row["level"] == AGENT_LEVEL:
@@ -80,6 +83,14 @@ async def _damaged_above(transaction: Transaction, control: ControlRows, tenant_
         else:
             control.check(said_above(tenant_id, row), proof_of(row))
     return frozenset(damaged)
+
+
+async def _check(control: ControlRows, rows: AsyncIterator[tuple[Row, Proof]]) -> None:
+    """Check rows; others go first between them."""
+    pauses = Pauses()
+    async for row, proof in rows:
+        control.check(row, proof)
+        await pauses.after(0)
 
 
 def _unknown(agents: frozenset[str]) -> IntegrityFailure:
@@ -123,8 +134,7 @@ async def refuse_held_subject(transaction: Transaction, control: ControlRows, sc
     damaged = await _damaged_above(transaction, control, scope.tenant_id)
     if damaged and await transaction.fetchval(sql.SUBJECT_IS_OF, scope.tenant_id, scope.subject_id, list(damaged)):
         raise _unknown(damaged)
-    async for row, proof in said_by_threads(transaction, scope.tenant_id, scope.subject_id):
-        control.check(row, proof)
+    await _check(control, said_by_threads(transaction, scope.tenant_id, scope.subject_id))
     if await transaction.fetchval(sql.SUBJECT_HELD, scope.tenant_id, scope.subject_id):
         raise LegalHold
 
@@ -137,7 +147,6 @@ async def refuse_held_tenant(transaction: Transaction, control: ControlRows, ten
         IntegrityFailure: what is said in it was written or edited outside the gateway.
     """
     await _lock(transaction, tenant_id)
-    async for row, proof in said(transaction, tenant_id):
-        control.check(row, proof)
+    await _check(control, said(transaction, tenant_id))
     if await transaction.fetchval(sql.TENANT_HELD, tenant_id):
         raise LegalHold

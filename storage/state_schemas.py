@@ -38,6 +38,7 @@ from storage.postgres import state_schemas as sql
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope, TenantScope
 from storage.tags import SEARCHABLE_KEY_BYTES_MAX, SEARCHABLE_KEYS_MAX, can_be_searchable
+from storage.turns import Pauses
 from storage.workers import Workers
 
 VERSIONS_MAX = 1_000
@@ -222,7 +223,7 @@ class StateSchemas:
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.execute(sql.LOCK, f"{scope.tenant_id}/{schema}")
             rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, schema)
-            versions = {row["number"]: self._version(scope, schema, row) for row in rows}
+            versions = {each.number: each for each in await self._versions(scope, schema, rows)}
             there = versions.get(number)
             _check_next(versions, number)
             superseded = there is not None and there.damaged
@@ -252,7 +253,7 @@ class StateSchemas:
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, added.schema)
-        before = {row["number"]: self._version(scope, added.schema, row) for row in rows}
+        before = {each.number: each for each in await self._versions(scope, added.schema, rows)}
         _check_next(before, added.number)
         if added.number in before and not before[added.number].damaged:
             return  # it is compared with what is stored
@@ -291,7 +292,7 @@ class StateSchemas:
             rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, schema)
         if not rows:
             raise StateSchemaNotFound
-        return [self._version(scope, schema, row) for row in rows]
+        return await self._versions(scope, schema, rows)
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
         """Every version of every schema, as it is proved, and its stored proof: for whoever checks all of them."""
@@ -300,6 +301,15 @@ class StateSchemas:
             for row in rows:
                 at = (row["schema"], row["number"])
                 yield schema_row(tenant_id, *at, row["definition"], row["created_at"]), proof_of(row)
+
+    async def _versions(self, scope: TenantScope | Scope, schema: str, rows: Sequence[Any]) -> Sequence[SchemaVersion]:
+        """Versions as a gateway registered them, or damaged; others go first between them."""
+        versions = []
+        pauses = Pauses()
+        for row in rows:
+            versions.append(self._version(scope, schema, row))
+            await pauses.after(len(row["definition"]))
+        return versions
 
     def _version(self, scope: TenantScope | Scope, schema: str, row: Any) -> SchemaVersion:
         number, definition, created_at = row["number"], row["definition"], row["created_at"]

@@ -12,7 +12,7 @@ import pytest
 from gateway.api_keys import mint
 from storage.artifact_model import PREVIEW_BYTES_MAX, NewArtifact
 from storage.clock import SystemClock
-from storage.control_rows import policy_row, save_policy_row
+from storage.control_rows import adoption_row, policy_row, save_policy_row, schema_row
 from storage.features import SAVE_POLICIES
 from storage.format.pieces import CUT_BESIDE_ELEMENTS_MIN, is_long_to_cut, list_header
 from storage.key_seals import Pepper, Peppers
@@ -123,6 +123,40 @@ async def test_all_policies_of_a_tenant_are_checked_in_turns(store, scope, polic
         said, taken = await turns(of_tenant())
         assert len(said.agents) == ROWS
         assert TURNS <= taken < 2 * TURNS  # each is checked once
+
+
+async def test_what_could_hold_a_thread_is_checked_in_turns_before_it_is_removed(store, scope, policies):
+    await save(store, scope)
+    _, taken = await turns(store.threads.delete(scope, "t1"))
+    assert taken >= TURNS
+
+
+async def test_the_versions_of_a_schema_and_what_was_adopted_are_checked_in_turns(store, scope, admin):
+    await store.control.ready()
+    tenant = scope.tenant_id
+    for number in range(1, ROWS + 1):
+        version, adopted = ("s", number, b"{}", WHEN), (f"agent-{number}", "", 1, "s", 1, WHEN)
+        await admin.execute(
+            "INSERT INTO stateroom.state_schemas"
+            " (tenant_id, schema, number, definition, created_at, mac, mac_format)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7)",
+            tenant, *version, *store.control.proof(schema_row(tenant, *version)),
+        )  # fmt: skip
+        await admin.execute(
+            "INSERT INTO stateroom.state_adoptions"
+            " (tenant_id, agent, namespace, number, state_schema, state_version, adopted_at, mac, mac_format)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            tenant, *adopted, *store.control.proof(adoption_row(tenant, *adopted)),
+        )  # fmt: skip
+    versions, taken = await turns(store.state_schemas.get(scope, "s"))
+    assert len(versions) == ROWS
+    assert taken >= TURNS
+    adoptions, taken = await turns(store.adoptions.list(TenantScope(tenant)))
+    assert [is_authentic for _, is_authentic in adoptions] == [True] * ROWS
+    assert taken >= TURNS
+    known, taken = await turns(store.adoptions.known(scope))
+    assert known.covering("agent-1", "") == adoptions[0][0]
+    assert taken >= TURNS
 
 
 async def test_a_page_of_threads_is_looked_at_for_retention_in_turns(store, scope):
