@@ -334,6 +334,9 @@ class _Bounds:
         return id(schema)
 
     def _in_place(self, schema: dict[str, Any]) -> Iterator[Any]:
+        if "$schema" in schema and schema is not self._root:
+            # The library would go on by that draft's rules, under which `format` is checked and `id` moves references.
+            raise _refused("$schema stands at its root only: all of it is of one draft")
         for name in _REFERENCES:
             if name in schema:
                 raise _refused(f"references are JSON Pointers into it, without {name}")
@@ -347,8 +350,9 @@ class _Bounds:
 
     def _referenced(self, reference: str) -> Any:
         found: Any = self._root
-        if reference != "#" and not reference.startswith("#/"):
-            raise _refused("references are JSON Pointers into it: #/$defs/name")
+        # What is percent-encoded the library decodes, and then goes elsewhere than this.
+        if (reference != "#" and not reference.startswith("#/")) or "%" in reference:
+            raise _refused("references are JSON Pointers into it, and not percent-encoded: #/$defs/name")
         for token in reference[2:].split("/") if reference != "#" else ():
             name = token.replace("~1", "/").replace("~0", "~")
             try:

@@ -29,6 +29,13 @@ def patterns(count):
     return {"properties": {f"c{number}": {"pattern": f"{CLASS}{number}"} for number in range(count)}}
 
 
+def elsewhere(levels):
+    """The library decodes the reference, and finds another schema than its letters say; a small one, for ever."""
+    doubling = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(levels)}
+    ends = {f"a{levels}": {"type": "string"}, "a%30": {}}
+    return {"$defs": doubling | ends, "properties": {"a": {"$ref": "#/$defs/a%30"}}}
+
+
 class Unbounded:
     """Accepts whatever is registered, as builds did that could not tell what it costs."""
 
@@ -69,7 +76,9 @@ class Others:
         self._ticking.cancel()
 
 
-@pytest.mark.parametrize("schema", [patterns(40), patterns(300), {"properties": {"a": {"items": {"enum": OBJECTS}}}}])
+@pytest.mark.parametrize(
+    "schema", [patterns(40), patterns(300), elsewhere(40), {"properties": {"a": {"items": {"enum": OBJECTS}}}}]
+)
 async def test_a_schema_that_costs_too_much_is_refused_when_it_is_registered(store, scope, schema):
     with pytest.raises((StateSchemaInvalid, TooCostly)):
         await store.state_schemas.put(TenantScope(scope.tenant_id), "bomb", 1, Definition(json_schema=schema))
@@ -83,6 +92,7 @@ async def test_a_schema_that_costs_too_much_is_refused_when_it_is_registered(sto
         ({"properties": {"a": {"items": {"enum": [number + 0.5 for number in range(8_000)]}}}}, 7_999.5),
         ({"properties": {"a": {"items": {"enum": [[number] for number in range(8_000)]}}}}, [7_999]),
         (patterns(300), 0),
+        (elsewhere(14), 0),
     ],
 )
 async def test_a_schema_that_was_accepted_before_its_cost_was_known_stops_nobody(store, scope, schema, element):

@@ -24,9 +24,36 @@ def doubling(word, levels):
     return {"$defs": {**steps, f"a{levels}": {"type": "string"}}, "properties": {"x": {"$ref": "#/$defs/a0"}}}
 
 
+def elsewhere(levels):
+    """A reference that names a schema, and that the library decodes first, so that it goes on at another one."""
+    return {**doubling("anyOf", levels), "$defs": {**doubling("anyOf", levels)["$defs"], "a%30": {}}} | {
+        "properties": {"x": {"$ref": "#/$defs/a%30"}}
+    }
+
+
+OTHER_DRAFTS = [f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)]
+UNSEEN = [
+    elsewhere(40),
+    # The parts of another draft are read by its rules: `format` is checked, and `id` moves what references are from.
+    *({"properties": {"x": {"$schema": draft, "format": "idn-hostname"}}} for draft in OTHER_DRAFTS),
+    {
+        "properties": {
+            "x": {
+                "$schema": OTHER_DRAFTS[0],
+                "id": "x",
+                "definitions": doubling("anyOf", 40)["$defs"],
+                "allOf": [{"$ref": "#/definitions/a0"}],
+            }
+        },
+        "definitions": {"a0": {}},
+    },
+]
+
+
 @pytest.mark.parametrize(
     "schema",
     [
+        *UNSEEN,
         *(doubling(word, 40) for word in ("anyOf", "allOf", "oneOf")),
         # The doubling goes down into the value with each level, without recursion and with it.
         {
@@ -133,6 +160,18 @@ def test_what_people_write_is_accepted_recursion_included(schema, fits, differs)
 def test_only_a_schema_whose_cost_is_linear_is_plain(schema, plain):
     part: Part = "whole"
     assert cost_of(schema, part).plain is plain
+
+
+@pytest.mark.parametrize("schema", UNSEEN)
+def test_a_schema_of_before_whose_work_cannot_be_foreseen_is_not_plain(schema):
+    assert not cost_of(schema, "whole").plain
+
+
+@pytest.mark.parametrize("draft", OTHER_DRAFTS)
+def test_another_draft_may_be_named_at_the_root_and_changes_nothing(draft):
+    schema = {"$schema": draft, "properties": {"x": {"type": "string", "format": "date"}, "$schema": {"type": "null"}}}
+    check_json_schema(schema)
+    assert JsonSchema(schema).misfit({"x": "no date", "$schema": None}) is None
 
 
 def test_the_comparisons_of_a_value_are_counted():
