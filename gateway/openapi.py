@@ -21,10 +21,9 @@ from gateway.telemetry import build
 
 _NOT_MODIFIED, _UNAUTHENTICATED, _METHOD_NOT_ALLOWED = 304, 401, 405
 _PATH_PARAMETER = re.compile(r"\{(\w+):str\}")
-_ANY = ("bad-request", "headers-too-large", "unauthenticated", "not-acceptable", "invalid-request", "internal",
-        "overloaded", "draining", "tenant-busy", "too-many-failures", "tenant-suspended", "database-unavailable",
-        "database-read-only",
-        "build-too-old")  # fmt: skip
+_ANY = ("bad-request", "headers-too-large", "http-version-unsupported", "unauthenticated", "not-acceptable",
+        "invalid-request", "internal", "overloaded", "draining", "tenant-busy", "too-many-failures", "tenant-suspended",
+        "database-unavailable", "database-read-only", "build-too-old")  # fmt: skip
 _WITH_RAW_BODY = ("malformed-body", "body-timeout", "body-too-large", "unsupported-media-type")
 _WITH_BODY = (*_WITH_RAW_BODY, "limit-exceeded")
 # A write brings its thread back from the archive.
@@ -280,7 +279,7 @@ def _problem_responses(codes: list[str]) -> dict[str, Any]:
 
 def _codes(one: Operation) -> list[str]:
     if one.public:
-        return ["bad-request", "method-not-allowed", "internal", *one.problems]
+        return ["bad-request", "http-version-unsupported", "method-not-allowed", "internal", *one.problems]
     codes = [*_ANY, *one.problems]
     if one.permission is not None:
         codes.append("permission-denied")
