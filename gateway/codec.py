@@ -31,7 +31,7 @@ import binascii
 import functools
 import math
 import re
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import msgpack
@@ -40,6 +40,7 @@ from msgspec import Raw
 from msgspec.msgpack import Ext
 
 from gateway import limits
+from gateway.faults import check_shape, decoder
 from gateway.json_views import MARKERS, NotPlain, json_view
 from gateway.long_texts import LONG_TEXT_BYTES_MIN, LongTexts, set_aside
 from gateway.problems import (
@@ -52,7 +53,7 @@ from gateway.problems import (
 )
 from gateway.scanning import CONTAINERS, Format, NamedTwice, Values, scan
 from gateway.slices import Work, finish, joined
-from gateway.whole_numbers import was_refused, with_integers
+from gateway.whole_numbers import with_integers
 from gateway.wire import Fault
 from storage.errors import InvalidState, LimitExceeded
 from storage.model import Value
@@ -128,13 +129,6 @@ def _negotiated(accept: bytes | None) -> Format:
 # --- bodies ---------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _decoder(name: Format, shape: Hashable) -> Callable[[bytes], Any]:
-    if name == "json":
-        return msgspec.json.Decoder(shape).decode
-    return msgspec.msgpack.Decoder(shape).decode
-
-
 def read_body(name: Format, body: bytes, shape: type[T], values: Values) -> Work[tuple[T, bytes]]:
     """Read a body; returns what it says, and the body as it was read (`gateway.whole_numbers`).
 
@@ -148,14 +142,12 @@ def read_body(name: Format, body: bytes, shape: type[T], values: Values) -> Work
         MalformedBody: it is empty, does not parse, is not UTF-8, or names a member of an object twice (in MessagePack
             only where this module looks: see above).
         LimitExceeded: it is nested more than `limits.DEPTH_MAX` deep, or as `scan`.
-        InvalidRequest: it parses but is not a ``shape``; the fault points at the first difference.
+        InvalidRequest: it parses but is not a ``shape``; the faults point at all differences (`gateway.faults`).
     """
     if not body:
         raise MalformedBody("the body is empty")
     try:
         yield from scan(name, body, values)
-        if name == "msgpack":
-            _check_plain(body)
         decoded, body = yield from _decoded(name, body, shape)
         twice = name == "msgpack" and _names_twice_packed(body, _LOOKED_INTO)
     except NamedTwice:
@@ -175,14 +167,16 @@ def read_body(name: Format, body: bytes, shape: type[T], values: Values) -> Work
 
 
 def _decoded(name: Format, body: bytes, shape: type[T]) -> Work[tuple[T, bytes]]:
-    decode = _decoder(name, shape)  # type: ignore[arg-type]  # a class is hashable
+    decode: Callable[[bytes], T] = decoder(name, shape)  # type: ignore[arg-type]  # a class is hashable
+    not_text = _not_text(body) if name == "msgpack" else frozenset()
     try:
-        return decode(body), body
-    except msgspec.ValidationError as error:
-        if name != "json" or not was_refused(error):
-            raise
-    yield
-    body = yield from with_integers(body, shape)  # type: ignore[arg-type]  # likewise
+        if not not_text:
+            return decode(body), body
+    except msgspec.ValidationError:
+        yield  # what follows takes as long again
+    yield from check_shape(name, body, shape, not_text)
+    if name == "json":
+        body = yield from with_integers(body, shape)
     return decode(body), body
 
 
@@ -200,21 +194,27 @@ _LOOKED_INTO: dict[str, Any] = {
 _PLAIN = frozenset({"metadata", "json_schema", "up", "down"})
 
 
-def _check_plain(body: bytes) -> None:
-    """Refuse, before it is decoded, a map that would be hashed and has a key that is no text.
+def _not_text(body: bytes) -> frozenset[str]:
+    """Members that would be hashed and have a map with a key that is no text.
 
     Raises:
-        InvalidRequest: naming the member that has it.
+        NamedTwice: a member came twice: only one of both was looked at.
     """
-    if _map_count(body) is None:
-        return
-    for member, content in _msgpack_members.decode(body).items():
-        if member in _PLAIN:
-            try:
-                msgpack.unpackb(content, raw=False, strict_map_key=True, timestamp=0)
-            except (ValueError, msgpack.UnpackException):
-                detail = "names of members must be text"
-                raise InvalidRequest(Fault(detail=detail, pointer=pointer(member))) from None
+    count = _map_count(body)
+    if count is None:
+        return frozenset()
+    members = _msgpack_members.decode(body)
+    if len(members) < count:
+        raise NamedTwice
+    return frozenset(name for name in _PLAIN & members.keys() if not _is_text(members[name]))
+
+
+def _is_text(content: Raw) -> bool:
+    try:
+        msgpack.unpackb(content, raw=False, strict_map_key=True, timestamp=0)
+    except (ValueError, msgpack.UnpackException):
+        return False
+    return True
 
 
 def _names_twice_packed(body: bytes | Raw, below: dict[str, Any] | None) -> bool:

@@ -33,6 +33,7 @@ from gateway.problems import (
     MalformedBody,
     UnsupportedMediaType,
     explain,
+    missing_member,
 )
 from gateway.scanning import Format, Values
 from gateway.slices import JOINED_BESIDE_BYTES_MIN
@@ -234,10 +235,10 @@ def parse_query(query: bytes, shape: type[Q]) -> Q:
     """Read a query string; every parameter must be a member of ``shape`` and only lists may repeat.
 
     Raises:
-        InvalidRequest: naming the parameter.
+        InvalidRequest: naming every parameter that is wrong.
     """
     if not query:
-        return _convert({}, shape)
+        return _convert({}, shape, {})
     try:
         pairs = parse_qsl(
             query.decode("ascii"),
@@ -251,30 +252,44 @@ def parse_query(query: bytes, shape: type[Q]) -> Q:
     members = shape.__struct_fields__
     lists = _lists(shape)
     values: dict[str, Any] = {}
+    faults: dict[str, str] = {}  # by parameter
     for name, text in pairs:
         if name not in members:
-            known = ", ".join(members) or "none"
-            raise InvalidRequest(Fault(detail=f"unknown parameter; known here: {known}", parameter=name[:64]))
-        if name in lists:
+            faults[name[:64]] = f"unknown parameter; known here: {', '.join(members) or 'none'}"
+        elif name in lists:
             values.setdefault(name, []).append(text)
         elif name in values:
-            raise InvalidRequest(Fault(detail="the parameter is given twice", parameter=name))
-        elif text == "null" and name in _nullables(shape):
-            raise InvalidRequest(Fault(detail="must be a value; leave it out to filter by none", parameter=name))
-        elif name in _moments(shape) and not _DATE.match(text):
-            raise InvalidRequest(Fault(detail=f"{name} {A_TIME}", parameter=name))
+            faults[name] = "the parameter is given twice"
         else:
             values[name] = text
-    return _convert(values, shape)
+            if text == "null" and name in _nullables(shape):
+                faults[name] = "must be a value; leave it out to filter by none"
+            elif name in _moments(shape) and not _DATE.match(text):
+                faults[name] = f"{name} {A_TIME}"
+    return _convert(values, shape, faults)
 
 
-def _convert(values: dict[str, Any], shape: type[Q]) -> Q:
+def _convert(values: dict[str, str | list[str]], shape: type[Q], faults: dict[str, str]) -> Q:
+    """Parameters as a ``shape``; ``faults``, by parameter, are what was found wrong before, and told with the rest."""
     try:
-        return msgspec.convert(values, shape, strict=False)
-    except msgspec.ValidationError as error:
-        found = explain(error, shape)
-        name = str(found.steps[0]) if found.steps else "?"
-        raise InvalidRequest(Fault(detail=found.what, parameter=name), limit=found.limit) from None
+        if not faults:
+            return msgspec.convert(values, shape, strict=False)
+    except msgspec.ValidationError:  # it names one parameter
+        pass
+    limit = None
+    for member in msgspec.structs.fields(shape):
+        name = member.encode_name
+        if name not in values:
+            if member.required:
+                faults[name] = missing_member(name, ()).what
+        elif name not in faults:
+            try:
+                msgspec.convert(values[name], member.type, strict=False)
+            except msgspec.ValidationError as error:
+                found = explain(error, member.type, (name,))
+                faults[name] = found.what
+                limit = limit or found.limit
+    raise InvalidRequest(*(Fault(detail=what, parameter=name) for name, what in faults.items()), limit=limit)
 
 
 async def read_body(headers: dict[bytes, bytes], receive: Receive, share: limits.Share) -> bytes:

@@ -43,6 +43,7 @@ BULK_ITEMS_MAX = 1000  # threads or runs that one request removes
 VALUES_MAX = 200_000  # of a request: containers, leaves, names of members; worst are a body of [] and one of {"a":0}
 TREE_BYTES_MAX = 8 * 1024 * 1024  # of a JSON body beside its texts: numbers, brackets, blanks; worst is one long number
 SLICED_BYTES_MIN = 4 * 1024  # as large a body or state is worked on in slices, one in each turn of the event loop
+FAULTS_MAX = 20  # of a request that its problem names: more than anybody mends at once
 DEPTH_MAX = 64  # nesting of a body; deeper input only serves to exhaust a parser's stack
 NAME_BYTES_MAX = 255  # the longest name PostgreSQL indexes without thinking, and a file name everywhere
 METADATA_BYTES_MAX = 16 * 1024  # sealed into every checkpoint of a history page

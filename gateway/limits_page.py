@@ -102,6 +102,7 @@ SECTIONS: Final = {
             "what of a JSON body is not in its texts: numbers, brackets, blanks",
             "limit-exceeded",
         ),
+        Limit("FAULTS_MAX", limits, "faults of a request that a problem names", "`errors` ends; `detail` says so."),
     ),
     "Names": (
         Limit(

@@ -83,7 +83,7 @@ MEMBERS: dict[str, str] = {
     "encoding": "How data is serialised: msgpack, json, or an adapter's own word.",
     "ephemeral": "Channels that are never stored.",
     "error": "Why it failed; null: it did not.",
-    "errors": "Where the request is at fault.",
+    "errors": "Where the request is at fault: every place, or the first ones; detail says if there are more.",
     "events": "The page's events, oldest first.",
     "every": "Keeps checkpoints whose step is a multiple of it.",
     "expires_at": "When it ends; null: never.",

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
@@ -47,11 +47,19 @@ class GatewayError(Exception):
 
 
 class InvalidRequest(GatewayError):
-    """The request is readable but wrong; `faults` say where, and `limit` names the limit it exceeds, if it does."""
+    """The request is readable but wrong; `faults` say where, and `limit` names the limit it exceeds, if it does.
+
+    No more than `limits.FAULTS_MAX` of the faults are told; whoever finds them can stop at one more.
+    """
 
     def __init__(self, *faults: Fault, limit: str | None = None) -> None:
-        super().__init__(faults[0].detail if faults else "the request is wrong")
-        self.faults = list(faults)
+        detail = faults[0].detail if faults else "the request is wrong"
+        if len(faults) > limits.FAULTS_MAX:
+            detail += f"; errors has the first {limits.FAULTS_MAX} faults, and there are more"
+        elif len(faults) > 1:
+            detail += f"; errors has all {len(faults)} faults"
+        super().__init__(detail)
+        self.faults = list(faults[: limits.FAULTS_MAX])
         self.limit = limit
 
 
@@ -174,7 +182,7 @@ NOT_FOUND = Kind(404, "not-found", "Not found", False, "Check the path and the i
 _BAD_REQUEST = Kind(400, "bad-request", "Bad request", False, "The HTTP request itself is wrong.")
 _INVALID = Kind(
     422, "invalid-request", "Invalid request", False,
-    "Each entry of errors[] names a JSON pointer, a query parameter or a header.",
+    "Each entry of errors[] names a JSON pointer, a query parameter or a header; mend all of them, then send it again.",
 )  # fmt: skip
 _INTEGRITY = Kind(
     500, "integrity-failure", "Integrity failure", False,
@@ -719,19 +727,16 @@ def pointer(*parts: str | int) -> str:
     return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in parts)
 
 
-_WHERE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
+_WHERE = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
 _ERROR_ENDS = 500  # characters at either end of an error that are read: what is wrong, and where
-_UNKNOWN = "Object contains unknown field"
-_PLAIN_UNKNOWN = re.compile(rf"{_UNKNOWN} `[A-Za-z0-9_.-]{{1,64}}`\Z")
-_NAMED = re.compile(
-    r"Object (?:(?P<missing>missing required)|contains unknown) field `(?P<name>[A-Za-z0-9_.-]{1,64})`\Z"
-)
-_TYPES = re.compile(r"Expected `(?P<wanted>[a-z |]+)`, got `(?P<got>[a-z]+)`\Z")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+_NAMED = re.compile(r"Object (?:(?P<missing>missing required)|contains unknown) field `(?P<name>.*)`\Z", re.DOTALL)
+_TYPES = re.compile(r"Expected `(?P<wanted>[a-z |]+)`, got `(?P<got>[A-Za-z]+)`\Z")
 _REGEX = re.compile(r"Expected `str` matching regex '(?P<regex>.*)'\Z", re.DOTALL)
 _BOUND = re.compile(r"Expected `(?P<type>\w+)` (?:of length )?(?P<sign>[<>]=) (?P<bound>-?\d+)\Z")
 _WORDS = {
     "int": "an integer", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
-    "object": "an object", "bytes": "base64", "datetime": "a time", "null": "null",
+    "object": "an object", "bytes": "base64", "datetime": "a time", "null": "null", "None": "null",
 }  # fmt: skip
 A_TIME = "must be a time as RFC 3339 has it, with a zone, such as 2026-03-01T09:00:00Z"
 _FORMS = {
@@ -739,6 +744,7 @@ _FORMS = {
     "Expected `datetime` with a timezone component": A_TIME,
     "Invalid UUID": "must be a UUID, such as 01988d2e-7c31-7f60-9a3b-0d4c5e6f7081",
     "Invalid base64 encoded string": "must be base64",
+    "Number out of range": "must be within the range of a 64-bit float",
 }
 # What lengths are counted in, by type, and numbers, by how their name ends.
 _UNITS = {"str": "characters", "bytes": "bytes", "array": "elements", "object": "members"}
@@ -746,47 +752,87 @@ _ENDINGS = {"_per_second": "a second", "_seconds": "seconds", "_bytes": "bytes"}
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
 
 
+class ClientName(str):
+    """A step of a path that is a word of the client's: what a map has at that name. It is in pointers only."""
+
+    __slots__ = ()
+
+
+Steps: TypeAlias = Sequence[str | int]
+
+
 class Difference(NamedTuple):
     """How a body or a query differs from what was wanted: what to say, the steps to it, the limit that it exceeds."""
 
     what: str
-    steps: tuple[str | int, ...]
+    steps: Steps
     limit: str | None = None
 
 
-def explain(error: msgspec.ValidationError, shape: Any = None) -> Difference:
+def explain(error: msgspec.ValidationError, shape: Any = None, at: Steps = ()) -> Difference:
     """What is wrong and where, without the value that is wrong.
 
-    Below a map whose keys are the client's, the path ends at the map. With the ``shape`` that was wanted it also says
-    which words and numbers a place may have.
+    Below a map whose keys are the client's, the path ends at the map.
+
+    Args:
+        error: What the validator said.
+        shape: What was wanted: with it, it is also said which words and numbers a place may have.
+        at: The steps to what has this shape.
     """
     text = str(error)
     if len(text) > 2 * _ERROR_ENDS:  # it repeats a name or a word of the client's, which can be as long as a body
         text = text[:_ERROR_ENDS] + text[-_ERROR_ENDS:]
     found = _WHERE.match(text)
     what, path = (found["what"], found["path"] or "") if found else ("invalid", "")
-    steps: list[str | int] = []
-    is_below = False
+    below: list[str | int] = []
+    is_inside = False
     for name, index, wild in _STEP.findall(path):
-        is_below = bool(wild)
+        is_inside = bool(wild)
         if wild:
             break
-        steps.append(name or int(index))
-    if what.startswith(_UNKNOWN) and not _PLAIN_UNKNOWN.match(what):
-        return Difference("unknown member", tuple(steps))  # no member's name anywhere: content that slipped a level?
+        below.append(name or int(index))
+    steps = (*at, *below)
     if named := _NAMED.match(what):
-        what = f"{named['name']} is required" if named["missing"] else "unknown member"
-        return Difference(what, (*steps, named["name"]))
-    kinds = [] if is_below else _kinds(shape, steps)
-    told = _in_words(what, kinds, _label(steps))
-    subject = f"{'what is in ' * is_below}{_label(steps)} " if steps and told.startswith("must ") else ""
-    return Difference(subject + told, tuple(steps), _exceeded(what, steps))
+        return missing_member(named["name"], steps) if named["missing"] else unknown_member(named["name"], steps)
+    is_key = found is not None and found["key"] is not None
+    label, in_map = _called(steps)
+    kinds = [] if is_inside else _kinds(shape, below)
+    if is_key:
+        kinds = [key for each in kinds if isinstance(each, inspect.DictType) for key in alternatives(each.key_type)]
+    told, limit = _in_words(what, kinds, label), _exceeded(what, "" if in_map else label)
+    if told.startswith("must "):
+        if is_key:
+            label = f"a name in {label or 'the body'}"
+        elif label and (in_map or is_inside):
+            label = f"what is in {label}"
+        told = f"{label} {told}".lstrip()
+    return Difference(told, steps, limit)
 
 
-def _label(steps: Sequence[str | int]) -> str:
-    """The name of what the steps lead to: the last member's, and the place in its list."""
-    last = max((at for at, step in enumerate(steps) if isinstance(step, str)), default=0)
-    return "".join(str(step) if isinstance(step, str) else f"[{step}]" for step in steps[last:])
+def unknown_member(name: str, at: Steps) -> Difference:
+    """A member that is not one of those that a place has.
+
+    A name that cannot be one of the API's is in no pointer either: it may be content that slipped a level.
+    """
+    return Difference("unknown member", (*at, name) if _PLAIN_NAME.match(name) else at)
+
+
+def missing_member(name: str, at: Steps) -> Difference:
+    """A member that a place must have, and has not."""
+    return Difference(f"{name} is required", (*at, name))
+
+
+def _called(steps: Steps) -> tuple[str, bool]:
+    """What the API calls a place, the last member's name with the places in its lists; whether it is in a map below."""
+    label, in_map = "", False
+    for step in steps:
+        if isinstance(step, ClientName):
+            in_map = True
+        elif isinstance(step, str):
+            label, in_map = step, False
+        elif not in_map:
+            label += f"[{step}]"
+    return label, in_map
 
 
 def _in_words(what: str, kinds: Sequence[inspect.Type], label: str) -> str:
@@ -830,16 +876,15 @@ def _bounds(found: re.Match[str], kinds: Sequence[inspect.Type], label: str) -> 
 _LENGTHS = {inspect.StrType: "str", inspect.BytesType: "bytes", inspect.ListType: "array"}
 
 
-def _exceeded(what: str, steps: Sequence[str | int]) -> str | None:
+def _exceeded(what: str, label: str) -> str | None:
     """The name of the limit that is exceeded."""
     found = _BOUND.match(what)
     if found is None or found["sign"] != "<=":
         return None
-    member = str(steps[-1]) if steps else ""
-    return _LIMITS.get((found["type"], member)) or _LIMITS.get((found["type"], found["bound"]))
+    return _LIMITS.get((found["type"], label)) or _LIMITS.get((found["type"], found["bound"]))
 
 
-def _kinds(shape: Any, steps: Sequence[str | int]) -> list[inspect.Type]:
+def _kinds(shape: Any, steps: Steps) -> list[inspect.Type]:
     """The types that a place of a shape may have; none, if there is no shape."""
     types = alternatives(inspect.type_info(Any if shape is None else shape))
     for step in steps:
@@ -881,6 +926,9 @@ in seconds. The `type` is the deployment's `/docs#<code>`.
 `head-moved` and `head-exists` carry `head_id`, the head there is now (null: none). `limit-exceeded`, `body-too-large`,
 `state-too-large` and an `invalid-request` that is too long or too much carry `limit`, the name of the limit, and
 `quota-exceeded` the name of the quota.
+`invalid-request` names everything at once that is wrong with the form of a body, or with a query: members that are
+unknown or missing, types, bounds, patterns. At most {limits.FAULTS_MAX} are told (`FAULTS_MAX`); `detail` says if there
+are more. What depends on other members, or on what is stored, is looked at when the form is right, and told one by one.
 `range-not-satisfiable` carries the content's length in `Content-Range`.
 `thread-archived` carries `state` (`archived`, `frozen` or `thawing`) and, while a restore waits for a thaw, `progress`
 from 0 to 1.

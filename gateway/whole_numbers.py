@@ -4,12 +4,12 @@ JSON has one kind of number (RFC 8259, section 6): ``5``, ``5.0`` and ``5e0`` ar
 kind, too, write any of them. Members of a body that are integers by its shape may come so. What is a number by its
 shape stays as it is, and so does whatever the shape does not look into: the values of a state are their agent's.
 
-A body is read as it came first; this is for the few that were refused then.
+A body is read as it came first; this is for the few that were refused then, and in which nothing else is wrong.
 """
 
 import functools
 import re
-from collections.abc import Generator, Hashable
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -22,7 +22,6 @@ from gateway.slices import Work
 _EXACT_MAX: Final = 2**53  # beyond it, who has floats only may mean another number
 _CHARACTERS_MAX: Final = 64
 _SLICE_MEMBERS: Final = 5_000
-_REFUSED = re.compile(r"Expected `(?:[a-z]+ \| )*int(?: \| [a-z]+)*`, got `float`")
 _NUMBER = re.compile(rb"-?\d+(?=[.eE])[\d.eE+-]*")
 
 _members = msgspec.json.Decoder(dict[str, Raw])
@@ -41,12 +40,7 @@ class _Place:
 _INTEGER = _Place(is_integer=True)
 
 
-def was_refused(error: msgspec.ValidationError) -> bool:
-    """Whether a body was refused for a number with a point or an exponent where an integer belongs."""
-    return _REFUSED.match(str(error)) is not None
-
-
-def with_integers(body: bytes, shape: Hashable) -> Work[bytes]:
+def with_integers(body: bytes, shape: Any) -> Work[bytes]:
     """A JSON body that parses, with integers where ``shape`` has them and whole numbers up to 2^53 came."""
     place = _place_of_shape(shape)
     return body if place is None else bytes((yield from _Writing().of(Raw(body.strip(b" \t\r\n")), place)))
@@ -74,14 +68,15 @@ class _Writing:
                 if place.each != _INTEGER:
                     elements[index] = yield from self.of(value, place.each)
                     continue
-                elements[index] = _integer(value)
+                elements[index] = as_integer(value)
                 if index % _SLICE_MEMBERS == 0:
                     yield
             return Raw(msgspec.json.encode(elements))
-        return _integer(raw) if place.is_integer else raw
+        return as_integer(raw) if place.is_integer else raw
 
 
-def _integer(raw: Raw) -> Raw:
+def as_integer(raw: Raw) -> Raw:
+    """A value as the integer that it is, if it is one up to 2^53 with a point or an exponent; otherwise itself."""
     if len(raw) > _CHARACTERS_MAX or not _NUMBER.fullmatch(raw):
         return raw
     try:
@@ -94,7 +89,7 @@ def _integer(raw: Raw) -> Raw:
 
 
 @functools.cache
-def _place_of_shape(shape: Hashable) -> _Place | None:
+def _place_of_shape(shape: Any) -> _Place | None:
     return _place_of(inspect.type_info(shape))
 
 

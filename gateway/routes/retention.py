@@ -208,7 +208,8 @@ def _draft(query: PreviewQuery) -> tuple[str | None, retention.Policy] | None:
     except (MalformedBody, LimitExceeded):
         raise InvalidRequest(Fault(detail="must be a policy as JSON", parameter="draft")) from None
     except InvalidRequest as error:
-        raise InvalidRequest(Fault(detail=f"is no policy: {error}", parameter="draft")) from None
+        faults = (Fault(detail=f"is no policy: {each.detail}", parameter="draft") for each in error.faults)
+        raise InvalidRequest(*faults, limit=error.limit) from None
 
 
 def _preview(page: PreviewPage, cursor: str | None) -> wire.RetentionPreview:

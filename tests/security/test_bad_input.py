@@ -237,11 +237,11 @@ FAULTS: list[tuple[Any, str]] = [
     ({"state": {"a": {"$ext": [300, ""]}}}, "/state/a"),
     ({"state": {"a": {"$float": "2"}}}, "/state/a"),
     ({"state": {"a": {"$map": [[{"$map": []}, 1]]}}}, "/state/a"),
-    ({"channels": {"a": 1}}, "/channels"),
-    ({"channels": {"a": {"data": "?"}}}, "/channels"),
-    ({"channels": {"a": {"data": "wA==", "version": 10**30}}}, "/channels"),
-    ({"channels": {"a": {"data": "wA==", "version": []}}}, "/channels"),
-    ({"channels": {"a": {"data": "wA==", "encoding": "e" * 65}}}, "/channels"),
+    ({"channels": {"a": 1}}, "/channels/a"),
+    ({"channels": {"a": {"data": "?"}}}, "/channels/a/data"),
+    ({"channels": {"a": {"data": "wA==", "version": 10**30}}}, "/channels/a/version"),
+    ({"channels": {"a": {"data": "wA==", "version": []}}}, "/channels/a/version"),
+    ({"channels": {"a": {"data": "wA==", "encoding": "e" * 65}}}, "/channels/a/encoding"),
 ]
 
 

@@ -417,6 +417,16 @@ def large_bodies(tenant: Tenant, declared: Declared) -> list[Line]:
     return whole(tenant, tenant.raw("POST", SAVE.format("t"), TEXT))
 
 
+def faulty_bodies(tenant: Tenant, declared: Declared) -> list[Line]:
+    """What is wrong comes last, behind as many values, names and bytes as a body may have."""
+    wrong = (
+        b'{"channels":{"c":{"holes":[' + b"5.0," * (VALUES - 10) + b"5.5]}}}",
+        b'{"channels":{' + b"".join(b'"c%d":{},' % n for n in range(VALUES // 2 - 10)) + b'"c":5}}',
+        b'{"channels":{"c":{"data":"' + b"A" * LARGE_BYTES + b'"}},"x":1}',
+    )
+    return [Line(EVERYBODY // len(wrong), [tenant.raw("POST", SAVE.format("t"), body)]) for body in wrong]
+
+
 def long_queries(tenant: Tenant, declared: Declared) -> list[Line]:
     names = "&".join(f"channel=c{n}" for n in range(limits.CHANNELS_MAX))
     tenant.save("t", state={"a": 1})
@@ -490,6 +500,11 @@ CASES: dict[str, Case] = {
     "inlined": Case("128 loads that inline 8 MiB of artifacts that are named a thousand times", inlined),
     "one thread": Case("128 writers to one thread", one_threads_writes),
     "large bodies": Case("128 bodies of 32 MiB at once", large_bodies, frozenset({"201", "429"})),
+    "faulty bodies": Case(
+        "126 bodies with a fault behind 199,000 numbers, 99,000 maps or 32 MiB",
+        faulty_bodies,
+        frozenset({"422", "429"}),
+    ),
     "long queries": Case("1,000 channels in a query, 80 headers of 400 bytes", long_queries),
     "searched states": Case(
         "128 pages with the states of 8 checkpoints of 199,000 values",
@@ -642,6 +657,7 @@ LIMITS: dict[str, str] = {
     "TREE_BYTES_MAX": "update_thread",
     "SLICED_BYTES_MIN": "shown dense",
     "DEPTH_MAX": "save_checkpoint",
+    "FAULTS_MAX": "faulty bodies",
     "NAME_BYTES_MAX": "list_api_keys",
     "METADATA_BYTES_MAX": "list_checkpoints",
     "INLINED_BYTES_EACH_MAX": "inlined",

@@ -164,7 +164,7 @@ def test_invalid_utf8_inside_a_channel_is_malformed():
         (b'{"step":"secret"}', "/step"),
         (b'{"status":"secret"}', "/status"),
         (b'{"model":{"name":"m","seed":"secret"}}', "/model/seed"),
-        (b'{"channels":{"a":{"data":1}}}', "/channels"),
+        (b'{"channels":{"a":{"data":1}}}', "/channels/a/data"),
         (b'{"surprise":1}', "/surprise"),
     ],
 )
