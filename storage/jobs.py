@@ -16,6 +16,7 @@ no order between jobs and no moment at which one ends.
 import asyncio
 import functools
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
@@ -51,7 +52,7 @@ from storage.turns import Pauses
 
 # A dead owner's job goes on after so long; an owner renews it with every batch, far more often.
 LEASE_SECONDS = 30.0
-# How often a process looks for due jobs when nobody wakes it.
+# How often a process looks for due jobs when nobody wakes it and none that it gave back is due.
 POLL_SECONDS = 2.0
 # What could not be done now (root key, object store or database out of reach) is tried again after so long.
 RETRY_SECONDS = 5.0
@@ -429,11 +430,20 @@ class Jobs:
 class Runner:
     """Works on due jobs, one slice at a time, so that a long one does not keep the others waiting."""
 
-    def __init__(self, jobs: Jobs, performers: Mapping[str, Performer], observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        performers: Mapping[str, Performer],
+        observer: Observer | None = None,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
         self._jobs = jobs
         self._performers = performers
         self._observer = observer or Silent()
+        self._poll_seconds = poll_seconds
         self._counted_at: float | None = None
+        # When the next of those given back here is due, by the monotonic clock.
+        self._again_at = math.inf
 
     async def run_due(self) -> int:
         """Do a slice of every due job of a kind that is known here; returns how many slices were done.
@@ -461,6 +471,8 @@ class Runner:
         """
         while True:
             self._jobs.added.clear()
+            if self._again_at <= time.monotonic():
+                self._again_at = math.inf
             worked = 0
             try:
                 await self._count()
@@ -469,7 +481,8 @@ class Runner:
                 failed(reason)
             if not worked:
                 try:
-                    await asyncio.wait_for(self._jobs.added.wait(), POLL_SECONDS)
+                    seconds = min(self._poll_seconds, self._again_at - time.monotonic())
+                    await asyncio.wait_for(self._jobs.added.wait(), seconds)
                 except TimeoutError:
                     continue
 
@@ -492,6 +505,7 @@ class Runner:
                 level = logging.INFO if waits_for in _EXPECTED_WAITS else logging.WARNING
                 _log.log(level, "job waits", kind=lease.kind, job_id=str(lease.job_id), waits_for=waits_for)
         await self._jobs.release(lease, seconds, waits_for)
+        self._again_at = min(self._again_at, time.monotonic() + seconds)
 
     async def _give_back(self, lease: Lease) -> None:
         """Let another process go on at once; if that fails, it goes on when the lease has ended."""

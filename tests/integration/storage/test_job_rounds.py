@@ -1,0 +1,30 @@
+"""When the loop of a process looks for due jobs."""
+
+import asyncio
+
+import pytest
+
+from storage.jobs import Runner, Slice
+from storage.scope import TenantScope
+from storage.verifying import VERIFY_TENANT_KIND
+from tests.support.states import save, state
+
+
+async def test_a_job_goes_on_when_it_asked_to_and_not_at_the_next_look_for_others(store, scope):
+    await save(store, scope, content=state(n=1))
+    slices = [Slice(ended=False, again_seconds=0.02), Slice(ended=False, again_seconds=0.01), Slice(ended=True)]
+    ended = asyncio.Event()
+
+    async def perform(_):
+        if len(slices) == 1:
+            ended.set()
+        return slices.pop(0)
+
+    runner = Runner(store.jobs, {VERIFY_TENANT_KIND: perform}, poll_seconds=3600)
+    running = asyncio.create_task(runner.keep_running(pytest.fail))
+    try:
+        async with asyncio.timeout(30):
+            await store.verifying.begin_tenant(TenantScope(scope.tenant_id), "api-key:test")
+            await ended.wait()
+    finally:
+        running.cancel()
