@@ -5,6 +5,7 @@ with gw_app's and changes nothing.
 """
 
 import asyncio
+import functools
 import io
 import threading
 from pathlib import Path
@@ -45,6 +46,7 @@ def _config(output: io.StringIO | None = None) -> Config:
     return config
 
 
+@functools.cache
 def db_revision_required() -> str:
     """The newest revision this build knows; the database must have it or a newer one."""
     head = ScriptDirectory.from_config(_config()).get_current_head()
@@ -53,6 +55,7 @@ def db_revision_required() -> str:
     return head
 
 
+@functools.cache
 def known_revisions() -> frozenset[str]:
     """Every revision this build knows; another one in the database is newer than this build."""
     return frozenset(each.revision for each in ScriptDirectory.from_config(_config()).walk_revisions())
