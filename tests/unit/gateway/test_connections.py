@@ -494,7 +494,7 @@ async def test_another_version_of_http_is_refused_whatever_is_asked_for_in_it(ga
         await gateway.exchange(line + version + b"\r\n" + own + b"Content-Type: application/json\r\n\r\n" + body)
     )
     assert (told["status"], told["code"], told["retryable"]) == (505, "http-version-unsupported", False)
-    assert gateway.count("stateroom_refused_total", reason="http-version-unsupported") == 1.0
+    assert gateway.refused == {"http-version-unsupported": 1}
     assert store.checkpoints.saves == []
 
 
