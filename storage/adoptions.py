@@ -317,8 +317,7 @@ class Adoptions:
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.NEWEST, scope.tenant_id)
-        return await self._checked(scope, rows)
+            return await self._checked(scope, await transaction.fetch(sql.NEWEST, scope.tenant_id))
 
     async def unversioned(self, scope: TenantScope) -> dict[str | None, int]:
         """How many threads have a root without a version that nobody adopted, by agent; the most first."""

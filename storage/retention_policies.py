@@ -252,6 +252,11 @@ async def read_policies(
     return await _checked(control, tenant_id, await transaction.fetch(sql.POLICIES_OF, tenant_id, [*targets]))
 
 
+async def _read_all(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> TenantPolicies:
+    """Everything that a tenant and its operator say above threads; as `read_policies`."""
+    return await _checked(control, tenant_id, await transaction.fetch(sql.POLICIES, tenant_id))
+
+
 async def _checked(control: ControlRows, tenant_id: UUID, rows: Sequence[Any]) -> TenantPolicies:
     """What rows say, as `read_policies`; others go first between them."""
     tenant, capped, agents, damaged = Stored(), Capped(), {}, set()
@@ -412,8 +417,7 @@ class RetentionPolicies:
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.POLICIES, scope.tenant_id)
-        return await _checked(self._control, scope.tenant_id, rows)
+            return await _read_all(transaction, self._control, scope.tenant_id)
 
     async def put(
         self, scope: TenantScope, agent: str | None, policy: Policy, actor: str = LOCAL_ACTOR
@@ -457,8 +461,7 @@ class RetentionPolicies:
                 )
                 named = f"tenant:{tenant_id}" if agent is None else f"agent:{agent}"
                 await self._record(transaction, tenant_id, actor, named, before, after, superseded=superseded)
-            rows = await transaction.fetch(sql.POLICIES, tenant_id)
-        return await _checked(self._control, tenant_id, rows)
+            return await _read_all(transaction, self._control, tenant_id)
 
     async def _make_room(self, transaction: Transaction, tenant_id: UUID) -> None:
         """Before an agent gets a policy: remove what was taken back of others, once a round has acted on that.
@@ -466,7 +469,7 @@ class RetentionPolicies:
         Raises:
             RetentionPoliciesExceeded: too many are left.
         """
-        said = await _checked(self._control, tenant_id, await transaction.fetch(sql.POLICIES, tenant_id))
+        said = await _read_all(transaction, self._control, tenant_id)
         taken_back = [agent for agent, stored in said.agents.items() if stored.policy == NOTHING_SAID]
         removed = await transaction.fetch(sql.REMOVE_TAKEN_BACK, tenant_id, taken_back) if taken_back else ()
         rows = len(said.agents) + len(said.damaged)

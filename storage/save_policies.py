@@ -11,7 +11,7 @@ no other one, and is superseded by whoever says again what it said.
 Policies are set only once no older build runs (`storage.features`): that would not look. Owns the rows.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -89,8 +89,7 @@ class SavePolicies:
         """
         await self._control.ready_to_check()
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.EVERY, scope.tenant_id)
-        return await self._checked(scope.tenant_id, rows)
+            return await self._read(transaction, scope.tenant_id)
 
     async def put(
         self, scope: TenantScope, agent: str | None, strict: bool | None, actor: str = LOCAL_ACTOR
@@ -127,8 +126,7 @@ class SavePolicies:
                 detail = {"before": before, "after": strict}
                 named = f"tenant:{scope.tenant_id}" if agent is None else f"agent:{agent}"
                 await self._audit.append(transaction, scope.tenant_id, actor, "save-policy.set", named, detail)
-            rows = await transaction.fetch(sql.EVERY, scope.tenant_id)
-        return await self._checked(scope.tenant_id, rows)
+            return await self._read(transaction, scope.tenant_id)
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
         """Every policy as it is proved, and its stored proof: for whoever checks all of them."""
@@ -142,11 +140,11 @@ class SavePolicies:
     def _is_sound(self, tenant_id: UUID, row: Any) -> bool:
         return self._control.is_sound(_row(tenant_id, row), proof_of(row))
 
-    async def _checked(self, tenant_id: UUID, rows: Sequence[Any]) -> TenantSavePolicies:
+    async def _read(self, transaction: Transaction, tenant_id: UUID) -> TenantSavePolicies:
         """What all of a tenant's rows say; others go first between them."""
         said, damaged = {}, set()
         pauses = Pauses()
-        for row in rows:
+        for row in await transaction.fetch(sql.EVERY, tenant_id):
             if self._is_sound(tenant_id, row):
                 said[row["agent"]] = SavePolicy(row["strict"], row["updated_at"])
             else:

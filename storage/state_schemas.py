@@ -253,7 +253,7 @@ class StateSchemas:
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, added.schema)
-        before = {each.number: each for each in await self._versions(scope, added.schema, rows)}
+            before = {each.number: each for each in await self._versions(scope, added.schema, rows)}
         _check_next(before, added.number)
         if added.number in before and not before[added.number].damaged:
             return  # it is compared with what is stored
@@ -290,9 +290,20 @@ class StateSchemas:
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, schema)
-        if not rows:
-            raise StateSchemaNotFound
-        return await self._versions(scope, schema, rows)
+            if not rows:
+                raise StateSchemaNotFound
+            # Within the transaction, so that no more of them are in memory than the tenant has connections.
+            return await self._versions(scope, schema, rows)
+
+    async def require(self, scope: TenantScope, schema: str) -> None:
+        """Refuse a schema that is not there.
+
+        Raises:
+            StateSchemaNotFound: the tenant has none of this name.
+        """
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            if await transaction.fetchrow(sql.ANY, scope.tenant_id, schema) is None:
+                raise StateSchemaNotFound
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
         """Every version of every schema, as it is proved, and its stored proof: for whoever checks all of them."""

@@ -241,7 +241,7 @@ async def list_state_adoptions(
     """List adoptions."""
     exchange.no_query()
     name = _schema(state_schema)
-    await services.store.state_schemas.list(tenant_scope, name)
+    await services.store.state_schemas.require(tenant_scope, name)
     found = await services.store.adoptions.list(tenant_scope)
     shown = [_adoption_out(each, authentic=authentic) for each, authentic in found if each.state_schema == name]
     return exchange.reply(wire.StateAdoptionList(adoptions=shown))

@@ -8,6 +8,11 @@ SELECT number, definition, created_at, mac, mac_format FROM stateroom.state_sche
 WHERE tenant_id = $1 AND schema = $2 ORDER BY number
 """
 
+# By order, so that nobody scans the table for it.
+ANY = """
+SELECT number FROM stateroom.state_schemas WHERE tenant_id = $1 AND schema = $2 ORDER BY number LIMIT 1
+"""
+
 EVERY = """
 SELECT schema, number, definition, created_at, mac, mac_format FROM stateroom.state_schemas WHERE tenant_id = $1
 AND (schema, number) > ($2, $3) ORDER BY schema, number LIMIT $4

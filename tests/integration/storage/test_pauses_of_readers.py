@@ -4,6 +4,7 @@ Whoever asks about one thread opens no more of a tenant's policies than concern 
 """
 
 import json
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import msgpack
@@ -17,11 +18,14 @@ from storage.features import SAVE_POLICIES
 from storage.format.pieces import CUT_BESIDE_ELEMENTS_MIN, is_long_to_cut, list_header
 from storage.key_seals import Pepper, Peppers
 from storage.model import HistoryQuery, Precondition
+from storage.postgres import state_schemas as schemas_sql
 from storage.reading import HISTORY_MANIFESTS_BYTES_MAX
 from storage.retaining import Retaining
 from storage.retention import Policy
 from storage.retention_policies import RetentionPolicies
+from storage.save_policies import SavePolicies
 from storage.scope import TenantScope
+from storage.state_schemas import StateSchemas
 from storage.turns import PAUSE_BYTES, PAUSE_ROW_BYTES, loop_turn
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
@@ -168,14 +172,15 @@ async def test_a_page_of_threads_is_looked_at_for_retention_in_turns(store, scop
 
 
 class CountedChecks:
-    """Control rows, and how many were checked."""
+    """Control rows, how many were checked, and how many of them while no transaction of ``readers`` was open."""
 
-    def __init__(self, control):
-        self._control = control
-        self.count = 0
+    def __init__(self, control, readers=None):
+        self._control, self._readers = control, readers
+        self.count = self.outside = 0
 
     def is_sound(self, row, proof):
         self.count += 1
+        self.outside += self._readers is not None and not self._readers.open
         return self._control.is_sound(row, proof)
 
     def proof(self, row):
@@ -183,6 +188,42 @@ class CountedChecks:
 
     async def ready(self):
         await self._control.ready()
+
+    async def ready_to_check(self):
+        await self._control.ready_to_check()
+
+
+class Readers:
+    """The way to the rows, and how many snapshots are open."""
+
+    def __init__(self, unit_of_work):
+        self._unit_of_work = unit_of_work
+        self.open = 0
+
+    @asynccontextmanager
+    async def snapshot(self, scope):
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            self.open += 1
+            try:
+                yield transaction
+            finally:
+                self.open -= 1
+
+
+async def test_rows_that_others_go_before_are_in_memory_for_no_more_readers_than_have_a_connection(
+    store, scope, policies
+):
+    tenant, readers = TenantScope(scope.tenant_id), Readers(store.unit_of_work)
+    control = CountedChecks(store.control, readers)
+    version = ("s", 1, b"{}", WHEN)
+    async with store.unit_of_work.begin(tenant) as transaction:
+        proof = store.control.proof(schema_row(scope.tenant_id, *version))
+        await transaction.execute(schemas_sql.ADD, scope.tenant_id, *version, *proof)
+    await SavePolicies(readers, store.audit, control).get(tenant)
+    await RetentionPolicies(readers, store.audit, store.pruning, control).get(tenant)
+    await StateSchemas(readers, store.audit, SystemClock(), control, store.workers).get(tenant, "s")
+    assert control.count == 2 * ROWS + 1
+    assert control.outside == 0
 
 
 async def test_what_holds_for_a_thread_takes_no_policies_of_other_agents(store, scope, policies):
