@@ -15,6 +15,7 @@ from gateway import artifact_urls, exchange, limits, settings, wire
 from gateway.problems import KINDS
 from migrations.state import conditions, declarative, document, json_schemas, patterns, worker
 from storage import (
+    adoptions,
     archive_views,
     archives,
     artifact_model,
@@ -195,6 +196,7 @@ SECTIONS: Final = {
         Limit("DEFINITION_BYTES_MAX", state_schemas, "the definition of a version", "invalid-request"),
         Limit("SCHEMA_BYTES_MAX", state_schemas, "all versions of a schema together", "invalid-request"),
         Limit("VERSIONS_MAX", state_schemas, "versions of a schema", "invalid-request"),
+        Limit("ADOPTIONS_MAX", adoptions, "[adoptions](state-schemas.md) of a tenant", "invalid-request"),
         Limit("SEARCHABLE_KEYS_MAX", tags, "searchable keys of a version", "invalid-request"),
         Limit("SEARCHABLE_KEY_BYTES_MAX", tags, "a searchable key", "invalid-request"),
         Limit("OPERATIONS_MAX", declarative, "operations of a step", "invalid-request"),

@@ -1,8 +1,9 @@
 """The worst legal thing that one tenant can do with each verb, and against each limit.
 
-`VERBS` names a case for every operation of the API, and `LIMITS` for every named limit; a test of the default suite
-refuses what is missing. A case prepares what it needs in a tenant of its own and says what that tenant then sends at
-its full allowance. Verbs that cost alike share a case, which sends each of them as itself:
+`VERBS` names a case for every operation of the API, and `LIMITS` for every named limit, but those that `UNPUSHED` has a
+reason for; a test of the default suite refuses what is missing. A case prepares what it needs in a tenant of its own
+and says what that tenant then sends at its full allowance. Verbs that cost alike share a case, which sends each of them
+as itself:
 
 - `bodies`: what reads a body of its own shape. Three bodies as large as there may be, which are all escapes; twenty of
   as many empty lists as there may be values; the rest of the allowance is requests that are accepted.
@@ -12,16 +13,22 @@ its full allowance. Verbs that cost alike share a case, which sends each of them
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
-from uuid import uuid4
+from urllib.parse import quote
+from uuid import UUID, uuid4
 
 import msgpack
 
 from gateway import limits
 from gateway.api_keys import generate
+from gateway.exchange import VERSION_SCHEMAS_MAX
+from storage.format.pieces import HOLES_MAX
 from storage.key_seals import Pepper, Peppers
+from storage.offload import RESOLVED_BYTES_MAX
+from storage.service import Store
 from tests.support.operations import DECLARED, Declared, Thread, empty_export, request_of, save_files, save_thread
+from tests.victims import rows
 from tests.victims.harness import JSON, MSGPACK, Line, Request, Tenant
 
 EVERYBODY = limits.TENANT_REQUESTS_IN_FLIGHT_MAX  # connections that a tenant can keep busy
@@ -33,20 +40,24 @@ NUMBER, CAPTURED = "@N@", "@ID@"
 SAVE = "/v1/threads/{}/checkpoints"
 
 Lines = Callable[[Tenant, Declared], Sequence[Line]]
+OnRows = Callable[[Store, UUID], Awaitable[None]]
 
 
 class Case(NamedTuple):
     """A case.
 
     ``worst`` is the request in words; ``answers``: statuses of which one at least must have been given (429: what
-    exceeds the allowance, while what fits it takes longer than is measured). ``is_heavy``:
-    its tenant is one that has a heavy history, and shares it with other such cases.
+    exceeds the allowance, while what fits it takes longer than is measured). ``rows``: puts what the tenant has into
+    the database. ``shares``: its tenant is one that other such cases have, too. ``beside``: what a process in the
+    background does meanwhile, again and again; how often counts as the answer ``done``.
     """
 
     worst: str
     lines: Lines
     answers: frozenset[str] = frozenset({"200", "201", "202", "204", "429"})
-    is_heavy: bool = False
+    rows: OnRows | None = None
+    shares: str = ""
+    beside: OnRows | None = None
 
 
 def repeated(element: bytes, size_bytes: int) -> bytes:
@@ -112,13 +123,16 @@ def whole(tenant: Tenant, *requests: Request, connections: int = EVERYBODY) -> l
 
 
 def bodies(tenant: Tenant, declared: Declared) -> list[Line]:
-    small = accepted(tenant, declared)
-    method, path = small.head.decode().split(" ")[:2]
+    return _bodies(tenant, accepted(tenant, declared))
+
+
+def _bodies(tenant: Tenant, *small: Request) -> list[Line]:
+    method, path = small[0].head.decode().split(" ")[:2]
     return [
         Line(LARGE_AT_ONCE - 1, [tenant.raw(method, path, ESCAPES)]),
         Line(1, [tenant.raw(method, path, TOO_DENSE)]),
         Line(DENSE_AT_ONCE, [tenant.raw(method, path, EMPTIES)]),
-        Line(EVERYBODY - LARGE_AT_ONCE - DENSE_AT_ONCE, [small]),
+        Line(EVERYBODY - LARGE_AT_ONCE - DENSE_AT_ONCE, small),
     ]
 
 
@@ -159,6 +173,57 @@ def saves(tenant: Tenant, declared: Declared) -> list[Line]:
         Line(8, [to("channels", many, MSGPACK)]),
         Line(EVERYBODY - LARGE_AT_ONCE - 8 - 8 * len(STATES), [to(NUMBER, b'{"state":{"a":1}}', JSON)]),
     ]
+
+
+def policies_set(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Policies of agents that have one already; each changes it."""
+    path = f"{declared.path}?agent={rows.agent_of(7)}"
+    said = {
+        "put_save_policy": (b'{"strict":true}', b'{"strict":false}'),
+        "put_retention": (b'{"idle_ttl_seconds":31536001}', b'{"idle_ttl_seconds":31536000}'),
+    }[declared.name]
+    return _bodies(tenant, *(tenant.raw("PUT", path, body) for body in said))
+
+
+def saves_of_agents(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Saves that name no head, each by another agent than the one before."""
+    bodies_ = [json.dumps({"state": {"a": 1}, "agent": rows.agent_of(number)}).encode() for number in range(2)]
+    return [
+        Line(1, [tenant.raw("POST", SAVE.format(f"agents-{number}"), body) for body in bodies_])
+        for number in range(EVERYBODY)
+    ]
+
+
+def previews(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Of threads of as many agents as have a policy, by a draft that would thin all of them."""
+    saves_ = [
+        {"method": "POST", "url": SAVE.format(f"t{n}"), "json": {"state": {"a": 1}, "agent": rows.agent_of(n)}}
+        for n in range(limits.PAGE_ITEMS_MAX)
+    ]
+    if tenant.client.get("/v1/threads/t0").status_code != 200:
+        tenant.send_many(saves_ * 2)
+    return pages(lambda _: None, f"draft={quote(json.dumps({'checkpoints_max': 1}))}")(tenant, declared)
+
+
+def placeholders(tenant: Tenant, declared: Declared) -> list[Line]:
+    """A small body of as many placeholders as there may be, of one leaf: as large an answer as there may be."""
+    size = RESOLVED_BYTES_MAX // HOLES_MAX - 200
+    sent = tenant.send("POST", "/v1/threads/t/pieces", content=_leaf(size), headers={"Content-Type": JSON}).json()
+    encoded = len(msgpack.packb("a" * size))
+    placeholder = msgpack.ExtType(0x68, base64.b64decode(sent["piece"]) + encoded.to_bytes(8, "big"))
+    value = [placeholder] * HOLES_MAX
+    begin, each = len(msgpack.packb([0] * HOLES_MAX)) - HOLES_MAX, len(msgpack.packb(placeholder))
+    body = {"state": {"a": value}, "state_holes": {"a": [begin + each * n for n in range(HOLES_MAX)]}}
+    save = tenant.raw("POST", SAVE.format("t"), msgpack.packb(body), media_type=MSGPACK)
+    loads = [tenant.raw("GET", f"{SAVE.format('t')}/latest", accept=accept) for accept in (JSON, MSGPACK)]
+    tenant.send("POST", SAVE.format("t"), content=msgpack.packb(body), headers={"Content-Type": MSGPACK})
+    return [Line(EVERYBODY // 3, [each]) for each in (save, *loads)]
+
+
+def nothing(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Nothing is sent, but its subject has a key: who has none has no rows."""
+    tenant.save("t", state={"a": 1})
+    return []
 
 
 def appends(tenant: Tenant, declared: Declared) -> list[Line]:
@@ -386,9 +451,10 @@ def schemas(tenant: Tenant, declared: Declared) -> list[Line]:
         }}}).encode()  # fmt: skip
 
     path = f"/v1/state-schemas/s-{NUMBER}/versions/1"
-    puts = [tenant.raw("PUT", path, definition(count)) for count in (1, 60, 500)]
+    many = b'{"json_schema":{"properties":{' + b",".join(b'"%05d":{}' % n for n in range(19_000)) + b"}}}"
+    puts = [tenant.raw("PUT", path, body) for body in (*map(definition, (1, 60, 500)), many)]
     return [
-        *(Line(EVERYBODY // 4, [each]) for each in puts),
+        *(Line(EVERYBODY // 5, [each]) for each in puts),
         Line(DENSE_AT_ONCE, [tenant.raw("PUT", path, EMPTIES)]),
     ]
 
@@ -432,7 +498,11 @@ def long_queries(tenant: Tenant, declared: Declared) -> list[Line]:
     tenant.save("t", state={"a": 1})
     get = tenant.raw(
         "GET", f"{SAVE.format('t')}/latest/channel-history?{names}",
-        headers={f"X-{n}": "a" * 400 for n in range(limits.HEADERS_MAX - 20)},
+        headers={
+            "Accept": "application/json;q=0.1," + "a/b;q=0.1," * (limits.ACCEPT_BYTES_MAX // 10 - 3) + "*/*",
+            "Accept-State-Version": ",".join(f"s{n}=1" for n in range(VERSION_SCHEMAS_MAX)),
+            **{f"X-{n}": "a" * 400 for n in range(limits.HEADERS_MAX - 20)},
+        },
     )  # fmt: skip
     return whole(tenant, get)
 
@@ -440,8 +510,8 @@ def long_queries(tenant: Tenant, declared: Declared) -> list[Line]:
 def many_subjects(tenant: Tenant) -> None:
     body = {"state": {"a": 1}}
     tenant.send_many([
-        {"method": "POST", "url": SAVE.format("t"), "json": body, "headers": {"Stateroom-Subject": f"s{n}"}}
-        for n in range(limits.PAGE_ITEMS_MAX)
+        {"method": "POST", "url": SAVE.format("t"), "json": body, "headers": {"Stateroom-Subject": subject}}
+        for subject in (f"s{n}-".ljust(255, "s") for n in range(limits.PAGE_ITEMS_MAX))
     ])  # fmt: skip
 
 
@@ -487,6 +557,10 @@ def many_schemas(tenant: Tenant) -> None:
 BODIES = Case("three bodies of 32 MiB of escapes or empties, 20 of 199,000 empty lists, 105 that are accepted", bodies,
               frozenset({"200", "201", "202", "204", "403", "404", "409", "422"}))  # fmt: skip
 LOOK_UPS = Case("128 look-ups at once", look_ups, frozenset({"200", "202", "204", "403", "404"}))
+POLICIES = Case("128 look-ups of a tenant with 1,000 save policies and 2,000 retention policies", look_ups,
+                rows=rows.policies, shares="policies")  # fmt: skip
+POLICIES_SET = Case("bodies as above; 105 set one of 1,000 save policies or 2,000 retention policies", policies_set,
+                    frozenset({"200"}), rows=rows.policies, shares="policies")  # fmt: skip
 PUBLIC = Case("128 at once without a credential", public, frozenset({"200", "401", "403", "404"}))
 CHECKED = Case("patterns and conditions over 6,000 texts, saved, loaded and migrated by 128", checked,
                frozenset({"200", "201", "202", "429"}))  # fmt: skip
@@ -511,6 +585,25 @@ CASES: dict[str, Case] = {
         pages(dense_states, "view=state", SAVE.format("t")),
         frozenset({"200", "422", "429"}),
     ),
+    "policies of agents": Case(
+        "128 save as agents of which 1,000 have save policies and 2,000 retention policies",
+        saves_of_agents,
+        rows=rows.policies,
+        shares="policies",
+    ),
+    "placeholders": Case("42 save 10,000 placeholders of one leaf, 84 load what they stand for", placeholders),
+    "filtered": Case(
+        "128 pages of which a filter of metadata looks at all and finds nothing",
+        pages(heavy_history, "filter=" + quote('{"b":1}'), SAVE.format("t")),
+        shares="history",
+    ),
+    "rows counted": Case(
+        "nothing is sent; another process counts a tenant's 300,000 rows again and again",
+        nothing,
+        frozenset({"done"}),
+        rows=rows.rows_to_count,
+        beside=rows.count,
+    ),
     "unknown keys": Case("128 connections with unknown keys that look right", unknown_keys, frozenset({"401"})),
 }
 
@@ -519,20 +612,20 @@ VERBS: dict[str, Case] = {
     "get_thread": LOOK_UPS,
     "update_thread": BODIES,
     "delete_thread": REMOVED,
-    "copy_thread": Case("128 copies of a thread of 1,000 checkpoints", copies, is_heavy=True),
+    "copy_thread": Case("128 copies of a thread of 1,000 checkpoints", copies, shares="history"),
     "prune": REMOVED,
     "delete_runs": REMOVED,
-    "archive_thread": Case("128 archive and restore a thread of 1,000 checkpoints", archiving, is_heavy=True),
-    "restore_thread": Case("128 archive and restore a thread of 1,000 checkpoints", archiving, is_heavy=True),
+    "archive_thread": Case("128 archive and restore a thread of 1,000 checkpoints", archiving, shares="history"),
+    "restore_thread": Case("128 archive and restore a thread of 1,000 checkpoints", archiving, shares="history"),
     "save_checkpoint": Case("three of 32 MiB, 56 of 199,000 values or 1,000 channels, 69 small", saves),
     "compact_thread": Case("120 compact a list of 199,000 elements that 8 save again", compactions),
     "load_checkpoint": Case("128 answers of 32 MiB that are not read", unread),
     "list_checkpoints": Case("128 pages of 1,000 checkpoints, 16 KiB of empties in each one's metadata",
-                             pages(heavy_history), frozenset({"200", "429"}), is_heavy=True),
+                             pages(heavy_history), frozenset({"200", "429"}), shares="history"),
     "search_checkpoints": Case("128 pages of 1,000 checkpoints, 16 KiB of empties in each one's metadata",
-                               pages(heavy_history), frozenset({"200", "429"}), is_heavy=True),
+                               pages(heavy_history), frozenset({"200", "429"}), shares="history"),
     "channel_history": Case("128 histories of a channel, of 1,000 checkpoints", pages(many_writes, "channel=note"),
-                            is_heavy=True),
+                            shares="history"),
     "put_writes": Case("three of 32 MiB, 125 of 1,000 writes of 190 lists each", writes),
     "get_writes": Case("128 read 1,000 writes of 190 lists each", written),
     "get_usage": LOOK_UPS,
@@ -577,9 +670,9 @@ VERBS: dict[str, Case] = {
     "anchor_operator_audit": LOOK_UPS,
     "get_operator_audit_key": LOOK_UPS,
     "verify": Case("128 verify a thread of 1,000 checkpoints", verifying,
-                   frozenset({"200", "202", "429"}), is_heavy=True),
+                   frozenset({"200", "202", "429"}), shares="history"),
     "verify_tenant": Case("128 verify 1,000 checkpoints", verifying,
-                          frozenset({"200", "202", "409", "429"}), is_heavy=True),
+                          frozenset({"200", "202", "409", "429"}), shares="history"),
     "verify_deployment": LOOK_UPS,
     "list_subjects": Case("128 pages of 1,000 subjects", pages(many_subjects)),
     "rotate_key": BODIES,
@@ -599,30 +692,33 @@ VERBS: dict[str, Case] = {
     "supersede_deployment_job": LOOK_UPS,
     "get_tenant_job": LOOK_UPS,
     "decrypt": BODIES,
-    "get_retention": LOOK_UPS,
-    "put_retention": BODIES,
-    "preview_retention": Case("128 previews over 1,000 checkpoints", pages(heavy_history), is_heavy=True),
+    "get_retention": POLICIES,
+    "put_retention": POLICIES_SET,
+    "preview_retention": Case("128 previews of 1,000 threads of 1,000 agents with policies", previews,
+                              rows=rows.policies, shares="policies"),
     "get_retention_round": LOOK_UPS,
     "begin_retention_round": LOOK_UPS,
-    "get_thread_retention": LOOK_UPS,
-    "put_thread_retention": BODIES,
+    "get_thread_retention": POLICIES,
+    "put_thread_retention": BODIES._replace(rows=rows.policies, shares="policies"),
     "get_retention_ceilings": LOOK_UPS,
     "put_retention_ceilings": BODIES,
-    "get_save_policy": LOOK_UPS,
-    "put_save_policy": BODIES,
+    "get_save_policy": POLICIES,
+    "put_save_policy": POLICIES_SET,
     "put_state_schema_version": Case("96 register 1, 60 and 500 patterns, 20 send 199,000 empty lists", schemas,
                                      frozenset({"201", "422", "429"})),
     "list_state_schemas": Case("128 lists of 100 schemas", lambda tenant, declared: (
         many_schemas(tenant), look_ups(tenant, declared))[1]),
-    "get_state_schema": LOOK_UPS,
+    "get_state_schema": Case("128 look-ups of a schema of 1,000 versions and 4 MiB", look_ups,
+                             rows=rows.schema_of_many_versions, shares="schemas"),
     "adopt_state": BODIES,
-    "list_state_adoptions": LOOK_UPS,
+    "list_state_adoptions": Case("128 look-ups of 1,000 adoptions", look_ups,
+                                 rows=rows.schema_of_many_versions, shares="schemas"),
     "plan_state_migration": CHECKED,
     "migrate_state": CHECKED,
     "roll_back_state": CHECKED,
     "get_state_migration": LOOK_UPS,
-    "export_thread": Case("128 exports of a thread of 1,000 checkpoints", exports, is_heavy=True),
-    "export_tenant": Case("128 exports of 1,000 checkpoints and 32 MiB", exports, is_heavy=True),
+    "export_thread": Case("128 exports of a thread of 1,000 checkpoints", exports, shares="history"),
+    "export_tenant": Case("128 exports of 1,000 checkpoints and 32 MiB", exports, shares="history"),
     "import_threads": Case("128 imports, half of them 8 MiB of nonsense", imports),
     "get_transfer_key": LOOK_UPS,
     "accept_unbound_import": BODIES,
@@ -632,7 +728,8 @@ VERBS: dict[str, Case] = {
     "docs": PUBLIC,
 }  # fmt: skip
 
-# By which case each limit is pushed; a case of `CASES`, or that of a verb.
+# By which case each limit is pushed; a case of `CASES`, or that of a verb. Those of `gateway.limits`, of the page of
+# limits, and whatever else decides a refusal.
 LIMITS: dict[str, str] = {
     "HEADER_BYTES_MAX": "long queries",
     "HEADERS_MAX": "long queries",
@@ -678,6 +775,73 @@ LIMITS: dict[str, str] = {
     "REFUSED_SECONDS_MAX": "import_threads",
     "TRANSFER_RETRY_SECONDS": "import_threads",
     "RETRY_AFTER_SECONDS": "large bodies",
+    "REQUESTS_IN_FLIGHT_MAX": "save_checkpoint",
+    "VERSION_SCHEMAS_MAX": "long queries",
+    "ID_BYTES_MAX": "list_subjects",
+    "HOLES_MAX": "placeholders",
+    "RESOLVED_BYTES_MAX": "placeholders",
+    "LIST_ELEMENTS_MAX": "appended",
+    "KEPT_BYTES_MAX": "compact_thread",
+    "HISTORY_BYTES_MAX": "searched states",
+    "HISTORY_MANIFESTS_BYTES_MAX": "list_checkpoints",
+    "HISTORY_SCAN_ROWS_MAX": "filtered",
+    "PART_BYTES_MAX": "put_upload_part",
+    "DEFINITION_BYTES_MAX": "put_state_schema_version",
+    "SUBSCHEMAS_MAX": "put_state_schema_version",
+    "PATTERNS_MAX": "put_state_schema_version",
+    "PATTERN_BYTES_MAX": "put_state_schema_version",
+    "VERSIONS_MAX": "get_state_schema",
+    "SCHEMA_BYTES_MAX": "get_state_schema",
+    "ADOPTIONS_MAX": "list_state_adoptions",
+    "CPU_SECONDS_MAX": "migrate_state",
+    "KILLS_MAX": "migrate_state",
+    "ARCHIVE_READ_BYTES_MAX": "archive_thread",
+    "AGENT_POLICIES_MAX": "put_retention",
+    "AGENT_POLICY_ROWS_MAX": "put_retention",
+    "AGENT_SAVE_POLICIES_MAX": "policies of agents",
+}
+_A_TEXT = "a text of at most some KiB of a body or head, compared with a pattern; the body's limits bound how many"
+_A_WORKER = "counted in a worker process, which CPU_SECONDS_MAX ends: migrate_state"
+_A_STEP = "of one operation of a step; DEFINITION_BYTES_MAX bounds all of them, and a worker compiles them"
+_A_NUMBER = "a number that is compared; nothing is as large as it says"
+# Which limits no case pushes, and why.
+UNPUSHED: dict[str, str] = {
+    "ID_CHARACTERS_MAX": _A_TEXT,
+    "NAMESPACE_BYTES_MAX": _A_TEXT,
+    "WORD_CHARACTERS_MAX": _A_TEXT,
+    "TASK_PATH_CHARACTERS_MAX": _A_TEXT,
+    "TOKEN_CHARACTERS_MAX": _A_TEXT,
+    "_MEDIA_TYPE_CHARACTERS_MAX": _A_TEXT,
+    "SEARCHABLE_KEY_BYTES_MAX": _A_TEXT,
+    "URL_SECONDS_MAX": "how long a URL is good for: nothing is kept for it",
+    "SECONDS_MAX": _A_NUMBER,
+    "COUNT_MAX": _A_NUMBER,
+    "SIZE_MAX": _A_NUMBER,
+    "_BYTES_MAX": _A_NUMBER,
+    "PARTS_MAX": "80 GiB of parts; each is a row of some bytes",
+    "SUMMARY_OVER_QUOTA_BYTES_MAX": "less than whoever is below the quota may send: compact_thread",
+    "ARCHIVE_BYTES_MAX": "256 MiB of sealed rows take minutes to save; what reads them goes by slices of some MiB",
+    "SEARCHABLE_KEYS_MAX": "16 digests a checkpoint, of metadata that METADATA_BYTES_MAX bounds",
+    "EXPRESSION_CHARACTERS_MAX": _A_WORKER,
+    "EVALUATIONS_MAX": _A_WORKER,
+    "NODES_MAX": _A_WORKER,
+    "WORK_MAX": _A_WORKER,
+    "BYTES_MAX": _A_WORKER,
+    "NESTING_MAX": _A_STEP,
+    "OPERATIONS_MAX": _A_STEP,
+    "LITERAL_BYTES_MAX": _A_STEP,
+    "MAPPINGS_MAX": _A_STEP,
+    "TARGETS_MAX": _A_STEP,
+    "TOKENS_MAX": _A_STEP,
+    "POINTER_CHARACTERS_MAX": _A_STEP,
+    "SEPARATOR_CHARACTERS_MAX": _A_STEP,
+    "INTEGER_CHARACTERS_MAX": _A_STEP,
+    "RECORD_BYTES_MAX": "of an export that a deployment sealed: nobody else makes one",
+    "ATTEMPTS_MAX": "how often the object store is asked again",
+    "FAILURES_MAX": "after how many a round in the background gives up",
+    "OFFSET_SECONDS_MAX": "of this process's clock, which no client sets",
+    "_PEPPERS_MAX": "of an operator's settings",
+    "_TICKS_MAX": "of the clock that ids are made by",
 }
 ALL: dict[str, tuple[Case, Declared]] = {
     **{name: (case, DECLARED[name]) for name, case in VERBS.items() if name in DECLARED},

@@ -1,8 +1,9 @@
 """One tenant at its full allowance, and what another one and whoever asks `/livez` notice of it.
 
-The victim saves and loads a small state, one request after another; `/livez` is asked every 20 ms on a connection of
+The victim saves and loads a small state, one request after another; `/livez` is asked every 10 ms on a connection of
 its own. Both are measured before the attack and during it, so that what the machine does otherwise is in both. A wait
-longer than 20 ms counts as often as somebody would have begun to wait meanwhile: one stall is not one of many samples.
+longer than 10 ms counts as often as somebody would have begun to wait meanwhile: one stall is not one of many samples.
+So a second has the 100 samples of each that a 99th percentile takes.
 Attackers are processes of their own (`tests.victims.attacker`); each case has a tenant of its own.
 """
 
@@ -13,7 +14,7 @@ import statistics
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +31,8 @@ from tests.support.production import Deployment, Launcher, ProductionGateway, se
 from tests.victims.attacker import Connection
 
 JSON, MSGPACK = "application/json", "application/msgpack"
-LIVEZ_SECONDS = 0.02
+LIVEZ_SECONDS = 0.01
+WEIGH_SECONDS = 0.05
 WARM_SECONDS = 0.3
 STOP_SECONDS_MAX = 30.0
 _PREPARED_AT_ONCE = 16
@@ -233,7 +235,7 @@ class Arena:
             nonlocal peak
             while True:
                 peak = max(peak, memory_bytes(self._gateway.pid))
-                await asyncio.sleep(LIVEZ_SECONDS)
+                await asyncio.sleep(WEIGH_SECONDS)
 
         weighing = asyncio.create_task(weigh())
         try:
@@ -267,12 +269,42 @@ class Arena:
             await attacker.wait()
             file.unlink()
 
-    async def attack(self, tenant: Tenant, lines: Sequence[Line], *, before_seconds: float, seconds: float) -> Measured:
-        """Measure what others notice of ``lines``."""
+    async def attack(
+        self,
+        tenant: Tenant,
+        lines: Sequence[Line],
+        *,
+        before_seconds: float,
+        seconds: float,
+        beside: Callable[[], Awaitable[None]] | None = None,
+    ) -> Measured:
+        """Measure what others notice of ``lines``, and of what is done ``beside`` them, again and again."""
         before = await self.measure(before_seconds)
-        async with self.attacked(tenant, lines) as answers:
+        async with self.attacked(tenant, lines) as answers, _repeated(beside) as done:
             during = await self.measure(seconds)
-        return Measured(before, during, answers)
+        return Measured(before, during, answers | done)
+
+
+@asynccontextmanager
+async def _repeated(what: Callable[[], Awaitable[None]] | None) -> AsyncIterator[dict[str, int]]:
+    """While this is entered, something is done again and again; then it says how often it was."""
+    done: dict[str, int] = {}
+    if what is None:
+        yield done
+        return
+
+    async def repeat() -> None:
+        while True:
+            await what()
+            done["done"] = done.get("done", 0) + 1
+
+    repeating = asyncio.create_task(repeat())
+    try:
+        yield done
+    finally:
+        repeating.cancel()
+        with suppress(asyncio.CancelledError):
+            await repeating
 
 
 @asynccontextmanager

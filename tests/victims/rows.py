@@ -1,0 +1,99 @@
+"""What a tenant has, put into the database as a gateway writes it: through the API it would take minutes.
+
+A store of its own, which is the deployment's: all features are on, as long after an upgrade, and it also does what goes
+on in the background of any gateway.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from uuid import UUID
+
+from crypto.roots import create_root_key
+from storage.adoptions import ADOPTIONS_MAX
+from storage.control_rows import adoption_row, policy_row, save_policy_row, schema_row
+from storage.features import KNOWN
+from storage.postgres import adoptions as adoptions_sql
+from storage.postgres import retention as retention_sql
+from storage.postgres import save_policies as save_policies_sql
+from storage.postgres import state_schemas as schemas_sql
+from storage.retention_policies import AGENT_POLICIES_MAX, AGENT_POLICY_ROWS_MAX
+from storage.save_policies import AGENT_SAVE_POLICIES_MAX
+from storage.scope import Scope, TenantScope
+from storage.service import Store
+from storage.state_schemas import SCHEMA_BYTES_MAX, VERSIONS_MAX
+from tests.support.features import switch_on
+from tests.support.production import Deployment
+
+COUNTED_ROWS = 300_000  # sixty pages of a count
+_SINCE = datetime(2026, 1, 1, tzinfo=UTC)
+_SAID, _TAKEN_BACK = b'{"idle_ttl_seconds":31536000}', b"{}"
+
+
+@asynccontextmanager
+async def opened(deployment: Deployment) -> AsyncIterator[Store]:
+    """The deployment's store, its features switched on."""
+    store = await Store.open(
+        deployment.environ["STATEROOM_DATABASE_URL"],
+        root_key=create_root_key(deployment.environ["STATEROOM_ROOT_KEY"]),
+        deployment_id=UUID(deployment.environ["STATEROOM_DEPLOYMENT_ID"]),
+        connections_max=2,
+    )
+    try:
+        for feature in KNOWN:
+            await switch_on(store, feature)
+        yield store
+    finally:
+        await store.close()
+
+
+def agent_of(number: int) -> str:
+    """One of as many agents as may have a policy; as long a name as there may be."""
+    return f"agent-{number}-".ljust(255, "a")
+
+
+async def policies(store: Store, tenant_id: UUID) -> None:
+    """As many save policies, retention policies and those that were taken back as there may be, and adoptions."""
+    await store.control.ready()
+    prove = store.control.proof
+    async with store.unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+        for number in range(AGENT_SAVE_POLICIES_MAX):
+            said = (agent_of(number), False, _SINCE)
+            await transaction.execute(
+                save_policies_sql.PUT, tenant_id, *said, *prove(save_policy_row(tenant_id, *said))
+            )
+        for number in range(AGENT_POLICY_ROWS_MAX):
+            agent, body = agent_of(number), _SAID if number < AGENT_POLICIES_MAX else _TAKEN_BACK
+            proof = prove(policy_row(tenant_id, "agent", (agent,), body, False, _SINCE))
+            await transaction.execute(retention_sql.PUT, tenant_id, "agent", agent, body, False, _SINCE, *proof)
+
+
+async def schema_of_many_versions(store: Store, tenant_id: UUID) -> None:
+    """A schema of as many versions, and as many bytes, as there may be, and as many adoptions at it."""
+    await store.control.ready()
+    prove = store.control.proof
+    async with store.unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+        for number in range(1, VERSIONS_MAX + 1):
+            label = b'{"label":"%b"}' % (b"v" * (SCHEMA_BYTES_MAX // VERSIONS_MAX - 20))
+            said = ("s", number, label, _SINCE)
+            await transaction.execute(schemas_sql.ADD, tenant_id, *said, *prove(schema_row(tenant_id, *said)))
+        for number in range(ADOPTIONS_MAX):
+            said_of = (agent_of(number), "", 1, "s", 1, _SINCE)
+            await transaction.execute(adoptions_sql.ADD, tenant_id, *said_of, *prove(adoption_row(tenant_id, *said_of)))
+
+
+async def rows_to_count(store: Store, tenant_id: UUID) -> None:
+    """More rows of one subject than are looked at in an hour of saves; nobody opens them."""
+    async with store.unit_of_work.begin(Scope(tenant_id, "attacker")) as transaction:
+        await transaction.execute(
+            "INSERT INTO stateroom.pending_writes (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id,"
+            " idx, task_path, channel, created_at, key_version, piece_ids, value, member)"
+            " SELECT $1, $2, 'counted', '', 'c', n::text, 0, '', 'a', now(), 1, '', '', decode(repeat('00', 16), 'hex')"
+            " FROM generate_series(1, $3) n",
+            tenant_id, "attacker", COUNTED_ROWS,
+        )  # fmt: skip
+
+
+async def count(store: Store, tenant_id: UUID) -> None:
+    """Count a tenant's rows, whatever the time."""
+    assert await store.row_counting.tenant(tenant_id, now=True) is not None
