@@ -30,12 +30,22 @@ class _Coders(threading.local):
 _coders: Final = _Coders()
 
 
+def _raise_if_memory(error: zstandard.ZstdError) -> None:
+    """Raise `MemoryError` if that is all that is wrong: zstd says so in its text only."""
+    if "not enough memory" in str(error):
+        raise MemoryError from None
+
+
 def compress_if_smaller(raw: bytes) -> bytes | None:
     """Return one zstd frame that states its content size, or None if it does not save at least 5 %."""
     size = len(raw)
     if size < TRY_BYTES_MIN:
         return None
-    frame = _coders.compressor.compress(raw)
+    try:
+        frame = _coders.compressor.compress(raw)
+    except zstandard.ZstdError as error:
+        _raise_if_memory(error)
+        raise
     return frame if len(frame) * 20 <= size * 19 else None
 
 
@@ -57,7 +67,8 @@ def inflate(frame: bytes, raw_bytes: int) -> bytes:
         if stated.window_size > WINDOW_BYTES_MAX:  # the decoder itself looks only where it needs a window
             raise OpenError("format")
         raw = _coders.decompressor.decompress(frame, max_output_size=raw_bytes, allow_extra_data=False)
-    except zstandard.ZstdError:
+    except zstandard.ZstdError as error:
+        _raise_if_memory(error)
         raise OpenError("format") from None
     if len(raw) != raw_bytes:
         raise OpenError("size")

@@ -22,8 +22,7 @@ from datetime import UTC, datetime
 from typing import Literal
 from uuid import UUID
 
-import msgspec
-
+from storage.encoding import encode_json
 from storage.key_seals import FIRST_PEPPER_VERSION, Peppers, microseconds
 from storage.model import ApiKeyRecord
 
@@ -124,7 +123,7 @@ def mac(pepper: bytes, secret: str, record: ApiKeyRecord) -> bytes:
         list(record.permissions),
         microseconds(record.expires_at),
     ]
-    return hmac.digest(pepper, msgspec.json.encode(bound), hashlib.sha256)
+    return hmac.digest(pepper, encode_json(bound), hashlib.sha256)
 
 
 def sealed(peppers: Peppers, secret: str, record: ApiKeyRecord, grants: tuple[str, ...] | None = None) -> ApiKeyRecord:

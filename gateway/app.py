@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import structlog
 from litestar import Litestar, Request, Response, Router
 from litestar.di import NamedDependency, Provide
@@ -58,6 +57,7 @@ from migrations.state.loading import ships_steps
 from storage.blobs.keyspace import Place
 from storage.blobs.store import FROZEN_CLASSES, BlobStore
 from storage.clock import Clock, SystemClock
+from storage.encoding import encode_json
 from storage.format.audit import OPERATOR_CHAIN
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.scope import OperatorScope, TenantListing, TenantScope
@@ -228,7 +228,7 @@ def _problem(error: Exception, scope: Scope, services: Services) -> tuple[bytes,
             frames=frames(error),
             request_id=facts.request_id,
         )
-    return msgspec.json.encode(problem), problem.status, headers
+    return encode_json(problem), problem.status, headers
 
 
 async def _turn_of_strangers(scope: HTTPScope, facts: Facts) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from gateway import limits
 from gateway.problems import InvalidRequest, RangeNotSatisfiable
 from gateway.wire import NAME_BYTES_MAX, Fault
+from storage.encoding import decode_json, encode_json, json_decoder
 
 NAME_HEADER = "Stateroom-Artifact-Name"
 METADATA_HEADER = "Stateroom-Artifact-Metadata"
@@ -45,7 +46,7 @@ _OBSOLETE_DATES = ("%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
 _YEARS_AHEAD_MAX = 50  # RFC 9110 section 5.6.7, of a year of two digits
 _SHOWN = ("image/", "audio/", "video/")
 _SHOWN_WHOLE = frozenset({"application/pdf", "text/plain"})
-_json = msgspec.json.Decoder(dict[str, Any])
+_json = json_decoder(dict[str, Any])
 
 
 def check_media_type(text: str, fault: Fault) -> str:
@@ -120,7 +121,7 @@ def parse_metadata(text: str | None) -> dict[str, Any]:
         return {}
     fault = Fault(detail="must be base64url of a JSON object", header=METADATA_HEADER)
     try:
-        return _json.decode(_unbase64url(text, fault))
+        return _json(_unbase64url(text, fault))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest(fault) from None
 
@@ -132,8 +133,8 @@ def check_metadata(metadata: dict[str, Any], fault: Fault) -> dict[str, Any]:
         InvalidRequest: with ``fault``, it is not.
     """
     try:
-        size = len(msgspec.json.encode(metadata))
-        plain = msgspec.json.decode(msgspec.json.encode(metadata)) == metadata
+        size = len(encode_json(metadata))
+        plain = decode_json(encode_json(metadata)) == metadata
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
         raise InvalidRequest(fault) from None
     if size > limits.METADATA_BYTES_MAX or not plain:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.problems import ArtifactUrlInvalid
+from storage.encoding import encode_msgpack
 from storage.key_seals import Peppers
 
 URL_SECONDS_MAX = 900  # as long as a page that shows a picture is looked at; a new one costs one request
@@ -62,7 +63,7 @@ class ArtifactUrls:
         disposition: Disposition,
     ) -> str:
         """A token that reads one artifact until ``expires_at`` (rounded down to a second)."""
-        grant = msgspec.msgpack.encode(
+        grant = encode_msgpack(
             Grant(_METHOD, tenant_id, subject_id, artifact_id, epoch, int(expires_at.timestamp()), disposition)
         )
         return base64.urlsafe_b64encode(_mac(self._signing, grant) + grant).rstrip(b"=").decode("ascii")

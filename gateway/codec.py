@@ -55,6 +55,7 @@ from gateway.scanning import CONTAINERS, Format, NamedTwice, Values, scan
 from gateway.slices import Work, finish, joined
 from gateway.whole_numbers import with_integers
 from gateway.wire import Fault
+from storage.encoding import encode_json, encode_msgpack, json_decoder
 from storage.errors import InvalidState, LimitExceeded
 from storage.model import Value
 
@@ -68,13 +69,11 @@ _SLICE_TEXT = 256 * 1024  # of base64; a multiple of 4
 
 T = TypeVar("T")
 
-_json_any = msgspec.json.Decoder()
-_json_raw = msgspec.json.Decoder(Raw)
+_json_any = json_decoder(Any)
+_json_raw = json_decoder(Raw)
 _msgpack_raw = msgspec.msgpack.Decoder(Raw)
 _msgpack_members = msgspec.msgpack.Decoder(dict[str, Raw])
 _msgpack_foreign = msgspec.msgpack.Decoder(dict[str, tuple[str, bytes]])
-_encode_json = msgspec.json.Encoder().encode
-_encode_msgpack = msgspec.msgpack.Encoder().encode
 
 
 # --- media types ----------------------------------------------------------------------------------
@@ -244,7 +243,7 @@ def _map_count(data: bytes | Raw) -> int | None:
 
 def encode_body(name: Format, content: Any) -> bytes:
     """Write a body."""
-    return _encode_json(content) if name == "json" else _encode_msgpack(content)
+    return encode_json(content) if name == "json" else encode_msgpack(content)
 
 
 # --- channel values: in ---------------------------------------------------------------------------
@@ -277,7 +276,7 @@ def value_in(name: Format, raw: Raw, where: str) -> Work[Value]:
             tree = yield from _Unmarking(where).of(tree)
             if sliced:
                 yield
-        return Value("msgpack", _encode_msgpack(tree))
+        return Value("msgpack", encode_msgpack(tree))
     except OverflowError:  # an integer beyond 64 bits
         return Value("json", data)
 
@@ -285,7 +284,7 @@ def value_in(name: Format, raw: Raw, where: str) -> Work[Value]:
 def _long_value_in(aside: LongTexts, data: bytes, where: str) -> Work[Value]:
     """As `value_in`, of a value without words that has long texts."""
     try:
-        packed = _encode_msgpack(_json_tree(aside.rest, where))
+        packed = encode_msgpack(_json_tree(aside.rest, where))
     except OverflowError:
         packed = None
     yield
@@ -326,7 +325,7 @@ def element_in(name: Format, raw: Raw, where: str) -> Work[bytes]:
 
 def _json_tree(data: bytes, where: str) -> Any:
     try:
-        return _json_any.decode(data)
+        return _json_any(data)
     except msgspec.ValidationError as error:
         raise InvalidRequest(Fault(detail=explain(error).what, pointer=where)) from None
     except (UnicodeDecodeError, msgspec.DecodeError):
@@ -413,7 +412,7 @@ class _Unmarking:
                 parts = [_map_header(len(content))]
                 for key, item in content:
                     keys.append(self._key((yield from self.of(key))))
-                    parts += (keys[-1], _encode_msgpack((yield from self.of(item))))
+                    parts += (keys[-1], encode_msgpack((yield from self.of(item))))
                 if len(set(keys)) < len(keys):  # bytes have hashes that nobody can choose
                     raise InvalidState("a map names a key twice", where)
                 return Raw(b"".join(parts))
@@ -427,7 +426,7 @@ class _Unmarking:
                 raise InvalidState("a map cannot be the key of a map", self._where)
             if isinstance(part, list):
                 parts += part
-        return _encode_msgpack(key)
+        return encode_msgpack(key)
 
 
 def _map_header(count: int) -> bytes:
@@ -460,7 +459,7 @@ def _msgpack_out(value: Value) -> bytes | None:
             _msgpack_raw.decode(value.data)
             return value.data
         if value.encoding == "json":
-            return _encode_msgpack(_json_any.decode(value.data))
+            return encode_msgpack(_json_any(value.data))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError):
         pass
     return None
@@ -471,7 +470,7 @@ def _json_out(value: Value) -> Work[bytes | None]:
         if value.encoding == "msgpack":
             return (yield from json_view(value.data))
         if value.encoding == "json":
-            _json_raw.decode(value.data)
+            _json_raw(value.data)
             value.data.decode()
             return value.data
     except (NotPlain, msgspec.DecodeError, ValueError, RecursionError):

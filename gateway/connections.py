@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import msgspec
 import structlog
 from litestar.exceptions import ClientException
 from uuid_utils import uuid7
@@ -24,6 +23,7 @@ from gateway.exchange import COMMON_HEADERS
 from gateway.limits import HeadersTooLarge, Overloaded
 from gateway.problems import HttpVersionUnsupported, describe
 from gateway.telemetry import Metrics
+from storage.encoding import encode_json
 
 _VERSIONS = frozenset({"1.0", "1.1"})
 # What the parser says of a version that it does not read, and where HTTP/2 begins (RFC 9113, section 3.4).
@@ -54,7 +54,7 @@ class Connections:
         """The answer to what did not become a request, counted and logged."""
         request_id = str(uuid7())
         problem, told = describe(reason, public_url=self.public_url, request_id=request_id)
-        body = msgspec.json.encode(problem)
+        body = encode_json(problem)
         told |= {"connection": "close", "content-length": str(len(body)), "x-request-id": request_id}
         headers = [*server_headers, *COMMON_HEADERS, *((name.encode(), text.encode()) for name, text in told.items())]
         self.metrics.refused(problem.code)

@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.problems import InvalidRequest
 from gateway.wire import Fault
+from storage.encoding import encode_msgpack
 from storage.key_seals import Peppers
 
 _MAC_BYTES = 16  # 128 bits: a forgery would only start the caller's own list elsewhere
@@ -34,7 +35,7 @@ class Cursors:
         """The cursor of the page that begins ``after``; None when there is none."""
         if after is None:
             return None
-        position = msgspec.msgpack.encode(after)
+        position = encode_msgpack(after)
         return (
             base64.urlsafe_b64encode(self._mac(binding, position, self._signing) + position)
             .rstrip(b"=")

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway.problems import KINDS
+from storage.encoding import encode_json
 
 _STYLE = """
 :root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;
@@ -42,7 +43,7 @@ class Documentation:
     @classmethod
     def render(cls, document: dict[str, Any]) -> "Documentation":
         """Render an OpenAPI document."""
-        return cls(msgspec.json.encode(document), _page(document).encode())
+        return cls(encode_json(document), _page(document).encode())
 
 
 def _text(content: object) -> str:
@@ -79,7 +80,7 @@ def _page(document: dict[str, Any]) -> str:
         )
     parts.append("</table><h2 id=schemas>Schemas</h2>")
     for name, schema in document["components"]["schemas"].items():
-        shown = msgspec.json.format(msgspec.json.encode(schema), indent=2).decode()
+        shown = msgspec.json.format(encode_json(schema), indent=2).decode()
         parts.append(
             f'<details id="schema-{_text(name)}"><summary><code>{_text(name)}</code> '
             f"{_text(schema.get('description', ''))}</summary><pre>{_text(shown)}</pre></details>"
@@ -111,7 +112,7 @@ def _example(content: dict[str, Any]) -> str:
     media = content.get("application/json", {})
     if "example" not in media:
         return ""
-    shown = msgspec.json.format(msgspec.json.encode(media["example"]), indent=2).decode()
+    shown = msgspec.json.format(encode_json(media["example"]), indent=2).decode()
     return f"<pre>{_text(shown)}</pre>"
 
 

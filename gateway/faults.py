@@ -35,6 +35,7 @@ from gateway.scanning import Format
 from gateway.slices import Work
 from gateway.whole_numbers import as_integer
 from gateway.wire import Fault
+from storage.encoding import json_decoder
 
 _SLICE_COST: Final = 4_000  # of one slice, some 5 ms: one for a value, and one for `_BYTES_AS_ONE` of it
 _BYTES_AS_ONE: Final = 1024
@@ -184,7 +185,7 @@ class _Walk:
 def decoder(name: Format, shape: Any) -> Callable[[Any], Any]:
     """What reads a value of one format as a shape."""
     if name == "json":
-        return msgspec.json.Decoder(shape).decode
+        return json_decoder(shape)
     return msgspec.msgpack.Decoder(shape).decode
 
 

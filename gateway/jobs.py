@@ -15,6 +15,7 @@ from gateway import wire
 from gateway.exchange import Exchange, place
 from gateway.services import Services
 from storage import exporting, migrating, shred, verifying
+from storage.encoding import decode_json
 from storage.jobs import THREAD_KINDS, Job, thread_of
 from storage.reseal import RESEAL_KIND
 from storage.scope import OperatorScope, Scope, TenantScope
@@ -51,7 +52,7 @@ def as_job(job: Job, shape: type[AnyJob], **more: Any) -> AnyJob:
         found.migration = msgspec.convert(msgspec.to_builtins(migration[1]), wire.StateMigrationReport)
     if job.kind in _VERIFYING and job.note is not None:
         with suppress(msgspec.DecodeError):  # a newer release's
-            found.verification = msgspec.json.decode(job.note, type=wire.Verification)
+            found.verification = decode_json(job.note, wire.Verification)
     return found
 
 

@@ -10,11 +10,10 @@ import math
 import struct
 from typing import Final
 
-import msgspec
-
 from gateway import limits
 from gateway.scanning import CONTAINERS, FIXED, SIZED
 from gateway.slices import Work, joined
+from storage.encoding import SMALL_BYTES, encode_json, encode_small_json
 
 MARKERS: Final = frozenset({"$bytes", "$ext", "$float", "$map", "$encoded"})
 NESTING_MAX: Final = 500  # what is nested deeper, no JSON parser of a client need read
@@ -24,8 +23,7 @@ _SLICE_PARTS: Final = 16_384  # put together in one slice
 _BYTES_AS_A_VALUE: Final = 128
 _LEAF_SLICE_BYTES: Final = 192 * 1024  # of a leaf in one call; a multiple of 3, so that base64 can go on
 
-_encode = msgspec.json.Encoder().encode
-_MARKERS_JSON = frozenset(_encode(each) for each in MARKERS)
+_MARKERS_JSON = frozenset(encode_json(each) for each in MARKERS)
 _UNSIGNED = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _SIGNED = {0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _WORDS = {0xC0: b"null", 0xC2: b"false", 0xC3: b"true"}
@@ -196,7 +194,8 @@ class _Writer:
         self._at = end
         self._cost += (end - start) // _BYTES_AS_A_VALUE
         if 0xA0 <= first < 0xC0 or 0xD9 <= first <= 0xDB:
-            text = _encode(data[start:end].decode())
+            encode = encode_small_json if end - start < SMALL_BYTES else encode_json
+            text = encode(data[start:end].decode())
             return text, text
         if first < 0x80 or first >= 0xE0:
             return _number(first if first < 0x80 else first - 256)
@@ -229,7 +228,7 @@ class _Writer:
                 stop -= 1  # not in the middle of a character
             if stop == at:
                 raise NotPlain
-            parts.append(_encode(data[at:stop].decode())[1:-1])
+            parts.append(encode_json(data[at:stop].decode())[1:-1])
             self._room_bytes -= len(parts[-1])  # one byte can be written as six
             if self._room_bytes < 0:
                 raise limits.AnswerTooLarge
@@ -253,6 +252,6 @@ def _number(number: int) -> tuple[bytes, bytes]:
 def _float(number: float) -> tuple[bytes, bytes]:
     name = f'"{number!r}"'.encode()
     if math.isfinite(number):
-        return name, _encode(number)
+        return name, encode_small_json(number)
     word = "nan" if math.isnan(number) else "inf" if number > 0 else "-inf"
     return name, f'{{"$float":"{word}"}}'.encode()

@@ -18,6 +18,7 @@ import structlog
 
 from gateway.slices import Slices, Work, finish
 from gateway.write_outcomes import WriteOutcomes
+from storage import encoding
 from storage.errors import StateTooLarge
 from storage.turns import Turns
 
@@ -40,7 +41,8 @@ ANSWER_BYTES_PER_SECOND_MIN = 64 * 1024  # on average, after that; a slow mobile
 CHANNELS_MAX = 1000  # channels in one save; more is a list spelled as channels
 WRITES_MAX = 1000  # pending writes in one request, as many as channels
 BULK_ITEMS_MAX = 1000  # threads or runs that one request removes
-VALUES_MAX = 200_000  # of a request: containers, leaves, names of members; worst are a body of [] and one of {"a":0}
+# Of a request: containers, leaves, names of members; worst are a body of [] and one of {"a":0}.
+VALUES_MAX = encoding.JSON_VALUES_MAX
 TREE_BYTES_MAX = 8 * 1024 * 1024  # of a JSON body beside its texts: numbers, brackets, blanks; worst is one long number
 SLICED_BYTES_MIN = 4 * 1024  # as large a body or state is worked on in slices, one in each turn of the event loop
 FAULTS_MAX = 20  # of a request that its problem names: more than anybody mends at once

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from gateway.slices import Work, joined
+from storage.encoding import json_decoder
 
 LONG_TEXT_BYTES_MIN: Final = 256 * 1024
 _SLICE_BYTES: Final = 64 * 1024
@@ -25,7 +26,7 @@ _WHOLE = re.compile(
     rb'(?:[^"\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*+',
     re.DOTALL,
 )
-_decode = msgspec.json.Decoder(str).decode
+_decode = json_decoder(str)
 
 
 class LongTexts:

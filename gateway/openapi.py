@@ -18,6 +18,7 @@ from gateway.operations import Operation
 from gateway.problems import KINDS
 from gateway.schema_words import PARAMETERS, TAGS, path_schema, portable
 from gateway.telemetry import build
+from storage.encoding import encode_json
 
 _NOT_MODIFIED, _UNAUTHENTICATED, _METHOD_NOT_ALLOWED = 304, 401, 405
 _PATH_PARAMETER = re.compile(r"\{(\w+):str\}")
@@ -366,7 +367,7 @@ def api_document(public_url: str) -> dict[str, Any]:
 
 def golden() -> str:
     """The document as it is kept beside the tests."""
-    text = msgspec.json.format(msgspec.json.encode(api_document("http://127.0.0.1:8080")), indent=2)
+    text = msgspec.json.format(encode_json(api_document("http://127.0.0.1:8080")), indent=2)
     return text.decode() + "\n"
 
 

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
 
@@ -21,6 +20,7 @@ from gateway.telemetry import Metrics
 from gateway.wire import Response
 from gateway.write_outcomes import WriteOutcomes
 from storage.clock_check import OFFSET_SECONDS_MAX, ClockOffset
+from storage.encoding import encode_json
 from storage.service import Store
 
 PROBE_SECONDS_MAX = 3.0  # a dependency that takes longer is of no use to a request either; balancers wait 5 s
@@ -134,7 +134,7 @@ class Readiness:
     async def probe(self) -> tuple[bool, bytes]:
         """Whether the process is ready, and the report as JSON."""
         report = await self.report()
-        return report.ready, msgspec.json.encode(report)
+        return report.ready, encode_json(report)
 
     async def _probe(self) -> None:
         others = {name: probe for name, probe in self._probes.items() if probe is not None}

@@ -12,9 +12,8 @@ import hashlib
 import hmac
 from uuid import UUID
 
-import msgspec
-
 from gateway import api_keys
+from storage.encoding import encode_json
 
 _PURPOSE = "stateroom/v1/repeated-id"
 _VERSION_MASK, _VERSION_8 = 0xF << 76, 8 << 76  # RFC 9562, 5.8: what an application makes by its own rule
@@ -33,7 +32,7 @@ class Repeated:
 
     def __init__(self, pepper: bytes, tenant_id: UUID | None, route: str, idempotency_key: str) -> None:
         named = [_PURPOSE, None if tenant_id is None else str(tenant_id), route, idempotency_key]
-        self._digest = hmac.digest(pepper, msgspec.json.encode(named), hashlib.sha256)
+        self._digest = hmac.digest(pepper, encode_json(named), hashlib.sha256)
 
     def uuid(self) -> UUID:
         """The id of a tenant or a job, as a UUID of version 8."""

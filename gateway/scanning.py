@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway import limits
+from storage.encoding import encode_json, json_decoder
 from storage.errors import LimitExceeded
 
 Format = Literal["json", "msgpack"]
@@ -28,6 +29,7 @@ TEXT_SLICE_BYTES: Final = 64 * 1024  # of one text or number
 
 _TEXT, _BEGUN_TEXT, _OPENS, _CLOSES = range(1, 5)  # groups of the pattern; none of them: a number or a word
 _TOKEN = re.compile(rb'("(?:[^"\\]++|\\.)*+")|(")|([\[{])|([\]}])|[^\s,:"\[\]{}]++', re.DOTALL)
+_decode_text = json_decoder(str)
 _REST_OF_TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _REST_OF_WORD = re.compile(rb'[^\s,:"\[\]{}]*+')
 
@@ -164,7 +166,7 @@ class _JsonScan:
         assert self._names is not None  # noqa: S101  for the type checker: names are in objects
         if b"\\" in token:  # one name has many spellings
             try:
-                token = msgspec.json.encode(msgspec.json.decode(token))
+                token = encode_json(_decode_text(token))
             except (msgspec.DecodeError, UnicodeDecodeError):
                 return
         before = len(self._names)

@@ -18,7 +18,6 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-import msgspec
 import structlog
 from prometheus_client import (
     CollectorRegistry,
@@ -32,6 +31,7 @@ from prometheus_client import (
 
 from gateway.limits import RETRY_AFTER_SECONDS
 from gateway.settings import Address
+from storage.encoding import json_encoder
 from storage.postgres.setup import db_revision_required
 from storage.postgres.unit_of_work import NO_JOBS, OpenJobs
 from storage.retaining import RetentionCensus, Round
@@ -564,8 +564,11 @@ def announce(event: str, **fields: object) -> None:
     structlog.get_logger(wrapper_class=structlog.BoundLogger).info(event, **fields)
 
 
+_encode_event = json_encoder(enc_hook=lambda unknown: type(unknown).__name__)
+
+
 def _render(_: Any, __: str, event: Any) -> bytes:
-    return msgspec.json.encode(event, enc_hook=lambda unknown: type(unknown).__name__)
+    return _encode_event(event)
 
 
 def _without_exception_text(_: Any, __: str, event: Any) -> Any:

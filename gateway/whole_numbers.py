@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
-import msgspec
 from msgspec import Raw, inspect
 
 from gateway.slices import Work
+from storage.encoding import encode_json, json_decoder
 
 _EXACT_MAX: Final = 2**53  # beyond it, who has floats only may mean another number
 _CHARACTERS_MAX: Final = 64
 _SLICE_MEMBERS: Final = 5_000
 _NUMBER = re.compile(rb"-?\d+(?=[.eE])[\d.eE+-]*")
 
-_members = msgspec.json.Decoder(dict[str, Raw])
-_elements = msgspec.json.Decoder(list[Raw])
+_members = json_decoder(dict[str, Raw])
+_elements = json_decoder(list[Raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class _Writing:
             yield
         first = bytes(memoryview(raw)[:1])
         if first == b"{" and (place.members or place.each):
-            members = _members.decode(raw)
+            members = _members(raw)
             for name, value in members.items():
                 below = place.members.get(name, place.each)
                 if below is not None:
                     members[name] = yield from self.of(value, below)
-            return Raw(msgspec.json.encode(members))
+            return Raw(encode_json(members))
         if first == b"[" and place.each:
-            elements = _elements.decode(raw)
+            elements = _elements(raw)
             for index, value in enumerate(elements):
                 if place.each != _INTEGER:
                     elements[index] = yield from self.of(value, place.each)
@@ -71,7 +71,7 @@ class _Writing:
                 elements[index] = as_integer(value)
                 if index % _SLICE_MEMBERS == 0:
                     yield
-            return Raw(msgspec.json.encode(elements))
+            return Raw(encode_json(elements))
         return as_integer(raw) if place.is_integer else raw
 
 

@@ -27,7 +27,6 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 import msgspec
-from msgspec import json
 
 from crypto import CryptoError, Sealer
 from crypto.blob import PART_BYTES, object_bytes
@@ -39,6 +38,7 @@ from storage.blob_io import BlobWriter, Budget
 from storage.blob_ledger import NewBlob, Settlement, new_blob_id
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import FROZEN_CLASSES, STORAGE_CLASSES, BlobStore, BlobUnavailable
+from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ArchiveTooLarge,
     ArchiveUnavailable,
@@ -458,12 +458,12 @@ class Archives:
             running = await self._jobs.open(transaction, scope.tenant_id, kind, target)
             if running is not None:
                 return running
-            return await self._jobs.add(transaction, scope.tenant_id, kind, target, json.encode(order).decode(), 1)
+            return await self._jobs.add(transaction, scope.tenant_id, kind, target, encode_json(order).decode(), 1)
 
     async def perform_archive(self, lease: Lease) -> Slice:
         """Archive a thread, as a job; one that was written to meanwhile stays hot, and the job says so."""
         scope, thread_id = _target(lease)
-        order = json.decode(lease.position, type=_Order)
+        order = decode_json(lease.position, _Order)
         try:
             await self.archive(scope, thread_id, actor=order.actor, storage_class=order.storage_class)
         except ThreadNotFound:
@@ -474,7 +474,7 @@ class Archives:
     async def perform_restore(self, lease: Lease) -> Slice:
         """Restore a thread, as a job: thaw its object, look again now and then, and bring it back when it is there."""
         scope, thread_id = _target(lease)
-        order = json.decode(lease.position, type=_Order)
+        order = decode_json(lease.position, _Order)
         try:
             await self.restore(scope, thread_id, actor=order.actor)
         except ThreadNotFound:
@@ -488,7 +488,7 @@ class Archives:
             if not order.thaw_begun:
                 order.thaw_begun = True
                 async with self._access.unit_of_work.begin(scope) as transaction:
-                    await lease.advance(transaction, json.encode(order).decode())
+                    await lease.advance(transaction, encode_json(order).decode())
             again = min(standing.retry_after_seconds, self._thaw_look_seconds)
             return Slice(ended=False, again_seconds=again, waits_for="thaw")
         await self._done(lease)

@@ -20,6 +20,7 @@ from storage.blob_io import BlobReader, BlobWriter
 from storage.blob_ledger import ArtifactRow, BlobLedger, Settlement
 from storage.blobs.store import BlobStore
 from storage.completeness import admit
+from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ArtifactNotFound,
     BlobsNotConfigured,
@@ -231,9 +232,7 @@ class ArtifactRows:
             created_at=created_at or self.now(),
             sealed=b"",
         )
-        described = _Description(
-            thread_id, new.name, new.media_type, msgspec.json.encode(new.metadata), new.preview, digest
-        )
+        described = _Description(thread_id, new.name, new.media_type, encode_json(new.metadata), new.preview, digest)
         await self.ledger.add_artifact(
             transaction, scope, replace(row, sealed=seal_record(sealer, row.location, described))
         )
@@ -355,7 +354,7 @@ def _artifact(sealer: Sealer, row: ArtifactRow, described: _Description) -> Arti
         size_bytes=row.size_bytes,
         digest=described.digest,
         tag=tag,
-        metadata=msgspec.json.decode(described.metadata),
+        metadata=decode_json(described.metadata),
         preview=described.preview,
         created_at=row.created_at,
         url_epoch=row.url_epoch,

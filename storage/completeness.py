@@ -14,6 +14,7 @@ import msgspec
 
 from crypto import Sealer
 from storage.archived import check_tier
+from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure, RollbackDetected
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.record import (
@@ -366,7 +367,7 @@ def leaves_nothing_out(query: HistoryQuery) -> bool:
 
 def _marker(heads: Sequence[Any]) -> str:
     standing = [(row["namespace"], row["sequence"], row["head_id"]) for row in heads]
-    return hashlib.sha256(msgspec.msgpack.encode(standing)).hexdigest()[:_MARKER_CHARACTERS]
+    return hashlib.sha256(encode_msgpack(standing)).hexdigest()[:_MARKER_CHARACTERS]
 
 
 def _wanted(heads: Sequence[Any], namespace: str | None) -> list[Any]:

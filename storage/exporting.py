@@ -36,6 +36,7 @@ from storage.blob_ledger import LiveBlob
 from storage.blobs.keyspace import BlobLocation
 from storage.completeness import BEFORE_WRITES, Writes, compare_namespaces, compare_writes, open_own_head
 from storage.control_rows import proof_of
+from storage.encoding import encode_json, json_encoder
 from storage.errors import (
     ClientShareRequired,
     ClientShareUnexpected,
@@ -132,12 +133,12 @@ def recipient_of(text: str) -> Recipient:
         raise InvalidState(str(fault)) from None
 
 
-_policy_encoder = msgspec.json.Encoder(order="deterministic")
+_policy_encoder = json_encoder(order="deterministic")
 
 
 def encode_policy(policy: Policy) -> bytes:
     """A policy as it is stored, and sent."""
-    return _policy_encoder.encode(policy)
+    return _policy_encoder(policy)
 
 
 NOTHING_SAID_JSON = encode_policy(NOTHING_SAID)
@@ -643,7 +644,7 @@ class Exporting:
                     raise IntegrityFailure("an artifact and its blob do not have the same length")
                 copied.artifacts.add(
                     row.artifact_id.bytes, artifact.thread_id, artifact.name, artifact.number, artifact.media_type,
-                    msgspec.json.encode(artifact.metadata), artifact.preview, artifact.digest, artifact.size_bytes,
+                    encode_json(artifact.metadata), artifact.preview, artifact.digest, artifact.size_bytes,
                     artifact.client_share, artifact.created_at, row.blob_id.bytes, pointer.blob_key,
                 )  # fmt: skip
 

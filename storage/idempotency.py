@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from crypto import Kind, OpenError, Sealer
+from storage.encoding import encode_msgpack
 from storage.errors import IdempotencyKeyReused, IntegrityFailure, LostRaceError
 from storage.model import Idempotency
 from storage.postgres import checkpoints as sql
@@ -73,7 +74,7 @@ async def settle(
 ) -> None:
     """Keep the receipt under a key that was claimed in this transaction."""
     location = (idempotency.idempotency_key, idempotency.request_digest)
-    sealed = sealer.without_share.seal(Kind.IDEMPOTENCY, location, msgspec.msgpack.encode(receipt))
+    sealed = sealer.without_share.seal(Kind.IDEMPOTENCY, location, encode_msgpack(receipt))
     await transaction.execute(
         sql.SETTLE_IDEMPOTENCY, scope.tenant_id, scope.subject_id, idempotency.idempotency_key, sealed
     )

@@ -21,6 +21,7 @@ from storage.audit import Audit
 from storage.blob_ledger import Settlement, unpack_named_ids
 from storage.blobs.store import STORAGE_CLASSES
 from storage.completeness import Writes
+from storage.encoding import decode_json, json_decoder
 from storage.errors import ImportConflict, ImportRefused, IntegrityFailure, InvalidState, LostRaceError, ThreadExists
 from storage.format.chain import HeadSeal, LiveSet
 from storage.format.export import (
@@ -63,7 +64,7 @@ GRACE_SECONDS = 86_400.0
 
 _pending = msgspec.msgpack.Decoder(PendingRecord)
 _checkpoint = msgspec.msgpack.Decoder(CheckpointRecord)
-_policy_decoder = msgspec.json.Decoder(Policy)
+_policy_decoder = json_decoder(Policy)
 _artifact = msgspec.msgpack.Decoder(ArtifactRecord)
 
 
@@ -313,7 +314,7 @@ def policy_of(encoded: bytes) -> Policy:
         ImportRefused: it makes no sense.
     """
     try:
-        return check_policy(_policy_decoder.decode(encoded), STORAGE_CLASSES)
+        return check_policy(_policy_decoder(encoded), STORAGE_CLASSES)
     except (msgspec.DecodeError, InvalidState) as fault:
         refuse(f"a retention policy of the export makes no sense: {fault}")
 
@@ -390,7 +391,7 @@ async def _add_artifacts(artifacts: ArtifactRows, transaction: Transaction, seal
 
 def _metadata(record: ArtifactRecord) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(record.metadata, type=dict[str, Any])
+        return decode_json(record.metadata, dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         refuse("the metadata of a file of the export is no JSON object")
 

@@ -26,13 +26,13 @@ from typing import Any, Final, Literal, ParamSpec, get_args
 from uuid import UUID
 
 import structlog
-from msgspec import json
 from uuid_utils import uuid7
 
 from crypto import CryptoError, KeyCache, KeyDenied, KeyUnavailable, RootKeyInvalid
 from storage.blobs.store import BlobUnavailable
 from storage.control_key import Row
 from storage.control_rows import ControlRows, Proof, job_row, proof_of
+from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ClockOff,
     IntegrityFailure,
@@ -159,12 +159,12 @@ def job_tenant(scope: Scope | TenantScope | OperatorScope) -> UUID:
 
 def thread_target(scope: Scope, thread_id: str) -> str:
     """What a job on one thread is for, as its row names it."""
-    return json.encode((scope.subject_id, thread_id)).decode()
+    return encode_json((scope.subject_id, thread_id)).decode()
 
 
 def thread_of(target: str) -> tuple[str, str]:
     """The subject and the thread of a `thread_target`."""
-    return json.decode(target, type=tuple[str, str])
+    return decode_json(target, tuple[str, str])
 
 
 def is_on_thread_of(scope: Scope, kind: str, target: str) -> bool:

@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-import msgspec
-
+from storage.encoding import encode_json
 from storage.model import ApiKeyRecord, KeySeal
 
 SEAL_PURPOSE = "stateroom/v1/api-key-row"
@@ -92,4 +91,4 @@ def _mac(pepper: Pepper, record: ApiKeyRecord, grants: tuple[str, ...]) -> bytes
         microseconds(record.expires_at),
         microseconds(record.revoked_at),
     ]
-    return hmac.digest(pepper.secret, msgspec.json.encode(bound), hashlib.sha256)
+    return hmac.digest(pepper.secret, encode_json(bound), hashlib.sha256)

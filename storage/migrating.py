@@ -21,12 +21,13 @@ from uuid import UUID
 
 import msgpack
 import msgspec
-from msgspec import Struct, json
+from msgspec import Struct
 
 from crypto import KeyDestroyed
 from migrations.state.errors import StateTooNew, UpcastFailed
 from storage.audit import Audit
 from storage.checkpoints import Checkpoints
+from storage.encoding import decode_json, encode_json
 from storage.errors import (
     CheckpointNotFound,
     ClientShareRequired,
@@ -152,7 +153,7 @@ class _Position(Struct, kw_only=True):
 
 def read_position(position: str) -> tuple[int, Report]:
     """The version that a job brings heads to, and what it found so far."""
-    at = json.decode(position, type=_Position)
+    at = decode_json(position, _Position)
     return at.target_version, at.report
 
 
@@ -216,7 +217,7 @@ class Migrating:
             running = await self._jobs.open(transaction, scope.tenant_id, kind, schema)
             if running is not None:
                 return running
-            job_id = await self._jobs.add(transaction, scope.tenant_id, kind, schema, json.encode(position).decode())
+            job_id = await self._jobs.add(transaction, scope.tenant_id, kind, schema, encode_json(position).decode())
             detail = {"job_id": str(job_id), "target_version": target}
             action = f"state-schema.{kind.removeprefix('state-')}"
             await self._audit.append(transaction, scope.tenant_id, actor, action, f"state-schema:{schema}", detail)
@@ -244,7 +245,7 @@ class Migrating:
 
     async def perform(self, lease: Lease) -> Slice:
         """A slice of a job: as many heads as its rate allows in two seconds."""
-        at = json.decode(lease.position, type=_Position)
+        at = decode_json(lease.position, _Position)
         scope = TenantScope(lease.tenant_id)
         started = self._monotonic()
         left = math.ceil(at.heads_per_second * SLICE_SECONDS)
@@ -253,7 +254,7 @@ class Migrating:
             seen, ended = await self._stretch(lease, scope, at, min(left, _STRETCH_HEADS))
             left -= seen
             async with self._unit_of_work.begin(scope) as transaction:
-                await lease.advance(transaction, json.encode(at).decode(), seen)
+                await lease.advance(transaction, encode_json(at).decode(), seen)
             if ended:
                 return Slice(ended=True)
             if at.refused_seconds:
@@ -477,7 +478,7 @@ def _tree(value: Value) -> Any:
                 value.data, raw=False, strict_map_key=False, use_list=True, timestamp=0, ext_hook=msgpack.ExtType
             )
         if value.encoding == "json":
-            return json.decode(value.data)
+            return decode_json(value.data)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException, msgspec.DecodeError):
         pass
     return None if value.encoding == "null" else _Opaque(value.encoding, value.data)

@@ -26,6 +26,7 @@ from storage.artifact_rows import ArtifactRows, Receipt, check_flag, compare
 from storage.blob_ledger import Intent, NewBlob, Settlement, UploadedPart, new_blob_id
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import BlobNotFound, MultipartNotFound, PartMismatch
+from storage.encoding import decode_json, encode_json, encode_msgpack
 from storage.errors import (
     ArtifactNotFound,
     ClientShareWrong,
@@ -61,14 +62,14 @@ class _Details(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def of(cls, thread_id: str, new: NewArtifact, size_bytes: int | None) -> "_Details":
-        return cls(thread_id, new.name, new.media_type, msgspec.json.encode(new.metadata), new.preview, size_bytes)
+        return cls(thread_id, new.name, new.media_type, encode_json(new.metadata), new.preview, size_bytes)
 
     @property
     def new(self) -> NewArtifact:
         return NewArtifact(
             name=self.name,
             media_type=self.media_type,
-            metadata=msgspec.json.decode(self.metadata),
+            metadata=decode_json(self.metadata),
             preview=self.preview,
         )
 
@@ -124,7 +125,7 @@ class PartUploads:
         """
         self._rows.ends()
         check_id(thread_id, "thread id")
-        details = msgspec.msgpack.encode(_Details.of(thread_id, new, size_bytes))
+        details = encode_msgpack(_Details.of(thread_id, new, size_bytes))
 
         async def work(sealer: Sealer) -> UUID:
             blob_id = new_blob_id()

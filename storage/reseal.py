@@ -22,12 +22,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from msgspec import json
-
 from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
 from storage.access import Access
 from storage.audit import GATEWAY_ACTOR, Audit
 from storage.blob_reseal import BlobPosition, reseal_blobs
+from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, NotFound
 from storage.format.archive import Stub
 from storage.format.chain import head_location, thread_location
@@ -67,7 +66,7 @@ class Reseal:
     async def perform(self, lease: Lease) -> Slice:
         """A slice of a re-seal. Position: the step, then what the step needs."""
         scope = Scope(lease.tenant_id, lease.target)
-        step, *at = json.decode(lease.position) if lease.position else ["begin"]
+        step, *at = decode_json(lease.position) if lease.position else ["begin"]
         match step:
             case "begin":
                 return await self._begin(lease, scope)
@@ -253,7 +252,7 @@ class _Thread:
 
 
 def _position(*parts: str | int) -> str:
-    return json.encode(parts).decode()
+    return encode_json(parts).decode()
 
 
 def _place_of(position: BlobPosition) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from msgspec import Struct, json
+from msgspec import Struct
 
 from crypto import CryptoError, KeyUnavailable
 from storage.audit import GATEWAY_ACTOR, Audit
@@ -34,6 +34,7 @@ from storage.blobs.store import BlobUnavailable
 from storage.clock import Clock
 from storage.clock_check import ClockCheck
 from storage.control_rows import ControlRows
+from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ArchiveUnavailable,
     ClientShareRequired,
@@ -379,7 +380,7 @@ class Retaining:
             row = await transaction.fetchrow(sql.CLAIM, tenant_id, LEASE_SECONDS, now)
         if row is None:
             return None
-        progress = _Progress() if row["progress"] is None else json.decode(row["progress"], type=_Progress)
+        progress = _Progress() if row["progress"] is None else decode_json(row["progress"], _Progress)
         lease = _Lease(tenant_id, row["lease_until"], row["started_at"], row["thinned_until"], progress)
         round_ = Round()
         try:
@@ -415,7 +416,7 @@ class Retaining:
                 lease.lease_until,
                 LEASE_SECONDS,
                 lease.started_at,
-                json.encode(lease.progress),
+                encode_json(lease.progress),
             )
         if row is None:
             raise _LeaseLostError
@@ -436,7 +437,7 @@ class Retaining:
                 lease.tenant_id,
                 lease.lease_until,
                 seconds,
-                json.encode(census).decode(),
+                encode_json(census).decode(),
                 thinned_until,
             )
             if not ended:
@@ -638,8 +639,8 @@ class Retaining:
             row = await transaction.fetchrow(sql.STANDING, scope.tenant_id)
         if row is None:
             return None
-        progress = None if row["progress"] is None else json.decode(row["progress"], type=_Progress)
-        left = json.decode(row["census"], type=_Left)
+        progress = None if row["progress"] is None else decode_json(row["progress"], _Progress)
+        left = decode_json(row["census"], _Left)
         counts = left.counts if progress is None else progress.counts
         return RoundStanding(
             state="running" if row["running"] else "waiting",

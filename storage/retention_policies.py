@@ -20,12 +20,13 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from msgspec import json, structs
+from msgspec import structs
 
 from crypto import KeyDestroyed
 from storage.audit import LOCAL_ACTOR, Audit
 from storage.blobs.store import STORAGE_CLASSES
 from storage.control_rows import ControlRows, policy_row, proof_of
+from storage.encoding import json_decoder, json_encoder
 from storage.errors import (
     IntegrityFailure,
     InvalidState,
@@ -70,9 +71,9 @@ PREVIEW_ROWS = 500
 PREVIEW_SECONDS = 5.0
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
-_encoder = json.Encoder(order="deterministic")
-_policy = json.Decoder(Policy)
-_ceilings = json.Decoder(Ceilings)
+_encoder = json_encoder(order="deterministic")
+_policy = json_decoder(Policy)
+_ceilings = json_decoder(Ceilings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +266,7 @@ async def _checked(control: ControlRows, tenant_id: UUID, rows: Sequence[Any]) -
         if not control.is_sound(said_above(tenant_id, row), proof_of(row)):
             damaged.add((row["level"], row["target"]))
         elif row["level"] == CEILINGS_LEVEL:
-            capped = Capped(_ceilings.decode(row["policy"]), row["updated_at"])
+            capped = Capped(_ceilings(row["policy"]), row["updated_at"])
         elif row["level"] == TENANT_LEVEL:
             tenant = _stored(row)
         else:
@@ -275,7 +276,7 @@ async def _checked(control: ControlRows, tenant_id: UUID, rows: Sequence[Any]) -
 
 
 def _stored(row: Any) -> Stored:
-    return Stored(_policy.decode(row["policy"]), row["updated_at"])
+    return Stored(_policy(row["policy"]), row["updated_at"])
 
 
 def own_of(control: ControlRows, tenant_id: UUID, row: Any) -> Stored:
@@ -289,7 +290,7 @@ def own_of(control: ControlRows, tenant_id: UUID, row: Any) -> Stored:
     target = (row["subject_id"], row["thread_id"])
     said = (THREAD_LEVEL, target, row["policy"], row["legal_hold"], row["policy_updated_at"])
     control.check(policy_row(tenant_id, *said), proof_of(row))
-    return Stored(_policy.decode(row["policy"]), row["policy_updated_at"])
+    return Stored(_policy(row["policy"]), row["policy_updated_at"])
 
 
 def glance(
@@ -378,7 +379,7 @@ async def said_of(transaction: Transaction, control: ControlRows, scope: Scope, 
 async def put_own(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str, policy: Policy) -> None:
     """Store what a thread says; whoever changes a hold has the lock of holds."""
     now = await transaction.fetchval(sql.PRESENT)
-    place, said = (scope.subject_id, thread_id), (_encoder.encode(policy), bool(policy.legal_hold), now)
+    place, said = (scope.subject_id, thread_id), (_encoder(policy), bool(policy.legal_hold), now)
     proof = control.proof(policy_row(scope.tenant_id, THREAD_LEVEL, place, *said))
     await transaction.execute(sql.PUT_THREAD, scope.tenant_id, *place, *said, *proof)
     await transaction.execute(sql.BEGIN_ROUNDS, scope.tenant_id)
@@ -456,9 +457,7 @@ class RetentionPolicies:
                 if before == NOTHING_SAID and agent is not None and not superseded:
                     await self._make_room(transaction, tenant_id)
                 # Also where nothing is said any more: that it changed says that threads are to be looked at again.
-                await self._put(
-                    transaction, tenant_id, level, target, _encoder.encode(after), held=bool(after.legal_hold)
-                )
+                await self._put(transaction, tenant_id, level, target, _encoder(after), held=bool(after.legal_hold))
                 named = f"tenant:{tenant_id}" if agent is None else f"agent:{agent}"
                 await self._record(transaction, tenant_id, actor, named, before, after, superseded=superseded)
             return await _read_all(transaction, self._control, tenant_id)
@@ -563,7 +562,7 @@ class RetentionPolicies:
                     elif superseded := not self._control.is_sound(said_before, proof):
                         _require_hold(policy)
                     if not superseded:
-                        before = _policy.decode(row["policy"])
+                        before = _policy(row["policy"])
                 after = _keeping_hold(policy, before)
                 if after != before or superseded:
                     if check is not None:
@@ -626,7 +625,7 @@ class RetentionPolicies:
         """
         check_ceilings(ceilings)
         await self._control.ready()
-        body = _encoder.encode(ceilings)
+        body = _encoder(ceilings)
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
                 raise TenantNotFound

@@ -17,11 +17,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from msgspec import json
-
 from crypto import CryptoError, KeyDestroyed, KeyUnavailable, RootKey, SecretKey, SigningKey, TransferKey, WrappedKey
 from storage.audit import GATEWAY_ACTOR, Audit
 from storage.clock import Clock
+from storage.encoding import decode_json, encode_json
 from storage.errors import IdempotencyKeyReused, IntegrityFailure, LostRaceError, NotFound, SubjectNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.jobs import MORE, Jobs, Lease, Slice, outlasting_refusals
@@ -51,7 +50,7 @@ _PUBLIC_OF: dict[str, Callable[[SecretKey], bytes]] = {
 
 
 def _position(*parts: str | int) -> str:
-    return json.encode(parts).decode()
+    return encode_json(parts).decode()
 
 
 _FIRST = _position(0, "", "", 0)
@@ -173,7 +172,7 @@ class Rotation:
     @outlasting_refusals
     async def perform_root(self, lease: Lease) -> Slice:
         """A slice of a root rewrap. Position: failures so far, and the tenant key it is at; then only failures."""
-        position = json.decode(lease.position)
+        position = decode_json(lease.position)
         if len(position) > 1:
             failures, tenant, version = position
             return await self._rewrap_tenant_keys(lease, failures, UUID(tenant), version)
@@ -320,7 +319,7 @@ class Rotation:
     async def perform_tenant(self, lease: Lease) -> Slice:
         """A slice of a tenant's rewrap. Position: keys left behind in this pass, then the key it is at."""
         scope = TenantScope(lease.tenant_id)
-        failures, *at = json.decode(lease.position)
+        failures, *at = decode_json(lease.position)
         self._keys.evict_tenant(scope.tenant_id)
         active = (await self._keys.tenant(scope.tenant_id)).active_key_version
         async with self._unit_of_work.snapshot(scope) as transaction:

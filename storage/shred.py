@@ -28,7 +28,6 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from msgspec import json
 
 from crypto import (
     TOMBSTONE_PURPOSE,
@@ -48,6 +47,7 @@ from storage.blobs.keyspace import TombstoneLocation, tombstone_prefix
 from storage.blobs.store import BlobExists, BlobNotFound, BlobStore
 from storage.clock import Clock
 from storage.control_rows import ControlRows, job_row
+from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, InvalidState, SubjectNotFound, TenantNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.head_anchors import subject_tag
@@ -81,7 +81,7 @@ Level = Literal["subject", "tenant"]
 
 
 def _position(*parts: str) -> str:
-    return json.encode(parts).decode()
+    return encode_json(parts).decode()
 
 
 INTENDED = _position("intended")
@@ -346,7 +346,7 @@ class Shred:
     @outlasting_refusals
     async def perform(self, lease: Lease) -> Slice:
         """A slice of a shred. Position: the step, then what the step needs."""
-        step, *at = json.decode(lease.position)
+        step, *at = decode_json(lease.position)
         if lease.target == NOBODY:
             return Slice(ended=True)
         if step == "intended":
@@ -459,7 +459,7 @@ class Shred:
         tombstone = _Tombstone(FORMAT, tenant_id, shred_id, level, self._clock.now(), digest, record, b"", anchor)
         tombstone.mac = _mac(fresh, tombstone)
         try:
-            await self._blobs.put_if_absent(location, json.encode(tombstone))
+            await self._blobs.put_if_absent(location, encode_json(tombstone))
         except BlobExists:
             with suppress(_TombstoneDeniedError):
                 await self._open(self._blobs, location)
@@ -473,7 +473,7 @@ class Shred:
             RootKeyInvalid: its file is away.
         """
         try:
-            tombstone = json.decode(await blobs.get(location), type=_Tombstone)
+            tombstone = decode_json(await blobs.get(location), _Tombstone)
             if tombstone.format != FORMAT:
                 raise IntegrityFailure(f"the tombstone {location.object_key()} is of a newer format")
             wrapped = WrappedKey(

@@ -14,13 +14,13 @@ import msgspec
 
 from crypto import SecretKey
 from crypto.cobblestone import open_, seal
+from storage.encoding import encode_msgpack
 
 # Most threads never reach the file.
 MEMORY_BYTES_MAX: Final = 4 * 1024 * 1024
 _CONTEXT: Final = b"stateroom/v1/spool\0"
 _LENGTH_BYTES: Final = 4
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
 
 
@@ -48,7 +48,7 @@ class Spool:
     def add(self, *values: Any) -> int:
         """Add a record; returns where it is."""
         at = self._end
-        sealed = seal(self._spool_key.borrow(), _context(at), _encoder.encode(values))
+        sealed = seal(self._spool_key.borrow(), _context(at), encode_msgpack(values))
         self._file.seek(at)
         self._file.write(len(sealed).to_bytes(_LENGTH_BYTES, "big"))
         self._file.write(sealed)

@@ -26,6 +26,7 @@ from storage.audit import LOCAL_ACTOR, Audit
 from storage.clock import Clock
 from storage.control_key import Row
 from storage.control_rows import ControlRows, Proof, proof_of, schema_row
+from storage.encoding import encode_json, json_decoder, json_encoder
 from storage.errors import (
     IntegrityFailure,
     StateSchemaExists,
@@ -132,7 +133,7 @@ class Known:
             return None
         found = self._programs.get((number, part))
         if found is None:
-            text = SchemaText(msgspec.json.encode(self.json_schema(number)), part)
+            text = SchemaText(encode_json(self.json_schema(number)), part)
             found = self._programs[number, part] = Program(text)
         return found
 
@@ -147,16 +148,16 @@ class Known:
 def _steps(schema: str, versions: Mapping[int, SchemaVersion]) -> Program:
     given = {number: each.definition for number, each in versions.items()}
     texts = {number: StepText(each.up, each.down, each.deployment) for number, each in given.items()}
-    return Program(StepsText(schema, {number: msgspec.json.encode(each) for number, each in texts.items()}))
+    return Program(StepsText(schema, {number: encode_json(each) for number, each in texts.items()}))
 
 
-_encoder = msgspec.json.Encoder(order="deterministic")
-_decoder = msgspec.json.Decoder(Definition)
+_encoder = json_encoder(order="deterministic")
+_decoder = json_decoder(Definition)
 
 
 def encode_definition(definition: Definition) -> bytes:
     """A definition as it is stored: equal ones have equal bytes."""
-    return _encoder.encode(definition)
+    return _encoder(definition)
 
 
 def decode_definition(encoded: bytes) -> Definition:
@@ -166,7 +167,7 @@ def decode_definition(encoded: bytes) -> Definition:
         StateSchemaInvalid: it is none.
     """
     try:
-        return _decoder.decode(encoded)
+        return _decoder(encoded)
     except msgspec.DecodeError:
         raise StateSchemaInvalid("this is no definition of a state schema", "") from None
 
@@ -213,7 +214,7 @@ class StateSchemas:
             IntegrityFailure: a version below it was registered or edited outside the gateway.
             CryptoError: the root key cannot be asked whether one was.
         """
-        body = _encoder.encode(definition)
+        body = _encoder(definition)
         if len(body) > DEFINITION_BYTES_MAX:
             raise StateSchemaInvalid(f"a version's definition has at most {DEFINITION_BYTES_MAX} bytes", "")
         _check_searchable(definition.searchable)
@@ -228,7 +229,7 @@ class StateSchemas:
             _check_next(versions, number)
             superseded = there is not None and there.damaged
             if there is not None and not superseded:
-                if _encoder.encode(there.definition) != body:
+                if _encoder(there.definition) != body:
                     raise StateSchemaExists
                 return there, False
             if len(body) + sum(len(row["definition"]) for row in rows) > SCHEMA_BYTES_MAX:
@@ -260,7 +261,7 @@ class StateSchemas:
         chained = _sound([*(each for each in before.values() if each.number != added.number), added])
         programs = [_steps(added.schema, {each.number: each for each in chained})]
         if added.definition.json_schema is not None:
-            programs.append(Program(SchemaText(msgspec.json.encode(added.definition.json_schema), "whole")))
+            programs.append(Program(SchemaText(encode_json(added.definition.json_schema), "whole")))
         for program in programs:
             learned = await self._workers.learn(scope.tenant_id, program)
             if isinstance(learned, Invalid):
@@ -327,7 +328,7 @@ class StateSchemas:
         said = schema_row(scope.tenant_id, schema, number, definition, created_at)
         if not self._control.is_sound(said, proof_of(row)):
             return SchemaVersion(schema, number, Definition(), created_at, damaged=True)
-        return SchemaVersion(schema, number, _decoder.decode(definition), created_at)
+        return SchemaVersion(schema, number, _decoder(definition), created_at)
 
     async def names(
         self, scope: TenantScope, limit: int | None = None, after: tuple[str, ...] | None = None

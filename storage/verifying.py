@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct, json
+from msgspec import Struct
 
 from crypto import KeyDenied, KeyDestroyed, Sealer
 from storage.accepted_losses import AcceptedLosses
@@ -29,6 +29,7 @@ from storage.adoptions import Adoptions
 from storage.anchors import Anchors
 from storage.audit import GATEWAY_ACTOR, Audit
 from storage.control_rows import ControlRows
+from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, JobNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.head_anchors import AnchoredHeads, subject_tag
@@ -127,7 +128,7 @@ class _DeploymentPosition(DeploymentReport, kw_only=True):
     open: list[tuple[UUID, UUID]] = []
 
 
-_DEPLOYMENT_START = json.encode(_DeploymentPosition()).decode()
+_DEPLOYMENT_START = encode_json(_DeploymentPosition()).decode()
 _TENANTS_PAGE = 100
 _COUNTED = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces")
 
@@ -174,7 +175,7 @@ class Verifying:
             actor: Who, for the audit log.
             begun_by: A job of the deployment: when it is cancelled, what it began ends, too.
         """
-        position = json.encode(_TenantPosition(begun_by=begun_by)).decode()
+        position = encode_json(_TenantPosition(begun_by=begun_by)).decode()
         return await self._begin(scope, scope.tenant_id, (VERIFY_TENANT_KIND, WHOLE_TENANT, position), actor)
 
     async def begin_deployment(self, actor: str) -> UUID:
@@ -199,7 +200,7 @@ class Verifying:
 
     async def perform_tenant(self, lease: Lease) -> Slice:
         """A slice of a tenant's verification: stretches of subjects, for about two seconds."""
-        at = json.decode(lease.position, type=_TenantPosition)
+        at = decode_json(lease.position, _TenantPosition)
         scope = TenantScope(lease.tenant_id)
         if at.begun_by is not None and await self._has_ended_with(lease, scope, at.begun_by):
             return MORE
@@ -211,7 +212,7 @@ class Verifying:
                 if not page.items:
                     await self._renewing(lease, self._check_control_rows(scope, at))
                     await self._renewing(lease, self._compare_subjects(scope, at))
-                    note = json.encode(msgspec.convert(msgspec.to_builtins(at), TenantReport)).decode()
+                    note = encode_json(msgspec.convert(msgspec.to_builtins(at), TenantReport)).decode()
                     return Slice(ended=True, note=note)
                 subject_id, after = page.items[0], ""
             report = await self._renewing(lease, self._stretch(lease, Scope(scope.tenant_id, subject_id), after))
@@ -221,7 +222,7 @@ class Verifying:
             at.subject_id, at.thread_id = subject_id, report.after
             async with self._unit_of_work.begin(scope) as transaction:
                 total = await transaction.fetchval(sql.COUNT_SUBJECTS, scope.tenant_id)
-                await lease.advance(transaction, json.encode(at).decode(), int(report.after is None), total)
+                await lease.advance(transaction, encode_json(at).decode(), int(report.after is None), total)
         return MORE
 
     async def _has_ended_with(self, lease: Lease, scope: TenantScope, begun_by: UUID) -> bool:
@@ -375,7 +376,7 @@ class Verifying:
 
     async def perform_deployment(self, lease: Lease) -> Slice:
         """A slice of the verification of all tenants: take what has ended, begin what is next."""
-        at = json.decode(lease.position, type=_DeploymentPosition)
+        at = decode_json(lease.position, _DeploymentPosition)
         waiting, ended = [], 0
         for tenant_id, job_id in at.open:
             try:
@@ -401,7 +402,7 @@ class Verifying:
             job_id = await self.begin_tenant(TenantScope(at.tenant_id), GATEWAY_ACTOR, lease.job_id)
             at.open.append((at.tenant_id, job_id))
         async with self._unit_of_work.begin(OperatorScope()) as transaction:
-            await lease.advance(transaction, json.encode(at).decode(), ended, total)
+            await lease.advance(transaction, encode_json(at).decode(), ended, total)
         if at.open:
             return Slice(ended=False, again_seconds=LOOK_SECONDS, waits_for="other-jobs")
         known = await self._losses.missing_tenants()
@@ -409,7 +410,7 @@ class Verifying:
         for tenant_id in await self._renewing(lease, self._missing_tenants(known)):
             _take_damage(at, TenantDamage(tenant_id, lease.job_id, "tenant-missing", 1))
             self._verification.count_damage()
-        return Slice(ended=True, note=json.encode(msgspec.convert(msgspec.to_builtins(at), DeploymentReport)).decode())
+        return Slice(ended=True, note=encode_json(msgspec.convert(msgspec.to_builtins(at), DeploymentReport)).decode())
 
     async def accept_losses(self) -> None:
         """Put on record what a restored database lacks of what is anchored, so that it is no damage from then on.
@@ -471,7 +472,7 @@ def _take(at: TenantReport, subject_id: str | None, findings: list[Finding]) -> 
 def _take_job(at: DeploymentReport, job: Job) -> None:
     """Add what a tenant's job found. One that failed verified nothing: that is a finding, too."""
     try:
-        report = json.decode(job.note or "", type=TenantReport)
+        report = decode_json(job.note or "", TenantReport)
     except msgspec.DecodeError:
         report = TenantReport()
     for name in _COUNTED:

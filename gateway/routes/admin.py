@@ -20,6 +20,7 @@ from gateway.repeats import Repeated
 from gateway.scanning import Format
 from gateway.services import Services
 from storage import model
+from storage.encoding import encode_msgpack
 from storage.errors import InvalidState
 from storage.scope import SHARED_SUBJECT, OperatorScope, TenantScope, check_subject
 
@@ -224,7 +225,7 @@ async def list_api_keys(
 async def _list(exchange: Exchange, services: Services, scope: TenantScope | OperatorScope) -> Response[bytes]:
     query = exchange.query(PageQuery)
     tenant = scope.tenant_id if isinstance(scope, TenantScope) else None
-    binding = msgspec.msgpack.encode((exchange.route, tenant))
+    binding = encode_msgpack((exchange.route, tenant))
     page = await services.store.tenants.list_keys(scope, query.limit, services.cursors.read(binding, query.cursor))
     return exchange.reply(
         wire.ApiKeyPage(

@@ -8,7 +8,6 @@ from typing import Annotated
 from urllib.parse import quote
 from uuid import UUID
 
-import msgspec
 from litestar import Response
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
@@ -25,6 +24,7 @@ from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, I
 from gateway.services import Services
 from gateway.wire import Fault
 from storage import artifact_model as model
+from storage.encoding import encode_msgpack
 from storage.errors import ArtifactNotFound, ArtifactShared, InvalidState, TenantNotFound, UploadNotFound
 from storage.scope import OperatorScope, Scope, TenantScope, check_id
 from storage.tenants import Usage
@@ -139,7 +139,7 @@ async def create_artifact(
     thread = path_id(thread_id, "thread_id")
     description = _described(exchange)
     digest = headers.parse_digest(exchange.header(headers.DIGEST_HEADER))
-    said = msgspec.msgpack.encode((description.name, description.media_type, description.metadata, description.preview))
+    said = encode_msgpack((description.name, description.media_type, description.metadata, description.preview))
     # Storing runs to its end once the content is there, even if the client hangs up.
     artifact = await services.commits.run(
         services.store.artifacts.create(
@@ -363,9 +363,7 @@ async def list_artifacts(
     """List artifacts."""
     query = exchange.query(ArtifactsQuery)
     thread = path_id(thread_id, "thread_id")
-    binding = msgspec.msgpack.encode(
-        (exchange.route, subject_scope.tenant_id, subject_scope.subject_id, thread, query.name)
-    )
+    binding = encode_msgpack((exchange.route, subject_scope.tenant_id, subject_scope.subject_id, thread, query.name))
     page = await services.store.artifacts.list(
         subject_scope,
         thread,

@@ -5,7 +5,7 @@ from typing import Annotated
 from litestar import Response
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
-from msgspec import Meta, Struct, msgpack
+from msgspec import Meta, Struct
 
 from gateway import limits, wire
 from gateway.auth import Principal
@@ -14,6 +14,7 @@ from gateway.operations import Operation, route
 from gateway.services import Services
 from storage.anchors import Anchor
 from storage.audit import AuditRecord
+from storage.encoding import encode_msgpack
 from storage.scope import OperatorScope, TenantScope
 
 AnyChain = TenantScope | OperatorScope
@@ -47,7 +48,7 @@ async def _page(exchange: Exchange, services: Services, principal: Principal, sc
     query = exchange.query(AuditQuery)
     audit = services.store.audit
     origin = audit.origin(scope)
-    binding = msgpack.encode((exchange.route, origin))
+    binding = encode_msgpack((exchange.route, origin))
     after = services.cursors.read(binding, query.cursor)
     reading = audit.page(scope, principal.actor, int(after[0]) if after else 0, query.limit, verify=query.verify)
     page = await services.commits.run(reading)

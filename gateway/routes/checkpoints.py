@@ -27,6 +27,7 @@ from gateway.services import Services
 from gateway.slices import Work
 from gateway.wire import Fault
 from storage import model
+from storage.encoding import decode_json, encode_json, encode_msgpack
 from storage.errors import InvalidState, LimitExceeded, PreconditionRequired
 from storage.format.pieces import list_bounds
 from storage.model import Value
@@ -132,9 +133,9 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     if not metadata:
         return metadata
     try:
-        text = msgspec.json.encode(metadata)
-        msgspec.msgpack.encode(metadata)  # as it is stored: integers have 64 bits
-        plain = len(text) <= limits.METADATA_BYTES_MAX and msgspec.json.decode(text) == metadata
+        text = encode_json(metadata)
+        encode_msgpack(metadata)  # as it is stored: integers have 64 bits
+        plain = len(text) <= limits.METADATA_BYTES_MAX and decode_json(text) == metadata
     except (TypeError, ValueError, OverflowError, msgspec.DecodeError):
         raise InvalidState("metadata must be plain JSON", "/metadata") from None
     if len(text) > limits.METADATA_BYTES_MAX:
@@ -652,7 +653,7 @@ def _metadata_filter(text: str | None) -> dict[str, Any]:
 def _binding(exchange: Exchange, query: HistoryFilter, *place: object) -> bytes:
     """What a cursor of a listing is good for."""
     filters = msgspec.structs.replace(query, cursor=None, limit=1, view="none", pieces="resolved", resolve="pointers")
-    return msgspec.msgpack.encode((exchange.route, *place, msgspec.to_builtins(filters)))
+    return encode_msgpack((exchange.route, *place, msgspec.to_builtins(filters)))
 
 
 def _refs(exchange: Exchange, pieces: wire.Pieces, view: wire.View) -> bool:

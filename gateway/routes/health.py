@@ -1,6 +1,5 @@
 """Whether the process lives, and whether it should get requests. Public; neither says anything of tenants."""
 
-import msgspec
 from litestar import Response
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
@@ -10,6 +9,7 @@ from gateway.limits import RETRY_AFTER_SECONDS
 from gateway.operations import Operation, route
 from gateway.readiness import Report
 from gateway.services import Services
+from storage.encoding import encode_json
 
 
 class Alive(wire.Response):
@@ -18,7 +18,7 @@ class Alive(wire.Response):
     alive: bool = True
 
 
-_ALIVE = msgspec.json.encode(Alive())
+_ALIVE = encode_json(Alive())
 
 
 @route(

@@ -7,7 +7,7 @@ from litestar import Response
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
 from litestar.params import FromPath
-from msgspec import Meta, Struct, msgpack, structs
+from msgspec import Meta, Struct, structs
 
 from gateway import wire
 from gateway.auth import ListingScope, Principal
@@ -18,6 +18,7 @@ from gateway.problems import InvalidRequest
 from gateway.routes.admin import PageQuery, repeated_as
 from gateway.services import Services
 from gateway.wire import Fault
+from storage.encoding import encode_msgpack
 from storage.errors import InvalidState, JobNotFound, TenantNotFound
 from storage.jobs import Job
 from storage.scope import SHARED_SUBJECT, OperatorScope, Scope, TenantListing, TenantScope, check_subject
@@ -282,7 +283,7 @@ def _shredded(exchange: Exchange, done: Shredded, job: Job, location: str) -> Re
 async def _jobs(exchange: Exchange, services: Services, scope: TenantScope | OperatorScope) -> Response[bytes]:
     query = exchange.query(PageQuery)
     tenant = scope.tenant_id if isinstance(scope, TenantScope) else None
-    binding = msgpack.encode((exchange.route, tenant))
+    binding = encode_msgpack((exchange.route, tenant))
     page = await services.store.jobs.list(scope, query.limit, services.cursors.read(binding, query.cursor))
     return exchange.reply(
         wire.JobPage(jobs=[shown(job) for job in page.items], next_cursor=services.cursors.write(binding, page.after))

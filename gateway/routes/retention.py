@@ -20,6 +20,7 @@ from gateway.problems import InvalidRequest, MalformedBody, PermissionDenied
 from gateway.services import Services
 from gateway.wire import Fault
 from storage import retention
+from storage.encoding import encode_msgpack
 from storage.errors import InvalidState, LimitExceeded, TenantNotFound
 from storage.retaining import RoundStanding
 from storage.retention_policies import Capped, PreviewPage, Stored, TenantPolicies, ThreadRetention
@@ -253,7 +254,7 @@ async def preview_retention(
             Fault(detail="says whose draft it is; without a draft it means nothing", parameter="agent")
         )
     draft = _draft(query)
-    binding = msgspec.msgpack.encode((exchange.route, tenant_scope.tenant_id, query.agent, query.draft))
+    binding = encode_msgpack((exchange.route, tenant_scope.tenant_id, query.agent, query.draft))
     after = services.cursors.read(binding, query.cursor)
     try:
         page = await services.store.retention_policies.preview(

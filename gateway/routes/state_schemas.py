@@ -22,6 +22,7 @@ from gateway.services import Services
 from gateway.wire import Fault
 from storage import migrating
 from storage.adoptions import ADOPTIONS_MAX, Adoption
+from storage.encoding import encode_msgpack
 from storage.errors import LimitExceeded
 from storage.scope import TenantScope
 from storage.state_schemas import Definition, SchemaVersion
@@ -32,7 +33,7 @@ _words = msgspec.msgpack.Decoder(Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{
 
 def _schema(text: str) -> str:
     try:
-        word: str = _words.decode(msgspec.msgpack.encode(text))
+        word: str = _words.decode(encode_msgpack(text))
     except msgspec.ValidationError:
         raise InvalidRequest(Fault(detail="must match [A-Za-z0-9._:-]{1,64}", parameter="state_schema")) from None
     return word
@@ -125,7 +126,7 @@ async def list_state_schemas(
 ) -> Response[bytes]:
     """List schemas."""
     query = exchange.query(PageQuery)
-    binding = msgspec.msgpack.encode((exchange.route, tenant_scope.tenant_id))
+    binding = encode_msgpack((exchange.route, tenant_scope.tenant_id))
     after = services.cursors.read(binding, query.cursor)
     page = await services.store.state_schemas.names(tenant_scope, query.limit, after)
     return exchange.reply(

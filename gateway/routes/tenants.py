@@ -20,6 +20,7 @@ from gateway.operations import Operation, route
 from gateway.routes.admin import PageQuery, check_expiry, new_api_key, repeated_as
 from gateway.services import Services
 from storage import model
+from storage.encoding import encode_msgpack
 from storage.errors import TenantNotFound
 from storage.scope import OperatorScope
 
@@ -95,7 +96,7 @@ async def list_tenants(
 ) -> Response[bytes]:
     """List tenants."""
     query = exchange.query(PageQuery)
-    binding = msgspec.msgpack.encode((exchange.route,))
+    binding = encode_msgpack((exchange.route,))
     page = await services.store.tenants.list(operator_scope, query.limit, services.cursors.read(binding, query.cursor))
     return exchange.reply(
         wire.TenantPage(

@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal
 
-import msgspec
 from litestar import Response
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
@@ -17,6 +16,7 @@ from gateway.routes.archives import described, thread_out
 from gateway.services import Services
 from gateway.wire import Fault
 from storage import model
+from storage.encoding import encode_msgpack
 from storage.errors import InvalidState
 from storage.scope import Scope, check_id
 
@@ -62,7 +62,7 @@ async def list_threads(
 ) -> Response[bytes]:
     """List threads."""
     query = exchange.query(ThreadsQuery)
-    binding = msgspec.msgpack.encode(
+    binding = encode_msgpack(
         (
             exchange.route,
             subject_scope.tenant_id,

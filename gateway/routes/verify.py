@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-import msgspec
 from litestar import Response
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
@@ -16,6 +15,7 @@ from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
 from gateway.services import Services
 from gateway.wire import Fault
+from storage.encoding import encode_msgpack
 from storage.errors import InvalidState
 from storage.scope import OperatorScope, Scope, TenantScope, check_id
 
@@ -47,7 +47,7 @@ async def verify(
     """Verify."""
     exchange.no_query()
     request, _, _ = await exchange.body(wire.VerifyRequest)
-    binding = msgspec.msgpack.encode((exchange.route, subject_scope.tenant_id, subject_scope.subject_id))
+    binding = encode_msgpack((exchange.route, subject_scope.tenant_id, subject_scope.subject_id))
     if request.thread_id is not None:
         if request.cursor is not None:
             raise InvalidRequest(Fault(detail="a thread is verified at once", pointer="/cursor"))
@@ -101,7 +101,7 @@ async def list_subjects(
 ) -> Response[bytes]:
     """List subjects."""
     query = exchange.query(SubjectsQuery)
-    binding = msgspec.msgpack.encode((exchange.route, tenant_scope.tenant_id))
+    binding = encode_msgpack((exchange.route, tenant_scope.tenant_id))
     page = await services.store.verification.subjects(
         tenant_scope, query.limit, services.cursors.read(binding, query.cursor)
     )

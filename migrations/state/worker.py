@@ -37,6 +37,7 @@ CPU_SECONDS_MAX: Final = 0.2
 # A worker that has grown beyond this forgets its programs, and if that does not help, asks to be replaced.
 RESIDENT_BYTES_MAX: Final = 128 * 1024 * 1024
 _LENGTH_BYTES: Final = 4
+_encoder = msgspec.msgpack.Encoder()
 # Files that Python opens when it first needs them: encodings that JSON may be in.
 _LATER_OPENED: Final = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
 
@@ -79,8 +80,10 @@ class Answered(msgspec.Struct, frozen=True):
 
 def framed(message: msgspec.Struct) -> bytes:
     """The head of a message, with its length."""
-    head = msgspec.msgpack.encode(message)
-    return len(head).to_bytes(_LENGTH_BYTES) + head
+    head = bytearray(_LENGTH_BYTES)
+    _encoder.encode_into(message, head, _LENGTH_BYTES)  # `encode` ends the process when there is no memory
+    head[:_LENGTH_BYTES] = (len(head) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES)
+    return bytes(head)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import msgpack
 
 from crypto import Field, Kind, OpenError, Sealer
+from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure
 from storage.format.key_versions import check_key_version
 
@@ -124,7 +125,7 @@ class ArchiveEncoder:
 
 
 def _frame(content: Any) -> bytes:
-    encoded = msgpack.encode(content)
+    encoded = encode_msgpack(content)
     return _LENGTH.pack(len(encoded)) + encoded
 
 
@@ -342,7 +343,7 @@ class Stub:
 
     def sealing(self, sealer: Sealer, record: ArchiveRecord) -> bytes:
         """The ``sealed`` column; it never takes a client-held share, so that nothing but the stub's keys is needed."""
-        encoded = msgpack.encode(record)
+        encoded = encode_msgpack(record)
         return sealer.without_share.seal(Kind.POINTER, self.location, encoded, compress=False)
 
     def record(self, sealer: Sealer) -> ArchiveRecord:

@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 
 from crypto import OpenError
 from crypto.compression import compress_if_smaller, inflate
+from storage.encoding import encode_msgpack
 from storage.errors import ImportRefused
 from storage.format.leaves import PIECE_ID_BYTES, PLACEHOLDER_BYTES, placeholder, read_placeholder
 from storage.format.manifest import ChannelRecord
@@ -265,13 +266,12 @@ Record = (
     | Ending | LeftOut | End | PolicyRecord | AdoptionRecord | Broken | SavePolicyRecord
 )  # fmt: skip
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def encode(record: Record) -> bytes:
     """A record's bytes, which digests are taken of."""
-    return _encoder.encode(record)
+    return encode_msgpack(record)
 
 
 def decode(encoded: bytes) -> Record:

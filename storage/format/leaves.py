@@ -19,6 +19,8 @@ from uuid import UUID
 
 import msgspec
 
+from storage.encoding import decode_json
+
 PIECE_ID_BYTES = 17
 # A piece of at least this size lives in the object store.
 OFFLOAD_BYTES_MIN = 64 * 1024
@@ -171,7 +173,7 @@ def escaped(step: str) -> str:
 
 def _in_json(data: bytes) -> Iterator[Pointer]:
     try:
-        yield from _in_tree(msgspec.json.decode(data), "")
+        yield from _in_tree(decode_json(data), "")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
 

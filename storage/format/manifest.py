@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from crypto import Field
+from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure
 from storage.format.pieces import Body
 from storage.model import ChannelVersion
@@ -47,14 +48,13 @@ class WriteRecord(msgspec.Struct, array_like=True, frozen=True):
     body: Body
 
 
-_encoder = msgspec.msgpack.Encoder()
 _manifests = msgspec.msgpack.Decoder(Manifest)
 _writes = msgspec.msgpack.Decoder(WriteRecord)
 
 
 def encode(record: Manifest | WriteRecord) -> bytes:
     """The record's plaintext."""
-    return _encoder.encode(record)
+    return encode_msgpack(record)
 
 
 def decode_manifest(plaintext: bytes) -> Manifest:

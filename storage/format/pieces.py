@@ -28,6 +28,7 @@ import msgpack
 import msgspec
 from pyfastcdc import FastCDC
 
+from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure, InvalidState, LimitExceeded
 from storage.format.leaves import PIECE_ID_BYTES, PLACEHOLDER_BYTES, large_leaves, placeholder, read_placeholder
 from storage.model import Value
@@ -62,7 +63,6 @@ ELEMENTS, SEGMENT, INDEX, LEAF, COMPOSITE, BLOB = range(6)
 # A blob's chunk is no content of its own: it stands for a piece of another kind.
 _KIND_NAMES = {ELEMENTS: "elements", SEGMENT: "segment", INDEX: "index", LEAF: "leaf", COMPOSITE: "composite"}
 _BLOB = struct.Struct(">BBQ16s")
-_composite_encoder = msgspec.msgpack.Encoder()
 _composite_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[int]])
 
 Leaf = bytes | int
@@ -568,7 +568,7 @@ def read_composite(data: bytes) -> tuple[bytes, list[int]]:
 
 def write_composite(content: bytes | memoryview, holes: Sequence[int]) -> bytes:
     """The content of a composite piece whose placeholders stand at these offsets, as `read_composite` reads it."""
-    return _composite_encoder.encode((content, holes))
+    return encode_msgpack((content, holes))
 
 
 def join(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened]) -> bytes:

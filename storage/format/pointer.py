@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 
 from crypto import Field, Kind, OpenError, Sealer
+from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure
 from storage.format.key_versions import check_key_version
 
@@ -82,7 +83,7 @@ def artifact_name_digest(sealer: Sealer, thread_id: str, name: str) -> bytes:
 
 def seal_record(sealer: Sealer, location: tuple[Field, ...], record: msgspec.Struct) -> bytes:
     """Seal a record for its place; its length does not depend on what compresses well."""
-    return sealer.seal(Kind.POINTER, location, msgspec.msgpack.encode(record), compress=False)
+    return sealer.seal(Kind.POINTER, location, encode_msgpack(record), compress=False)
 
 
 def _open(sealer: Sealer, location: tuple[Field, ...], envelope: bytes, key_version: int) -> bytes:
