@@ -24,6 +24,7 @@ from migrations.state import errors as state_errors
 from storage import errors as storage_errors
 from storage.blob_io import BlobDamaged, BlobTooLarge
 from storage.blobs.store import BlobExists, BlobFrozen, BlobNotFound, BlobUnavailable, MultipartNotFound, PartMismatch
+from storage.strictness import AgentUnsure
 
 # What the bounds of shapes in `gateway.wire` are called: by type and member, or else by type and bound.
 _LIMITS = {
@@ -565,6 +566,7 @@ TABLE: dict[type[Exception], Kind] = {
     storage_errors.Unavailable: _DATABASE_UNAVAILABLE,
     storage_errors.DatabaseAway: _DATABASE_UNAVAILABLE,
     storage_errors.LostRaceError: _DATABASE_UNAVAILABLE,
+    AgentUnsure: _DATABASE_UNAVAILABLE,
     storage_errors.ClockOff: _DATABASE_UNAVAILABLE,
     storage_errors.UploadExpired: _DATABASE_UNAVAILABLE,
     MultipartNotFound: INTERNAL,  # a verb says which upload it was
