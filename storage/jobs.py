@@ -277,7 +277,7 @@ class Jobs:
         job_id = job_id or UUID(str(uuid7()))
         proof = self._control.proof(job_row(tenant_id, job_id, kind, target, "queued", position, None, None))
         await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, total, position, *proof)
-        self.added.set()
+        transaction.when_committed(self.added.set)
         return job_id
 
     async def add_claimed(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> Lease:

@@ -303,7 +303,7 @@ class Shred:
         await transaction.execute(
             sql.BEGIN_AGAIN, tenant_id, shred_id, kind, target, INTENDED, *self._control.proof(row)
         )  # fmt: skip
-        self._jobs.added.set()
+        transaction.when_committed(self._jobs.added.set)
 
     async def _destroy_subject(self, scope: Scope, shred_id: UUID, actor: str) -> int:
         await self._bury(scope.tenant_id, shred_id, "subject", scope.subject_id, await self._anchor_tag(scope))

@@ -156,6 +156,16 @@ class Transaction:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._when_committed: list[Callable[[], None]] = []
+
+    def when_committed(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once others can see what this transaction did; never, if it is rolled back."""
+        self._when_committed.append(then)
+
+    def committed(self) -> None:
+        """Say that it was."""
+        for then in self._when_committed:
+            then()
 
     async def fetch(self, sql: str, *args: object) -> list[Any]:
         """Run a statement and return its rows."""
@@ -290,8 +300,9 @@ class UnitOfWork:
     async def _transaction(self, begin: str, scope: AnyScope) -> AsyncIterator[Transaction]:
         async with self._of(scope) as connection:
             await connection.execute(f"{begin}; {bindings(scope)}", timeout=FIRST_ANSWER_SECONDS_MAX)
+            transaction = Transaction(connection)
             try:
-                yield Transaction(connection)
+                yield transaction
             except Exception:
                 if connection.is_in_transaction() and not connection.is_closed():
                     await connection.execute("ROLLBACK")
@@ -304,6 +315,7 @@ class UnitOfWork:
             except _CONNECTION_LOST:
                 raise CommitUnknown from None
             self._observer.commit(time.perf_counter() - started)
+            transaction.committed()
 
     async def call(self, statement: str, scope: Scope, *args: object) -> None:
         """Run one function that binds ``scope``, its first two arguments, by itself: one round trip, which commits.

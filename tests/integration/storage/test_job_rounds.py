@@ -1,6 +1,7 @@
 """When the loop of a process looks for due jobs."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -28,3 +29,18 @@ async def test_a_job_goes_on_when_it_asked_to_and_not_at_the_next_look_for_other
             await ended.wait()
     finally:
         running.cancel()
+
+
+async def test_the_loop_is_woken_when_it_can_see_the_job_and_not_before(store, scope):
+    tenant = TenantScope(scope.tenant_id)
+    await store.jobs.ready()
+    store.jobs.added.clear()
+    with suppress(ZeroDivisionError):
+        async with store.unit_of_work.begin(tenant) as transaction:
+            await store.jobs.add(transaction, tenant.tenant_id, VERIFY_TENANT_KIND, "*", "")
+            raise ZeroDivisionError
+    assert not store.jobs.added.is_set()
+    async with store.unit_of_work.begin(tenant) as transaction:
+        await store.jobs.add(transaction, tenant.tenant_id, VERIFY_TENANT_KIND, "*", "")
+        assert not store.jobs.added.is_set()
+    assert store.jobs.added.is_set()
