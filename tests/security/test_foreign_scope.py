@@ -551,11 +551,17 @@ async def _damaged(records: Records, declared: Declared, connection: asyncpg.Con
 async def _records_to_reach_for(world: World, declared: Declared, connection: asyncpg.Connection) -> Target:
     """Records of a tenant or the operators, after the operation succeeded on their twins."""
     twin = await _damaged(_records(world, declared), declared, connection)
-    ours = await _damaged(_records(world, declared), declared, connection)
     with world.tenancy.client(world.operating_key(declared.operation.permission) or world.service_key) as owner:
         proof = request_of(declared, **twin.named).send(owner)
     assert proof.status_code in declared.operation.statuses, proof.text
     assert SHOWN[declared.name].format(**twin.named) in proof.text
+    return await _others_to_reach_for(world, declared, connection, twin)
+
+
+async def _others_to_reach_for(
+    world: World, declared: Declared, connection: asyncpg.Connection, twin: Records
+) -> Target:
+    ours = await _damaged(_records(world, declared), declared, connection)
     with world.tenancy.client(ours.service_key, ours.subject_id) as subject:
         return Target(ours.thread, _seen(subject, ours.thread), ours, twin)
 
@@ -588,7 +594,10 @@ async def test_a_tenants_and_the_operators_records_are_out_of_reach(
         with world.tenancy.client(caller.api_key, caller.subject, **caller.headers) as client:
             answer = request_of(declared, **ours.named).send(client)
         assert answer.status_code in declared.operation.statuses, answer.text
-        return  # and did it: the next stranger is sent at others
+        if declared.operation.method.value != "GET":  # he did it: the next stranger is sent at others
+            target = await _others_to_reach_for(world, declared, connection, twin)
+        world.targets[name] = target
+        return
     await _settled(connection, world.tenant_id, world.foreign_tenant_id, ours.tenant_id, DEPLOYMENT)
     before = await _stored(connection, world.tenant_id, ours.tenant_id, DEPLOYMENT)
     for stranger in strangers:
