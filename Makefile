@@ -37,7 +37,7 @@ demo: setup ## Show an agent that crashes, resumes and forks, on real engines (a
 serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DIR (.stateroom), on PORT (8080)
 	@$(RUN) stateroom serve --embedded --data-dir '$(DATA_DIR)' $(if $(PORT),--port '$(PORT)')
 
-# One file on one worker, in the order of the tree: what kills and restarts comes first, the quick unit tests fill the end.
+# One file on one worker, in the order of `testpaths` and the tree: what is long comes first, the quick unit tests fill the end.
 .PHONY: test
 test: setup ## Run the tests (PYTEST_ARGS=... is passed on)
 	@$(RUN) pytest -m 'not soak and not mixed and not victims and not clients' -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

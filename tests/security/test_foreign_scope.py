@@ -12,12 +12,10 @@ import httpx
 import pytest
 from litestar.routes import HTTPRoute
 
-from crypto.roots import create_root_key
 from gateway.app import create_app
 from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
 from storage.features import ADOPTIONS, SAVE_POLICIES
-from storage.service import Store
-from tests.support.features import switch_on
+from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
 from tests.support.operations import (
     AUTHENTICATED,
@@ -215,15 +213,7 @@ async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn
     environ = {"PATH": os.environ["PATH"], **deployment.environ}
 
     # What is done only once an upgrade was finished must keep to its tenant, too.
-    store = await Store.open(
-        environ["STATEROOM_DATABASE_URL"],
-        root_key=create_root_key(environ["STATEROOM_ROOT_KEY"]),
-        deployment_id=UUID(environ["STATEROOM_DEPLOYMENT_ID"]),
-        connections_max=2,
-    )
-    for feature in (ADOPTIONS, SAVE_POLICIES):
-        await switch_on(store, feature)
-    await store.close()
+    await finish_upgrade(deployment, ADOPTIONS, SAVE_POLICIES)
 
     def operator_key(*options: str) -> str:
         made = launcher.run(environ, "init", "--another", "--json", *options)

@@ -3,6 +3,8 @@
 The operations come from the routes themselves, so that one that is added later is tried as well.
 """
 
+import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from uuid import UUID, uuid4
@@ -11,9 +13,11 @@ import asyncpg
 import httpx
 import pytest
 
+from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
+from storage.features import KNOWN
 from tests.security.test_foreign_scope import DEPLOYMENT, _settled, _stored
-from tests.support.break_glass import decrypting_key
-from tests.support.gateway import GatewayProcess
+from tests.support.features import finish_upgrade
+from tests.support.gateway import Tenant
 from tests.support.operations import (
     AUTHENTICATED,
     Tenancy,
@@ -23,6 +27,7 @@ from tests.support.operations import (
     request_of,
     save_thread,
 )
+from tests.support.production import Deployment, Launcher, serving
 
 # Anchors are written to the object store and say what the log says already.
 RECORDS_NOTHING = {"anchor_audit", "anchor_operator_audit"}
@@ -44,7 +49,7 @@ ADMINISTRATIVE = {
 class Administration:
     """A tenant of its own, with everything that administrative requests name."""
 
-    def __init__(self, gateway: GatewayProcess, reading_any: str) -> None:
+    def __init__(self, gateway: Tenant, reading_any: str) -> None:
         self.tenancy = Tenancy(gateway)
         self.service_key = self.tenancy.tenant()
         self.subject_id = f"user-{uuid4()}"
@@ -67,18 +72,28 @@ class Administration:
 
 
 @pytest.fixture(scope="module")
-def reading_any(running_gateway: GatewayProcess) -> str:
-    return decrypting_key(running_gateway)
+async def gateway(launcher: Launcher, deployment: Deployment, s3_server: EmbeddedS3) -> AsyncIterator[Tenant]:
+    await finish_upgrade(deployment, *KNOWN)
+    async with serving(launcher, deployment.with_buckets(s3_server.url())) as serves:
+        yield Tenant(serves.url, deployment.api_key, deployment.operator_key)
+
+
+@pytest.fixture(scope="module")
+def reading_any(launcher: Launcher, deployment: Deployment) -> str:
+    environ = {"PATH": os.environ["PATH"], **deployment.environ}
+    made = launcher.run(environ, "init", "--another", "--json", "--decrypt-any")
+    assert made.returncode == 0, made.stderr
+    return str(json.loads(made.stdout)["api_key"])
 
 
 @pytest.fixture
-def administration(running_gateway: GatewayProcess, reading_any: str) -> Administration:
-    return Administration(running_gateway, reading_any)
+def administration(gateway: Tenant, reading_any: str) -> Administration:
+    return Administration(gateway, reading_any)
 
 
 @pytest.fixture
-async def superuser(running_gateway: GatewayProcess) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(running_gateway.database_dsn)
+async def superuser(durable_postgres: EmbeddedPostgres, deployment: Deployment) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(durable_postgres.superuser_url(deployment.database).replace("+asyncpg", "", 1))
     yield connection
     await connection.close()
 

@@ -10,17 +10,14 @@ import os
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import httpx
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from crypto.roots import create_root_key
 from gateway.cli.embedded import EmbeddedS3
 from storage.features import KNOWN
-from storage.service import Store
-from tests.support.features import switch_on
+from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
 from tests.support.operations import DECLARED, Tenancy, request_of
 from tests.support.production import Deployment, Launcher, serving
@@ -40,15 +37,7 @@ class World(NamedTuple):
 async def world(launcher: Launcher, deployment: Deployment, s3_server: EmbeddedS3) -> AsyncIterator[World]:
     async with serving(launcher, deployment.with_buckets(s3_server.url(), s3_server.archive_url())) as gateway:
         environ = {"PATH": os.environ["PATH"], **gateway.deployment.environ}
-        store = await Store.open(
-            environ["STATEROOM_DATABASE_URL"],
-            root_key=create_root_key(environ["STATEROOM_ROOT_KEY"]),
-            deployment_id=UUID(environ["STATEROOM_DEPLOYMENT_ID"]),
-            connections_max=2,
-        )
-        for feature in KNOWN:  # as `stateroom db finish-upgrade` does
-            await switch_on(store, feature)
-        await store.close()
+        await finish_upgrade(deployment, *KNOWN)
         made = launcher.run(environ, "init", "--another", "--json", "--decrypt-any")
         assert made.returncode == 0, made.stderr
         tenancy = Tenancy(Tenant(gateway.url, gateway.deployment.api_key, gateway.deployment.operator_key))
