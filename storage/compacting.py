@@ -189,7 +189,8 @@ class Compacting:
         wanted = at if compaction.state_schema is None else (compaction.state_schema, compaction.state_version)
         delta_channels = manifest.delta_channels
         makes_room = False
-        if at != wanted and columns.state_schema is not None:
+        # A head without a version may have been adopted at one. It is saved whole, even if that is the wanted one.
+        if at != wanted and (await self._states.adoptions.known(scope)).at(columns).state_schema is not None:
             channels, delta_channels = await self._converted(scope, compaction, columns.checkpoint_id, share)
         else:
             channels = {each.name: ChannelValue(each.version, None) for each in manifest.channels}

@@ -1,5 +1,6 @@
 """Adoption: unversioned state gets a meaning once, for what was saved before, and never again."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from storage.errors import (
 from storage.features import ADOPTIONS
 from storage.format.ids import mint_checkpoint_id
 from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, read_position
-from storage.model import ChannelValue, FullState, HistoryQuery, Precondition, Save
+from storage.model import ChannelValue, Compaction, FullState, HistoryQuery, Precondition, Save
 from storage.scope import Scope, TenantScope
 from storage.state_schemas import Definition
 from storage.versions import AS_SAVED, WantedVersions
@@ -310,3 +311,29 @@ async def test_verifying_a_tenant_names_an_adoption_that_no_gateway_wrote(store,
         await store.runner.run_due()
     job = await store.jobs.get(tenant, job_id)
     assert json.decode(job.note or "")["found"] == {"control-row": 1}
+
+
+async def test_an_adopted_head_is_compacted_at_the_version_that_is_named(store, scope, tenant):
+    renamed = [{"op": "for_each", "path": "/lines", "operations": [{"op": "rename", "from": "/said", "to": "/text"}]}]
+    await store.state_schemas.put(tenant, "travel", 3, Definition(up=renamed))
+    lines = [{"said": "a"}, {"said": "b"}]
+    await save(store, scope, "only", content=state(lines=lines))
+    await save(store, scope, "more", content=state(lines=lines, **OLD))
+    await save(store, scope, "same", content=state(lines=lines, **OLD))
+    await adopt(store, tenant)
+    late = await as_a_process_that_has_not_heard(store, scope, "late", content=state(lines=lines))
+    for thread_id, number, after in (
+        ("only", 3, {"lines": [{"text": "b"}]}),
+        ("more", 3, {"lines": [{"text": "b"}], "user_profile": "aisle"}),
+        ("same", 1, {"lines": [{"said": "b"}], **OLD}),
+    ):
+        newest = Compaction(thread_id=thread_id, channel="lines", keep_last=1)
+        with pytest.raises(StateVersionRequired):
+            await store.compacting.compact(scope, newest)
+        await store.compacting.compact(scope, replace(newest, state_schema="travel", state_version=number))
+        head = await load(store, scope, AS_SAVED, thread_id)
+        assert (contents(head), head.state_version) == (after, number)
+    newest = Compaction(thread_id="late", channel="lines", keep_last=1, state_schema="travel", state_version=1)
+    with pytest.raises(StateSchemaMismatch):
+        await store.compacting.compact(scope, newest)
+    assert (await load(store, scope, AS_SAVED, "late")).checkpoint_id == late.checkpoint_id
