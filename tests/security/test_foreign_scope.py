@@ -174,7 +174,7 @@ class World(NamedTuple):
     decrypting_key: str
     callers: dict[str, Caller]
     another_operator: Callable[[], str]  # makes a key
-    targets: dict[str, Target]  # by operation; taken out by a test and put back by one that found it unchanged
+    targets: dict[str, Target]  # by operation, or of all; taken out by a test, put back by one that found it unchanged
 
     def operating_key(self, permission: str) -> str | None:
         """The key of the operator who has ``permission``, where it is one of operators."""
@@ -749,8 +749,11 @@ def test_a_key_without_the_permission_is_refused(world: World, name: str) -> Non
     permission = declared.operation.permission
     service_key = world.tenancy.key(world.service_key, None, [one for one in SERVICE if one != permission])
     with world.tenancy.client(world.owner_key) as owner:
-        thread = save_thread(owner)
-        before = _seen(owner, thread)
+        target = world.targets.pop(OWNER, None)
+        if target is None:
+            thread = save_thread(owner)
+            target = Target(thread, _seen(owner, thread))
+        thread = target.thread
         named = {"key_id": "k", "tenant_id": world.tenant_id, "subject_id": OWNER, "job_id": str(uuid4())}
         request = request_of(declared, thread, **named)
         with world.tenancy.client(service_key, OWNER) as client:
@@ -760,7 +763,8 @@ def test_a_key_without_the_permission_is_refused(world: World, name: str) -> Non
             subject_key = world.tenancy.key(world.service_key, OWNER, [one for one in STATE if one != permission])
             with world.tenancy.client(subject_key) as client:
                 assert_problem(request.send(client), 403, "permission-denied")
-        assert _seen(owner, thread) == before
+        assert _seen(owner, thread) == target.seen
+    world.targets[OWNER] = target
 
 
 @pytest.mark.parametrize("name", OF_SUBJECTS)
