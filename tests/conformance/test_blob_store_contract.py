@@ -681,7 +681,7 @@ class _Answers(BaseHTTPRequestHandler):
 def answering():
     kind = type("Answers", (_Answers,), {"asked": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     kind.url = f"s3://access:secret@127.0.0.1:{server.server_port}/stateroom?endpoint=http"
     yield kind

@@ -89,7 +89,7 @@ async def test_kms_is_asked_by_a_dry_run(monkeypatch, name, status, outcome):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     server, asked = kms_that_answers(name, status)
     with server:
-        serving = Thread(target=server.serve_forever)
+        serving = Thread(target=server.serve_forever, args=(0.01,))
         serving.start()
         try:
             arn = "arn:aws:kms:eu-central-1:111122223333:key/00000000-0000-4000-8000-000000000001"
