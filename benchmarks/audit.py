@@ -56,6 +56,7 @@ class Desk:
     def __init__(self, app: Gateway, store: Store, tenant_id: UUID, api_key: str, *, row_each: bool) -> None:
         self._app, self._store, self._tenant_id, self._row_each = app, store, tenant_id, row_each
         self._headers = [
+            (b"host", b"127.0.0.1"),
             (b"authorization", f"Bearer {api_key}".encode()),
             (b"stateroom-subject", b"user-1"),
             (b"content-type", b"application/msgpack"),

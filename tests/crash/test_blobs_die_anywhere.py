@@ -225,8 +225,8 @@ async def removing(world: World) -> Callable[[], Awaitable[None]]:
     await world.mortal.threads.delete(world.scope, "mine")
 
     async def look() -> None:
-        page = await world.living.artifacts.list(world.scope, "mine")
-        assert page.items == []
+        with pytest.raises(ThreadNotFound):
+            await world.living.artifacts.list(world.scope, "mine")
 
     return look
 
