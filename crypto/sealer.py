@@ -70,6 +70,7 @@ class Sealer:
         "_suite",
         "_tenant_id",
         "_without_share",
+        "keys_hash",
     )
 
     def __init__(
@@ -81,6 +82,7 @@ class Sealer:
         active_key_version: int,
         id_key: SecretKey,
         suite: Suite = Suite.COBBLESTONE_256,
+        keys_hash: int = 0,
     ) -> None:
         """Bind keys to their owner.
 
@@ -92,6 +94,7 @@ class Sealer:
             active_key_version: The version that seals.
             id_key: The subject's id key; content ids and MACs derive from it.
             suite: The cipher that seals; opening follows the envelope.
+            keys_hash: What its maker tells the stored keys by; it is only carried along.
 
         Raises:
             ValueError: The subject is empty, or there is no data key of the active version.
@@ -104,6 +107,7 @@ class Sealer:
         self._subject_id = subject_id
         self._active_key_version = active_key_version
         self._suite = suite
+        self.keys_hash = keys_hash
         self._owner = encode_owner(deployment_id, tenant_id, subject_id)
         self._data_keys = dict(data_keys)
         self._share: SecretKey | None = None

@@ -1,7 +1,7 @@
 """What every verb on a subject's state goes through: its keys, a transaction, and the checks around them.
 
-Owns the rule that a destroyed key refuses in the statement that reads the data, and that damage is counted. It knows
-no verb.
+Owns the rule that keys which are not the stored ones any more refuse in the statement that reads the data, and that
+damage is counted. It knows no verb.
 """
 
 import functools
@@ -19,8 +19,7 @@ from storage.format.token import ThreadToken
 from storage.head_anchors import HeadAnchors
 from storage.keys import Keys
 from storage.offload import Offload
-from storage.postgres.checkpoints import KEY_STATE
-from storage.postgres.completeness import KEYS_ARE_GONE
+from storage.postgres.keys import HASH_NOW
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
 from storage.row_quotas import RowQuotas
 from storage.scope import ClientShare, Scope
@@ -30,8 +29,9 @@ T = TypeVar("T")
 Restorer = Callable[[Scope, str], Awaitable[None]]
 ThawProgress = Callable[[Scope, str], Awaitable[float | None]]
 
-# Rotations that may come one after another while a request is under way.
-_SEALERS_MAX = 4
+# Changes of the scope's and the tenant's keys that may come one after another while a request is under way: a rotation
+# of both is some six of them.
+_SEALERS_MAX = 12
 # Threads that one request may bring back, or how often one that is archived again at once.
 _RESTORES_MAX = 3
 
@@ -74,7 +74,7 @@ class Access:
     ) -> T:
         """Run ``work`` with the scope's sealer, creating its keys if it has none; again when it lost a race.
 
-        A cached sealer may not know a key version that a rotation made; then it is read again. With a ``share``,
+        A cached sealer may not know what a rotation made of the keys; then they are read again. With a ``share``,
         ``work`` gets a sealer that is mixed with it, which nobody keeps.
 
         This is the one place where writing to an archived thread restores it: ``work`` raises `ThreadArchived` with the
@@ -200,9 +200,6 @@ class Access:
         """
         if await self._keys.existing_sealer(scope) is not None:
             return
-        async with self.unit_of_work.snapshot(scope) as transaction:
-            if await transaction.fetchval(KEYS_ARE_GONE, scope.tenant_id, scope.subject_id):
-                otherwise = IntegrityFailure("the subject's keys were removed outside the gateway, but not its data")
         if isinstance(otherwise, IntegrityFailure):
             self._observer.integrity_failure()
         raise otherwise
@@ -239,22 +236,22 @@ class Access:
         except (KeyDestroyed, KeyDenied, IntegrityFailure):
             return None
 
-    def check_key(self, scope: Scope, state: str | None) -> None:
-        """Refuse a key that was destroyed after it was cached; ``state`` comes with the data.
+    def check_keys(self, scope: Scope, sealer: Sealer, keys_hash: int | None) -> None:
+        """Refuse keys that are not the stored ones any more; ``keys_hash`` comes with the data: what these make.
 
         Raises:
-            KeyDestroyed: the key the sealer would use is not active any more.
+            KeyDestroyed: keys were added, rewrapped, given up, edited or removed since the sealer was made.
         """
-        if state != "active":
+        if keys_hash != sealer.keys_hash:
             self._keys.evict(scope)
             self.standings.forget(scope)
             raise KeyDestroyed
 
-    async def check_key_in(self, transaction: Transaction, scope: Scope, sealer: Sealer) -> None:
-        """As `check_key`, for verbs whose own statements do not bring the key's state along.
+    async def check_keys_in(self, transaction: Transaction, scope: Scope, sealer: Sealer) -> None:
+        """As `check_keys`, for verbs whose own statements do not bring along what the stored keys make.
 
         Raises:
-            KeyDestroyed: the key the sealer would use is not active any more.
+            KeyDestroyed: as `check_keys`.
         """
-        state = await transaction.fetchval(KEY_STATE, scope.tenant_id, scope.subject_id, sealer.active_key_version)
-        self.check_key(scope, state)
+        keys_hash = await transaction.fetchval(HASH_NOW, scope.tenant_id, scope.subject_id)
+        self.check_keys(scope, sealer, keys_hash)

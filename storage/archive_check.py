@@ -24,7 +24,7 @@ from storage.errors import IntegrityFailure
 from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, StoredRow
 from storage.format.chain import LiveSet
 from storage.format.pieces import unpack_ids
-from storage.format.record import PieceReader, open_checkpoint, open_thread_seal, open_write
+from storage.format.record import PieceReader, open_checkpoint, open_thread_seal, open_write, piece_columns
 from storage.postgres.archives import ENVELOPES
 
 # Rows that are opened before other requests have their turn: about a millisecond.
@@ -135,7 +135,7 @@ class ArchiveCheck:
                 self._named.update(unpack_ids(row["children"]))
         if self.client_share:
             return
-        reader.add((row["piece_id"], row["children"], row["named_ids"], row["envelope"]) for row in rows)
+        reader.add(map(piece_columns, rows))
         for row in rows:
             reader.look_up(row["piece_id"])
 

@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 
 from storage.errors import IntegrityFailure
 from storage.format.archive import TABLES, ThreadRows
+from storage.format.record import PIECE_COLUMNS
 from storage.postgres import checkpoints as checkpoints_sql
 from storage.postgres import completeness as completeness_sql
 from storage.postgres import pieces as pieces_sql
@@ -88,8 +89,7 @@ class _Columns:
 
 _CHECKPOINT: Final = _Columns(checkpoints_sql.ROW_COLUMNS)
 _WRITE: Final = _Columns(checkpoints_sql.WRITE_COLUMNS)
-_CHUNK: Final = _Columns(("thread_id", "piece_id", "children", "named_ids", "envelope"))
-_CHUNK_AFTER: Final = _Columns(("piece_id", "children", "named_ids", "envelope", "key_version"))
+_CHUNK: Final = _Columns(PIECE_COLUMNS)
 _MEMBER: Final = _Columns(("namespace", "checkpoint_id", "task_id", "idx", "member"))
 _NAMESPACE: Final = _Columns(("namespace",))
 _PLACE: Final = _Columns(("thread_id", "namespace", "checkpoint_id"))
@@ -275,7 +275,7 @@ class ArchivedThread:
     def chunks_after(self, after: bytes, limit: int) -> list[Row]:
         """Answer `storage.postgres.completeness.CHUNKS_AFTER`."""
         start = bisect_right(self._piece_order, after)
-        return [_CHUNK_AFTER.of(self._chunks[each]) for each in self._piece_order[start : start + limit]]
+        return [_CHUNK.of(self._chunks[each]) for each in self._piece_order[start : start + limit]]
 
     def writes(
         self, namespace: str, checkpoint_ids: Sequence[str], channels: Sequence[str] | None, task_id: str | None
@@ -338,7 +338,7 @@ class ArchivedThread:
         # As array_agg: over no rows it is NULL, not an empty array.
         for name in checkpoints_sql.WRITE_COLUMNS:
             columns[f"w_{name}"] = [row[name] for row in writes] or None
-        for name in ("piece_id", "children", "named_ids", "envelope"):
+        for name in PIECE_COLUMNS:
             columns[f"p_{name}"] = [row[name] for row in pieces] or None
         return Row({name: position for position, name in enumerate(columns)}, list(columns.values()))
 
@@ -417,7 +417,7 @@ class ArchivedTransaction(Transaction):
         if answer is not None:
             return answer(self._thread, *self._own(args))
         if sql == checkpoints_sql.LOAD:
-            namespace, checkpoint_id, with_state, _ = self._own(args)
+            namespace, checkpoint_id, with_state = self._own(args)
             standing = await self._transaction.fetch(sql, *args)
             return [self._thread.loaded(row, namespace, checkpoint_id, with_state) for row in standing]
         if sql == checkpoints_sql.STORED_OF:

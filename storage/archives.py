@@ -269,7 +269,7 @@ class Archives:
     async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str) -> Restored:
         place = (scope.tenant_id, scope.subject_id, thread_id)
         async with self._access.unit_of_work.snapshot(scope) as transaction:
-            await self._access.check_key_in(transaction, scope, sealer)
+            await self._access.check_keys_in(transaction, scope, sealer)
             standing = await transaction.fetchrow(sql.STANDING, *place)
             if standing is None:
                 raise ThreadNotFound
@@ -310,7 +310,7 @@ class Archives:
             found = await transaction.fetchrow(sql.LOCK_STUB, *place)
             if locked is None or locked["tier"] == "hot" or found is None or Stub.of(found) != stub:
                 raise LostRaceError  # deleted, restored or archived anew meanwhile
-            await self._access.check_key_in(transaction, scope, sealer)
+            await self._access.check_keys_in(transaction, scope, sealer)
             for table in TABLES:
                 names = sql.COLUMNS[table]
                 values = [(*place[:2], *(row[name] for name in names)) for row in rows.of(table)]
@@ -529,7 +529,7 @@ class _Archiving:
     ) -> Archived:
         """One attempt, with an object of its own."""
         async with self._access.unit_of_work.snapshot(scope) as transaction:
-            await self._access.check_key_in(transaction, scope, sealer)
+            await self._access.check_keys_in(transaction, scope, sealer)
             read = await self._first(transaction, scope, thread_id)
             if read is None:
                 stub = await self._objects.stub(transaction, scope, thread_id)
@@ -707,7 +707,7 @@ class _Archiving:
             locked = await transaction.fetchrow(sql.LOCK, *place)
             if locked is None or (locked["tier"], locked["activity"]) != ("hot", stub.activity):
                 raise ThreadActive
-            await self._access.check_key_in(transaction, scope, sealer)
+            await self._access.check_keys_in(transaction, scope, sealer)
             held = await transaction.fetch(sql.HOLD_KEY_VERSIONS, *owner, list(stub.key_versions))
             if len(held) != len(stub.key_versions):
                 # Re-sealed while it was read: the rows of now need none of the versions that are being given up.

@@ -127,7 +127,7 @@ class ArtifactRows:
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the thread's.
         """
         async with self.access.unit_of_work.begin(scope) as transaction:
-            await self.access.check_key_in(transaction, scope, sealer)
+            await self.access.check_keys_in(transaction, scope, sealer)
             await self.enter(transaction, scope, sealer, thread_id)
             if idempotency is not None:
                 place = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
@@ -172,7 +172,7 @@ class ArtifactRows:
 
         async def work(sealer: Sealer) -> tuple[Artifact, bool]:
             async with self.access.unit_of_work.begin(scope) as transaction:
-                await self.access.check_key_in(transaction, scope, sealer)
+                await self.access.check_keys_in(transaction, scope, sealer)
                 now = self.now()
                 if idempotency is not None:
                     receipt = await claim(transaction, scope, sealer, idempotency, now, Receipt)
@@ -250,7 +250,7 @@ class ArtifactRows:
 
         async def work(sealer: Sealer) -> Artifact:
             async with self.access.unit_of_work.snapshot(scope) as transaction:
-                await self.access.check_key_in(transaction, scope, sealer)
+                await self.access.check_keys_in(transaction, scope, sealer)
                 return await self.one(transaction, scope, sealer, artifact_id)
 
         return await self.access.reading(scope, work, ArtifactNotFound(), share)

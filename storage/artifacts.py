@@ -81,7 +81,7 @@ class Artifacts:
 
         async def work(sealer: Sealer) -> Page[Artifact]:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 if await admit(transaction, scope, sealer, thread_id) is None:
                     raise ThreadNotFound
                 name_digest = None if name is None else artifact_name_digest(sealer, thread_id, name)
@@ -146,7 +146,7 @@ class Artifacts:
 
         async def work(sealer: Sealer) -> Artifact:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 if idempotency is not None:
                     receipt = await claim(transaction, scope, sealer, idempotency, self._rows.now(), Receipt)
                     if receipt is not None:
@@ -187,7 +187,7 @@ class Artifacts:
 
         async def work(sealer: Sealer) -> ArtifactContent:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 row = await self._ledger.artifact(transaction, scope, artifact_id)
                 artifact = await self._rows.open(transaction, scope, sealer, row)
                 found = await self._ledger.pointers(transaction, scope, sealer, [row.blob_id])
@@ -213,7 +213,7 @@ class Artifacts:
             named: dict[UUID, ArtifactContent | None] = {}
             opened: list[tuple[Artifact, UUID]] = []
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 rows = await self._ledger.artifacts(transaction, scope, artifact_ids)
                 pauses = Pauses()
                 for row in rows.values():
@@ -261,7 +261,7 @@ class Artifacts:
 
         async def work(sealer: Sealer) -> int:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 row = await self._ledger.lock_artifact(transaction, scope, artifact_id)
                 revoked = self._rows.revoked(sealer, row)
                 await self._ledger.set_url_epoch(transaction, scope, revoked)

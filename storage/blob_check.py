@@ -77,7 +77,7 @@ async def damage_of_subject(access: Access, scope: Scope, sealer: Sealer) -> Asy
         after = _NIL
         while True:
             async with access.unit_of_work.snapshot(scope) as transaction:
-                await access.check_key_in(transaction, scope, sealer)
+                await access.check_keys_in(transaction, scope, sealer)
                 rows = await transaction.fetch(statement, scope.tenant_id, scope.subject_id, after, _PAGE)
             for each in table.damage(sealer, rows):
                 yield each
@@ -98,7 +98,7 @@ async def damage_of_thread(
     after = None
     while True:
         async with access.unit_of_work.snapshot(scope) as transaction:
-            await access.check_key_in(transaction, scope, sealer)
+            await access.check_keys_in(transaction, scope, sealer)
             rows = await transaction.fetch(artifacts_sql.LIST, *place, thread_id, None, after, _PAGE)
             named = {row["blob_id"] for row in rows}
             pointers = await transaction.fetch(sql.POINTERS, *place, list(named)) if named else []

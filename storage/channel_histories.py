@@ -98,11 +98,11 @@ async def read(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer,
     """What `storage.checkpoints.Checkpoints.channel_history` promises, and raises."""
     place = (scope.tenant_id, scope.subject_id, wanted.thread_id, wanted.namespace)
     async with snapshot() as transaction:
-        row = await transaction.fetchrow(sql.LOAD, *place, wanted.checkpoint_id, False, sealer.active_key_version)
+        row = await transaction.fetchrow(sql.LOAD, *place, wanted.checkpoint_id, False)
         if row is None:  # perhaps because a shred has removed the rows, too
-            await access.check_key_in(transaction, scope, sealer)
+            await access.check_keys_in(transaction, scope, sealer)
         else:
-            access.check_key(scope, row["key_state"])
+            access.check_keys(scope, sealer, row["keys_hash"])
         if wanted.known_token is not None:
             await check_token(transaction, scope, sealer, wanted.thread_id, wanted.known_token)
         if row is None:

@@ -175,7 +175,7 @@ class Checkpoints:
 
         async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> Page[Checkpoint]:
             async with snapshot() as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 if query.known_token is not None and query.thread_id is not None:
                     await check_token(transaction, scope, sealer, query.thread_id, query.known_token)
                 thread = None
@@ -320,7 +320,7 @@ class Checkpoints:
 
         async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> list[PendingWrite]:
             async with snapshot() as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 thread = await admit_reader(transaction, scope, sealer, thread_id)
                 await check_writes(transaction, scope, sealer, thread_id, thread)
                 if thread is None:

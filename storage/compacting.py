@@ -47,7 +47,7 @@ from storage.format.pieces import (
     piece_ids_of,
     read_composite,
 )
-from storage.format.record import OpenedCheckpoint, PieceReader, open_checkpoint, open_head, open_thread
+from storage.format.record import OpenedCheckpoint, PieceReader, open_checkpoint, open_head, open_thread, piece_columns
 from storage.idempotency import replayed
 from storage.model import ChannelValue, ChannelVersion, Compaction, FullState, Precondition, Save, Saved, Value
 from storage.postgres import checkpoints as sql
@@ -156,7 +156,7 @@ class Compacting:
         thread_id, namespace = compaction.thread_id, compaction.namespace
         reader = PieceReader(sealer, refs=True)
         async with self._access.unit_of_work.snapshot(scope) as transaction:
-            await self._access.check_key_in(transaction, scope, sealer)
+            await self._access.check_keys_in(transaction, scope, sealer)
             row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
             thread = None if row is None else open_thread(sealer, thread_id, row["created_at"], row["seal"])
             if compaction.idempotency is not None:
@@ -260,9 +260,7 @@ async def _stand(
         if base is None:  # the stored one was no compaction, or its parent was pruned since
             raise CheckpointExists
         return base, None
-    row = await transaction.fetchrow(
-        sql.LOAD, scope.tenant_id, scope.subject_id, *place, None, False, sealer.active_key_version
-    )
+    row = await transaction.fetchrow(sql.LOAD, scope.tenant_id, scope.subject_id, *place, None, False)
     if row is None:
         await check_absent(transaction, scope, sealer, *place)
         raise CheckpointNotFound
@@ -386,7 +384,7 @@ async def _read_level(
     rows = await transaction.fetch(sql.CHUNKS, scope.tenant_id, scope.subject_id, thread_id, wanted)
     if len(rows) != len(wanted):
         raise IntegrityFailure("a stored piece is missing")
-    reader.add((row["piece_id"], row["children"], row["named_ids"], row["envelope"]) for row in rows)
+    reader.add(map(piece_columns, rows))
 
 
 def _elements(group: Opened) -> int:

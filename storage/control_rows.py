@@ -18,7 +18,7 @@ from uuid import UUID
 from crypto import RootKey
 from storage.clock import Clock
 from storage.control_key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
-from storage.errors import BuildTooOld, IntegrityFailure
+from storage.errors import IntegrityFailure
 from storage.features import CONTROL_ROW_FORMATS, Features
 from storage.postgres.unit_of_work import Observer, UnitOfWork
 
@@ -150,16 +150,16 @@ class ControlRows:
     def is_authentic(self, row: Row, proof: Proof) -> bool:
         """Whether a gateway of this deployment wrote a row as it is.
 
+        A format that this build does not know is no newer build's: that one writes it once a feature is on, and `ready`
+        refuses a feature that this build does not know.
+
         Raises:
             KeyUnavailable: as `proof`.
-            BuildTooOld: a newer build proved it in a way that this one does not know.
         """
         mac_format = FIRST_FORMAT if proof.mac_format is None else proof.mac_format
-        if mac_format > NEWEST_FORMAT:
-            raise BuildTooOld(f"{row} has a proof of format {mac_format}; this build knows {NEWEST_FORMAT}")
         return (
             proof.mac is not None
-            and mac_format >= FIRST_FORMAT
+            and FIRST_FORMAT <= mac_format <= NEWEST_FORMAT
             and hmac.compare_digest(self._key.mac(row, mac_format), proof.mac)
         )
 
@@ -167,7 +167,7 @@ class ControlRows:
         """As `is_authentic`, and whoever watches is told of a row that is not.
 
         Raises:
-            KeyUnavailable, BuildTooOld: as `is_authentic`.
+            KeyUnavailable: as `is_authentic`.
         """
         sound = self.is_authentic(row, proof)
         if not sound:
@@ -179,7 +179,7 @@ class ControlRows:
 
         Raises:
             IntegrityFailure: it is one.
-            KeyUnavailable, BuildTooOld: as `is_authentic`.
+            KeyUnavailable: as `is_authentic`.
         """
         if not self.is_sound(row, proof):
             raise IntegrityFailure(f"{row} was written or edited outside the gateway")

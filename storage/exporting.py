@@ -78,10 +78,11 @@ from storage.format.export import (
     frame,
     without_ids,
 )
+from storage.format.key_versions import check_key_version
 from storage.format.manifest import chunk_location
 from storage.format.pieces import BlobChunk, open_content, unpack_ids
 from storage.format.pointer import BlobPointer
-from storage.format.record import open_checkpoint, open_thread, open_write
+from storage.format.record import open_checkpoint, open_thread, open_write, piece_columns
 from storage.holds import said_by_thread
 from storage.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, LeaseLostError, Slice
 from storage.postgres import checkpoints as checkpoints_sql
@@ -556,7 +557,7 @@ class Exporting:
 
         async def work(sealer: Sealer, snapshot: "Snapshot") -> _Copied:
             async with snapshot() as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 row = await transaction.fetchrow(sql.STANDING, scope.tenant_id, scope.subject_id, thread_id)
                 if row is None:
                     raise ThreadNotFound
@@ -614,7 +615,7 @@ class Exporting:
                 piece_id = row["piece_id"]
                 blob = None if row["named_ids"] is None else blobs[UUID(bytes=row["named_ids"])]
                 pointer = (None, 0) if blob is None else (blob.pointer.blob_key, blob.pointer.size_bytes)
-                at = copied.chunks.add(row["children"], row["named_ids"], row["envelope"], *pointer)
+                at = copied.chunks.add(*piece_columns(row)[1:], *pointer)
                 copied.places[piece_id] = at
             if len(rows) < _CHUNK_ROWS:
                 break
@@ -791,7 +792,7 @@ class _Emission:
                 at = self._copied.places.get(piece_id)
                 if at is None:
                     raise IntegrityFailure("a stored piece is missing")
-                children, named_ids, envelope, blob_key, size = self._copied.chunks.get(at)
+                children, named_ids, envelope, key_version, blob_key, size = self._copied.chunks.get(at)
                 below = [] if children is None else unpack_ids(children)
                 missing = [each for each in below if each not in self.numbers]
                 if missing and piece_id not in entered:
@@ -801,6 +802,7 @@ class _Emission:
                 if missing:
                     raise IntegrityFailure("a stored piece is made of itself")
                 waiting.pop()
+                check_key_version(key_version, envelope)
                 async for encoded in self._piece(piece_id, below, children, named_ids, envelope, blob_key, size):
                     yield encoded
 

@@ -268,7 +268,7 @@ async def settle(  # the order of locks: thread, intents, blobs, references, usa
     assert ending is not None  # noqa: S101  for the type checker: only what ended is settled
     thread_id = beginning.thread_id
     place = (scope.tenant_id, scope.subject_id, thread_id)
-    await access.check_key_in(transaction, scope, sealer)
+    await access.check_keys_in(transaction, scope, sealer)
     thread = new_thread(sealer, thread_id)
     for head in staged.heads:
         thread = thread.with_namespace(sealer, head.namespace)

@@ -5,8 +5,8 @@ rollback would leave data sealed under a key nobody stored, and two gateways tha
 the same moment would seal under different ones. No connection is held while the root key is asked.
 
 Holding a `Sealer` is the capability to open one subject's state; this module is the only maker. It does not check
-that the keys are still alive when a cached sealer is used: every load and save reads the key's state in its own
-statement and calls `evict`.
+that the stored keys are still the same when a cached sealer is used: every load and save reads what they make now
+(`storage.postgres.keys.KEYS_HASH`) in its own statement, compares it with the sealer's, and calls `evict`.
 """
 
 import secrets
@@ -48,8 +48,8 @@ _JITTER = secrets.SystemRandom().random
 
 # Who makes keys may join the load of a reader, who makes none, and then begins again; not that often.
 _JOINS_MAX = 16
-# A subject key may be rewrapped, and the old tenant key destroyed, between two reads of one load.
-_READS_MAX = 3
+# A subject key may be rewrapped, and the tenant's keys be rotated, between two reads of one load.
+_READS_MAX = 8
 # A rotation ends after it wrapped every subject key again, so that only for a moment a reader sees one that is gone.
 _UNDER_NO_KEY = "a stored subject key names a tenant key that does not exist"
 
@@ -64,11 +64,13 @@ class TenantKeyring:
     Attributes:
         keys: By version.
         active_key_version: The one that wraps.
+        stored_hash: What the rows made that they were opened from.
         asked_at: When the root key was asked for them, in seconds of a monotonic clock.
     """
 
     keys: Mapping[int, SecretKey]
     active_key_version: int
+    stored_hash: int
     asked_at: float
 
 
@@ -235,14 +237,25 @@ class Keys:
                 return None
             self._check_subject(rows)
             try:
-                return await self._opened(scope, rows)
+                if await self._has_tenant_as_stored(scope.tenant_id, rows[0]["tenant_hash"]):
+                    return await self._opened(scope, rows)
             except _TenantKeyGoneError:
                 continue
         raise self._damage(_UNDER_NO_KEY)
 
     async def _rows(self, scope: Scope) -> Sequence[Any]:
+        """The stored keys of a scope; of one that has no data there may be none.
+
+        Raises:
+            IntegrityFailure: there are none, but data: keys are stored before what they seal, and a shred keeps their
+                rows.
+        """
+        place = (scope.tenant_id, scope.subject_id)
         async with self._unit_of_work.snapshot(scope) as transaction:
-            return await transaction.fetch(sql.SUBJECT_KEYS, scope.tenant_id, scope.subject_id)
+            rows = await transaction.fetch(sql.SUBJECT_KEYS, *place)
+            if not rows and await transaction.fetchval(sql.HAS_ANYTHING, *place):
+                raise self._damage("the subject's keys were removed outside the gateway, but not its data")
+        return rows
 
     def _check_subject(self, rows: Sequence[Any]) -> None:
         self._check_whole("subject", rows, {row["purpose"] for row in rows if row["state"] == "active"}, _PURPOSES)
@@ -284,8 +297,15 @@ class Keys:
             opened["data"],
             active["data"],
             opened["id"][active["id"]],
+            keys_hash=rows[0]["keys_hash"],
         )
         return _Opened(sealer, asked_at)
+
+    async def _has_tenant_as_stored(self, tenant_id: UUID, stored_hash: int) -> bool:
+        """Whether a tenant's keys are the stored ones; those that are cached are read again if they are not."""
+        if (await self.tenant(tenant_id)).stored_hash != stored_hash:
+            self._tenants.evict(tenant_id)
+        return (await self.tenant(tenant_id)).stored_hash == stored_hash
 
     async def _wrapping(self, tenant_id: UUID, key_version: int) -> TenantKeyring:
         """A tenant's keys, with a version that wraps a subject key among them."""
@@ -371,7 +391,7 @@ class Keys:
             opened[row["key_version"]] = fresh
             if row["state"] == "active":
                 active = row["key_version"]
-        return None if active is None else TenantKeyring(opened, active, asked_at)
+        return None if active is None else TenantKeyring(opened, active, rows[0]["tenant_hash"], asked_at)
 
     def root_context(self, tenant_id: UUID, key_version: int) -> dict[str, str]:
         """What a tenant key's wrapping under the root key is bound to."""

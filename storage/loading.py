@@ -30,7 +30,7 @@ from storage.completeness import (
     compare_writes,
 )
 from storage.errors import CheckpointNotFound, IntegrityFailure, StorageError
-from storage.format.record import OpenedCheckpoint, OpenedWrite, PieceReader
+from storage.format.record import PIECE_COLUMNS, OpenedCheckpoint, OpenedWrite, PieceReader
 from storage.format.token import ThreadToken
 from storage.model import Checkpoint, Loaded
 from storage.offload import answering
@@ -39,7 +39,7 @@ from storage.postgres import checkpoints as sql
 from storage.reading import open_write_arrays, read_chunks, statuses_of, sum_of
 from storage.scope import Scope
 
-_PIECE_ARRAYS = ("p_piece_id", "p_children", "p_named_ids", "p_envelope")
+_PIECE_ARRAYS = [f"p_{name}" for name in PIECE_COLUMNS]
 _MEMBER_ARRAYS = ("m_namespace", "m_checkpoint_id", "m_task_id", "m_idx", "m_member")
 
 
@@ -126,12 +126,11 @@ async def load_at_once(  # noqa: C901  what is left to a snapshot is said at one
         IntegrityFailure: what was found does not authenticate.
     """
     row = await access.unit_of_work.ask(
-        sql.LOAD_AT_ONCE, scope, wanted.thread_id, wanted.namespace, wanted.checkpoint_id, wanted.with_state,
-        sealer.active_key_version,
-    )  # fmt: skip
+        sql.LOAD_AT_ONCE, scope, wanted.thread_id, wanted.namespace, wanted.checkpoint_id, wanted.with_state
+    )
     if row is None:
         return None
-    access.check_key(scope, row["key_state"])
+    access.check_keys(scope, sealer, row["keys_hash"])
     try:
         standing = _Standing(sealer, wanted, row)
         if wanted.known_token is not None and not standing.admits(wanted.known_token):
@@ -182,13 +181,12 @@ async def load_in(snapshot: Snapshot, access: Access, scope: Scope, sealer: Seal
     thread_id, namespace = wanted.thread_id, wanted.namespace
     async with snapshot() as transaction:
         row = await transaction.fetchrow(
-            sql.LOAD, scope.tenant_id, scope.subject_id, thread_id, namespace, wanted.checkpoint_id, wanted.with_state,
-            sealer.active_key_version,
-        )  # fmt: skip
+            sql.LOAD, scope.tenant_id, scope.subject_id, thread_id, namespace, wanted.checkpoint_id, wanted.with_state
+        )
         if row is None:  # perhaps because a shred has removed the rows, too
-            await access.check_key_in(transaction, scope, sealer)
+            await access.check_keys_in(transaction, scope, sealer)
         else:
-            access.check_key(scope, row["key_state"])
+            access.check_keys(scope, sealer, row["keys_hash"])
         if wanted.known_token is not None:
             await check_token(transaction, scope, sealer, thread_id, wanted.known_token)
         if row is None:

@@ -182,7 +182,7 @@ class PartUploads:
     async def _open_upload(
         self, transaction: Transaction, scope: Scope, sealer: Sealer, upload_id: UUID
     ) -> tuple[Intent, IntentRecord, _Details]:
-        await self._access.check_key_in(transaction, scope, sealer)
+        await self._access.check_keys_in(transaction, scope, sealer)
         intent = await self._ledger.intent(transaction, scope, upload_id)
         if intent.purpose != "artifact" or intent.sealed is None:
             raise UploadNotFound

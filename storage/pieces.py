@@ -97,7 +97,7 @@ class Pieces:
                     seal_piece(sealer, piece, blob_id),
                 )
             # In a statement after the lock was granted: what was sealed while a shred went by must not stay.
-            await self._access.check_key_in(transaction, scope, sealer)
+            await self._access.check_keys_in(transaction, scope, sealer)
         return PieceReceipt(piece.piece_id, piece.size, not row["present"])
 
     async def get(self, scope: Scope, thread_id: str, piece_id: bytes, share: ClientShare | None = None) -> bytes:
@@ -114,7 +114,7 @@ class Pieces:
         async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> bytes:
             reader = answering(sealer, refs=False)
             async with snapshot() as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 await admit_reader(transaction, scope, sealer, thread_id)
                 place = (scope.tenant_id, scope.subject_id, thread_id)
                 if not await transaction.fetchval(sql.EXISTS, *place, piece_id):

@@ -430,7 +430,7 @@ class Pruning:
 
     async def _plan(self, transaction: Transaction, request: _Request, sealer: Sealer) -> Plan | None:
         """Read and verify a thread in one snapshot; None: there is none."""
-        await self._access.check_key_in(transaction, request.scope, sealer)
+        await self._access.check_keys_in(transaction, request.scope, sealer)
         row = await transaction.fetchrow(threads_sql.READ, *request.location)
         if row is None:
             return None
@@ -478,7 +478,7 @@ class Pruning:
             await refuse_held(transaction, self._access.control, request.scope, request.thread_id)
             if request.guard is not None:
                 await request.guard(transaction)
-            await self._access.check_key_in(transaction, request.scope, plan.sealer)
+            await self._access.check_keys_in(transaction, request.scope, plan.sealer)
             thread = open_thread_seal(plan.sealer, request.thread_id, row["created_at"], row["seal"])
             self._check_life(plan, thread)
             locked = _Locked(transaction, request, plan, row["created_at"], thread)

@@ -24,6 +24,7 @@ from storage.format.record import (
     clear_checkpoint,
     open_checkpoint,
     open_thread_seal,
+    piece_columns,
 )
 from storage.model import Checkpoint, HistoryQuery, Page
 from storage.offload import RESOLVED_BYTES_MAX, Offload
@@ -66,10 +67,9 @@ async def read_chunks(
     wanted = reader.missing(ids)
     while wanted:
         rows = await transaction.fetch(sql.CHUNKS, scope.tenant_id, scope.subject_id, thread_id, wanted)
-        found = [(row["piece_id"], row["children"], row["named_ids"], row["envelope"]) for row in rows]
-        if len(found) != len(wanted):
+        if len(rows) != len(wanted):
             raise IntegrityFailure("a stored piece is missing")
-        wanted = reader.add(found)
+        wanted = reader.add(map(piece_columns, rows))
     await open_pieces(reader)
 
 

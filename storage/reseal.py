@@ -122,7 +122,7 @@ class Reseal:
     async def _blobs(self, lease: Lease, scope: Scope, done_before: int, table: str, after: str) -> Slice:
         async def with_sealer(sealer: Sealer) -> None:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 begin = BlobPosition(table, UUID(after))
                 batch = await reseal_blobs(transaction, scope, sealer, begin, BATCH_ROWS)
                 more = batch.position is not None and ("blobs", done_before, *_place_of(batch.position))
@@ -140,7 +140,7 @@ class Reseal:
         async def with_sealer(sealer: Sealer) -> "_Thread":
             moved = thread.copy()
             async with self._access.unit_of_work.begin(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 done = await _reseal_thread(transaction, scope, sealer, moved)
                 position = _position("threads", done_before, thread.thread_id if moved.finished else after)
                 await lease.advance(transaction, position, done)
@@ -151,7 +151,7 @@ class Reseal:
     async def _receipts(self, lease: Lease, scope: Scope, done_before: int, after: str) -> Slice:
         async def with_sealer(sealer: Sealer) -> bool:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 rows = await transaction.fetch(sql.STALE_RECEIPTS, *_place(scope), _version(sealer), after, BATCH_ROWS)
                 done = 0
                 for row in rows:
@@ -174,7 +174,7 @@ class Reseal:
     async def _count(self, lease: Lease, scope: Scope, done_before: int) -> Slice:
         async def with_sealer(sealer: Sealer) -> Slice:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 row = await self._count_stale(transaction, scope, sealer)
                 if row["stale"]:
                     if lease.done == done_before:
@@ -212,7 +212,7 @@ class Reseal:
 
     async def _end(self, lease: Lease, scope: Scope, sealer: Sealer) -> Slice:
         async with self._access.unit_of_work.begin(scope) as transaction:
-            await self._access.check_key_in(transaction, scope, sealer)
+            await self._access.check_keys_in(transaction, scope, sealer)
             row = await self._count_stale(transaction, scope, sealer)
             if row["stale"] or row["aside"]:
                 await lease.advance(transaction, _position("threads", lease.done, ""))

@@ -334,7 +334,7 @@ async def _open(
         sealer.shared,
         None if draft.tagging is None else draft.tagging.keys,
     )
-    access.check_key(scope, row["key_state"])
+    access.check_keys(scope, sealer, row["keys_hash"])
     if row["tier"] != "hot":
         raise ThreadArchived(save.thread_id)
     return row
@@ -452,6 +452,7 @@ async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, kno
         known.head_seal,
         early.count,
         known.strictness.compared() if _is_blind(save) else None,
+        sealer.keys_hash,
     )
     seen = known.seen.after(sealer.without_share, columns.checkpoint_id, head)
     access.acknowledge(scope, sealer, save.thread_id, seen)
@@ -553,7 +554,7 @@ async def _write(
         standing.is_new_thread,
         *(() if tagging is None else (tagging.keys, tagging.tags)),
     )
-    access.check_key(scope, written["key_state"])
+    access.check_keys(scope, sealer, written["keys_hash"])
     # Written are the checkpoint, and the head on top of the one that was read.
     if written["written"] != 2 or written["early_members"] != row["early_members"]:
         raise LostRaceError

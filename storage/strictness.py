@@ -67,7 +67,6 @@ class Strictness(msgspec.Struct, frozen=True):
 
         Raises:
             ControlKeyNeeded: there are policies, and nothing to check them with (`checking`).
-            BuildTooOld: a newer build wrote one of the policies.
         """
         if row["policy_rows"] and not control.can_check:
             raise ControlKeyNeeded

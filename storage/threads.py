@@ -84,7 +84,7 @@ class Threads:
 
         async def with_sealer(sealer: Sealer) -> Page[Thread]:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 rows = await transaction.fetch(
                     sql.LIST,
                     scope.tenant_id,
@@ -127,7 +127,7 @@ class Threads:
 
         async def with_sealer(sealer: Sealer) -> Thread:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 return await _compared(transaction, scope, sealer, thread_id)
 
         return await self._access.reading(scope, with_sealer, ThreadNotFound())
@@ -156,7 +156,7 @@ class Threads:
         async def with_sealer(sealer: Sealer) -> tuple[Thread, bool]:
             now = self._access.clock.now()
             async with self._access.unit_of_work.begin(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 row = await transaction.fetchrow(
                     sql.PUT,
                     scope.tenant_id,
@@ -272,7 +272,7 @@ class Threads:
 
         async def attempt(sealer: Sealer) -> Copied:
             async with self._access.unit_of_work.frozen(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 now = self._access.clock.now()
                 if idempotency is None:
                     return await self._copied(transaction, scope, sealer, source, target, now)

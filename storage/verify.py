@@ -33,9 +33,8 @@ from storage.completeness import (
 from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound
 from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, Stub
 from storage.format.chain import LiveSet, ThreadSeal
-from storage.format.key_versions import check_key_version
 from storage.format.pieces import unpack_ids
-from storage.format.record import OpenedWrite, PieceReader, open_thread_seal, open_write
+from storage.format.record import OpenedWrite, PieceReader, open_thread_seal, open_write, piece_columns
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
 from storage.head_anchors import AnchoredHead, AnchoredHeads, place_tag
 from storage.model import Page
@@ -219,7 +218,7 @@ class Verification:
         """Verify a thread in one snapshot; returns whether there was any trace of it."""
         while True:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 archived = await _read_archived(transaction, scope, thread_id)
                 if archived is None:
                     ledger = self._access.offload.ledger
@@ -469,12 +468,11 @@ class _Verifier:
                 after = row["piece_id"]
                 children[after] = []
                 with self._reporting("piece"):
-                    reader.add([(after, row["children"], row["named_ids"], row["envelope"])])
+                    reader.add([piece_columns(row)])
                     if reader.look_up(after).data is None:
                         named = [UUID(bytes=row["named_ids"])]
                         await self._ledger.pointers(self._transaction, self._scope, self._sealer, named)
                     children[after] = [] if row["children"] is None else unpack_ids(row["children"])
-                    check_key_version(row["key_version"], row["envelope"])
             if len(rows) < STRETCH_ROWS:
                 break
         wanted = list(self._named)

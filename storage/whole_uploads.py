@@ -148,7 +148,7 @@ class WholeUploads:
 
         async def work(sealer: Sealer) -> Artifact:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                await self._access.check_key_in(transaction, scope, sealer)
+                await self._access.check_keys_in(transaction, scope, sealer)
                 receipt = None
                 if idempotency is not None:
                     receipt = await claim(transaction, scope, sealer, idempotency, self._rows.now(), Receipt)

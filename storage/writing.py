@@ -126,14 +126,13 @@ async def _put_reading(
             new.status if new.namespace == "" else None,
             now,
             own_seal,
-            sealer.active_key_version,
             new.namespace,
             new.checkpoint_id,
             new.task_id,
             [each.idx for each in new.writes],
             sealer.shared,
         )
-        access.check_key(scope, row["key_state"])
+        access.check_keys(scope, sealer, row["keys_hash"])
         if row["tier"] != "hot":
             raise ThreadArchived(new.thread_id)
         if new.known_token is not None:
@@ -252,6 +251,7 @@ async def _put_on(
         left.head.sequence,
         known.head_seal,
         new_head_seal,
+        sealer.keys_hash,
     )
     access.standings.remember(scope, sealer, left)
     if new_head_seal is None:
@@ -384,7 +384,7 @@ async def _write(
         new.state_version,
         is_new_thread,
     )
-    access.check_key(scope, written["key_state"])
+    access.check_keys(scope, sealer, written["keys_hash"])
     stands_on = (row["head_id"], row["sequence"])
     if written["written"] != len(fresh) or (written["head_id"], written["sequence"]) != stands_on:
         raise LostRaceError

@@ -8,7 +8,7 @@ import hmac
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -77,6 +77,14 @@ class _Authenticated:
 _AUTHENTICATED = _Authenticated()
 
 
+PIECE_COLUMNS: Final = ("piece_id", "children", "named_ids", "envelope", "key_version")
+
+
+def piece_columns(row: Any) -> tuple[bytes, bytes | None, bytes | None, bytes, int]:
+    """What `PieceReader.add` takes of a stored piece."""
+    return row["piece_id"], row["children"], row["named_ids"], row["envelope"], row["key_version"]
+
+
 class PieceReader:
     """The chunks of one read, opened when first needed and kept for the next checkpoint that shares them.
 
@@ -98,15 +106,15 @@ class PieceReader:
         self._taken = 0
         self._bytes = 0
         self._sealer = sealer
-        self._sealed: dict[bytes, tuple[bytes | None, bytes | None, bytes]] = {}
+        self._sealed: dict[bytes, tuple[bytes | None, bytes | None, bytes, int]] = {}
         self._opened: dict[bytes, Opened] = {}
         self._in_blobs: list[bytes] = []
 
-    def add(self, rows: Iterable[tuple[bytes, bytes | None, bytes | None, bytes]]) -> list[bytes]:
-        """Take (piece id, children, named ids, envelope) rows; returns the children that are not here yet."""
+    def add(self, rows: Iterable[tuple[bytes, bytes | None, bytes | None, bytes, int]]) -> list[bytes]:
+        """Take the `PIECE_COLUMNS` of rows; returns the children that are not here yet."""
         wanted: dict[bytes, None] = {}
-        for piece_id, children, named_ids, envelope in rows:
-            self._sealed[piece_id] = (children, named_ids, envelope)
+        for piece_id, children, named_ids, envelope, key_version in rows:
+            self._sealed[piece_id] = (children, named_ids, envelope, key_version)
             if named_ids is not None:
                 self._in_blobs.append(piece_id)
             if children is not None:
@@ -133,7 +141,7 @@ class PieceReader:
         sealed = self._sealed.get(piece_id)
         if sealed is None:
             raise IntegrityFailure("a stored piece is missing")
-        children, named_ids, _ = sealed
+        children, named_ids, *_ = sealed
         plaintext = self._open(piece_id)
         chunk = BlobChunk.decode(plaintext)
         if named_ids != (None if chunk is None else chunk.blob_id.bytes):
@@ -146,7 +154,8 @@ class PieceReader:
         return opened
 
     def _open(self, piece_id: bytes) -> bytes:
-        children, named_ids, envelope = self._sealed[piece_id]
+        children, named_ids, envelope, key_version = self._sealed[piece_id]
+        check_key_version(key_version, envelope)
         with _AUTHENTICATED:
             return self._sealer.open(Kind.CHUNK, chunk_location(piece_id, children, named_ids), envelope)
 

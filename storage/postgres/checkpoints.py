@@ -6,8 +6,8 @@ Why a save takes two statements after BEGIN, and what each may rely on:
 so its snapshot may be older than what the other writer committed. Rows that it locks itself (head, chunks) are read
 in their newest version; a row that did not exist in the snapshot is not seen at all. So whatever `OPEN` reports
 missing is written by `WRITE` under a condition (``ON CONFLICT``, the expected sequence), and a condition that fails
-means: lost a race, run the whole transaction again. The subject key's state comes back from both: the one that `WRITE`
-sees was committed before anything is stored. `OPEN_WRITES` and `PUT_WRITES` divide the work in the same way.
+means: lost a race, run the whole transaction again. What the rows of the keys make (`KEYS_HASH`) comes back from both:
+what `WRITE` sees was committed before anything is stored. `OPEN_WRITES` and `PUT_WRITES` divide the work likewise.
 
 `OPEN` also tells what save policies say: of the tenant, of the agent that the save names, and of the one that the
 thread had in the snapshot. Where somebody else wrote to the thread meanwhile (``activity``) that may be another one; in
@@ -25,6 +25,7 @@ a prune that ran meanwhile makes them missing here, not in a checkpoint that was
 """
 
 from storage.postgres import holds
+from storage.postgres.keys import KEYS_HASH
 
 ROW_COLUMNS = (
     "thread_id",
@@ -103,8 +104,7 @@ WITH thread AS (
     RETURNING tenant_id, subject_id, thread_id, tier, strict, agent, activity, created_at, seal
 )
 SELECT t.tier, t.strict, t.agent AS thread_agent, t.created_at AS thread_created_at, t.seal AS thread_seal,
-    (SELECT k.state FROM stateroom.subject_keys k
-     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $8) AS key_state,
+    {KEYS_HASH} AS keys_hash,
     h.head_id, h.sequence, h.seal AS head_seal,
     (SELECT array_agg(present.piece_id) FROM (
         SELECT c.piece_id FROM stateroom.chunks c
@@ -188,8 +188,7 @@ SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head) AS writte
     (SELECT array_agg(member ORDER BY member) FROM early) AS early_members,
     {_NEWEST.format(namespace="$8")} AS newest_id,
     CASE WHEN $31::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
-    (SELECT k.state FROM stateroom.subject_keys k
-     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $4) AS key_state
+    {KEYS_HASH} AS keys_hash
 """
 
 
@@ -210,15 +209,15 @@ def _call(function: str, parameters: int) -> str:
     return f"SELECT stateroom.{function}({', '.join(f'${n}' for n in range(1, parameters + 1))})"
 
 
-# Whole transactions of whoever knows what they stand on, as functions of the database (a20, a32) that bind their
+# Whole transactions of whoever knows what they stand on, as functions of the database (a34) that bind their
 # scope and commit with their statement: one round trip. They depend on the stored seals being the remembered ones: a
 # thread whose seal is another one, as after any pending write or new namespace, or a head that moved, make them fail
 # as a whole; so do more or fewer writes that came before their checkpoint than the save was told of, a head that is not
 # the newest checkpoint, and rows that are there already; to a save that names no head, another agent of the thread, or
 # other policies than it knows of (null: it names one). Nothing that the head and its writes need can have been pruned
 # while both seals are what they were, so its pieces are there. Whoever fails begins with OPEN or OPEN_WRITES.
-SAVE_ON = _call("save_on_5", 34)
-PUT_WRITES_ON = _call("put_writes_on_4", 26)
+SAVE_ON = _call("save_on_6", 35)
+PUT_WRITES_ON = _call("put_writes_on_5", 27)
 
 SEAL_THREAD = """
 UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
@@ -226,32 +225,31 @@ UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 
 
 # What a task's writes stand on. Rows of this task that the snapshot knows are locked, so that one that a prune removed
 # meanwhile is not taken for stored; one that it does not know makes PUT_WRITES fail.
-OPEN_WRITES = """
+OPEN_WRITES = f"""
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
         (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
          client_share, searchable)
-    VALUES ($1, $2, $3, NULL, coalesce($4, 'active'), 'hot', false, 1, $5, $5, $6, $12, '{}')
+    VALUES ($1, $2, $3, NULL, coalesce($4, 'active'), 'hot', false, 1, $5, $5, $6, $11, '{{}}')
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce($4, t.status)
     RETURNING tenant_id, subject_id, thread_id, tier, created_at, seal
 )
 SELECT t.tier, t.created_at AS thread_created_at, t.seal AS thread_seal,
-    (SELECT k.state FROM stateroom.subject_keys k
-     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state,
+    {KEYS_HASH} AS keys_hash,
     h.head_id, h.sequence, h.seal AS head_seal, c.state_schema AS at_schema, c.state_version AS at_version, w.*
 FROM thread t
-LEFT JOIN stateroom.checkpoints c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $8
-    AND c.checkpoint_id = $9
+LEFT JOIN stateroom.checkpoints c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $7
+    AND c.checkpoint_id = $8
 LEFT JOIN LATERAL (
     SELECT head_id, sequence, seal FROM stateroom.heads
-    WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = $8
+    WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = $7
     FOR UPDATE) h ON true
 LEFT JOIN LATERAL (
     SELECT array_agg(present.idx) AS present_idx, array_agg(present.member) AS present_members FROM (
         SELECT s.idx, s.member FROM stateroom.pending_writes s
         WHERE s.tenant_id = t.tenant_id AND s.subject_id = t.subject_id AND s.thread_id = t.thread_id
-          AND s.namespace = $8 AND s.checkpoint_id = $9 AND s.task_id = $10 AND s.idx = ANY($11::int[])
+          AND s.namespace = $7 AND s.checkpoint_id = $8 AND s.task_id = $9 AND s.idx = ANY($10::int[])
         FOR UPDATE) present) w ON true
 """
 
@@ -310,8 +308,7 @@ WITH chunk AS (
 )
 SELECT (SELECT count(*) FROM replaced) + (SELECT count(*) FROM added) AS written, h.head_id, h.sequence,
     CASE WHEN $27::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
-    (SELECT k.state FROM stateroom.subject_keys k
-     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $4) AS key_state
+    {KEYS_HASH} AS keys_hash
 FROM (VALUES (1)) one
 LEFT JOIN stateroom.heads h ON h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $8
 """
@@ -378,8 +375,7 @@ SELECT {_ROW}, at_head_id, at_sequence, at_head_seal, at_thread_seal, at_thread_
     (SELECT true FROM stateroom.checkpoints a
      WHERE a.tenant_id = $1 AND a.subject_id = $2 AND a.thread_id = $3 AND a.namespace = $4
        AND a.checkpoint_id = target.parent_id LIMIT 1) AS at_parent,
-    (SELECT k.state FROM stateroom.subject_keys k
-     WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $7) AS key_state,
+    {KEYS_HASH} AS keys_hash,
     writes.*, pieces.*
 FROM target
 LEFT JOIN LATERAL (
@@ -387,8 +383,8 @@ LEFT JOIN LATERAL (
     FROM written w) writes ON true
 LEFT JOIN LATERAL (
     SELECT array_agg(c.piece_id) AS p_piece_id, array_agg(c.children) AS p_children,
-        array_agg(c.named_ids) AS p_named_ids,
-        array_agg(c.envelope) AS p_envelope
+        array_agg(c.named_ids) AS p_named_ids, array_agg(c.envelope) AS p_envelope,
+        array_agg(c.key_version) AS p_key_version
     FROM stateroom.chunks c
     WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
       AND c.piece_id = ANY(ARRAY(SELECT piece_id FROM named))) pieces ON true
@@ -401,12 +397,12 @@ LOCK TABLE stateroom.threads, stateroom.heads, stateroom.checkpoints, stateroom.
     IN ROW EXCLUSIVE MODE
 """
 
-# As LOAD, as a transaction of its own (revision a30) that binds its scope, only reads, and ends with its statement: one
+# As LOAD, as a transaction of its own (revision a34) that binds its scope, only reads, and ends with its statement: one
 # round trip. Of a checkpoint that is not the head it has the members of all pending writes of the thread, too.
-LOAD_AT_ONCE = "SELECT * FROM stateroom.load_checkpoint_3($1, $2, $3, $4, $5, $6, $7)"
+LOAD_AT_ONCE = "SELECT * FROM stateroom.load_checkpoint_4($1, $2, $3, $4, $5, $6)"
 
 CHUNKS = """
-SELECT thread_id, piece_id, children, named_ids, envelope FROM stateroom.chunks
+SELECT piece_id, children, named_ids, envelope, key_version FROM stateroom.chunks
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND piece_id = ANY($4::bytea[])
 """
 
@@ -415,11 +411,6 @@ PRESENT = """
 SELECT piece_id FROM stateroom.chunks
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND piece_id = ANY($4::bytea[]) AND key_version = $5
 FOR KEY SHARE
-"""
-
-KEY_STATE = """
-SELECT state FROM stateroom.subject_keys
-WHERE tenant_id = $1 AND subject_id = $2 AND purpose = 'data' AND key_version = $3
 """
 
 # A namespace's head, and its newest checkpoint, which must be it.

@@ -5,24 +5,6 @@ SELECT EXISTS (SELECT FROM stateroom.checkpoints
     WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4)
 """
 
-# Whether a subject has anything but no keys, though none were destroyed: keys are stored before what they seal, and a
-# shred keeps their rows. By order, because whoever only asks whether there is a row may scan the table for it.
-KEYS_ARE_GONE = """
-SELECT coalesce(
-        (SELECT true FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2 ORDER BY thread_id LIMIT 1),
-        (SELECT true FROM stateroom.checkpoints WHERE tenant_id = $1 AND subject_id = $2
-         ORDER BY thread_id, namespace, checkpoint_id LIMIT 1),
-        (SELECT true FROM stateroom.heads WHERE tenant_id = $1 AND subject_id = $2
-         ORDER BY thread_id, namespace LIMIT 1),
-        (SELECT true FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2
-         ORDER BY thread_id, namespace, checkpoint_id, task_id, idx LIMIT 1),
-        false)
-    AND NOT EXISTS (SELECT FROM stateroom.subject_keys
-        WHERE tenant_id = $1 AND subject_id = $2 AND state = 'destroyed')
-    AND (SELECT count(DISTINCT purpose) FROM stateroom.subject_keys
-        WHERE tenant_id = $1 AND subject_id = $2 AND state = 'active') < 2
-"""
-
 COUNT_CHECKPOINTS = """
 SELECT count(*) FROM stateroom.checkpoints
 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4
@@ -108,7 +90,7 @@ ORDER BY t.thread_id, h.namespace
 LIMIT $6
 """
 
-# Subjects with threads, of which no key is stored, or destroyed ones only: as `KEYS_ARE_GONE`, over a tenant.
+# Subjects with threads, of which no key is stored, or destroyed ones only.
 SUBJECTS_WITHOUT_KEYS = """
 SELECT t.subject_id, EXISTS (
     SELECT FROM stateroom.subject_keys k WHERE k.tenant_id = $1 AND k.subject_id = t.subject_id) AS destroyed

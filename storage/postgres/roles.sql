@@ -26,8 +26,15 @@ BEGIN
 END
 $$;
 
--- The owner of the schema must be able to give the look-up function to gw_auth.
-GRANT gw_auth TO gw_migrate;
+-- The owner of the schema must be able to give the look-up function to gw_auth. Whoever restores a dump and is no
+-- superuser may not grant this again, and need not.
+DO $$
+BEGIN
+    IF NOT pg_has_role('gw_migrate', 'gw_auth', 'SET') THEN
+        GRANT gw_auth TO gw_migrate;
+    END IF;
+END
+$$;
 
 -- Nobody but the owner makes temporary tables: nothing here needs them, and one can stand before a table of its name.
 DO $$

@@ -11,7 +11,7 @@ from crypto import KeyUnavailable
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
 from storage.control_rows import Proof, schema_row
-from storage.errors import BuildTooOld, IntegrityFailure, InvalidState, JobNotDamaged, LegalHold
+from storage.errors import IntegrityFailure, InvalidState, JobNotDamaged, LegalHold
 from storage.features import LEAD_SECONDS
 from storage.model import Save
 from storage.postgres.unit_of_work import Silent
@@ -541,14 +541,42 @@ async def test_rows_name_their_format_once_all_processes_know_it_and_those_from_
     assert watch.failures == 0
 
 
-async def test_a_row_of_a_newer_build_is_newer_and_not_damaged(
-    opened, gateway, registered, scope, tenant, admin, watch
+@pytest.mark.parametrize("unknown", [-1, 0, 3, 32767])
+async def test_a_version_of_an_unknown_format_is_damaged_hides_no_other_and_is_registered_again(
+    opened, gateway, registered, scope, tenant, admin, watch, verified, unknown
 ):
-    await admin.execute("UPDATE stateroom.state_schemas SET mac_format = 3 WHERE tenant_id = $1", scope.tenant_id)
+    """A newer build writes none before a feature is on, and this one serves nothing then."""
+    edit = "UPDATE stateroom.state_schemas SET mac_format = $2 WHERE tenant_id = $1 AND number = 2"
+    await admin.execute(edit, scope.tenant_id, unknown)
     async with opened() as cold:
-        with pytest.raises(BuildTooOld, match="format 3"):
-            await cold.state_schemas.get(tenant, "pay")
-    assert watch.failures == 0
+        assert [each.damaged for each in await cold.state_schemas.list(tenant, "pay")] == [False, True]
+        assert watch.failures > 0
+        assert await verified() == {"control-row": 1}
+        await cold.state_schemas.put(tenant, "pay", 2, Definition(up=RENAME))
+        assert not any(each.damaged for each in await cold.state_schemas.list(tenant, "pay"))
+        assert "state-schema.supersede" in await actions(cold, tenant)
+    assert await verified() == {}
+
+
+async def test_policies_holds_and_jobs_of_an_unknown_format_are_damaged_and_give_way(
+    gateway, scope, tenant, admin, verified
+):
+    policies, said = gateway.retention_policies, Policy(legal_hold=False)
+    await save(gateway, scope, "t1")
+    await policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+    await policies.put_thread(scope, "t1", Policy(idle_ttl_seconds=DAY))
+    job_id = await gateway.rotation.rewrap_tenant(tenant, ACTOR)
+    for table in ("retention", "thread_retention", "jobs"):
+        await admin.execute(f"UPDATE stateroom.{table} SET mac_format = 3")  # noqa: S608
+    assert (await policies.get(tenant)).damaged == {("tenant", "")}
+    assert (await policies.get_thread(scope, "t1")).damaged
+    assert (await gateway.jobs.get(tenant, job_id)).damaged
+    assert await verified() == {"control-row": 3}
+    await policies.put(tenant, None, said)
+    await policies.put_thread(scope, "t1", said, supersede=True)
+    await gateway.control_repair.supersede_job(tenant, job_id, ACTOR)
+    assert await verified() == {}
+    await gateway.threads.delete(scope, "t1")
 
 
 async def test_no_row_is_made_an_older_one_by_its_format(opened, gateway, registered, tenant, admin):

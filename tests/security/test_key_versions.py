@@ -20,6 +20,7 @@ from storage.verifying import TenantReport
 from tests.support.archive_rows import fill, opened
 from tests.support.interleaving import WAIT_SECONDS
 from tests.support.states import document, history, load, put, save, state, write
+from tests.support.transfers import exported
 
 SCOPE = Scope(uuid4(), "user-1")
 NEW = NewArtifact(name="a")
@@ -59,6 +60,9 @@ class World:
     async def list_history(self):
         await history(self.store, SCOPE, thread_id="t1", with_state=True)
 
+    async def export(self):
+        await exported(self.store, self.store, SCOPE, SCOPE.tenant_id)
+
     async def list_artifacts(self):
         await self.store.artifacts.list(SCOPE, "t1")
 
@@ -92,7 +96,7 @@ ALL = "true"
 CASES = {
     "checkpoints": (ALL, (World.load, World.list_history), {"checkpoint"}),
     "pending_writes": (ALL, (World.load,), {"pending-write"}),
-    "chunks": (ALL, (), {"piece"}),
+    "chunks": (ALL, (World.load, World.list_history, World.export), {"piece"}),
     "artifacts": (
         ALL,
         (World.list_artifacts, World.get_artifact, World.read_artifact, World.name_artifact, World.revoke_urls),

@@ -66,7 +66,11 @@ STATEMENTS = {
     f"{module.__name__.rsplit('.', 1)[1]}.{name}": text
     for module in (checkpoints, threads, keys, blobs, artifacts, tags, archives, pruning, retention, save_policies)
     for name, text in vars(module).items()
-    if name.isupper() and name[0] != "_" and isinstance(text, str) and "tenant_id = $1" in text
+    if name.isupper()
+    and name[0] != "_"
+    and isinstance(text, str)
+    and "tenant_id = $1" in text
+    and not text.startswith("(")  # part of others
 }
 
 
@@ -225,14 +229,13 @@ def stripped(text):
 
 
 READS = {
-    "checkpoints.LOAD": ("t1", "", "c", True, 1),
+    "checkpoints.LOAD": ("t1", "", "c", True),
     "checkpoints.ONE": ("t1", "", "c"),
     "checkpoints.HEAD_AND_NEWEST": ("t1", ""),
     "checkpoints.LEFT_OVER": ("t1",),
     "checkpoints.WRITES_OF": ("t1", "", ["c", "early"], None, None),
     "checkpoints.HISTORY": (*[None] * 13, 100),
     "checkpoints.ANCESTORS": ("t1", "", "c", 10),
-    "checkpoints.KEY_STATE": (1,),
     "threads.ONE": ("t1",),
     "threads.LIST": (*[None] * 5, 100),
     "threads.LOCK": ("t1",),
@@ -240,6 +243,7 @@ READS = {
     "threads.STRETCH": ("t1", "", "", 100),
     "threads.ALL_WRITES": ("t1", "", "", "", -100, 100),
     "keys.SUBJECT_KEYS": (),
+    "keys.HASH_NOW": (),
     "pruning.CHECKPOINT_IDS": ("t1", ""),
     "pruning.CHECKPOINTS": ("t1", "", ["c"]),
     "pruning.WRITES": ("t1",),

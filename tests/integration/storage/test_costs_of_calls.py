@@ -16,15 +16,15 @@ from tests.support.states import contents, document, load, packed, put, save, st
 
 # Of the answer to a load: its row without what is sealed, and for each array of pieces or writes that has any, and for
 # each of their elements, what is not sealed and no list of ids. Every further column is four bytes at least.
-ROW_BYTES = 402  # its parent's id and its own among them, whether that is there, and whether any is newer than the head
-PIECES_BYTES, PIECE_BYTES = 80, 33
+ROW_BYTES = 408  # its parent's id and its own among them, whether that is there, and whether any is newer than the head
+PIECES_BYTES, PIECE_BYTES = 100, 41
 WRITES_BYTES, WRITE_BYTES = 320, 137
 # Of what asks for it: names and ids; those of statements grow as a connection goes on.
 LOAD_ASKS_BYTES = 121
 # To a load of a checkpoint that is not the head: each pending write of the thread is named, to count them.
 MEMBERS_BYTES, MEMBER_BYTES = 100, 78
-SAVE_ASKS_BYTES, NEW_PIECE_BYTES = 510, 29
-PUT_ASKS_BYTES, NEW_WRITE_BYTES = 450, 41
+SAVE_ASKS_BYTES, NEW_PIECE_BYTES = 522, 29
+PUT_ASKS_BYTES, NEW_WRITE_BYTES = 462, 41
 NAMES_BYTES = 8
 # A function that returns nothing: that it was called, and that the next call may come.
 DONE_BYTES = 36
@@ -32,7 +32,9 @@ DONE_BYTES = 36
 # PostgreSQL's rows for long values (heaptoast.h, TOAST_MAX_CHUNK_SIZE).
 TOAST_BYTES = 1996
 TURNS = 200
-LOOKED_UP = {"threads": 1, "heads": 1, "checkpoints": 1, "subject_keys": 1}
+# One for each purpose, and the tenant's.
+KEYS = {"subject_keys": 2, "tenant_keys": 1}
+LOOKED_UP = {"threads": 1, "heads": 1, "checkpoints": 1} | KEYS
 # A load looks at the newest checkpoint, too: nothing is newer than the head. And at the parent: it may be removed.
 LOADED = LOOKED_UP | {"checkpoints": 3}
 FIRST_LOADED = LOOKED_UP | {"checkpoints": 2}
@@ -167,7 +169,7 @@ async def test_pending_writes_of_the_head_write_their_own_rows_and_send_them_onc
         values = [write(number, "m", document(f"{step} {number}", 5000 if long else 100)) for number in range(writes)]
         cost = await meter.cost(put(store, scope, saved.checkpoint_id, *values))
     expected = await stored(admin, scope, saved.checkpoint_id)
-    assert cost.read == dict.fromkeys(("threads", "heads", "subject_keys"), 1)
+    assert cost.read == {"threads": 1, "heads": 1} | KEYS
     own = {"threads": (0, 1, 0), "heads": (0, 1, 0), "pending_writes": (writes, 0, 0)}
     assert cost.written == own | ({"chunks": (writes, 0, 0)} if long else {})
     sealed = 2 * expected.thread + 2 * expected.head + sum(expected.writes)
@@ -186,7 +188,7 @@ async def test_pending_writes_before_their_checkpoint_leave_the_head_alone_and_i
         cost = await meter.cost(put(store, scope, each, write(0, "m", document("a", 100)), write(1, "m", "b")))
         expected = await stored(admin, scope, each)
         saved = await meter.cost(save(store, scope, checkpoint_id=each, content=state(n=each)))
-    assert cost.read == dict.fromkeys(("threads", "heads", "subject_keys"), 1)
+    assert cost.read == {"threads": 1, "heads": 1} | KEYS
     assert cost.written == {"threads": (0, 1, 0), "pending_writes": (2, 0, 0)}
     sealed = 2 * expected.thread + expected.head + sum(expected.writes)
     assert cost.asked <= PUT_ASKS_BYTES + sealed + 2 * NEW_WRITE_BYTES + NAMES_BYTES

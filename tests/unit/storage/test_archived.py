@@ -35,7 +35,7 @@ OTHERS = {
     "checkpoints.TENANT_LISTING", "checkpoints.TENANT_LISTING_TROUBLED", "completeness.TRACES",
     "tags.STANDING",
     # whether anything is left of what is gone, hot or archived
-    "checkpoints.LEFT_OVER", "completeness.KEYS_ARE_GONE",
+    "checkpoints.LEFT_OVER",
 }  # fmt: skip
 # Whose statements run while one thread is read.
 READERS = (storage.checkpoints, storage.loading, storage.reading, storage.completeness, storage.pieces, storage.tags)
