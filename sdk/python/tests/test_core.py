@@ -185,6 +185,38 @@ def test_an_attempt_never_waits_longer_than_what_is_left_of_the_budget():
     assert trial.begin() == (0.5, 0.5)
 
 
+def test_an_attempt_that_the_budget_cuts_short_ends_with_what_the_gateway_said_before():
+    clock = FakeClock()
+    trial = attempts(clock=clock, total_seconds=3.0)
+    trial.begin()
+    clock.sleep(trial.answered(429, {**JSON, "retry-after": "2"}, problem_body("tenant-busy", retryable=True)))
+    clock.sleep(trial.begin()[1])
+    with pytest.raises(TenantBusy) as caught:
+        trial.failed("no answer", received=True)
+    assert "attempt 2" in str(caught.value.__cause__)
+
+
+def test_an_attempt_that_fails_within_the_budget_says_itself_why():
+    clock = FakeClock()
+    trial = attempts(clock=clock, total_seconds=3.0)
+    trial.begin()
+    clock.sleep(trial.answered(429, {**JSON, "retry-after": "2"}, problem_body("tenant-busy", retryable=True)))
+    trial.begin()
+    clock.sleep(0.9)
+    with pytest.raises(GatewayUnavailable, match="refused"):
+        trial.failed("the connection was refused", received=False)
+
+
+def test_a_cut_short_call_that_may_be_done_and_cannot_be_repeated_does_not_say_that_it_was_refused():
+    clock = FakeClock()
+    trial = attempts(POST, clock=clock, total_seconds=3.0)
+    trial.begin()
+    clock.sleep(trial.answered(429, {**JSON, "retry-after": "2"}, problem_body("tenant-busy", retryable=True)))
+    clock.sleep(trial.begin()[1])
+    with pytest.raises(GatewayUnavailable, match="no answer"):
+        trial.failed("no answer", received=True)
+
+
 def test_an_unrepeatable_call_is_repeated_only_if_it_cannot_have_been_received():
     trial = attempts(POST)
     trial.begin()

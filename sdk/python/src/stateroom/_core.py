@@ -338,6 +338,7 @@ class Attempts:
         self._jitter = jitter
         self._now = now
         self._began = monotonic()
+        self._said: StateroomError | None = None  # the last refusal that was worth another attempt
         self.count = 0
 
     def begin(self) -> tuple[float, float]:
@@ -354,6 +355,7 @@ class Attempts:
     def renew(self) -> None:
         """Something lasting was achieved; the budget begins anew."""
         self._began = self._monotonic()
+        self._said = None
         self.count = 1
 
     def failed(self, reason: str, *, received: bool) -> float:
@@ -368,10 +370,13 @@ class Attempts:
 
         Raises:
             GatewayUnavailable: There is no next attempt.
+            StateroomError: The budget cut this attempt short: what the gateway said to an earlier one.
         """
         error = GatewayUnavailable(f"{reason} (attempt {self.count})", retryable=True)
         if received and not self._call.repeatable:
             raise error
+        if self._said is not None and self._remaining_seconds() <= 0:
+            raise self._said from error
         return self._wait_seconds(error, None)
 
     def answered(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer | float:
@@ -395,6 +400,7 @@ class Attempts:
             raise error
         if not self._call.repeatable and error.code in _POSSIBLY_DONE:
             raise error
+        self._said = error
         return self._wait_seconds(error, headers.get("retry-after"))
 
     def _remaining_seconds(self) -> float:
