@@ -46,6 +46,7 @@ _OBSOLETE_DATES = ("%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
 _YEARS_AHEAD_MAX = 50  # RFC 9110 section 5.6.7, of a year of two digits
 _SHOWN = ("image/", "audio/", "video/")
 _SHOWN_WHOLE = frozenset({"application/pdf", "text/plain"})
+_FORMS = frozenset({"multipart/form-data", "application/x-www-form-urlencoded"})
 _json = json_decoder(dict[str, Any])
 
 
@@ -58,6 +59,11 @@ def check_media_type(text: str, fault: Fault) -> str:
     if len(text) > _MEDIA_TYPE_CHARACTERS_MAX or not _MEDIA_TYPE.match(text):
         raise InvalidRequest(fault)
     return text
+
+
+def is_form(media_type: str) -> bool:
+    """Whether a media type is that of a form: how a browser or a tool sends a file, and never what the file is."""
+    return media_type.partition(";")[0].strip().lower() in _FORMS
 
 
 def check_name(text: str, fault: Fault) -> str:

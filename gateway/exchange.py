@@ -53,6 +53,7 @@ SHARE_HEADER = "Stateroom-Client-Share"
 VERSION_HEADER = "Accept-State-Version"
 VERSION_SCHEMAS_MAX = 100  # what one agent could possibly know
 CLIENT_SHARE_CHARACTERS = 44  # so that a share has one spelling
+NO_FORM = "send the bytes as the body, with the file's own Content-Type; not as a form"
 COMMON_HEADERS = [
     (b"cache-control", b"private, no-store"),  # everything is somebody's state
     (b"x-content-type-options", b"nosniff"),
@@ -65,6 +66,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 _STATE_VERSION = re.compile(r"(?:(?P<schema>[A-Za-z0-9._:-]{1,64})=)?(?P<number>[1-9][0-9]{0,8})\Z", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]", re.ASCII)
+_DAY_CHARACTERS = len("2026-03-01T")
 _TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
 _TAGS = re.compile(r"[ \t,]*\0(?:[ \t]*,[ \t,]*\0)*[ \t,]*")  # each tag as NUL
 # Twice is ambiguous for these: two parties on the way could read different ones.
@@ -262,10 +264,12 @@ def parse_query(query: bytes, shape: type[Q]) -> Q:
             faults[name] = "the parameter is given twice"
         else:
             values[name] = text
-            if text == "null" and name in _nullables(shape):
+            if text.lower() == "null" and name in _nullables(shape):
                 faults[name] = "must be a value; leave it out to filter by none"
             elif name in _moments(shape) and not _DATE.match(text):
                 faults[name] = f"{name} {A_TIME}"
+            elif name in _moments(shape) and " " in text[_DAY_CHARACTERS:]:
+                faults[name] = f"{name} has a blank before its zone: in a query, + is a blank, so write it %2B"
     return _convert(values, shape, faults)
 
 
@@ -443,7 +447,7 @@ class Exchange:
         """
         media_type = self.facts.headers.get(b"content-type", b"").strip().lower()
         if media_type.startswith(b"multipart/"):
-            raise UnsupportedMediaType("send the bytes as the body, with the file's own Content-Type; not as a form")
+            raise UnsupportedMediaType(NO_FORM)
         if self.facts.headers.get(b"content-encoding", b"identity").strip().lower() not in {b"", b"identity"}:
             raise UnsupportedMediaType("send the content uncompressed")
         return stream_body(self.facts.headers, self._more, bytes_max, limit)

@@ -119,6 +119,7 @@ MEMBERS: dict[str, str] = {
     "key_id": "The key's public id; no secret.",
     "key_version": "The version of the key, from 1.",
     "kind": "What sort it is.",
+    "known_losses": "What an accepted restore lost: anchored heads, and tenants; no damage.",
     "label": "The version as people call it.",
     "last_used_at": "When it was last used, to the minute; null: never.",
     "late_since": "Since when the oldest act has been due; null: nothing is.",

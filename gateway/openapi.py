@@ -39,6 +39,7 @@ _WITH_SHARE = ("client-share-required", "client-share-wrong", "client-share-unex
 _WITH_VERSION = (
     "state-too-new", "state-schema-mismatch", "state-upcast-failed", "too-costly", "tenant-too-costly",
 )  # fmt: skip
+_OPEN = {"type": "object", "additionalProperties": True}
 _ID = "An id; one that does not match [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254} travels as ~ and its base64url."
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "If-Match": {
@@ -331,9 +332,7 @@ def _operation(one: Operation) -> dict[str, Any]:  # noqa: C901, PLR0912  one br
         elif one.content:
             answer["content"] = {"*/*": {"schema": {}}}
         elif one.public:
-            answer["content"] = {
-                one.media_type: {"schema": {"type": "object" if "json" in one.media_type else "string"}}
-            }
+            answer["content"] = {one.media_type: {"schema": _OPEN if "json" in one.media_type else {"type": "string"}}}
         responses[str(status)] = answer
     described: dict[str, Any] = {
         "operationId": one.name,

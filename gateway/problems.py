@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType, inspect
 from crypto import errors as crypto_errors
 from gateway import limits
 from gateway.whole_numbers import alternatives
-from gateway.wire import Fault, Problem
+from gateway.wire import NOT_BLANK, WITHOUT_NUL, Fault, Problem
 from migrations.state import errors as state_errors
 from storage import errors as storage_errors
 from storage.blob_io import BlobDamaged, BlobTooLarge
@@ -748,6 +748,7 @@ _FORMS = {
     "Invalid base64 encoded string": "must be base64",
     "Number out of range": "must be within the range of a 64-bit float",
 }
+_PATTERNS = {WITHOUT_NUL: "must not hold the character NUL (U+0000)", NOT_BLANK: "must not be blank"}
 # What lengths are counted in, by type, and numbers, by how their name ends.
 _UNITS = {"str": "characters", "bytes": "bytes", "array": "elements", "object": "members"}
 _ENDINGS = {"_per_second": "a second", "_seconds": "seconds", "_bytes": "bytes"}
@@ -848,7 +849,8 @@ def _in_words(what: str, kinds: Sequence[inspect.Type], label: str) -> str:
         allowed = [str(value) for each in kinds if isinstance(each, inspect.LiteralType) for value in each.values]
         return f"must be one of {', '.join(allowed) or 'the allowed values'}"
     if found := _REGEX.match(what):
-        return f"must match {found['regex']}".replace(r"\\", "\\").removesuffix(r"\Z")
+        pattern = found["regex"].replace(r"\\", "\\")
+        return _PATTERNS.get(pattern) or f"must match {pattern}".removesuffix(r"\Z")
     if found := _BOUND.match(what):
         return _bounds(found, kinds, label)
     return _FORMS.get(what, what)

@@ -498,7 +498,8 @@ class TenantRequest(Request):
     name: Name
 
 
-Reason = Annotated[str, Meta(min_length=1, max_length=500, pattern=r"[^\s\x00]")]
+NOT_BLANK = r"[^\s\x00]"
+Reason = Annotated[str, Meta(min_length=1, max_length=500, pattern=NOT_BLANK)]
 
 
 class TenantSuspension(Request):
@@ -1062,7 +1063,10 @@ class VerificationFinding(Response, omit_defaults=True):
 
 
 class Verification(Response):
-    """What a job verified, how often it found each code, and where, up to a hundred places."""
+    """What a job verified, how often it found each code, and where, up to a hundred places.
+
+    ``known_losses``: anchored heads, and of the deployment's job tenants, that an accepted restore lost; no damage.
+    """
 
     threads: int = 0
     threads_skipped: int = 0
@@ -1072,6 +1076,7 @@ class Verification(Response):
     pieces: int = 0
     found: dict[str, int] = {}
     findings: list[VerificationFinding] = []
+    known_losses: int = 0
 
 
 class Job(Response):

@@ -5,7 +5,6 @@ holds; its engines are used while it runs, and started where it does not. Both l
 open nothing and need no key of theirs.
 """
 
-import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.local import run_local, settings_from_environment
+from gateway.cli.local import run_with_settings, settings_from_environment
 from gateway.cli.parameters import data_dir_option, json_option
 
 if TYPE_CHECKING:
@@ -51,23 +50,7 @@ def run_on_store(work: "Callable[[Store], Coroutine[Any, Any, Any]]", data_dir: 
     Raises:
         Failure: it cannot be opened, or refused.
     """
-    if data_dir is not None:
-        return _with_folder(work, data_dir)
-    return run_local(_opened(settings_from_environment(), work))
-
-
-def _with_folder(work: "Callable[[Store], Coroutine[Any, Any, Any]]", data_dir: Path) -> Any:
-    from gateway.cli.instance import Instance
-
-    with Instance(data_dir) as folder:
-        identity = folder.join()
-
-        async def run() -> Any:
-            app_url = await folder.prepare(identity)
-            # Nobody is served here: the public URL is only one that a setting must have.
-            return await _opened(folder.settings(identity, app_url, "http://localhost", os.environ), work)
-
-        return run_local(run())
+    return run_with_settings(lambda settings: _opened(settings, work), data_dir)
 
 
 async def _opened(settings: "Settings", work: "Callable[[Store], Coroutine[Any, Any, Any]]") -> Any:

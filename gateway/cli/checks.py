@@ -130,7 +130,7 @@ async def examine(environ: Mapping[str, str]) -> list[Finding]:
         else:
             findings.append(skipped("database", "needs STATEROOM_DATABASE_URL"))
         findings.append(await _check_s3("object storage", "STATEROOM_S3_URL", given.get("s3_url")))
-        findings.append(await _check_history(given, root_key))
+        findings.append(await _check_history(given, root_key, findings))
     if "archive_url" in given:
         findings.append(await _check_s3("archive", "STATEROOM_ARCHIVE_URL", given["archive_url"]))
     return findings
@@ -194,9 +194,15 @@ async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
     return ok(check, detail)
 
 
-async def _check_history(given: Mapping[str, Any], root_key: RootKey | None) -> Finding:
+async def _check_history(given: Mapping[str, Any], root_key: RootKey | None, before: list[Finding]) -> Finding:
     """Whether the database has what the object store knows of it: shreds, and events that were anchored."""
     check = "history"
+    for name, needed in (
+        ("database", "a database that answers"),
+        ("PostgreSQL version", "a server that is new enough"),
+    ):
+        if any(each.check == name and each.outcome == "failed" for each in before):
+            return skipped(check, f"needs {needed}")
     if root_key is None or not {"database_url", "deployment_id", "s3_url"} <= given.keys():
         return skipped(check, "needs the database, STATEROOM_S3_URL, the root key and STATEROOM_DEPLOYMENT_ID")
     fix = "See docs/operations/backup.md on restores and fail-over before serving from it."
@@ -222,6 +228,12 @@ async def _check_history(given: Mapping[str, Any], root_key: RootKey | None) -> 
     return ok(check, "the database has every event that was anchored, and every shred")
 
 
+def _reach_fix(error: Exception, host: str | None) -> str:
+    if isinstance(error, PermissionError) and host:  # a local socket may be closed itself
+        return "The driver looks into ~/.postgresql: give this user a HOME it may read (in a unit, ProtectHome=tmpfs)."
+    return "Check STATEROOM_DATABASE_URL, the network, the password, and that the server runs."
+
+
 async def _check_database(
     given: Mapping[str, Any], root_key: RootKey | None, environ: Mapping[str, str]
 ) -> list[Finding]:
@@ -235,8 +247,7 @@ async def _check_database(
         )
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
         # The class tells enough (InvalidPasswordError, ConnectionRefusedError); the text may quote the URL.
-        fix = "Check STATEROOM_DATABASE_URL, the network, the password, and that the server runs."
-        return [failed("database", f"{place} does not answer: {type(error).__name__}", fix)]
+        return [failed("database", f"{place} does not answer: {type(error).__name__}", _reach_fix(error, url.host))]
 
     async def wrapped(connection: Any) -> Finding:
         return await _check_wrapped(connection, root_key, given.get("deployment_id"))
@@ -367,7 +378,7 @@ async def _check_row_level_security(connection: Any) -> Finding:
 
 async def _check_functions(connection: Any) -> Finding:
     if found := await setup.function_faults(connection):
-        fix = "Give them back as a superuser, or restore as one: docs/operations/backup.md."
+        fix = "Run stateroom db upgrade, which gives them back; then see who changed them: docs/operations/backup.md."
         return failed("functions", "; ".join(found), fix)
     return ok("functions", "each runs with the rights it was made with")
 

@@ -34,6 +34,7 @@ _HINTS = {
     "artifact-not-found": "Artifacts belong to a subject: is --subject the right one? See: stateroom artifact list",
     "artifact-referenced": "A checkpoint names it: prune or delete what does, then delete the artifact.",
     "upload-not-found": "It was completed, given up, or has expired: upload without --resume.",
+    "last-admin-key": "Make another one first, or end this one all the same with --force.",
     "quota-exceeded": "Prune, delete or archive threads, delete artifacts, or ask the operator for a larger quota.",
     "thread-exists": "Choose another id, or delete that thread first.",
     "draining": "The gateway is shutting down; another one should answer soon.",

@@ -35,6 +35,7 @@ NAME = "embedded"  # of the tenant and of its keys
 PERMISSIONS = ("state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin")
 # What a person may still choose for an embedded gateway; the rest follows from the folder.
 PASSED_ON = (
+    "STATEROOM_BACKUP_RETENTION_DAYS",
     "STATEROOM_DEFAULT_BLOB_QUOTA",
     "STATEROOM_DEFAULT_ROW_QUOTA",
     "STATEROOM_LOG_LEVEL",
@@ -42,6 +43,11 @@ PASSED_ON = (
     "STATEROOM_REQUESTS_IN_FLIGHT_MAX",
     "STATEROOM_TRACEABLE",
 )
+
+
+def chosen(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings of an environment that count for an embedded gateway: of `PASSED_ON`, those that say something."""
+    return {name: environ[name] for name in PASSED_ON if environ.get(name)}
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -320,11 +326,10 @@ class Instance:
             public_url: Where the gateway answers.
             environ: This process's; only what `PASSED_ON` names counts.
         """
-        chosen = {name: environ[name] for name in PASSED_ON if environ.get(name)}
         return {
             "STATEROOM_METRICS_LISTEN": "off",  # several instances live side by side
             "STATEROOM_LOG_LEVEL": "warning",  # a line for each request would hide what a person reads
-            **chosen,
+            **chosen(environ),
             "STATEROOM_DATABASE_URL": app_url,
             "STATEROOM_DEPLOYMENT_ID": str(identity.deployment_id),
             "STATEROOM_API_KEY_PEPPER": identity.api_key_pepper,

@@ -68,9 +68,10 @@ def target_of(job: "Mapping[str, Any]") -> str:
 
 
 def flat(job: "Mapping[str, Any]") -> dict[str, Any]:
-    """A job as a row of a table, without what it found in detail."""
+    """A job as a row of a table, without what it found in detail; the state of a damaged one is that it is."""
     row = {name: value for name, value in job.items() if name not in {"migration", "verification"}}
-    return {**row, "target": target_of(job), "progress": progress_of(job)}
+    state = "damaged" if job.get("damaged") else job["state"]
+    return {**row, "state": state, "target": target_of(job), "progress": progress_of(job)}
 
 
 def follow(

@@ -303,7 +303,7 @@ def job_supersede(*, job_id: str, operator: bool, url: str | None, as_json: bool
     """Put a job aside whose row was written or edited outside the gateway; the audit log keeps what it said."""
     with _open(url, operator=operator) as connection:
         found = connection.call("POST", job_path(operator, "jobs", job_id, "supersede"))
-    _print(found, as_json=as_json)
+    _print(found if as_json else flat(found), as_json=as_json)
 
 
 # --- after a restore -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ They read the same settings as the gateway (`gateway.settings`) and open the sam
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import rich_click as click
 
@@ -93,7 +93,7 @@ def run_local(coroutine: "Coroutine[Any, Any, Any]") -> Any:
         raise Failure(
             "the database is not set up as the gateway requires",
             detail=str(error),
-            hint="stateroom db upgrade brings the schema up to date; stateroom doctor checks everything.",
+            hint="stateroom doctor checks everything and says what to do.",
         ) from None
     except (StorageError, CryptoError, SettingsError) as error:
         raise Failure("the gateway refuses to start", detail=str(error), hint="stateroom doctor tells more.") from None
@@ -404,6 +404,29 @@ async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path |
                 await stopped.wait()
 
 
+def run_with_settings(work: "Callable[[Settings], Coroutine[Any, Any, T]]", data_dir: Path | None) -> T:
+    """Run ``work`` with the settings of the environment, or with those of an embedded gateway's folder.
+
+    An embedded gateway's engines are used while it runs, and started where it does not.
+
+    Raises:
+        Failure: there are none, or ``work`` was refused.
+    """
+    if data_dir is None:
+        return cast("T", run_local(work(settings_from_environment())))
+    from gateway.cli.instance import Instance
+
+    with Instance(data_dir) as folder:
+        identity = folder.join()
+
+        async def run() -> T:
+            app_url = await folder.prepare(identity)
+            # Nobody is served here: the public URL is only one that a setting must have.
+            return await work(folder.settings(identity, app_url, "http://localhost", os.environ))
+
+        return cast("T", run_local(run()))
+
+
 @click.command("init")
 @click.option("--another", is_flag=True, help="Create one more operator key although there is one.")
 @click.option("--name", default="operator", show_default=True, help="What the key is for.")
@@ -419,13 +442,23 @@ async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path |
     show_default=True,
     help="When the key ends: 8h, an RFC 3339 time, or never.",
 )
+@data_dir_option
 @json_option
-def init(*, another: bool, name: str, decrypt_any: bool, expires: datetime | Literal["never"], as_json: bool) -> None:
+def init(
+    *,
+    another: bool,
+    name: str,
+    decrypt_any: bool,
+    expires: datetime | Literal["never"],
+    data_dir: Path | None,
+    as_json: bool,
+) -> None:
     """Check the settings and create the first operator key, which is printed this once.
 
-    Run it once per deployment, after `stateroom db upgrade`.
+    Run it once per deployment, after `stateroom db upgrade`. An embedded gateway has one; --another makes
+    more.
     """
-    if not os.environ.get("STATEROOM_DEPLOYMENT_ID"):
+    if data_dir is None and not os.environ.get("STATEROOM_DEPLOYMENT_ID"):
         from uuid import uuid4
 
         raise Failure(
@@ -434,11 +467,13 @@ def init(*, another: bool, name: str, decrypt_any: bool, expires: datetime | Lit
             hint="Keep it with the settings for good: every sealed record is bound to it.",
             exit_code=ExitCode.USAGE,
         )
-    settings = settings_from_environment()
     permissions = ("decrypt-any", "operator") if decrypt_any else ("operator",)
     expires_at = None if expires == "never" else expires
-    making = _create_operator_key(settings, name, another=another, permissions=permissions, expires_at=expires_at)
-    api_key, key_id = run_local(making)
+
+    def making(settings: "Settings") -> "Coroutine[Any, Any, tuple[str, str]]":
+        return _create_operator_key(settings, name, another=another, permissions=permissions, expires_at=expires_at)
+
+    api_key, key_id = run_with_settings(making, data_dir)
     if as_json:
         ends = None if expires_at is None else expires_at.isoformat()
         render.emit_json({"key_id": key_id, "kind": "operator", "name": name, "expires_at": ends, "api_key": api_key})

@@ -14,7 +14,7 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.parameters import ByteSize, Moment, json_option, page_options, subject_option, url_option
+from gateway.cli.parameters import ByteSize, Command, Moment, json_option, page_options, subject_option, url_option
 
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
@@ -478,19 +478,55 @@ def thread_copy(*, thread_id: str, target_thread_id: str, subject: str | None, u
     _print_record(receipt, as_json=as_json)
 
 
+def _state_version_options(command: Command) -> Command:
+    """Add ``--state-schema`` and ``--state-version``, to which a new checkpoint is converted."""
+    number = click.option(
+        "--state-version",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="The version of --state-schema that the new checkpoint gets.",
+    )
+    schema = click.option(
+        "--state-schema", metavar="NAME", help="Convert it to a version of this state schema.  [default: as it is]"
+    )
+    return schema(number(command))
+
+
+def _stated_version(schema: str | None, number: int | None) -> dict[str, Any]:
+    """What a body says of the state version; nothing where nobody stated one.
+
+    Raises:
+        UsageError: only one of both was given.
+    """
+    if (schema is None) != (number is None):
+        raise click.UsageError("--state-schema and --state-version go together.")
+    return {} if schema is None else {"state_schema": schema, "state_version": number}
+
+
 @thread_group.command("fork")
 @click.argument("thread_id")
 @click.argument("checkpoint_id")
+@_state_version_options
 @subject_option
 @url_option
 @json_option
-def thread_fork(*, thread_id: str, checkpoint_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
+def thread_fork(
+    *,
+    thread_id: str,
+    checkpoint_id: str,
+    state_schema: str | None,
+    state_version: int | None,
+    subject: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Go on from an older checkpoint: its state becomes a new one, which is the head; nothing is removed."""
+    stated = _stated_version(state_schema, state_version)
     with _as_tenant(url, subject) as connection:
         head_id = connection.call("GET", ["threads", thread_id])["head_id"]
         older = _load(connection, thread_id, checkpoint_id, "", view="none")
         body = {name: older[name] for name in ("status", "agent", "metadata", "state_schema", "state_version")}
-        body |= {"changes": {}, "parent_id": checkpoint_id, "fork": True, "source": "fork"}
+        body |= {"changes": {}, "parent_id": checkpoint_id, "fork": True, "source": "fork"} | stated
         receipt = connection.call("POST", ["threads", thread_id, "checkpoints"], body=body, head_id=head_id)
     _print_record(receipt, as_json=as_json, times=("created_at",))
 
@@ -501,6 +537,7 @@ def thread_fork(*, thread_id: str, checkpoint_id: str, subject: str | None, url:
 @click.option("--keep-last", type=click.IntRange(min=0), required=True, metavar="N", help="Newest elements that stay.")
 @click.option("--summary", metavar="TEXT", help="Stands for the elements before.")
 @click.option("--namespace", default="", metavar="NAME", help="The root's when left out.")
+@_state_version_options
 @subject_option
 @url_option
 @json_option
@@ -511,12 +548,15 @@ def thread_compact(
     keep_last: int,
     summary: str | None,
     namespace: str,
+    state_schema: str | None,
+    state_version: int | None,
     subject: str | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Make a list channel of the head shorter, as a new checkpoint; older checkpoints keep the whole list."""
-    body = {"channel": channel, "keep_last": keep_last, "namespace": namespace}
+    body: dict[str, Any] = {"channel": channel, "keep_last": keep_last, "namespace": namespace}
+    body |= _stated_version(state_schema, state_version)
     if summary is not None:
         body["summary"] = summary
     with _as_tenant(url, subject) as connection:

@@ -143,7 +143,7 @@ def show(*, schema: str, number: int | None, url: str | None, as_json: bool) -> 
     elif number is not None:
         render.document(versions[0])
     else:
-        columns = ("Version", "Label", "Step", "Way back", "JSON Schema", "Ephemeral", "Registered")
+        columns = ("Version", "Label", "Step", "Way back", "JSON Schema", "Ephemeral", "Registered", "Row")
         render.table(columns, [_row(each) for each in versions], empty="")
 
 
@@ -163,11 +163,12 @@ def _row(version: "Mapping[str, Any]") -> list[str]:
         render.cell(version["json_schema"] is not None),
         render.cell(version["ephemeral"]),
         render.moment(version["created_at"]),
+        "damaged" if version.get("damaged") else "ok",  # a gateway of another release may not say it
     ]
 
 
 def _described(version: "Mapping[str, Any]") -> dict[str, str]:
-    names = ("version", "label", "step", "way back", "JSON Schema", "ephemeral", "registered")
+    names = ("version", "label", "step", "way back", "JSON Schema", "ephemeral", "registered", "row")
     return {"schema": render.cell(version["state_schema"])} | dict(zip(names, _row(version), strict=True))
 
 

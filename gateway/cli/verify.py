@@ -149,7 +149,8 @@ def _verify_by_job(url: str | None, *, operator: bool, timeout_seconds: float | 
     render.say(f"Verified {shown}; {found} findings.")
     if known:
         render.say(
-            f"{known:,} anchored heads are known to be lost since a restore that was accepted; they are no finding."
+            f"{known:,} anchored heads{' and tenants' if operator else ''} are known to be lost since a restore that"
+            " was accepted; they are no finding."
         )
     if as_json:
         for row in rows:

@@ -18,9 +18,9 @@ from gateway import artifact_headers as headers
 from gateway import limits, wire
 from gateway.auth import Principal
 from gateway.content import stream
-from gateway.exchange import Exchange, encode_id, path_id, path_uuid, place
+from gateway.exchange import NO_FORM, Exchange, encode_id, path_id, path_uuid, place
 from gateway.operations import Operation, route
-from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, InvalidRequest
+from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, InvalidRequest, UnsupportedMediaType
 from gateway.services import Services
 from gateway.wire import Fault
 from storage import artifact_model as model
@@ -96,9 +96,12 @@ def _described(exchange: Exchange) -> model.NewArtifact:
     """What the headers of a whole upload say of it."""
     metadata = headers.parse_metadata(exchange.header(headers.METADATA_HEADER))
     wrong_type = Fault(detail="must be a media type, such as image/png", header="Content-Type")
+    media_type = exchange.header("content-type") or headers.MEDIA_TYPE_DEFAULT
+    if headers.is_form(media_type):
+        raise UnsupportedMediaType(NO_FORM)
     return model.NewArtifact(
         name=headers.parse_name(exchange.header(headers.NAME_HEADER)),
-        media_type=headers.check_media_type(exchange.header("content-type") or headers.MEDIA_TYPE_DEFAULT, wrong_type),
+        media_type=headers.check_media_type(media_type, wrong_type),
         metadata=headers.check_metadata(
             metadata,
             Fault(
@@ -182,6 +185,9 @@ async def begin_upload(
     thread = path_id(thread_id, "thread_id")
     request, name, body = await exchange.body(wire.UploadRequest)
     wrong = Fault(detail=f"must be plain JSON of at most {limits.METADATA_BYTES_MAX:,} bytes", pointer="/metadata")
+    if headers.is_form(request.media_type):
+        of_form = "must be what the file is, such as image/png; a form is how a file is sent, and not what it is"
+        raise InvalidRequest(Fault(detail=of_form, pointer="/media_type"))
     description = model.NewArtifact(
         name=headers.check_name(request.name, _NAME),
         media_type=headers.check_media_type(

@@ -61,6 +61,11 @@ def test_no_constant_is_without_a_type_and_no_object_without_a_word_on_its_membe
     assert SCHEMAS["SaveRequest"]["properties"]["metadata"]["additionalProperties"] is True
 
 
+def test_the_answer_that_is_a_document_itself_is_an_open_object() -> None:
+    answer = DOCUMENT["paths"]["/openapi.json"]["get"]["responses"]["200"]["content"]["application/json"]
+    assert answer["schema"] == {"type": "object", "additionalProperties": True}
+
+
 def test_a_default_makes_no_member_required_of_who_sends_it() -> None:
     assert not [each for schema in SCHEMAS.values() for each in below(schema) if "default" in each]
 

@@ -4,6 +4,7 @@ from threading import Thread
 
 import pytest
 
+from crypto.roots.file import FileRootKey
 from gateway.cli import checks
 
 SETTINGS = {
@@ -26,8 +27,6 @@ async def test_missing_settings_are_named_and_the_rest_is_skipped():
 
 
 async def test_one_wrong_setting_does_not_hide_what_else_is_wrong(tmp_path):
-    from crypto.roots.file import FileRootKey
-
     FileRootKey.create(tmp_path / "root.key")
     (tmp_path / "root.key").chmod(0o640)
     environ = {name: value for name, value in SETTINGS.items() if name != "STATEROOM_DEPLOYMENT_ID"}
@@ -44,9 +43,36 @@ async def test_one_wrong_setting_does_not_hide_what_else_is_wrong(tmp_path):
     assert "STATEROOM_DEPLOYMENT_ID" in found["settings"].detail
 
 
-async def test_a_root_key_others_can_read_fails_with_the_remedy(tmp_path):
-    from crypto.roots.file import FileRootKey
+@pytest.mark.parametrize(
+    ("before", "needed"),
+    [
+        (checks.failed("database", "it does not answer", ""), "a database that answers"),
+        (checks.failed("PostgreSQL version", "15.18", ""), "a server that is new enough"),
+    ],
+)
+async def test_a_history_that_nobody_can_ask_for_is_no_restore(before, needed, tmp_path, monkeypatch):
+    async def found(*_):
+        return [before]
 
+    FileRootKey.create(tmp_path / "root.key")
+    monkeypatch.setattr(checks, "_check_database", found)
+    bucket = "s3://a:b@127.0.0.1:1/bucket?endpoint=http&region=r"
+    environ = SETTINGS | {"STATEROOM_ROOT_KEY": f"file:{tmp_path / 'root.key'}", "STATEROOM_S3_URL": bucket}
+    assert (await outcomes(environ))["history"] == checks.skipped("history", f"needs {needed}")
+
+
+async def test_a_home_that_is_closed_to_the_driver_is_no_matter_of_password_and_network(monkeypatch):
+    async def connect(*_, **__):
+        raise PermissionError(13, "Permission denied", "/root/.postgresql/postgresql.key")
+
+    monkeypatch.setattr(checks.asyncpg, "connect", connect)
+    found = (await outcomes(SETTINGS))["database"]
+    assert found.outcome == "failed"
+    assert "HOME" in found.fix
+    assert "password" not in found.fix
+
+
+async def test_a_root_key_others_can_read_fails_with_the_remedy(tmp_path):
     path = tmp_path / "root.key"
     FileRootKey.create(path)
     environ = SETTINGS | {"STATEROOM_ROOT_KEY": f"file:{path}"}

@@ -33,6 +33,22 @@ def test_lists_of_jobs_say_what_each_waits_for(command, gateway, words):
     assert "object-store" in command(*words).out
 
 
+@pytest.mark.parametrize("words", [("job", "list"), ("jobs",)])
+def test_lists_of_jobs_mark_what_was_edited_outside_the_gateway(command, gateway, words):
+    gateway.answer({"jobs": [job("failed", damaged=True)], "next_cursor": None})
+    gateway.answer({"state": "none"})
+    shown = command(*words).out
+    assert "damaged" in shown
+    assert "failed" not in shown
+
+
+def test_a_job_that_was_put_aside_is_shown_as_every_job_is(command, gateway):
+    gateway.answer(job("failed", kind="superseded"))
+    outcome = command("job", "supersede", JOB)
+    assert gateway.last.path == f"/v1/jobs/{JOB}/supersede"
+    assert "0 of 2" in outcome.out
+
+
 @pytest.mark.parametrize(
     ("words", "looks_at", "wait_on"),
     [

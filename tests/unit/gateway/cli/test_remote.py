@@ -107,6 +107,13 @@ def test_listed_keys_show_no_secret_and_revoking_names_the_key(command, gateway)
     assert gateway.last.headers["authorization"] == f"Bearer {API_KEY}"
 
 
+def test_how_the_last_key_that_administers_is_revoked_is_hinted_at(command, gateway):
+    gateway.refuse(409, "last-admin-key")
+    outcome = command("api-key", "revoke", "k1")
+    assert outcome.code == 6
+    assert "--force" in outcome.err
+
+
 def test_a_listing_follows_cursors_and_prints_one_document_a_line(command, gateway):
     gateway.answer({"threads": [thread("a")], "next_cursor": "next"})
     gateway.answer({"threads": [], "next_cursor": "more"})

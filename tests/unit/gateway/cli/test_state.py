@@ -93,12 +93,13 @@ def test_a_refusal_names_the_place_in_the_definition(command, gateway):
 def test_schemas_are_listed_and_shown(command, gateway):
     gateway.answer({"state_schemas": [{"state_schema": "travel", "newest_version": 2}], "next_cursor": None})
     assert "travel" in command("state", "schema", "list").out
-    versions = [version(1, label="1.0"), version(2, up=[{"op": "remove", "path": "/a\u202e"}])]
+    versions = [version(1, label="1.0"), version(2, up=[{"op": "remove", "path": "/a\u202e"}], damaged=True)]
     answer = {"state_schema": "travel", "newest_version": 2, "versions": versions}
     gateway.answer(answer)
     shown = command("state", "schema", "show", "travel")
     assert shown.code == 0
     assert "1 operations" in shown.out
+    assert [line.split()[-1] for line in shown.out.splitlines()[-2:]] == ["ok", "damaged"]
     gateway.answer(answer)
     whole = command("state", "schema", "show", "travel", "2")
     assert "/a\\u202e" in whole.out

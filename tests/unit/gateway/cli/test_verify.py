@@ -31,6 +31,16 @@ def test_a_tenant_is_verified_by_a_job_that_is_followed_to_its_end(command, gate
     assert gateway.requests[0].method == "POST"
 
 
+def test_what_an_accepted_restore_lost_is_said_and_is_no_failure(command, gateway):
+    for options in ([], ["--json"]):
+        gateway.answer({"job_id": JOB}, 202)
+        gateway.answer(job(verification=verified() | {"known_losses": 4}))
+        outcome = command("verify", "tenant", *options)
+        assert outcome.code == 0
+        assert "4 anchored heads" in outcome.err
+    assert json.loads(outcome.out)["known_losses"] == 4
+
+
 def test_what_a_job_found_is_printed_and_fails_the_command(command, gateway):
     found = {"code": "piece", "detail": "d", "subject_id": "u\u202e1", "thread_id": "t1"}
     gateway.answer({"job_id": JOB}, 202)
