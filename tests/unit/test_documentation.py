@@ -83,6 +83,19 @@ def test_troubleshooting_names_codes_metrics_and_commands_that_there_are():
             command = found
 
 
+def test_observability_names_every_limit_and_round_that_metrics_show():
+    page = (ROOT / "docs" / "operations" / "observability.md").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
+    for metric, shown in (
+        ("stateroom_limit`", r"\.bounded\(\s*\"([a-z_]+)\""),
+        ("stateroom_round_success_timestamp_seconds`", r"\b(?:_repeat|round_ended)\(\"([a-z]+)\""),
+    ):
+        [row] = [line for line in page.splitlines() if line.startswith(f"| `{metric}")]
+        names = set(re.findall(shown, source))
+        assert len(names) > 3
+        assert {name for name in names if f"`{name}`" not in row} == set()
+
+
 def test_the_example_of_the_api_key_page_is_one():
     text = (ROOT / "docs" / "formats" / "api-key.md").read_text()
     example = re.search(r"sr_live_[0-9A-Za-z]{12}_[0-9A-Za-z]{49}$", text, re.MULTILINE)

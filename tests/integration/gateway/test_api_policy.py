@@ -271,8 +271,30 @@ def test_a_form_is_no_file_a_missing_body_is_said_and_null_is_no_filter(client: 
     assert "send the bytes as the body" in assert_problem(form, 415, "unsupported-media-type")["detail"]
     missing = client.post("/v1/threads/t/checkpoints")
     assert "a body is required" in assert_problem(missing, 400, "malformed-body")["detail"]
-    for path in ("threads?tier=null", "threads?status=null", "checkpoints?step=null", "checkpoints?since=null"):
+    words = ("threads?tier=null", "threads?status=null", "checkpoints?step=null", "checkpoints?since=null")
+    others = ("threads?tier=NULL", "threads?status=Null", "checkpoints?step=nULL", "checkpoints?since=NULL")
+    for path in words + others:
         problem = assert_problem(client.get(f"/v1/{path}"), 422, "invalid-request")
         assert problem["errors"][0]["parameter"] == path.split("?")[1].split("=")[0]
-    assert client.get("/v1/checkpoints?run_id=null&step=5.0").status_code == 200
+    assert client.get("/v1/checkpoints?run_id=null&step=5.0&agent=NULL").status_code == 200
     assert "instance" not in missing.json()
+
+
+def test_no_file_is_stored_as_a_form(client: httpx.Client) -> None:
+    for form in (
+        "multipart/form-data; boundary=x",
+        "Application/X-WWW-Form-Urlencoded",
+        "application/x-www-form-urlencoded;a=b",
+    ):
+        begun = client.post("/v1/threads/t/uploads", json={"name": "a.png", "media_type": form})
+        (fault,) = assert_problem(begun, 422, "invalid-request")["errors"]
+        assert (fault["pointer"], "what the file is" in fault["detail"]) == ("/media_type", True)
+        named = {"Stateroom-Artifact-Name": "a.png", "Content-Type": form}
+        whole = client.post("/v1/threads/t/artifacts", content=b"x", headers=named)
+        assert "not as a form" in assert_problem(whole, 415, "unsupported-media-type")["detail"]
+
+
+def test_a_plus_in_a_time_of_a_query_is_told_to_be_a_blank(client: httpx.Client) -> None:
+    problem = assert_problem(client.get("/v1/checkpoints?since=2026-01-01T00:00:00+02:00"), 422, "invalid-request")
+    assert "write it %2B" in problem["errors"][0]["detail"]
+    assert client.get("/v1/checkpoints?since=2026-01-01T00:00:00%2B02:00").status_code == 200

@@ -59,6 +59,12 @@ async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder, check
         assert done.returncode == 0, done.stderr
         assert [(each["blobs"], each["objects"], each["faults"]) for each in reports] == [(1, 1, {})]
         assert running.process.poll() is None
+        made = stateroom("init", "--another", "--decrypt-any", "--expires", "1h", "--json", "--data-dir", data_dir)
+        assert made.returncode == 0, made.stderr
+        key = json.loads(made.stdout)["api_key"]
+        operator = {"Authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=environ["STATEROOM_URL"], headers=operator, timeout=30) as client:
+            assert "decrypt-any" in (await client.get("/v1/whoami")).text
         doctor = stateroom("doctor", "--json", "--data-dir", data_dir)
         found = {check["check"]: check for check in json.loads(doctor.stdout)["checks"]}
         assert doctor.returncode == 0, found

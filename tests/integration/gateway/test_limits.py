@@ -11,7 +11,7 @@ import pytest
 
 from gateway import limits
 from storage.reading import HISTORY_MANIFESTS_BYTES_MAX
-from tests.support.half_request import HalfRequest
+from tests.support.half_request import HalfRequest, held_open
 from tests.support.metrics import free_port, until_in_flight
 from tests.support.production import serving
 from tests.support.tenants import new_tenant
@@ -35,13 +35,16 @@ async def test_a_tenant_at_its_cap_is_refused_while_another_is_served(deployment
     cap = limits.TENANT_REQUESTS_IN_FLIGHT_MAX
     async with serving(launcher, deployment, metrics_listen=f"127.0.0.1:{port}") as gateway:
         neighbour = await key_of_a_neighbour(gateway)
-        held = await asyncio.gather(*(HalfRequest(gateway, f"cap-{number}").begin() for number in range(cap)))
-        await until_in_flight(port, cap)
-        async with gateway.client() as crowded, gateway.client(api_key=neighbour) as served:
+        async with (
+            held_open(HalfRequest(gateway, f"cap-{number}") for number in range(cap)) as begun,
+            gateway.client() as crowded,
+            gateway.client(api_key=neighbour) as served,
+        ):
+            await until_in_flight(port, cap)
             assert_refused(await crowded.get("/v1/whoami"), 429, "tenant-busy")
             saved = await served.post("/v1/threads/t/checkpoints", json={"state": {"n": 1}})
             assert saved.status_code == 201
-            assert await asyncio.gather(*(each.finish() for each in held)) == [201] * cap
+            assert await asyncio.gather(*(each.finish() for each in begun)) == [201] * cap
             assert (await crowded.get("/v1/whoami")).status_code == 200
 
 
@@ -175,13 +178,13 @@ async def test_a_stuck_database_holds_as_many_requests_as_are_admitted_and_refus
         other_key = await key_of_a_neighbour(gateway)
         async with gateway.client(api_key=other_key) as other:
             clients = (client, other)
-            for each in clients:  # who they are is known, and takes no connection
-                assert (await each.get("/v1/whoami")).status_code == 200
 
             async def save(number: int):
                 path = f"/v1/threads/stuck-{number}/checkpoints"
                 return await clients[number % 2].post(path, json={"state": {"n": number}})
 
+            for number in (in_flight, in_flight + 1):  # who they are is known, and has keys: that takes no connection
+                assert (await save(number)).status_code == 201
             async with superuser.transaction():
                 await superuser.execute("LOCK stateroom.threads IN ACCESS EXCLUSIVE MODE")
                 waiting = [asyncio.create_task(save(number)) for number in range(in_flight)]
