@@ -84,13 +84,13 @@ async def schema_of_many_versions(store: Store, tenant_id: UUID) -> None:
 
 async def rows_to_count(store: Store, tenant_id: UUID) -> None:
     """More rows of one subject than are looked at in an hour of saves; nobody opens them."""
-    async with store.unit_of_work.begin(Scope(tenant_id, "attacker")) as transaction:
+    async with store.unit_of_work.begin(Scope(tenant_id, "counted")) as transaction:
         await transaction.execute(
             "INSERT INTO stateroom.pending_writes (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id,"
             " idx, task_path, channel, created_at, key_version, piece_ids, value, member)"
             " SELECT $1, $2, 'counted', '', 'c', n::text, 0, '', 'a', now(), 1, '', '', decode(repeat('00', 16), 'hex')"
             " FROM generate_series(1, $3) n",
-            tenant_id, "attacker", COUNTED_ROWS,
+            tenant_id, "counted", COUNTED_ROWS,
         )  # fmt: skip
 
 
