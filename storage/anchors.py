@@ -23,12 +23,15 @@ from storage.format.audit import OPERATOR_CHAIN, AnchorText, AuditInvalid, Chain
 from storage.postgres import audit as sql
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, TenantScope
+from storage.turns import Turns
 
 ANCHOR_SECONDS = 60.0  # what may be cut off an audit log unnoticed by whoever reads only the object store
 SIGNING_KEY_VERSION = 1
 _PAGE_ROWS = 1000
 _KNOWN_MAX = 10_000  # chains whose newest anchor this process remembers
 _LOOKS_AT_ONCE = 16  # listings of the object store that are under way together
+_ASKED_AT_ONCE = 4  # for the newest anchor of one chain; each is a thread that the event loop shares its processor with
+_ASKED_SECONDS_MAX = 5.0  # that one waits for its turn, well within a client's attempt timeout of 10 s
 _WATCHED_ROWS = 20  # chains that a process looks at each minute
 _AFTER_ALL_NUMBERS = "~"  # sorts behind every name below a chain's prefix
 
@@ -48,6 +51,10 @@ class Restored:
 
     tenant_id: UUID
     gap: Gap
+
+
+def _busy() -> Unavailable:
+    return Unavailable("too many others ask for the newest anchor of this audit log")
 
 
 class Anchors:
@@ -70,6 +77,7 @@ class Anchors:
         self._clock = clock
         self._signing_key: SigningKey | None = None
         self._known: OrderedDict[UUID, AnchorText] = OrderedDict()
+        self._turns = Turns(_ASKED_AT_ONCE, None, _ASKED_SECONDS_MAX, _busy)
         # Chains that lack what was anchored of them, as far as this process looked.
         self.lost: set[UUID] = set()
         self._watched = OPERATOR_CHAIN
@@ -216,8 +224,10 @@ class Anchors:
             AnchorNotFound: There is none, or no object store.
             IntegrityFailure: It is not signed by this deployment.
             BlobUnavailable: The object store does not answer.
+            Unavailable: Others have asked for it for too long.
         """
-        text, note = await self._stored(chain_of(scope), await self.public_key(scope))
+        async with self._turns.of(chain_of(scope)):
+            text, note = await self._stored(chain_of(scope), await self.public_key(scope))
         return Anchor(text, note, stored=True)
 
     async def _stored(self, chain: UUID, note_key: NoteKey) -> tuple[AnchorText, str]:
