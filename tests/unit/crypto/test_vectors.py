@@ -1,13 +1,7 @@
-"""Published vectors: Wycheproof, C2SP XAES and NIST CAVP.
-
-The Wycheproof and XAES files are data that is not part of this repository. They are looked for in the folder
-named by STATEROOM_VECTORS, else in `shared/vectors` beside the checkout; the CAVP files come with the package
-`cryptography_vectors`.
-"""
+"""Published vectors: Wycheproof and C2SP XAES, from `tests/vectors`, and NIST CAVP, from `cryptography_vectors`."""
 
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,22 +17,18 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from crypto import cobblestone, xaes
 from crypto.errors import OpenError
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-FOLDER = Path(os.environ.get("STATEROOM_VECTORS", REPOSITORY.parent / "shared" / "vectors"))
-
-
-def read_vectors(name: str) -> Any:
-    path = FOLDER / name
-    if not path.is_file():
-        pytest.skip(f"VECTORS ABSENT: no file {name}; set STATEROOM_VECTORS to the folder that holds it")
-    return json.loads(path.read_text())
+VECTORS = Path(__file__).resolve().parents[2] / "vectors"
 
 
 def wycheproof(name: str, expected_count: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    document = read_vectors(f"wycheproof/{name}")
+    document = json.loads((VECTORS / "wycheproof" / name).read_text())
     cases = [(group, case) for group in document["testGroups"] for case in group["tests"]]
     assert len(cases) == expected_count
     yield from cases
+
+
+def xaes_vectors() -> Any:
+    return json.loads((VECTORS / "xaes_256_gcm.json").read_text())
 
 
 COBBLESTONE = ("c2sp_chunked_encryption_aes_256_gcm_test.json", 35)
@@ -146,7 +136,7 @@ def test_installed_hkdf_agrees_with_every_wycheproof_vector(
 
 
 def test_xaes_gives_the_known_answers_of_its_specification() -> None:
-    cases = read_vectors("xaes_256_gcm.json")["known_answers"]
+    cases = xaes_vectors()["known_answers"]
     assert len(cases) == 2
     for case in cases:
         secret, nonce = bytes.fromhex(case["key"]), case["nonce_ascii"].encode()
@@ -181,13 +171,13 @@ def accumulate_xaes(iterations: int, stream_bytes: int) -> str:
 
 
 def test_xaes_accumulates_to_the_published_hash_after_10000_messages() -> None:
-    expected = read_vectors("xaes_256_gcm.json")["accumulated"]["iterations_10000"]
+    expected = xaes_vectors()["accumulated"]["iterations_10000"]
     assert accumulate_xaes(10_000, 4_000_000) == expected
 
 
 @pytest.mark.soak
 def test_xaes_accumulates_to_the_published_hash_after_1000000_messages() -> None:
-    expected = read_vectors("xaes_256_gcm.json")["accumulated"]["iterations_1000000"]
+    expected = xaes_vectors()["accumulated"]["iterations_1000000"]
     assert accumulate_xaes(1_000_000, 330_000_000) == expected
 
 
