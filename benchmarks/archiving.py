@@ -1,10 +1,10 @@
 """Archiving and restoring threads, and what a writer beside it notices.
 
 `THREADS` threads of `CHECKPOINTS` checkpoints are made for every slice, then moved out and back by `MOVERS` at a time.
-"Archive" is `storage.archives` on an S3 server: pages of rows, an object that is sealed, stored, read back and compared
-with the thread's seals, and the flip; and the way back. "Plain SQL" moves the same rows of as many threads into tables
-beside and back, in one transaction for each thread: no object store, nothing is read back, checked or audited. It is a
-floor, not a peer: nobody else archives.
+"Archive" is `storage.archive.moving` on an S3 server: pages of rows, an object that is sealed, stored, read back and
+compared with the thread's seals, and the flip; and the way back. "Plain SQL" moves the same rows of as many threads
+into tables beside and back, in one transaction for each thread: no object store, nothing is read back, checked or
+audited. It is a floor, not a peer: nobody else archives.
 
 The second group times the saves of a writer to a thread of its own, alone and while threads are archived in the same
 process, as a small installation does it; "half a rate" pauses after each thread for as long as it took.

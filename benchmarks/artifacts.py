@@ -1,8 +1,8 @@
 """Artifacts against boto3 straight to the same embedded S3: what sealing, checking and streaming cost.
 
 Three groups: one large file up, the same file down, and many files of 100 KB by 16 writers. "Sealed" is the
-gateway's own way between a stream and the object store (`storage.blob_io`): it cuts, seals and opens with bounded
-memory, but crosses no HTTP and writes no row, so it is the share of an artifact's cost that the blob format is
+gateway's own way between a stream and the object store (`storage.ledger.streams`): it cuts, seals and opens with
+bounded memory, but crosses no HTTP and writes no row, so it is the share of an artifact's cost that the blob format is
 responsible for. For the small files it comes twice, because `STATEROOM_S3_URL` may ask for either client. "boto3" is
 the client as most programs use it: its transfer functions with their own threads for the large file, and one call a
 file for the small ones.
@@ -29,10 +29,10 @@ from botocore.config import Config
 
 from crypto import Sealer, SecretKey
 from gateway.cli.embedded import EmbeddedS3
-from storage.blob_io import BlobReader, BlobWriter
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.opening import open_bucket
 from storage.blobs.s3 import S3Location
+from storage.ledger.streams import BlobReader, BlobWriter
 
 SEALED = "sealed"
 SEALED_OBSTORE = "sealed, client=obstore"

@@ -23,10 +23,10 @@ from gateway.app import Gateway, create_app
 from gateway.cli.instance import Identity
 from gateway.settings import Settings
 from gateway.telemetry import configure_logging
-from storage.audit import FLUSH_SECONDS, Audit
+from storage.administration.audit import FLUSH_SECONDS, Audit
 from storage.clock import SystemClock
 from storage.errors import StorageError
-from storage.key_seals import Pepper, Peppers
+from storage.keys.key_seals import Pepper, Peppers
 from storage.model import Tenant
 from storage.postgres.setup import prepare
 from storage.postgres.unit_of_work import Silent

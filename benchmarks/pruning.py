@@ -1,11 +1,11 @@
 """Pruning a long thread while it is saved to: what its writer notices.
 
 One thread of `CHECKPOINTS` checkpoints is made once and copied for every slice. A writer saves to the copy without a
-pause: first alone, then while everything but the head is pruned. "In batches" is `storage.pruning`, in the writer's own
-process, so that what it computes is in the writer's way, too. "One transaction" is the way in which this was done
-before: lock the thread, open all of its checkpoints to compare them with the seals, delete, collect. "Plain SQL"
-deletes the same rows under one lock and neither opens nor seals anything: it leaves the tamper evidence false, and is a
-floor.
+pause: first alone, then while everything but the head is pruned. "In batches" is `storage.threads.pruning`, in the
+writer's own process, so that what it computes is in the writer's way, too. "One transaction" is the way in which this
+was done before: lock the thread, open all of its checkpoints to compare them with the seals, delete, collect. "Plain
+SQL" deletes the same rows under one lock and neither opens nor seals anything: it leaves the tamper evidence false, and
+is a floor.
 
 It crosses no HTTP. What counts is the writer's longest wait, and the ratio of its p99 to its own p99 alone, a moment
 before; where one save of many waits for all of the removal, the p99 does not show it.
@@ -25,7 +25,7 @@ import msgpack
 
 from crypto import MemoryRootKey
 from gateway.cli.embedded import EmbeddedPostgres
-from storage.completeness import walk
+from storage.access.completeness import walk
 from storage.model import ChannelValue, FullState, Patch, Precondition, Save, Value
 from storage.postgres.setup import prepare
 from storage.postgres.threads import LOCK

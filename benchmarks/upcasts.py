@@ -25,10 +25,10 @@ from migrations.state.declarative import compile_operations
 from migrations.state.document import Encoded
 from storage.model import ChannelValue, FullState, Save, Value
 from storage.postgres.setup import prepare
+from storage.schemas.registry import Definition
+from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import Scope, TenantScope
 from storage.service import Store
-from storage.state_schemas import Definition
-from storage.versions import AS_SAVED, WantedVersions
 
 ROUNDS = 15
 ROUND_SECONDS = 0.1

@@ -4,7 +4,7 @@ Owns two settings of glibc's allocator, whatever the environment says, and nothi
 of artifacts are buffers of 8 MiB that come and go in several threads. As glibc adapts by itself (mallopt(3),
 M_MMAP_THRESHOLD), it soon keeps such buffers in its heaps, one for each thread, where what lies between holds them:
 downloading 4 GiB left the process 150 MiB larger, of which it ever used less than 50 at once. It promises no bound;
-`storage.blob_io` does.
+`storage.ledger.streams` does.
 """
 
 import ctypes

@@ -9,7 +9,7 @@ What is stored is an HMAC under the pepper: the secret is random, so a slow hash
 only be a lever for denial of service, and the pepper keeps a stolen database from confirming a leaked key.
 The HMAC covers whose key it is, what it may do and until when, so that whoever writes to the database cannot
 give a key another tenant or one more permission. What may change without the secret (that it was revoked) and what came
-later (what it may grant) is under a second MAC, the seal of `storage.key_seals`. This module does no I/O.
+later (what it may grant) is under a second MAC, the seal of `storage.keys.key_seals`. This module does no I/O.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from typing import Literal
 from uuid import UUID
 
 from storage.encoding import encode_json
-from storage.key_seals import FIRST_PEPPER_VERSION, Peppers, microseconds
+from storage.keys.key_seals import FIRST_PEPPER_VERSION, Peppers, microseconds
 from storage.model import ApiKeyRecord
 
 OPERATOR_PERMISSIONS = frozenset({"operator", "decrypt-any"})

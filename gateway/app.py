@@ -54,17 +54,17 @@ from gateway.targets import Targets
 from gateway.telemetry import UNMATCHED, Metrics
 from migrations.state.errors import ChainInvalid
 from migrations.state.loading import ships_steps
+from storage.administration.tenants import DefaultQuotas
 from storage.blobs.keyspace import Place
 from storage.blobs.store import FROZEN_CLASSES, BlobStore
 from storage.clock import Clock, SystemClock
+from storage.concurrency.turns import loop_turn
 from storage.encoding import encode_json
 from storage.format.audit import OPERATOR_CHAIN
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.scope import OperatorScope, TenantListing, TenantScope
 from storage.scope import Scope as SubjectScope
 from storage.service import Store
-from storage.tenants import DefaultQuotas
-from storage.turns import loop_turn
 
 # With gc.freeze(): twice the requests a second as by default, a seventh of the p99 (measured). The second number bounds
 # how much garbage of refused requests, whose exceptions are cycles, one pass of the collector finds: 20 made it 0.3 s.

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from gateway.problems import ArtifactUrlInvalid
 from storage.encoding import encode_msgpack
-from storage.key_seals import Peppers
+from storage.keys.key_seals import Peppers
 
 URL_SECONDS_MAX = 900  # as long as a page that shows a picture is looked at; a new one costs one request
 URL_SECONDS_DEFAULT = 300

@@ -33,15 +33,15 @@ from gateway.problems import (
 )
 from gateway.strangers import Strangers
 from gateway.wire import Fault, Permission
-from storage.audit import BreakGlass
+from storage.administration.audit import BreakGlass
 from storage.clock import Clock
+from storage.concurrency.room import count_with
+from storage.concurrency.turns import loop_turn, take_turns_as
 from storage.errors import InvalidState, StorageError
-from storage.key_seals import Peppers
+from storage.keys.key_seals import Peppers
 from storage.model import ApiKeyRecord
-from storage.room import count_with
 from storage.scope import SHARED_SUBJECT, OperatorScope, TenantListing, TenantScope, check_subject
 from storage.scope import Scope as SubjectScope
-from storage.turns import loop_turn, take_turns_as
 
 VERIFIED_SECONDS_MAX = 5.0  # how long a revoked key may still work in another process; saves a query a request
 VERIFIED_KEYS_MAX = 10_000  # about 5 MB

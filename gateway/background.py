@@ -17,13 +17,13 @@ import structlog
 from crypto import CryptoError
 from gateway.services import Services
 from gateway.telemetry import Metrics
-from storage import head_anchors
-from storage.anchors import ANCHOR_SECONDS
-from storage.audit import FLUSH_SECONDS
+from storage.access import head_anchors
+from storage.administration.anchors import ANCHOR_SECONDS
+from storage.administration.audit import FLUSH_SECONDS
+from storage.control.processes import BEAT_SECONDS
 from storage.errors import StorageError
-from storage.processes import BEAT_SECONDS
+from storage.key_lifecycle.shred import UPHOLD_SECONDS
 from storage.service import Store
-from storage.shred import UPHOLD_SECONDS
 
 _log = structlog.get_logger()
 

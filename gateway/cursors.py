@@ -15,7 +15,7 @@ import msgspec
 from gateway.problems import InvalidRequest
 from gateway.wire import Fault
 from storage.encoding import encode_msgpack
-from storage.key_seals import Peppers
+from storage.keys.key_seals import Peppers
 
 _MAC_BYTES = 16  # 128 bits: a forgery would only start the caller's own list elsewhere
 _after = msgspec.msgpack.Decoder(tuple[str, ...])

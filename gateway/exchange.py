@@ -39,12 +39,12 @@ from gateway.scanning import Format, Values
 from gateway.slices import JOINED_BESIDE_BYTES_MIN
 from gateway.whole_numbers import alternatives
 from gateway.wire import Fault
+from storage.concurrency.turns import loop_turn
 from storage.errors import InvalidState
 from storage.format.token import ThreadToken
 from storage.model import Idempotency, Precondition
+from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import CLIENT_SHARE_BYTES, ClientShare, check_id, is_plain_id
-from storage.turns import loop_turn
-from storage.versions import AS_SAVED, WantedVersions
 
 SUBJECT_HEADER = "Stateroom-Subject"
 KNOWN_HEADER = "Stateroom-Known-Token"

@@ -13,8 +13,8 @@ from typing import Any
 from uuid import UUID
 
 from gateway import limits, wire
-from storage.artifact_model import ArtifactContent
-from storage.artifacts import Artifacts
+from storage.artifacts.model import ArtifactContent
+from storage.artifacts.verbs import Artifacts
 from storage.format.leaves import find_pointers
 from storage.model import Checkpoint, Value
 from storage.scope import ClientShare, Scope

@@ -14,11 +14,14 @@ from litestar import Response
 from gateway import wire
 from gateway.exchange import Exchange, place
 from gateway.services import Services
-from storage import exporting, migrating, shred, verifying
+from storage.administration.jobs import THREAD_KINDS, Job, thread_of
 from storage.encoding import decode_json
-from storage.jobs import THREAD_KINDS, Job, thread_of
-from storage.reseal import RESEAL_KIND
+from storage.key_lifecycle import shred
+from storage.key_lifecycle.reseal import RESEAL_KIND
+from storage.migration import jobs as migrating
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.transfer import exporting
+from storage.verification import jobs as verifying
 
 _OF_A_SUBJECT = frozenset({RESEAL_KIND, shred.SHRED_SUBJECT_KIND})
 _OF_A_SCHEMA = frozenset(migrating.KINDS)

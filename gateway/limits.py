@@ -19,8 +19,8 @@ import structlog
 from gateway.slices import Slices, Work, finish
 from gateway.write_outcomes import WriteOutcomes
 from storage import encoding
+from storage.concurrency.turns import Turns
 from storage.errors import StateTooLarge
-from storage.turns import Turns
 
 HEADER_BYTES_MAX = 64 * 1024  # of a request with its target; an artifact's metadata and preview take 30
 HEADERS_MAX = 100  # of a request; ours and those of two proxies are 40

@@ -14,23 +14,16 @@ from crypto.blob import PART_BYTES
 from gateway import artifact_urls, exchange, limits, settings, wire
 from gateway.problems import KINDS
 from migrations.state import conditions, declarative, document, json_schemas, patterns, worker
-from storage import (
-    adoptions,
-    archive_views,
-    archives,
-    artifact_model,
-    compacting,
-    offload,
-    part_uploads,
-    reading,
-    retention_policies,
-    save_policies,
-    scope,
-    state_schemas,
-    tags,
-    workers,
-)
+from storage import scope
+from storage.access import archive_views, offload
+from storage.archive import moving as archives
+from storage.artifacts import model as artifact_model
+from storage.artifacts import part_uploads
+from storage.checkpoints import compacting, reading
 from storage.format import pieces
+from storage.retention import policies as retention_policies
+from storage.schemas import adoptions, save_policies, tags, workers
+from storage.schemas import registry as state_schemas
 
 _SIZES: Final = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 

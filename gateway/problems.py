@@ -22,9 +22,9 @@ from gateway.whole_numbers import alternatives
 from gateway.wire import NOT_BLANK, WITHOUT_NUL, Fault, Problem
 from migrations.state import errors as state_errors
 from storage import errors as storage_errors
-from storage.blob_io import BlobDamaged, BlobTooLarge
+from storage.access.strictness import AgentUnsure
 from storage.blobs.store import BlobExists, BlobFrozen, BlobNotFound, BlobUnavailable, MultipartNotFound, PartMismatch
-from storage.strictness import AgentUnsure
+from storage.ledger.streams import BlobDamaged, BlobTooLarge
 
 # What the bounds of shapes in `gateway.wire` are called: by type and member, or else by type and bound.
 _LIMITS = {

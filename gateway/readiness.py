@@ -19,7 +19,7 @@ from gateway.limits import Drain
 from gateway.telemetry import Metrics
 from gateway.wire import Response
 from gateway.write_outcomes import WriteOutcomes
-from storage.clock_check import OFFSET_SECONDS_MAX, ClockOffset
+from storage.control.clock_check import OFFSET_SECONDS_MAX, ClockOffset
 from storage.encoding import encode_json
 from storage.service import Store
 

@@ -19,7 +19,7 @@ import msgspec
 import msgspec.structs
 
 from gateway.sizes import parse_size
-from storage.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
+from storage.keys.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
 
 PREFIX = "STATEROOM_"
 CONNECTIONS_MAX = 20  # of a process, where nothing is said

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
-from storage.turns import loop_turn
+from storage.concurrency.turns import loop_turn
 
 T = TypeVar("T")
 

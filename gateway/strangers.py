@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from gateway.limits import TooManyFailures
 from gateway.problems import Unauthenticated
-from storage.turns import Turns
+from storage.concurrency.turns import Turns
 
 LOOK_UPS_AT_ONCE = 2  # connections of the process; one for who is right while another one waits for its answer
 LOOK_UPS_WAITING_MAX = 64  # a fleet that starts; who waits holds a request

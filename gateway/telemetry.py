@@ -31,14 +31,14 @@ from prometheus_client import (
 
 from gateway.limits import RETRY_AFTER_SECONDS
 from gateway.settings import Address
+from storage.administration.row_census import RowCensus
+from storage.collection.sweep import STATES, Census, Swept
 from storage.encoding import json_encoder
 from storage.postgres.setup import db_revision_required
 from storage.postgres.unit_of_work import NO_JOBS, OpenJobs
-from storage.retaining import RetentionCensus, Round
-from storage.retention import ACTIONS
-from storage.row_census import RowCensus
-from storage.sweep import STATES, Census, Swept
-from storage.workers import CAUSES
+from storage.retention.planner import ACTIONS
+from storage.retention.rounds import RetentionCensus, Round
+from storage.schemas.workers import CAUSES
 
 STATE_VERSIONS_NAMED_MAX = 50  # versions with a label of their own, over all schemas: what tenants register is theirs
 UNCOUNTED = float("nan")  # what only a round counts, before the first one: 0 would say that all is well

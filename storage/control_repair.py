@@ -1,7 +1,7 @@
 """Repairing control rows, on the record: adopting those from before MACs, and putting damaged jobs aside.
 
-Damaged schemas, policies and holds are superseded by whoever says them again (`storage.state_schemas`,
-`storage.retention_policies`); a job is said by nobody. Adopting believes what the rows say: it is for rows that were
+Damaged schemas, policies and holds are superseded by whoever says them again (`storage.schemas.registry`,
+`storage.retention.policies`); a job is said by nobody. Adopting believes what the rows say: it is for rows that were
 there before revision a21, and whoever runs it looks at the list first. A row whose MAC is wrong is never adopted.
 """
 
@@ -10,19 +10,19 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from uuid import UUID
 
-from storage.audit import LOCAL_ACTOR, Audit
-from storage.control_key import Row
-from storage.control_rows import ControlRows, Proof, job_row, proof_of
+from storage.administration.audit import LOCAL_ACTOR, Audit
+from storage.administration.jobs import UNPROVED, Job, Jobs, job_scope, job_tenant, proved_job
+from storage.control.key import Row
+from storage.control.rows import ControlRows, Proof, job_row, proof_of
 from storage.errors import JobNotDamaged, JobNotFound
 from storage.format.audit import OPERATOR_CHAIN
-from storage.holds import THREAD_LEVEL, said
-from storage.jobs import UNPROVED, Job, Jobs, job_scope, job_tenant, proved_job
 from storage.postgres import control as sql
 from storage.postgres import jobs as jobs_sql
 from storage.postgres.tenants import EVERY_TENANT
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.schemas.registry import StateSchemas
 from storage.scope import AnyScope, OperatorScope, Scope, TenantScope
-from storage.state_schemas import StateSchemas
+from storage.threads.holds import THREAD_LEVEL, said
 
 # What a job is that was put aside because no gateway wrote it.
 SUPERSEDED_KIND = "superseded"

@@ -81,7 +81,7 @@ class ThreadArchived(Conflict):
         Args:
             thread_id: Which thread.
             state: ``archived``: its object can be read now; ``frozen``: it must be thawed first, which nobody asked
-                for yet (`storage.archives.Archives.begin_restore` does); ``thawing``: somebody did.
+                for yet (`storage.archive.moving.Archives.begin_restore` does); ``thawing``: somebody did.
             retry_after_seconds: When it is worth asking again.
             progress: Of a thaw, from 0 to 1, going by how long one takes at most; None where nobody knows.
         """

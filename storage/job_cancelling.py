@@ -2,23 +2,23 @@
 
 Owns which kinds may be ended so. What a job did before it was cancelled stays done: a migrated head, a verified
 thread. Whoever works on it notices when it next moves on, so that what it is at may still be done. Only the
-verification of all tenants begins other jobs; those end with it by themselves (`storage.verifying`).
+verification of all tenants begins other jobs; those end with it by themselves (`storage.verification.jobs`).
 """
 
 from collections.abc import Collection, Mapping
 from typing import Final
 from uuid import UUID
 
-from storage.audit import Audit
-from storage.control_rows import ControlRows
+from storage.administration.audit import Audit
+from storage.administration.jobs import OPEN_STATES, THREAD_KINDS, Job, Jobs, is_on_thread_of, job_tenant
+from storage.control.rows import ControlRows
 from storage.errors import JobNotCancellable, JobNotFound
-from storage.exporting import EXPORT_KIND, IMPORT_KIND
-from storage.jobs import OPEN_STATES, THREAD_KINDS, Job, Jobs, is_on_thread_of, job_tenant
-from storage.migrating import KINDS as MIGRATION_KINDS
+from storage.migration.jobs import KINDS as MIGRATION_KINDS
 from storage.postgres import jobs as sql
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
-from storage.verifying import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND
+from storage.transfer.exporting import EXPORT_KIND, IMPORT_KIND
+from storage.verification.jobs import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND
 
 # Each leaves whole what it was at, and can be begun again.
 CANCELLABLE: Final[Collection[str]] = frozenset(

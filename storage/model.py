@@ -105,7 +105,8 @@ class Idempotency:
 class Save:
     """A checkpoint to save. ``checkpoint_id`` None: minted; ``parent`` None: the head; ``step`` None: parent's + 1.
 
-    ``searchable``: the keys of ``metadata`` that its state version declares, by which it is found (`storage.tags`).
+    ``searchable``: the keys of ``metadata`` that its state version declares, by which it is found
+    (`storage.schemas.tags`).
     ``makes_room``: with it a prune takes away far more than it stores, so that a quota of rows does not refuse it.
     """
 
@@ -369,7 +370,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class KeySeal:
-    """What a gateway vouches for of an API key's row (`storage.key_seals`).
+    """What a gateway vouches for of an API key's row (`storage.keys.key_seals`).
 
     Attributes:
         grants: What keys that this one makes may be allowed.

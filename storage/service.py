@@ -10,68 +10,68 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from crypto import RootKey
-from storage.accepted_losses import AcceptedLosses
-from storage.access import Access
-from storage.adoptions import Adoptions
-from storage.anchors import Anchors, Restored
-from storage.archive_objects import ArchiveObjects
-from storage.archive_views import ArchiveViews
-from storage.archives import Archives
-from storage.artifact_rows import ArtifactRows
-from storage.artifacts import Artifacts
-from storage.audit import Audit
-from storage.blob_io import ARCHIVE_BYTES_MAX, PIECE_BYTES_MAX, BlobReader, BlobWriter
-from storage.blob_ledger import BlobLedger
+from storage.access.access import Access
+from storage.access.archive_objects import ArchiveObjects
+from storage.access.archive_views import ArchiveViews
+from storage.access.head_anchors import HeadAnchors
+from storage.access.offload import Offload
+from storage.access.row_quotas import RowQuotas
+from storage.administration.anchors import Anchors, Restored
+from storage.administration.audit import Audit
+from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Jobs, Runner
+from storage.administration.row_census import RowCounting
+from storage.administration.tenants import UNLIMITED, DefaultQuotas, Tenants
+from storage.archive.moving import Archives
+from storage.artifacts.rows import ArtifactRows
+from storage.artifacts.verbs import Artifacts
 from storage.blobs.places import Places
 from storage.blobs.store import BlobStore
-from storage.checkpoints import Checkpoints
+from storage.checkpoints.compacting import Compacting
+from storage.checkpoints.single_pieces import Pieces
+from storage.checkpoints.states import States
+from storage.checkpoints.verbs import Checkpoints
 from storage.clock import Clock, SystemClock
-from storage.clock_check import ClockOffset, measure_offset
-from storage.compacting import Compacting
+from storage.collection.accepted_losses import AcceptedLosses
+from storage.collection.fsck import Fsck
+from storage.collection.sweep import Sweep
+from storage.control.clock_check import ClockOffset, measure_offset
+from storage.control.features import Features, unknown_to_this_build
+from storage.control.processes import Processes
+from storage.control.rows import ControlRows
 from storage.control_repair import ControlRepair
-from storage.control_rows import ControlRows
 from storage.errors import SetupError, Unavailable
-from storage.exporting import EXPORT_KIND, IMPORT_KIND, Exporting, abandoned
-from storage.features import Features, unknown_to_this_build
 from storage.format.leaves import OFFLOAD_BYTES_MIN
-from storage.fsck import Fsck
-from storage.head_anchors import HeadAnchors
-from storage.importing import Importing
 from storage.job_cancelling import JobCancelling
-from storage.jobs import ARCHIVE_KIND, RESTORE_KIND, Jobs, Runner
-from storage.keys import Keys
-from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating
-from storage.observed_root_key import ObservedRootKey
-from storage.offload import Offload
-from storage.pieces import Pieces
+from storage.key_lifecycle.reseal import PAUSE_RATIO, RESEAL_KIND, Reseal
+from storage.key_lifecycle.rotation import REWRAP_ROOT_KIND, REWRAP_TENANT_KIND, Rotation
+from storage.key_lifecycle.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Accepted, Shred
+from storage.keys.keys import Keys
+from storage.keys.observed_root_key import ObservedRootKey
+from storage.keys.quiet import Quiet
+from storage.keys.transfer_keys import TransferKeys
+from storage.ledger.ledger import BlobLedger
+from storage.ledger.streams import ARCHIVE_BYTES_MAX, PIECE_BYTES_MAX, BlobReader, BlobWriter
+from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating
 from storage.postgres.checkpoints import WAIT_AS_SAVES
 from storage.postgres.engine import create_engine, speaks_to_a_pooler
 from storage.postgres.features import FEATURES
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.postgres.unit_of_work import Observer, Silent, UnitOfWork
-from storage.processes import Processes
-from storage.pruning import Pruning
-from storage.quiet import Quiet
-from storage.reseal import PAUSE_RATIO, RESEAL_KIND, Reseal
-from storage.retaining import Retaining
-from storage.retention_policies import RetentionPolicies
-from storage.rotation import REWRAP_ROOT_KIND, REWRAP_TENANT_KIND, Rotation
-from storage.row_census import RowCounting
-from storage.row_quotas import RowQuotas
-from storage.save_policies import SavePolicies
-from storage.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Accepted, Shred
-from storage.state_schemas import StateSchemas
-from storage.state_work import StateWork
-from storage.states import States
-from storage.sweep import Sweep
-from storage.tenants import UNLIMITED, DefaultQuotas, Tenants
-from storage.threads import Threads
-from storage.transfer_keys import TransferKeys
-from storage.unbound_imports import UnboundImports
+from storage.retention.policies import RetentionPolicies
+from storage.retention.rounds import Retaining
+from storage.schemas.adoptions import Adoptions
+from storage.schemas.registry import StateSchemas
+from storage.schemas.save_policies import SavePolicies
+from storage.schemas.work import StateWork
+from storage.schemas.workers import Workers
+from storage.threads.pruning import Pruning
+from storage.threads.verbs import Threads
+from storage.transfer.exporting import EXPORT_KIND, IMPORT_KIND, Exporting, abandoned
+from storage.transfer.importing import Importing
+from storage.transfer.unbound_imports import UnboundImports
 from storage.upgrades import Upgrades
-from storage.verify import Verification
-from storage.verifying import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND, Verifying
-from storage.workers import Workers
+from storage.verification.jobs import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND, Verifying
+from storage.verification.threads import Verification
 
 # As the setting's default; see `gateway.settings`.
 BACKUP_RETENTION_DAYS = 30

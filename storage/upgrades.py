@@ -7,14 +7,14 @@ by whoever writes next.
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from storage.audit import LOCAL_ACTOR, Audit
+from storage.administration.audit import LOCAL_ACTOR, Audit
 from storage.clock import Clock
+from storage.control.features import KNOWN, LEAD_SECONDS, Feature, Features
+from storage.control.processes import Processes, lock, seen, unregistered
 from storage.errors import IntegrityFailure, OlderProcess
-from storage.features import KNOWN, LEAD_SECONDS, Feature, Features
 from storage.format.audit import OPERATOR_CHAIN
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.postgres.verifying import COUNT_TENANTS
-from storage.processes import Processes, lock, seen, unregistered
 from storage.scope import OperatorScope
 
 

@@ -19,7 +19,7 @@ from gateway.cli.parameters import data_dir_option, json_option
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
-    from storage.fsck import FsckReport
+    from storage.collection.fsck import FsckReport
     from storage.service import Store
 
 _FINDING_COLUMNS = ("Tenant", "Fault", "What", "Subject", "Thread", "Mended", "Detail")
@@ -162,7 +162,7 @@ def sweep(*, tenant_id: UUID | None, everything: bool, data_dir: Path | None, as
     async def work(store: "Store") -> dict[str, int]:
         from dataclasses import asdict
 
-        from storage.sweep import Swept
+        from storage.collection.sweep import Swept
 
         total = Swept()
         wanted = [tenant_id] if tenant_id is not None else [each async for each in store.fsck.tenants()]

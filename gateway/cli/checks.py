@@ -22,15 +22,17 @@ from gateway import api_keys
 from gateway.cli import credentials
 from gateway.cli.render import byte_count
 from gateway.settings import CONNECTIONS_MAX, SettingsError, parse, read_secret
+from storage.administration.tenants import record_of
 from storage.blobs.opening import open_bucket
 from storage.blobs.s3 import S3Location
 from storage.blobs.store import FROZEN_CLASSES
 from storage.clock import SystemClock
-from storage.clock_check import measure_offset
+from storage.control.clock_check import measure_offset
+from storage.control.features import KNOWN_NAMES, SEALED_API_KEYS, unknown_to_this_build
+from storage.control.processes import GONE_SECONDS
 from storage.errors import SetupError, StorageError
-from storage.features import KNOWN_NAMES, SEALED_API_KEYS, unknown_to_this_build
 from storage.format.leaves import OFFLOAD_BYTES_MIN
-from storage.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
+from storage.keys.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
 from storage.model import ApiKeyRecord
 from storage.postgres import bloat, blobs, processes, setup, tenants, wrappings
 from storage.postgres.engine import (
@@ -42,10 +44,8 @@ from storage.postgres.engine import (
 from storage.postgres.features import FEATURES
 from storage.postgres.tables import SCHEMA
 from storage.postgres.unit_of_work import bindings
-from storage.processes import GONE_SECONDS
 from storage.scope import OperatorScope, TenantScope
 from storage.service import Store
-from storage.tenants import record_of
 
 CONNECT_SECONDS_MAX = 5.0
 CONNECTIONS_TAKEN_MAX = 0.9  # of those the database allows

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from gateway import api_keys
-from storage.key_seals import Peppers
+from storage.keys.key_seals import Peppers
 from storage.model import ApiKeyRecord
 
 ENDS_SOON = timedelta(days=14)

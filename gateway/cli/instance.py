@@ -25,7 +25,7 @@ from gateway import api_keys
 from gateway.cli.embedded import EmbeddedEngineError, EmbeddedPostgres, EmbeddedS3
 from gateway.cli.failure import Failure
 from gateway.settings import Settings
-from storage.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
+from storage.keys.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
 
 if TYPE_CHECKING:
     from storage.service import Store

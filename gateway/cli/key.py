@@ -24,8 +24,8 @@ from gateway.cli.remote import tenant_group
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
     from gateway.settings import Settings
-    from storage.anchors import Restored
-    from storage.shred import Accepted
+    from storage.administration.anchors import Restored
+    from storage.key_lifecycle.shred import Accepted
 
 _TIMES = ("created_at", "updated_at", "destroyed_at", "shred_effective_at")
 
@@ -392,7 +392,7 @@ async def _accept(settings: "Settings") -> "tuple[list[Restored], list[Accepted]
 
     from crypto.roots import create_root_key
     from gateway.app import open_blobs
-    from storage.audit import LOCAL_ACTOR
+    from storage.administration.audit import LOCAL_ACTOR
     from storage.service import Store
 
     async with AsyncExitStack() as stack:

@@ -36,9 +36,9 @@ from migrations.state.json_schemas import JsonSchema, shown
 from migrations.state.loading import chains_of_folder
 from storage.errors import InvalidState
 from storage.model import Value
-from storage.state_checks import refuse
-from storage.state_schemas import Definition
-from storage.versions import is_control
+from storage.schemas.checks import refuse
+from storage.schemas.registry import Definition
+from storage.schemas.versions import is_control
 
 SCHEMA_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 _DEFINITION: Final = re.compile(r"v([1-9][0-9]{0,8})", re.ASCII)

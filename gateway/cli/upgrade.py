@@ -16,8 +16,8 @@ from gateway.cli.failure import ExitCode, Failure
 from gateway.cli.parameters import data_dir_option, json_option
 
 if TYPE_CHECKING:
-    from storage.key_seals import Peppers
-    from storage.processes import Process
+    from storage.control.processes import Process
+    from storage.keys.key_seals import Peppers
     from storage.service import Store
     from storage.upgrades import Finished
 
@@ -29,7 +29,7 @@ _COLUMNS = ("Place", "Build", "Seen", "Started", "Lacks")
 @json_option
 def database_processes(*, data_dir: Path | None, as_json: bool) -> None:
     """List the gateways and workers that were there within the last hour, and what of this build's they do not know."""
-    from storage.features import KNOWN_NAMES
+    from storage.control.features import KNOWN_NAMES
 
     async def ask(store: "Store") -> "tuple[list[Process], int]":
         return await store.processes.all(), await store.processes.unregistered()
@@ -125,7 +125,7 @@ def database_finish_upgrade(*, no_older_process: bool, dry_run: bool, data_dir: 
 
 async def _finish(store: "Store", peppers: "Peppers", *, no_older_process: bool) -> "Finished":
     """Switch on what is pending; API keys that an older build made are sealed before theirs counts."""
-    from storage.features import SEALED_API_KEYS
+    from storage.control.features import SEALED_API_KEYS
 
     if SEALED_API_KEYS not in await store.upgrades.pending():
         return await store.upgrades.finish(no_older_process=no_older_process)

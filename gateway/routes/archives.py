@@ -17,7 +17,7 @@ from gateway.problems import InvalidRequest
 from gateway.services import Services
 from gateway.wire import Fault
 from storage import model
-from storage.archives import ArchiveStatus
+from storage.archive.moving import ArchiveStatus
 from storage.errors import InvalidState
 from storage.scope import Scope
 

@@ -23,11 +23,11 @@ from gateway.operations import Operation, route
 from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, InvalidRequest, UnsupportedMediaType
 from gateway.services import Services
 from gateway.wire import Fault
-from storage import artifact_model as model
+from storage.administration.tenants import Usage
+from storage.artifacts import model
 from storage.encoding import encode_msgpack
 from storage.errors import ArtifactNotFound, ArtifactShared, InvalidState, TenantNotFound, UploadNotFound
 from storage.scope import OperatorScope, Scope, TenantScope, check_id
-from storage.tenants import Usage
 
 _SHARE = ("Stateroom-Client-Share",)
 _DESCRIPTION = (headers.NAME_HEADER, headers.METADATA_HEADER, headers.PREVIEW_HEADER, headers.DIGEST_HEADER)

@@ -12,8 +12,8 @@ from gateway.auth import Principal
 from gateway.exchange import Exchange
 from gateway.operations import Operation, route
 from gateway.services import Services
-from storage.anchors import Anchor
-from storage.audit import AuditRecord
+from storage.administration.anchors import Anchor
+from storage.administration.audit import AuditRecord
 from storage.encoding import encode_msgpack
 from storage.scope import OperatorScope, TenantScope
 

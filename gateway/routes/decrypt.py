@@ -20,7 +20,7 @@ from gateway.problems import InvalidRequest
 from gateway.routes.checkpoints import checkpoints_out
 from gateway.services import Services
 from gateway.wire import Fault
-from storage.audit import Opening
+from storage.administration.audit import Opening
 from storage.errors import InvalidState, TenantNotFound
 from storage.scope import OperatorScope, check_id, check_subject
 

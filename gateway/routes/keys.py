@@ -18,11 +18,11 @@ from gateway.problems import InvalidRequest
 from gateway.routes.admin import PageQuery, repeated_as
 from gateway.services import Services
 from gateway.wire import Fault
+from storage.administration.jobs import Job
 from storage.encoding import encode_msgpack
 from storage.errors import InvalidState, JobNotFound, TenantNotFound
-from storage.jobs import Job
+from storage.key_lifecycle.shred import SHRED_TENANT_KIND, Shredded
 from storage.scope import SHARED_SUBJECT, OperatorScope, Scope, TenantListing, TenantScope, check_subject
-from storage.shred import SHRED_TENANT_KIND, Shredded
 
 _KEY_PROBLEMS = ("key-destroyed", "key-unavailable", "not-found")
 _BY_OPERATORS = frozenset({SHRED_TENANT_KIND})

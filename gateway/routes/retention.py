@@ -19,11 +19,11 @@ from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, MalformedBody, PermissionDenied
 from gateway.services import Services
 from gateway.wire import Fault
-from storage import retention
 from storage.encoding import encode_msgpack
 from storage.errors import InvalidState, LimitExceeded, TenantNotFound
-from storage.retaining import RoundStanding
-from storage.retention_policies import Capped, PreviewPage, Stored, TenantPolicies, ThreadRetention
+from storage.retention import planner as retention
+from storage.retention.policies import Capped, PreviewPage, Stored, TenantPolicies, ThreadRetention
+from storage.retention.rounds import RoundStanding
 from storage.scope import OperatorScope, Scope, TenantScope
 
 # Threads of one page of a preview: it is cut shorter when thinning has to open much.

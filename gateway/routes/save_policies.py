@@ -13,7 +13,7 @@ from gateway.auth import Principal
 from gateway.exchange import Exchange
 from gateway.operations import Operation, route
 from gateway.services import Services
-from storage.save_policies import TenantSavePolicies
+from storage.schemas.save_policies import TenantSavePolicies
 from storage.scope import TenantScope
 
 

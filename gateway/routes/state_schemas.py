@@ -20,12 +20,12 @@ from gateway.problems import InvalidRequest, pointer
 from gateway.routes.admin import PageQuery
 from gateway.services import Services
 from gateway.wire import Fault
-from storage import migrating
-from storage.adoptions import ADOPTIONS_MAX, Adoption
 from storage.encoding import encode_msgpack
 from storage.errors import LimitExceeded
+from storage.migration import jobs as migrating
+from storage.schemas.adoptions import ADOPTIONS_MAX, Adoption
+from storage.schemas.registry import Definition, SchemaVersion
 from storage.scope import TenantScope
-from storage.state_schemas import Definition, SchemaVersion
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z", re.ASCII)
 _words = msgspec.msgpack.Decoder(Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")])

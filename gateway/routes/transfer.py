@@ -24,8 +24,8 @@ from gateway.problems import InvalidRequest, PermissionDenied
 from gateway.services import Services
 from gateway.wire import Fault
 from storage.errors import InvalidState, TenantNotFound
-from storage.exporting import Export, Recipient, recipient_of
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.transfer.exporting import Export, Recipient, recipient_of
 
 if TYPE_CHECKING:
     from gateway.wire import Permission

@@ -281,7 +281,7 @@ class Stub:
         run_ids: Of the checkpoints that moved, each once.
         state_schemas: Of the heads, one for each that has one.
         agents: That saved the checkpoints that moved, each once.
-        named_ids: Of the blobs and artifacts that the rows name, as `storage.blob_ledger.pack_named_ids` does it.
+        named_ids: Of the blobs and artifacts that the rows name, as `storage.ledger.ledger.pack_named_ids` does it.
         storage_class: The object's.
         created_at: When it was archived.
         key_version: That ``sealed`` takes; not bound, but compared with it.

@@ -1,7 +1,7 @@
 """Statements on adoptions, and the one predicate by which others look unversioned state up in them."""
 
 # A pattern is a namespace, or the beginning of some and a star. The exact one counts before the longest, as in
-# `storage.adoptions`; of one pattern the newest adoption.
+# `storage.schemas.adoptions`; of one pattern the newest adoption.
 MATCHES = (
     "(a.namespace = c.namespace OR (right(a.namespace, 1) = '*' AND starts_with(c.namespace, left(a.namespace, -1))))"
 )

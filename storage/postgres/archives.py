@@ -1,7 +1,7 @@
 """Statements that move a thread's rows into the archive and back, and on the stubs that stay.
 
-`storage.archives` says in which order they are safe. Columns are the tables' own, so that a new one moves along, except
-for when the database got a row: one that comes back was got anew.
+`storage.archive.moving` says in which order they are safe. Columns are the tables' own, so that a new one moves along,
+except for when the database got a row: one that comes back was got anew.
 """
 
 from storage.postgres.tables import archives, metadata

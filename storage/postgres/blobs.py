@@ -1,4 +1,4 @@
-"""Statements on blobs, intents, references and quotas; `storage.blob_ledger` says in which order they are safe.
+"""Statements on blobs, intents, references and quotas; `storage.ledger.ledger` says in which order they are safe.
 
 What expires goes by the database's clock: gateways need not agree on the time.
 """

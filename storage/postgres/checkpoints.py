@@ -13,8 +13,8 @@ what `WRITE` sees was committed before anything is stored. `OPEN_WRITES` and `PU
 thread had in the snapshot. Where somebody else wrote to the thread meanwhile (``activity``) that may be another one; in
 a tenant with policies this is told (``policies_unsure``), and a save that names no head begins again with the lock.
 
-A thread's ``searchable`` says by which keys all its checkpoints are tagged (`storage.tags`): `OPEN` narrows it, under
-the lock, to what its save is tagged by. An empty array says that there is no checkpoint yet.
+A thread's ``searchable`` says by which keys all its checkpoints are tagged (`storage.schemas.tags`): `OPEN` narrows it,
+under the lock, to what its save is tagged by. An empty array says that there is no checkpoint yet.
 
 The newest checkpoint has to be the head, and a thread that `OPEN` made has to have nothing yet. `WRITE` tells, because
 its snapshot is newer than the lock: what `OPEN` sees beside the head may have been removed meanwhile. `PUT_WRITES`
@@ -70,7 +70,7 @@ _LEFT_OVER = """coalesce(
 
 LEFT_OVER = f"SELECT {_LEFT_OVER}"
 
-# Save policies, as `storage.strictness` reads them; as text, they are compared with what they were.
+# Save policies, as `storage.access.strictness` reads them; as text, they are compared with what they were.
 _POLICIES = ", ".join(
     f"array_agg(s.{column} ORDER BY s.agent) AS policy_{plural}"
     for column, plural in (

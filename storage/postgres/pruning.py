@@ -59,7 +59,7 @@ WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
 """
 
 # Whether the thread refers to a blob or an artifact that none of its rows names any more: only then is it worth to
-# lock the thread and drop what `storage.blob_ledger` finds then.
+# lock the thread and drop what `storage.ledger.ledger` finds then.
 REFERS_TO_UNNAMED = f"""
 WITH referred AS (
     SELECT blob_id AS referred_id FROM stateroom.blob_refs WHERE {_THREAD}

@@ -202,8 +202,8 @@ EXISTS (SELECT FROM stateroom.threads t WHERE t.tenant_id = $1 AND t.subject_id 
 """
 
 # How many envelopes another version than $3 (4 bytes) sealed: those to re-seal, and those that are set aside. What is
-# in an archive is counted once for the thread, by the versions its stub names, which `storage.reseal` authenticates
-# before it believes that they are none.
+# in an archive is counted once for the thread, by the versions its stub names, which `storage.key_lifecycle.reseal`
+# authenticates before it believes that they are none.
 COUNT_STALE = f"""
 SELECT coalesce(sum(rows) FILTER (WHERE NOT aside), 0)::bigint AS stale,
     coalesce(sum(rows) FILTER (WHERE aside), 0)::bigint AS aside

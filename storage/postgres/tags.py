@@ -1,4 +1,4 @@
-"""Statements that find checkpoints by their tags (`storage.tags`).
+"""Statements that find checkpoints by their tags (`storage.schemas.tags`).
 
 A tag says where to look, never what is there. Whether a checkpoint is tagged by a key is in its row (``searchable``),
 and whether all checkpoints of a thread are, in the thread's; null is: by none. So a row is left out unread only where

@@ -21,10 +21,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from storage.concurrency.turns import Turns
 from storage.errors import CommitUnknown, DatabaseReadOnly, LostRaceError, Unavailable
 from storage.postgres.engine import POOL_TIMEOUT_SECONDS, UNFINISHED
 from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantScope
-from storage.turns import Turns
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class Observer(Protocol):
         """A job ended here; ``outcome`` is ``done`` or ``failed``."""
 
     def job_waits(self, kind: str, waits_for: str) -> None:
-        """A job was tried and cannot go on; see `storage.jobs.WaitsFor`."""
+        """A job was tried and cannot go on; see `storage.administration.jobs.WaitsFor`."""
 
     def jobs_open(self, found: Mapping[str, OpenJobs]) -> None:
         """What jobs of each kind have not ended; a kind that is not named has none."""
@@ -105,7 +105,7 @@ class Observer(Protocol):
         """So many worker processes have a task."""
 
     def worker_lost(self, cause: str) -> None:
-        """A worker process ended in the middle of a task; see `storage.workers.Cause`."""
+        """A worker process ended in the middle of a task; see `storage.schemas.workers.Cause`."""
 
     def too_costly(self) -> None:
         """A tenant was told that what it registered costs too much."""

@@ -22,11 +22,11 @@ from sqlalchemy import event
 
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
+from storage.collection.sweep import Sweep
 from storage.errors import StorageError, ThreadActive, ThreadArchived
 from storage.model import HistoryQuery
 from storage.scope import Scope
 from storage.service import Store
-from storage.sweep import Sweep
 from tests.support.archive_rows import MOVED, fsck, opened, rows
 from tests.support.death import Death
 from tests.support.faulty_blobs import Fault, FaultyBlobStore

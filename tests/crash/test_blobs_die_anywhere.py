@@ -19,15 +19,15 @@ import pytest
 from sqlalchemy import event
 
 from crypto.blob import PART_BYTES
-from storage.artifact_model import NewArtifact
+from storage.artifacts.model import NewArtifact
 from storage.blobs.keyspace import PLACES, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import ObjectInfo
+from storage.collection.sweep import Sweep
 from storage.errors import StorageError, ThreadNotFound
 from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope
 from storage.service import Store
-from storage.sweep import Sweep
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.death import Death
 from tests.support.faulty_blobs import FaultyBlobStore

@@ -19,17 +19,17 @@ import httpx
 import pytest
 
 from crypto.blob import PART_BYTES
-from storage.blob_ledger import BlobLedger
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.opening import open_bucket
 from storage.blobs.places import Places
 from storage.blobs.s3 import S3Location
 from storage.blobs.store import BlobStore, ObjectInfo
 from storage.clock import SystemClock
-from storage.fsck import Fsck
+from storage.collection.fsck import Fsck
+from storage.collection.sweep import Sweep
+from storage.ledger.ledger import BlobLedger
 from storage.postgres.engine import create_engine
 from storage.postgres.unit_of_work import Silent, UnitOfWork
-from storage.sweep import Sweep
 from tests.support.production import Deployment, Launcher, ProductionGateway, serving
 
 SEED = 20_261_122

@@ -12,11 +12,11 @@ from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.places import Places
 from storage.blobs.s3 import S3BlobStore, S3Location
 from storage.clock import SystemClock
-from storage.fsck import Fsck
+from storage.collection.fsck import Fsck
+from storage.collection.sweep import Sweep
 from storage.model import HistoryQuery
 from storage.scope import Scope
 from storage.service import Store
-from storage.sweep import Sweep
 from tests.support.kill_points import INTENT_SECONDS, root_key
 from tests.support.stores import DEPLOYMENT_ID
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 from migrations.state.tasks import Convert, Program, StepsText, StepText
 from storage.postgres.unit_of_work import Silent
-from storage.workers import SPARES, Workers
+from storage.schemas.workers import SPARES, Workers
 
 
 async def main():

@@ -20,7 +20,7 @@ import asyncpg
 import httpx
 import pytest
 
-from storage.features import KNOWN_NAMES, LEAD_SECONDS
+from storage.control.features import KNOWN_NAMES, LEAD_SECONDS
 from tests.previous.conftest import NEW, OLD, writers
 from tests.previous.earlier_words import NAMES, PERMISSIONS, earlier_path
 from tests.support.operations import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.archived import ANSWERS, ArchivedThread, ArchivedTransaction
+from storage.access.archived import ANSWERS, ArchivedThread, ArchivedTransaction
 from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, ThreadRows
 from storage.postgres import archives as archives_sql
 from storage.postgres import checkpoints as checkpoints_sql

@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.retention import Ceilings, Effective, Facts, Policy, Thinning, may_thin, plan, resolve, too_many
+from storage.retention.planner import Ceilings, Effective, Facts, Policy, Thinning, may_thin, plan, resolve, too_many
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 SECONDS = st.one_of(st.none(), st.integers(1, 10_000))

@@ -26,10 +26,10 @@ from storage.errors import CheckpointNotFound, ParentUnknown
 from storage.format.pieces import unpack_ids
 from storage.model import HistoryQuery, Parent
 from storage.postgres import threads as threads_sql
-from storage.pruning import Pruning
 from storage.scope import Scope
 from storage.service import Store
-from storage.thinning import ThinningRule
+from storage.threads.pruning import Pruning
+from storage.threads.thinning import ThinningRule
 from tests.property.test_checkpoint_store import World
 from tests.support.interleaving import SteeredUnitOfWork
 from tests.support.passing_time import PassingTime

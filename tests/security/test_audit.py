@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from storage.anchors import Anchor
+from storage.administration.anchors import Anchor
 from storage.blobs.keyspace import AnchorLocation, anchor_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import AnchorNotFound, ApiKeyNotFound, IdempotencyKeyReused, IntegrityFailure

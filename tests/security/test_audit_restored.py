@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from crypto import sign_note
-from storage.anchors import AnchorNotFound
+from storage.administration.anchors import AnchorNotFound
 from storage.blobs.keyspace import AnchorLocation, anchor_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable

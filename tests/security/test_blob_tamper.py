@@ -12,9 +12,9 @@ from crypto.blob import PART_BYTES, SEALED_PART_BYTES, BlobCipher, object_bytes
 from crypto.cobblestone import CHUNK_BYTES, COMMITMENT_BYTES, PREFIX_BYTES, SALT_BYTES, SEALED_CHUNK_BYTES
 from crypto.keyring import SecretKey
 from crypto.sealer import Sealer
-from storage.blob_io import BlobDamaged, BlobReader
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.memory import MemoryBlobStore
+from storage.ledger.streams import BlobDamaged, BlobReader
 
 DEPLOYMENT, TENANT, BLOB = UUID(int=1), UUID(int=2), UUID(int=3)
 WHERE = BlobLocation(TENANT, BLOB)

@@ -16,7 +16,7 @@ from crypto import MemoryRootKey, SecretKey, WrappedKey
 from gateway import api_keys, auth
 from gateway.app import create_app
 from gateway.problems import PermissionDenied
-from storage.audit import BREAK_GLASS_ACTION, BreakGlass, Opening
+from storage.administration.audit import BREAK_GLASS_ACTION, BreakGlass, Opening
 from storage.clock import SystemClock
 from storage.errors import TenantNotFound
 from storage.model import ChannelValue, FullState, Save, Tenant, Value

@@ -10,16 +10,16 @@ from msgspec import json
 from crypto import KeyUnavailable
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
-from storage.control_rows import Proof, schema_row
+from storage.control.features import LEAD_SECONDS
+from storage.control.rows import Proof, schema_row
 from storage.errors import IntegrityFailure, InvalidState, JobNotDamaged, LegalHold
-from storage.features import LEAD_SECONDS
 from storage.model import Save
 from storage.postgres.unit_of_work import Silent
-from storage.retention import Ceilings, Policy
+from storage.retention.planner import Ceilings, Policy
+from storage.schemas.registry import Definition
+from storage.schemas.versions import WantedVersions
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.service import Store
-from storage.state_schemas import Definition
-from storage.versions import WantedVersions
 from tests.support.passing_time import PassingTime
 from tests.support.states import contents, history, load, save, state
 from tests.support.stores import DEPLOYMENT_ID

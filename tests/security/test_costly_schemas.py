@@ -14,10 +14,10 @@ from migrations.state.tasks import Learned
 from storage.clock import SystemClock
 from storage.errors import InvalidState, StateSchemaInvalid, TenantTooCostly, TooCostly
 from storage.model import Page, Patch, Save
+from storage.schemas.registry import Definition, StateSchemas
+from storage.schemas.versions import WantedVersions
+from storage.schemas.workers import KILLS_MAX
 from storage.scope import TenantScope
-from storage.state_schemas import Definition, StateSchemas
-from storage.versions import WantedVersions
-from storage.workers import KILLS_MAX
 from tests.support.states import contents, packed, state
 
 CLASS = r"[\p{L}\p{N}]{90}"

@@ -16,7 +16,7 @@ from gateway import settings
 from gateway.auth import Authenticator
 from gateway.problems import Unauthenticated
 from storage.clock import SystemClock
-from storage.key_seals import Pepper, Peppers
+from storage.keys.key_seals import Pepper, Peppers
 from storage.model import ApiKeyRecord
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import Tenancy, assert_problem

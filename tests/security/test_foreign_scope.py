@@ -14,7 +14,7 @@ from litestar.routes import HTTPRoute
 
 from gateway.app import create_app
 from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
-from storage.features import ADOPTIONS, SAVE_POLICIES
+from storage.control.features import ADOPTIONS, SAVE_POLICIES
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
 from tests.support.operations import (

@@ -13,7 +13,7 @@ from gateway.auth import Authenticator, Principal
 from gateway.problems import Unauthenticated
 from storage.clock import SystemClock
 from storage.errors import ApiKeyNotFound, LastAdminKey
-from storage.key_seals import Pepper, Peppers
+from storage.keys.key_seals import Pepper, Peppers
 from storage.model import ApiKeyRecord
 from storage.scope import OperatorScope, TenantScope
 from tests.unit.gateway.doubles import PEPPER, PEPPERS

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from crypto import OpenError
-from storage.artifact_model import NewArtifact
+from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import IntegrityFailure
 from storage.postgres.tables import metadata
 from storage.scope import Scope, TenantScope
-from storage.verifying import TenantReport
+from storage.verification.jobs import TenantReport
 from tests.support.archive_rows import fill, opened
 from tests.support.interleaving import WAIT_SECONDS
 from tests.support.states import document, history, load, put, save, state, write

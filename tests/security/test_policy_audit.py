@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
-from storage.features import KNOWN
+from storage.control.features import KNOWN
 from tests.security.test_foreign_scope import DEPLOYMENT, _settled, _stored
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant

@@ -10,10 +10,11 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from storage.blob_ledger import NewBlob, UploadedPart, new_blob_id
+from storage.administration.row_census import RowCounting
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
-from storage.features import SAVE_POLICIES
+from storage.control.features import SAVE_POLICIES
+from storage.ledger.ledger import NewBlob, UploadedPart, new_blob_id
 from storage.model import Idempotency
 from storage.postgres import (
     archives,
@@ -29,8 +30,7 @@ from storage.postgres import (
 )
 from storage.postgres.tables import SUBJECT_TABLES, blob_usage, row_usage, tenant_keys
 from storage.postgres.unit_of_work import bindings
-from storage.retention import Policy
-from storage.row_census import RowCounting
+from storage.retention.planner import Policy
 from storage.scope import OperatorScope, Scope, TenantScope
 from tests.support.archive_rows import opened
 from tests.support.blob_rows import Blobs

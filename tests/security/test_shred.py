@@ -12,11 +12,11 @@ from msgspec import json
 from sqlalchemy.engine import make_url
 
 from crypto import KeyDenied, KeyDestroyed, KeyUnavailable, MemoryRootKey, RootKeyInvalid, RootKeys
+from storage.access.head_anchors import subject_tag
 from storage.blobs.keyspace import TombstoneLocation, tombstone_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
 from storage.errors import CheckpointNotFound, IntegrityFailure, InvalidState, SetupError, SubjectNotFound
-from storage.head_anchors import subject_tag
 from storage.model import ApiKeyRecord, Tenant
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import OperatorScope, Scope, TenantScope

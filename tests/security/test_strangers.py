@@ -12,7 +12,7 @@ from gateway.auth import Authenticator
 from gateway.limits import TooManyFailures
 from gateway.problems import Unauthenticated
 from storage.clock import SystemClock
-from storage.key_seals import Pepper, Peppers
+from storage.keys.key_seals import Pepper, Peppers
 from storage.model import ApiKeyRecord
 from tests.support.operations import Tenancy, assert_problem
 

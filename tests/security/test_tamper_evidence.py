@@ -17,7 +17,7 @@ from storage.postgres.keys import HAS_ANYTHING
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.service import Store
-from storage.verifying import TenantReport
+from storage.verification.jobs import TenantReport
 from tests.support.interleaving import Gate, Steered
 from tests.support.states import document, load, patch, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID

@@ -11,13 +11,13 @@ import pytest
 
 from crypto import ExportOpener, ExportSealer, OpenError
 from storage.errors import ImportForOther, ImportRefused, ImportUnbound, IntegrityFailure
-from storage.exporting import NOTHING_SAID_JSON
 from storage.format import export as form
 from storage.format.leaves import placeholder, read_placeholder
 from storage.format.manifest import ChannelRecord
 from storage.format.pieces import read_composite, write_composite
 from storage.model import Precondition
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.transfer.exporting import NOTHING_SAID_JSON
 from tests.support.states import contents, document, load, patch, put, save, state, write
 from tests.support.transfers import ACTOR, content, deployment, exported, exported_tenant, imported, recipient, unbound
 

@@ -9,15 +9,15 @@ from typing import Any
 import asyncpg
 
 from crypto import MemoryRootKey
+from storage.administration.tenants import UNLIMITED, DefaultQuotas
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobStore
 from storage.clock import Clock
-from storage.fsck import FsckReport
+from storage.collection.fsck import FsckReport
 from storage.model import HistoryQuery, Save
 from storage.postgres.unit_of_work import Observer
 from storage.scope import ClientShare, Scope
 from storage.service import Store
-from storage.tenants import UNLIMITED, DefaultQuotas
 from tests.support.blob_rows import Blobs
 from tests.support.states import document, state, write
 from tests.support.stores import DEPLOYMENT_ID, MigratedDatabase

@@ -7,17 +7,17 @@ from typing import Any
 from uuid import UUID
 
 from crypto import Sealer
-from storage.blob_ledger import BlobLedger, NewBlob, Purpose, Settlement, new_blob_id, pack_named_ids
 from storage.blobs.keyspace import BlobLocation, Place
 from storage.blobs.places import Places
 from storage.blobs.store import BlobStore
 from storage.clock import SystemClock
+from storage.collection.fsck import Fsck, FsckReport
+from storage.collection.sweep import Sweep
 from storage.format.pointer import BlobPointer
-from storage.fsck import Fsck, FsckReport
+from storage.ledger.ledger import BlobLedger, NewBlob, Purpose, Settlement, new_blob_id, pack_named_ids
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope
 from storage.service import Store
-from storage.sweep import Sweep
 from tests.support.states import save
 
 _THREAD = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"

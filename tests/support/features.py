@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from crypto.roots import create_root_key
-from storage.features import Feature
+from storage.control.features import Feature
 from storage.scope import OperatorScope
 from storage.service import Store
 from tests.support.production import Deployment

@@ -12,14 +12,14 @@ from typing import Any
 import asyncpg
 import pytest
 
-from storage.access import Access
-from storage.checkpoints import Checkpoints
+from storage.access.access import Access
+from storage.checkpoints.verbs import Checkpoints
 from storage.clock import SystemClock
 from storage.postgres.unit_of_work import Silent, Transaction, UnitOfWork
-from storage.pruning import Pruning
 from storage.scope import AnyScope
 from storage.service import Store
-from storage.threads import Threads
+from storage.threads.pruning import Pruning
+from storage.threads.verbs import Threads
 from tests.support.stores import MigratedDatabase
 
 WAIT_SECONDS = 60  # what is waited for takes a moment, on a busy machine some seconds

@@ -19,14 +19,14 @@ import msgpack
 
 from crypto.keyring import SecretKey
 from crypto.roots.local import LocalRootKey
-from storage.access import Access
-from storage.blob_io import BlobReader, BlobWriter
-from storage.blob_ledger import BlobLedger
+from storage.access.access import Access
+from storage.access.offload import Offload
 from storage.blobs.s3 import S3BlobStore, S3Location
-from storage.checkpoints import Checkpoints
+from storage.checkpoints.verbs import Checkpoints
 from storage.clock import SystemClock
+from storage.ledger.ledger import BlobLedger
+from storage.ledger.streams import BlobReader, BlobWriter
 from storage.model import ChannelValue, FullState, NewWrite, Save, Value
-from storage.offload import Offload
 from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope
 from storage.service import Store

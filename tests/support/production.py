@@ -31,7 +31,7 @@ from crypto.roots import create_root_key
 from crypto.roots.file import FileRootKey
 from gateway import api_keys
 from gateway.cli.embedded import EmbeddedPostgres
-from storage.key_seals import Pepper, Peppers
+from storage.keys.key_seals import Pepper, Peppers
 from storage.model import Tenant
 from storage.postgres.setup import prepare
 from storage.scope import OperatorScope

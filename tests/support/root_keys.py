@@ -20,7 +20,7 @@ from moto.server import ThreadedMotoServer
 
 from crypto import CryptoError, KeyUnavailable, SecretKey, WrappedKey
 from crypto.roots import FileRootKey, GuardedRootKey, MemoryRootKey, RootKey, create_root_key
-from storage.observed_root_key import ObservedRootKey
+from storage.keys.observed_root_key import ObservedRootKey
 from storage.postgres.unit_of_work import Silent
 
 TOKEN = "root-token-of-this-test"

@@ -10,9 +10,9 @@ from uuid import UUID
 from storage.blobs.opening import open_bucket
 from storage.blobs.places import Places
 from storage.blobs.s3 import S3Location
+from storage.collection.sweep import Sweep
 from storage.postgres.engine import create_engine
 from storage.postgres.unit_of_work import Silent, UnitOfWork
-from storage.sweep import Sweep
 
 
 async def sweep(environ: Mapping[str, str]) -> None:

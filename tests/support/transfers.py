@@ -13,11 +13,11 @@ from crypto import MemoryRootKey, RootKey, SecretKey, TransferPublicKey, cobbles
 from gateway.cli.embedded import EmbeddedPostgres
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobStore
-from storage.exporting import Export, Recipient
 from storage.format import export
-from storage.importing import Imported
 from storage.scope import Scope, TenantScope
 from storage.service import Store
+from storage.transfer.exporting import Export, Recipient
+from storage.transfer.importing import Imported
 from tests.support.engines import fresh_database
 from tests.support.stores import APP_PASSWORD
 

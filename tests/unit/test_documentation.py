@@ -11,7 +11,7 @@ from gateway.cli.commands import commands
 from gateway.problems import KINDS
 from gateway.settings import PREFIX, VARIABLES
 from storage.format.manifest import CheckpointColumns, WriteColumns
-from storage.key_seals import Pepper, Peppers
+from storage.keys.key_seals import Pepper, Peppers
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -23,9 +23,9 @@ import msgpack
 from gateway import limits
 from gateway.api_keys import generate
 from gateway.exchange import VERSION_SCHEMAS_MAX
+from storage.access.offload import RESOLVED_BYTES_MAX
 from storage.format.pieces import HOLES_MAX
-from storage.key_seals import Pepper, Peppers
-from storage.offload import RESOLVED_BYTES_MAX
+from storage.keys.key_seals import Pepper, Peppers
 from storage.service import Store
 from tests.support.operations import DECLARED, Declared, Thread, empty_export, request_of, save_files, save_thread
 from tests.victims import rows

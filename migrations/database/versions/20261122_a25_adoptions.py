@@ -1,8 +1,8 @@
 """Adoptions: which schema and version an agent's unversioned state is, said after the fact.
 
 Expands only: the previous release looks at none of it. It would hand out adopted state as it was saved, so rows are
-written only once no process of it is left (`storage.features`). An adoption is written once: there is no privilege to
-change or to remove one; a newer one of the same pattern counts instead.
+written only once no process of it is left (`storage.control.features`). An adoption is written once: there is no
+privilege to change or to remove one; a newer one of the same pattern counts instead.
 """
 
 from alembic import op

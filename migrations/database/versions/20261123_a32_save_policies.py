@@ -1,7 +1,7 @@
 """Save policies: a tenant, or one of its agents, asks every save to name the head it follows.
 
 Expands only: the previous release looks at none of it and would let blind saves through, so rows are written only once
-no process of it is left (`storage.features`). It calls the function of revision a20, which stays.
+no process of it is left (`storage.control.features`). It calls the function of revision a20, which stays.
 """
 
 from alembic import op

@@ -8,7 +8,7 @@ import pytest
 
 from crypto.roots import create_root_key
 from gateway.cli.main import run
-from storage.features import ADOPTIONS as ADOPTIONS_FEATURE
+from storage.control.features import ADOPTIONS as ADOPTIONS_FEATURE
 from storage.service import Store
 from tests.support.features import switch_on
 from tests.support.gateway import Tenant

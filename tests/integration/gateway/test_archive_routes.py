@@ -9,15 +9,15 @@ import pytest
 
 from gateway import api_keys
 from gateway.app import create_app
+from storage.administration.jobs import Runner
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.places import Places
 from storage.clock import ManualClock
-from storage.jobs import Runner
+from storage.collection.sweep import Sweep
 from storage.model import Tenant
-from storage.retaining import Retaining
+from storage.retention.rounds import Retaining
 from storage.scope import OperatorScope, TenantScope
 from storage.service import Store
-from storage.sweep import Sweep
 from tests.support.operations import STATE, assert_problem
 from tests.support.passing_time import PassingTime
 from tests.support.stores import DEPLOYMENT_ID

@@ -16,7 +16,7 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
 from gateway.cli.embedded import EmbeddedS3
-from storage.features import KNOWN
+from storage.control.features import KNOWN
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
 from tests.support.operations import DECLARED, Tenancy, request_of

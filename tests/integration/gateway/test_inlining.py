@@ -14,7 +14,7 @@ import pytest
 from gateway import limits
 from gateway.inlining import inlined
 from gateway.wire import InlinedArtifact
-from storage.artifact_model import NewArtifact
+from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import BlobsNotConfigured, IntegrityFailure
 from storage.model import Value

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from gateway import limits
-from storage.reading import HISTORY_MANIFESTS_BYTES_MAX
+from storage.checkpoints.reading import HISTORY_MANIFESTS_BYTES_MAX
 from tests.support.half_request import HalfRequest, held_open
 from tests.support.metrics import free_port, until_in_flight
 from tests.support.production import serving

@@ -17,7 +17,7 @@ from crypto.roots import FileRootKey
 from gateway import api_keys
 from gateway.cli import serving
 from gateway.cli.main import run
-from storage.features import KNOWN
+from storage.control.features import KNOWN
 from storage.postgres import setup
 from storage.postgres.engine import UNREGISTERED_APPLICATION_NAME
 from tests.support.production import APP_PASSWORD, OWNER_PASSWORD

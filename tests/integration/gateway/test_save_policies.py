@@ -15,7 +15,7 @@ from langgraph.graph import START, StateGraph
 from crypto.roots import create_root_key
 from stateroom import Client, HeadMoved, PreconditionRequired
 from stateroom.langgraph import StateroomSaver
-from storage.features import SAVE_POLICIES
+from storage.control.features import SAVE_POLICIES
 from storage.service import Store
 from tests.support.features import switch_on
 from tests.support.gateway import Tenant

@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 from msgspec import json
 
+from storage.control.features import ADOPTIONS
 from storage.errors import (
     AdoptionBuiltOn,
     AdoptionExists,
@@ -18,13 +19,12 @@ from storage.errors import (
     StateTooNewToSave,
     StateVersionRequired,
 )
-from storage.features import ADOPTIONS
 from storage.format.ids import mint_checkpoint_id
-from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, read_position
+from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, read_position
 from storage.model import ChannelValue, Compaction, FullState, HistoryQuery, Precondition, Save
+from storage.schemas.registry import Definition
+from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import Scope, TenantScope
-from storage.state_schemas import Definition
-from storage.versions import AS_SAVED, WantedVersions
 from tests.support.features import switch_on
 from tests.support.states import contents, patch, state, write, writes_of
 from tests.support.transfers import deployment, exported_tenant, imported

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from storage.access.offload import RESOLVED_BYTES_MAX
 from storage.blobs.memory import MemoryBlobStore
+from storage.concurrency.room import count_with
 from storage.errors import StateTooLarge
 from storage.model import HistoryQuery, Precondition
-from storage.offload import RESOLVED_BYTES_MAX
-from storage.room import count_with
 from storage.service import Store
 from tests.support.states import contents, load, patch, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID

@@ -10,12 +10,12 @@ import msgpack
 import pytest
 
 from crypto import KeyDestroyed
-from storage.access import Access
-from storage.archive_views import ArchiveViews
-from storage.artifact_model import NewArtifact
+from storage.access.access import Access
+from storage.access.archive_views import ArchiveViews
+from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
-from storage.checkpoints import Checkpoints
+from storage.checkpoints.verbs import Checkpoints
 from storage.clock import ManualClock
 from storage.errors import (
     CheckpointNotFound,
@@ -32,10 +32,10 @@ from storage.errors import (
 )
 from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Precondition, Save, Value
 from storage.postgres.unit_of_work import Silent
+from storage.schemas.registry import Definition
+from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import ClientShare, Scope, TenantListing, TenantScope
 from storage.service import Store
-from storage.state_schemas import Definition
-from storage.versions import AS_SAVED, WantedVersions
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.states import contents, document, history, load, packed, patch, put, save, state, write
 from tests.support.stores import DEPLOYMENT_ID

@@ -10,12 +10,13 @@ import msgpack
 import pytest
 
 from crypto.blob import PART_BYTES
-from storage.archives import PAGE_ROWS
-from storage.artifact_model import NewArtifact
+from storage.archive.moving import PAGE_ROWS
+from storage.artifacts.model import NewArtifact
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.places import Places
 from storage.clock import ManualClock
+from storage.collection.sweep import Sweep
 from storage.errors import (
     ArchiveTooLarge,
     ArchiveUnavailable,
@@ -28,7 +29,6 @@ from storage.errors import (
 )
 from storage.model import Precondition
 from storage.scope import ClientShare, TenantScope
-from storage.sweep import Sweep
 from tests.support.archive_rows import fill, fsck, moved, opened, rows, seen
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.states import contents, document, load, put, save, state, write

@@ -7,23 +7,23 @@ import asyncio
 import pytest
 
 from crypto import KeyDestroyed
-from storage.access import Access
-from storage.archives import Archives
-from storage.blob_ledger import BlobLedger
+from storage.access.access import Access
+from storage.access.offload import Offload
+from storage.archive.moving import Archives
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
+from storage.collection.sweep import Sweep
 from storage.errors import IntegrityFailure, LegalHold, StorageError
-from storage.migrating import STATE_MIGRATE_KIND, read_position
+from storage.ledger.ledger import BlobLedger
+from storage.migration.jobs import STATE_MIGRATE_KIND, read_position
 from storage.model import Save
-from storage.offload import Offload
 from storage.postgres import archives as archives_sql
 from storage.postgres.tables import archives as archives_table
 from storage.postgres.unit_of_work import Silent
-from storage.retention import Policy
+from storage.retention.planner import Policy
+from storage.schemas.registry import Definition
 from storage.scope import Scope, TenantScope
-from storage.state_schemas import Definition
-from storage.sweep import Sweep
 from tests.support.archive_rows import fill, fsck, moved, opened, rows, seen
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.interleaving import SteeredUnitOfWork, blocked

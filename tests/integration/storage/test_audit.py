@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from crypto import KeyUnavailable, MemoryRootKey, NoteKey
-from storage.audit import ACCESSES_PER_EVENT, NOTES_MAX, Audit
+from storage.administration.audit import ACCESSES_PER_EVENT, NOTES_MAX, Audit
 from storage.blobs.keyspace import AnchorLocation
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.s3 import S3BlobStore, S3Location

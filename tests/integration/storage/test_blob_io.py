@@ -12,11 +12,11 @@ import pytest
 from crypto import Sealer, SecretKey
 from crypto.blob import PART_BYTES, SEALED_PART_BYTES, BlobCipher, object_bytes
 from crypto.cobblestone import SALT_BYTES
-from storage.blob_io import SLICE_BYTES, BlobDamaged, BlobReader, BlobTooLarge, BlobWriter, Budget
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.s3 import S3BlobStore, S3Location
 from storage.blobs.store import BlobExists, BlobNotFound, BlobStore, BlobUnavailable, MultipartNotFound
+from storage.ledger.streams import SLICE_BYTES, BlobDamaged, BlobReader, BlobTooLarge, BlobWriter, Budget
 from tests.support.faulty_blobs import Fault, FaultyBlobStore
 
 SOURCE = os.urandom(3 * PART_BYTES + 77_777)

@@ -14,17 +14,17 @@ from sqlalchemy.engine import make_url
 
 from crypto import MemoryRootKey
 from crypto.blob import PART_BYTES
-from storage.artifact_model import NewArtifact
-from storage.blob_ledger import NewBlob, new_blob_id
+from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
 from storage.clock import SystemClock
+from storage.collection.sweep import FAILURES_MAX, REMOVALS_AT_ONCE
 from storage.errors import LostRaceError, QuotaExceeded, UploadExpired, UploadNotFound
+from storage.ledger.ledger import NewBlob, new_blob_id
 from storage.model import ChannelValue, FullState
 from storage.postgres import blobs as sql
 from storage.scope import Scope
 from storage.service import Store
-from storage.sweep import FAILURES_MAX, REMOVALS_AT_ONCE
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.engines import create_database, drop_database
 from tests.support.interleaving import WAIT_SECONDS, CancelAtAwait, Gate, Meeting, SteeredUnitOfWork, blocked, without

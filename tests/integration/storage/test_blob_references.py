@@ -7,7 +7,6 @@ from uuid import uuid4
 
 import pytest
 
-from storage.blob_ledger import ArtifactRow, new_blob_id, pack_named_ids, unpack_named_ids
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
 from storage.errors import (
@@ -20,6 +19,7 @@ from storage.errors import (
     UploadNotFound,
 )
 from storage.format.pointer import artifact_name_digest
+from storage.ledger.ledger import ArtifactRow, new_blob_id, pack_named_ids, unpack_named_ids
 from storage.postgres import artifacts as sql
 from storage.scope import OperatorScope, Scope, TenantScope
 from tests.support.blob_rows import Blobs, Upload, name

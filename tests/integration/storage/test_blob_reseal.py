@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from crypto import KeyDestroyed, Kind
-from storage.blob_ledger import ArtifactRow, NewBlob, new_blob_id
-from storage.blob_reseal import BlobPosition, reseal_blobs
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
 from storage.format.pointer import IntentRecord
+from storage.ledger.ledger import ArtifactRow, NewBlob, new_blob_id
+from storage.ledger.reseal import BlobPosition, reseal_blobs
 from storage.postgres import blobs as sql
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.interleaving import WAIT_SECONDS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.compacting import Compacting, bumped
+from storage.checkpoints.compacting import Compacting, bumped
 from storage.errors import (
     ArtifactUnknown,
     CheckpointExists,

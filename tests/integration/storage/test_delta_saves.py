@@ -8,7 +8,8 @@ import msgpack
 import msgspec
 import pytest
 
-from storage.artifact_model import NewArtifact
+from storage.access.standings import BYTES_MAX, ENTRY_BYTES_MAX, Standings
+from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import (
     ArtifactReferenced,
@@ -21,10 +22,9 @@ from storage.errors import (
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.format.pieces import list_header
 from storage.model import ChannelValue, FullState, Parent, Precondition, Save, Value
+from storage.schemas.registry import Definition
 from storage.scope import Scope, TenantScope
 from storage.service import Store
-from storage.standings import BYTES_MAX, ENTRY_BYTES_MAX, Standings
-from storage.state_schemas import Definition
 from tests.support.costs import CountedGateway
 from tests.support.states import contents, document, load, packed, patch, put, save, state, write
 from tests.support.stores import DEPLOYMENT_ID

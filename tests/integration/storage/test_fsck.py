@@ -5,14 +5,14 @@ from uuid import uuid4
 
 import pytest
 
-from storage.blob_ledger import NewBlob, new_blob_id, pack_named_ids
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.places import Places
 from storage.blobs.s3 import S3BlobStore, S3Location
 from storage.clock import SystemClock
+from storage.collection.fsck import Fsck
 from storage.errors import BlobsNotConfigured
-from storage.fsck import Fsck
+from storage.ledger.ledger import NewBlob, new_blob_id, pack_named_ids
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.states import put, save, write
 

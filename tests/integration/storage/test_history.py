@@ -3,9 +3,9 @@ from uuid import uuid4
 
 import pytest
 
+from storage.checkpoints.reading import HISTORY_BYTES_MAX
 from storage.clock import ManualClock
 from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Value
-from storage.reading import HISTORY_BYTES_MAX
 from storage.scope import Scope
 from storage.service import Store
 from tests.support.states import contents, history, put, save, state, write, writes_of

@@ -4,10 +4,10 @@ from uuid import uuid4
 
 import pytest
 
+from storage.administration.jobs import CANCELLED, LeaseLostError
 from storage.errors import JobCancelled, JobNotCancellable, JobNotFound
-from storage.exporting import EXPORT_KIND, Progress
-from storage.jobs import CANCELLED, LeaseLostError
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.transfer.exporting import EXPORT_KIND, Progress
 from tests.support.states import save, state
 
 ACTOR = "api-key:test"

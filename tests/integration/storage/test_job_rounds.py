@@ -5,9 +5,9 @@ from contextlib import suppress
 
 import pytest
 
-from storage.jobs import Runner, Slice
+from storage.administration.jobs import Runner, Slice
 from storage.scope import TenantScope
-from storage.verifying import VERIFY_TENANT_KIND
+from storage.verification.jobs import VERIFY_TENANT_KIND
 from tests.support.states import save, state
 
 

@@ -9,7 +9,7 @@ import pytest
 from crypto import CryptoError, KeyDenied, KeyDestroyed, KeyUnavailable, MemoryRootKey, OpenError
 from storage.clock import SystemClock
 from storage.errors import IntegrityFailure
-from storage.keys import HARD_TTL_SECONDS, SOFT_TTL_SECONDS, Keys
+from storage.keys.keys import HARD_TTL_SECONDS, SOFT_TTL_SECONDS, Keys
 from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope
 from storage.service import Store

@@ -6,7 +6,7 @@ import os
 import msgpack
 import pytest
 
-from storage.artifact_model import NewArtifact
+from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import (
     ArtifactReferenced,

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 import msgpack
 import pytest
 
-from storage.artifact_model import NewArtifact
+from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
 from storage.errors import ArtifactUnknown, HeadMoved, IntegrityFailure, PieceNotFound, QuotaExceeded

@@ -6,10 +6,10 @@ import pytest
 
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock, SystemClock
-from storage.clock_check import OFFSET_SECONDS_MAX
+from storage.control.clock_check import OFFSET_SECONDS_MAX
 from storage.errors import ClockOff
-from storage.retaining import Retaining
-from storage.retention import Policy
+from storage.retention.planner import Policy
+from storage.retention.rounds import Retaining
 from storage.scope import TenantScope
 from tests.support.archive_rows import opened
 from tests.support.passing_time import PassingTime

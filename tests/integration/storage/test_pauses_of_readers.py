@@ -11,22 +11,22 @@ import msgpack
 import pytest
 
 from gateway.api_keys import mint
-from storage.artifact_model import PREVIEW_BYTES_MAX, NewArtifact
+from storage.artifacts.model import PREVIEW_BYTES_MAX, NewArtifact
+from storage.checkpoints.reading import HISTORY_MANIFESTS_BYTES_MAX
 from storage.clock import SystemClock
-from storage.control_rows import adoption_row, policy_row, save_policy_row, schema_row
-from storage.features import SAVE_POLICIES
+from storage.concurrency.turns import PAUSE_BYTES, PAUSE_ROW_BYTES, loop_turn
+from storage.control.features import SAVE_POLICIES
+from storage.control.rows import adoption_row, policy_row, save_policy_row, schema_row
 from storage.format.pieces import CUT_BESIDE_ELEMENTS_MIN, is_long_to_cut, list_header
-from storage.key_seals import Pepper, Peppers
+from storage.keys.key_seals import Pepper, Peppers
 from storage.model import HistoryQuery, Precondition
 from storage.postgres import state_schemas as schemas_sql
-from storage.reading import HISTORY_MANIFESTS_BYTES_MAX
-from storage.retaining import Retaining
-from storage.retention import Policy
-from storage.retention_policies import RetentionPolicies
-from storage.save_policies import SavePolicies
+from storage.retention.planner import Policy
+from storage.retention.policies import RetentionPolicies
+from storage.retention.rounds import Retaining
+from storage.schemas.registry import StateSchemas
+from storage.schemas.save_policies import SavePolicies
 from storage.scope import TenantScope
-from storage.state_schemas import StateSchemas
-from storage.turns import PAUSE_BYTES, PAUSE_ROW_BYTES, loop_turn
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
 from tests.support.states import load, patch, put, save, state, write

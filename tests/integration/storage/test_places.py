@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from storage.blob_ledger import new_blob_id, pack_named_ids
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.places import Places
 from storage.blobs.s3 import S3BlobStore, S3Location
 from storage.clock import SystemClock
+from storage.collection.fsck import Fsck
+from storage.collection.sweep import Sweep
 from storage.errors import BlobsNotConfigured
-from storage.fsck import Fsck
-from storage.sweep import Sweep
+from storage.ledger.ledger import new_blob_id, pack_named_ids
 from tests.support.blob_rows import Blobs, Upload
 
 HOUR = 3600

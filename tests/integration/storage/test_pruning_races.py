@@ -13,8 +13,8 @@ from storage.errors import CheckpointNotFound, DeltaChainNeeded, IntegrityFailur
 from storage.model import Parent
 from storage.postgres import pruning as sql
 from storage.postgres import threads as threads_sql
-from storage.pruning import Pruning
-from storage.thinning import ThinningRule
+from storage.threads.pruning import Pruning
+from storage.threads.thinning import ThinningRule
 from tests.support.interleaving import WAIT_SECONDS, CommitAfter, Gate, Steered, blocked, without
 from tests.support.states import (
     contents,

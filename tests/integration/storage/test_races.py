@@ -14,7 +14,7 @@ from sqlalchemy import event
 
 from crypto import KeyDestroyed, Kind, OpenError, Sealer, SecretKey, wrap_subject_key
 from storage.errors import CheckpointNotFound, HeadMoved, IntegrityFailure, ParentUnknown, Unavailable
-from storage.keys import Keys
+from storage.keys.keys import Keys
 from storage.model import ChannelValue, FullState, Parent, Precondition
 from storage.postgres import checkpoints as sql
 from storage.postgres import keys as key_sql

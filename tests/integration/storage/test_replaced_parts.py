@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from storage.artifact_model import NewArtifact
+from storage.artifacts.model import NewArtifact
 from storage.blobs.keyspace import ObjectLocation
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.s3 import S3BlobStore, S3Location

@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 
-from storage.artifact_model import NewArtifact
+from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
-from storage.control_rows import policy_row
+from storage.control.rows import policy_row
 from storage.errors import (
     InvalidState,
     LegalHold,
@@ -17,13 +17,13 @@ from storage.errors import (
     TenantNotFound,
     ThreadNotFound,
 )
-from storage.holds import refuse_held
 from storage.model import Tenant
 from storage.postgres import retention as retention_sql
-from storage.retaining import Retaining
-from storage.retention import Ceilings, Effective, Plan, Policy, Thinning
+from storage.retention.planner import Ceilings, Effective, Plan, Policy, Thinning
+from storage.retention.rounds import Retaining
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
-from storage.threads import Threads
+from storage.threads.holds import refuse_held
+from storage.threads.verbs import Threads
 from tests.support.archive_rows import fill, fsck, moved, opened
 from tests.support.passing_time import PassingTime
 from tests.support.states import load, save, state, write

@@ -18,8 +18,8 @@ from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
 from storage.errors import ThreadArchived
-from storage.retaining import Retaining
-from storage.retention import Policy
+from storage.retention.planner import Policy
+from storage.retention.rounds import Retaining
 from storage.scope import Scope, TenantScope
 from tests.support.archive_rows import fsck, opened
 from tests.support.blob_rows import Blobs

@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from crypto import KeyDenied, KeyUnavailable, MemoryRootKey, RootKeyInvalid, RootKeys, peek_header
+from storage.administration.jobs import LEASE_SECONDS, LeaseLostError
 from storage.errors import IntegrityFailure, SubjectNotFound
-from storage.jobs import LEASE_SECONDS, LeaseLostError
 from storage.model import Idempotency
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.service import Store

@@ -9,16 +9,16 @@ from uuid import uuid4
 
 import pytest
 
-from storage.artifact_model import NewArtifact
+from storage.administration.row_census import COUNT_SECONDS_MAX, LEASE_SECONDS, UNLIMITED_COUNT_SECONDS_MIN, RowCounting
+from storage.administration.tenants import DefaultQuotas, Usage
+from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
-from storage.compacting import SUMMARY_OVER_QUOTA_BYTES_MAX
+from storage.checkpoints.compacting import SUMMARY_OVER_QUOTA_BYTES_MAX
 from storage.errors import QuotaExceeded, RowQuotaExceeded
 from storage.model import ApiKeyRecord, Compaction, Idempotency, Precondition, Tenant
 from storage.postgres import row_usage
 from storage.postgres.tables import SUBJECT_TABLES
-from storage.row_census import COUNT_SECONDS_MAX, LEASE_SECONDS, UNLIMITED_COUNT_SECONDS_MIN, RowCounting
 from storage.scope import OperatorScope, Scope, TenantScope
-from storage.tenants import DefaultQuotas, Usage
 from tests.support.archive_rows import fill, opened
 from tests.support.states import document, load, packed, put, save, state, write
 from tests.support.transfers import ACTOR, deployment, exported, imported

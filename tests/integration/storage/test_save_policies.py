@@ -5,12 +5,12 @@ from uuid import uuid4
 
 import pytest
 
+from storage.control.features import SAVE_POLICIES
 from storage.errors import FeatureOff, HeadMoved, IntegrityFailure, PreconditionRequired, SavePoliciesExceeded
-from storage.features import SAVE_POLICIES
 from storage.model import Compaction, Parent, Precondition
 from storage.postgres.checkpoints import OPEN
 from storage.postgres.threads import LOCK
-from storage.save_policies import AGENT_SAVE_POLICIES_MAX, SavePolicy, TenantSavePolicies
+from storage.schemas.save_policies import AGENT_SAVE_POLICIES_MAX, SavePolicy, TenantSavePolicies
 from storage.scope import Scope, TenantScope
 from tests.support.costs import CountedGateway
 from tests.support.features import switch_on

@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 
 from crypto.blob import PART_BYTES, SEALED_PART_BYTES, object_bytes
-from storage.artifact_model import NewArtifact
-from storage.blob_io import BlobTooLarge
+from storage.artifacts.model import NewArtifact
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import PartInvalid, QuotaExceeded
+from storage.ledger.streams import BlobTooLarge
 from storage.scope import Scope
 from storage.service import Store
 from tests.support.states import contents, load, save, state

@@ -8,10 +8,10 @@ import asyncpg
 import pytest
 
 from crypto import KeyDestroyed
+from storage.access.standings import EARLY_MAX, ENTRIES_MAX, KEPT_SECONDS, Standings, reachable
 from storage.errors import CheckpointExists, HeadMoved, IntegrityFailure, PreconditionRequired
 from storage.model import ChannelValue, FullState, Parent, Precondition
 from storage.scope import Scope
-from storage.standings import EARLY_MAX, ENTRIES_MAX, KEPT_SECONDS, Standings, reachable
 from tests.support.costs import CountedGateway
 from tests.support.interleaving import blocked
 from tests.support.states import contents, document, history, load, patch, put, save, state, write, writes_of

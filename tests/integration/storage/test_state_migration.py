@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from storage.errors import HeadMoved, StateSchemaNotFound
-from storage.migrating import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating, read_position
+from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating, read_position
 from storage.model import HistoryQuery, Precondition, Save
+from storage.schemas.registry import Definition
+from storage.schemas.versions import AS_SAVED, WantedVersions
+from storage.schemas.workers import KILLS_MAX
 from storage.scope import ClientShare, Scope, TenantScope
-from storage.state_schemas import Definition
-from storage.versions import AS_SAVED, WantedVersions
-from storage.workers import KILLS_MAX
 from tests.support.states import contents, state, write
 
 UP = [
@@ -175,7 +175,7 @@ async def test_a_pending_write_that_comes_between_read_and_save_stops_the_save(s
     saved = await save(store, scope, "t1")
     loaded = await store.checkpoints.load(scope, "t1", "", None, with_state=True)
     await store.states.put_writes(scope, "t1", "", saved.checkpoint_id, "task", "", [write(0, "a", 1)], None)
-    from storage.migrating import _save
+    from storage.migration.jobs import _save
 
     shown = await store.states.at(scope, WantedVersions(any_schema=2), loaded.checkpoint)
     with pytest.raises(HeadMoved):

@@ -19,10 +19,10 @@ from storage.errors import (
 from storage.format.ids import mint_checkpoint_id
 from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Patch, Precondition, Save, Value
 from storage.postgres.unit_of_work import Silent
+from storage.schemas.registry import Definition
+from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import Scope, TenantScope
 from storage.service import Store
-from storage.state_schemas import Definition
-from storage.versions import AS_SAVED, WantedVersions
 from tests.support.states import contents, packed, patch, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
 

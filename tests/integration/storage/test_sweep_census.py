@@ -13,8 +13,8 @@ import pytest
 from gateway.cli import checks
 from gateway.telemetry import Metrics
 from storage.blobs.memory import MemoryBlobStore
+from storage.collection.sweep import STATES
 from storage.scope import Scope, TenantScope
-from storage.sweep import STATES
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.interleaving import WAIT_SECONDS
 from tests.support.stores import MigratedDatabase

@@ -8,14 +8,14 @@ from uuid import uuid4
 
 import pytest
 
+from storage.checkpoints.reading import _contains
 from storage.errors import IntegrityFailure, StateSchemaInvalid
-from storage.migrating import STATE_MIGRATE_KIND, STATE_ROLLBACK_KIND
+from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_ROLLBACK_KIND
 from storage.model import HistoryQuery, Parent, Save
 from storage.postgres import tags as tags_sql
-from storage.reading import _contains
+from storage.schemas.registry import Definition
+from storage.schemas.tags import SEARCHABLE_KEY_BYTES_MAX, SEARCHABLE_KEYS_MAX, tag_of
 from storage.scope import ClientShare, Scope, TenantScope
-from storage.state_schemas import Definition
-from storage.tags import SEARCHABLE_KEY_BYTES_MAX, SEARCHABLE_KEYS_MAX, tag_of
 from tests.support.interleaving import Gate, Steered, blocked
 from tests.support.states import state
 
@@ -185,7 +185,7 @@ async def looked_at(store, scope, search, thread_id=None):
 
 
 async def search_for(store, scope, metadata, thread_id=None):
-    from storage.tags import search_for
+    from storage.schemas.tags import search_for
 
     sealer = await store.keys.sealer(scope)
     async with store.unit_of_work.snapshot(scope) as transaction:

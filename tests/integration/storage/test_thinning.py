@@ -4,11 +4,11 @@ from datetime import UTC, datetime, timedelta
 import msgpack
 import pytest
 
-from storage.artifact_model import NewArtifact
+from storage.artifacts.model import NewArtifact
 from storage.errors import ArtifactReferenced, CheckpointNotFound, ClientShareRequired, LegalHold, ThreadArchived
 from storage.model import ChannelValue, FullState, Parent, Removal, Save
 from storage.scope import ClientShare, Scope
-from storage.thinning import ThinningRule
+from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import opened
 from tests.support.passing_time import PassingTime
 from tests.support.states import contents, document, history, load, packed, put, save, state, write, writes_of

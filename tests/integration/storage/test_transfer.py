@@ -7,12 +7,12 @@ from uuid import uuid4
 
 import pytest
 
-from storage.artifact_model import NewArtifact
+from storage.artifacts.model import NewArtifact
 from storage.errors import LegalHold, ThreadExists
 from storage.model import ChannelValue, FullState, HistoryQuery, Precondition, Value
-from storage.retention import Policy
+from storage.retention.planner import Policy
+from storage.schemas.registry import Definition
 from storage.scope import ClientShare, Scope, TenantScope
-from storage.state_schemas import Definition
 from tests.support.states import contents, document, history, load, patch, put, save, state, write, writes_of
 from tests.support.transfers import ACTOR, deployment, exported, exported_tenant, imported
 

@@ -10,9 +10,9 @@ from crypto import MemoryRootKey, SecretKey, TransferKey
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
 from storage.errors import IntegrityFailure
+from storage.keys.transfer_keys import TransferKeys
 from storage.postgres.unit_of_work import Silent
 from storage.scope import OperatorScope, Scope, TenantScope
-from storage.transfer_keys import TransferKeys
 from tests.support.states import contents, load, save, state
 from tests.support.stores import DEPLOYMENT_ID, MigratedDatabase
 from tests.support.transfers import deployment, exported, imported, recipient

@@ -9,10 +9,10 @@ import asyncpg
 import pytest
 
 from storage.clock import ManualClock
+from storage.control.features import CONTROL_ROW_FORMATS, KNOWN, LEAD_SECONDS
+from storage.control.processes import FORGOTTEN_SECONDS, GONE_SECONDS
 from storage.errors import BuildTooOld, IntegrityFailure, OlderProcess, SetupError
-from storage.features import CONTROL_ROW_FORMATS, KNOWN, LEAD_SECONDS
 from storage.postgres.engine import UNREGISTERED_APPLICATION_NAME
-from storage.processes import FORGOTTEN_SECONDS, GONE_SECONDS
 from storage.scope import OperatorScope
 from storage.service import Store
 from tests.support.interleaving import blocked

@@ -11,18 +11,18 @@ from sqlalchemy.engine import make_url
 
 from crypto import MemoryRootKey
 from gateway.telemetry import Metrics
-from storage import verifying
-from storage.accepted_losses import AcceptedLosses
+from storage.access.head_anchors import HeadAnchors
+from storage.administration.jobs import CANCELLED
 from storage.blobs.keyspace import AnchorLocation
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
+from storage.collection.accepted_losses import AcceptedLosses
 from storage.format.audit import OPERATOR_CHAIN
-from storage.head_anchors import HeadAnchors
-from storage.jobs import CANCELLED
 from storage.model import ApiKeyRecord, Save, Tenant
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import ClientShare, OperatorScope, Scope, TenantScope
 from storage.service import Store
+from storage.verification import jobs as verifying
 from tests.support.engines import fresh_database
 from tests.support.states import document, save, state
 from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID

@@ -15,7 +15,7 @@ from migrations.state.errors import ChainInvalid
 from migrations.state.tasks import Convert, Converted, Failed, Program, StepsText, StepText
 from storage.errors import TenantTooCostly, TooCostly, WorkersBusy
 from storage.postgres.unit_of_work import Silent
-from storage.workers import KILLS_MAX, REFUSED_SECONDS, SPARES, Workers
+from storage.schemas.workers import KILLS_MAX, REFUSED_SECONDS, SPARES, Workers
 
 STEPS = {
     "look": '''

@@ -11,12 +11,12 @@ from gateway import api_keys
 from gateway.settings import Settings
 from storage import model
 from storage.clock import ManualClock
-from storage.clock_check import ClockOffset
+from storage.control.clock_check import ClockOffset
 from storage.errors import CheckpointNotFound, ThreadNotFound
-from storage.key_seals import Pepper, Peppers
+from storage.keys.key_seals import Pepper, Peppers
+from storage.schemas.versions import WantedVersions
 from storage.scope import ClientShare, OperatorScope, Scope, TenantScope
 from storage.service import Health
-from storage.versions import WantedVersions
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PEPPER = bytes(range(32))

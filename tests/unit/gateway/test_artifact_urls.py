@@ -9,7 +9,7 @@ import pytest
 
 from gateway.artifact_urls import ArtifactUrls
 from gateway.problems import ArtifactUrlInvalid
-from storage.key_seals import Pepper, Peppers
+from storage.keys.key_seals import Pepper, Peppers
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PEPPER = bytes(range(32))

@@ -13,7 +13,7 @@ from gateway.problems import InvalidRequest
 from gateway.wire import Fault
 from gateway.write_outcomes import REFUSED_MIN
 from storage.blobs.store import BlobUnavailable
-from storage.clock_check import ClockOffset
+from storage.control.clock_check import ClockOffset
 from storage.errors import DatabaseReadOnly, HeadMoved
 from storage.model import Value
 from storage.service import Health

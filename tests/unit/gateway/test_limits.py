@@ -11,8 +11,8 @@ from gateway.exchange import read_body
 from gateway.limits import Admission, AnswerTooLarge, Commits, Drain, Overloaded, TenantBusy, ThreadBusy
 from gateway.problems import InvalidRequest
 from gateway.slices import Work
-from storage.key_seals import Pepper, Peppers
-from storage.turns import loop_turn
+from storage.concurrency.turns import loop_turn
+from storage.keys.key_seals import Pepper, Peppers
 
 ADDRESS = (uuid4(), "ann", "t")
 

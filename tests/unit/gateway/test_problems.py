@@ -8,8 +8,8 @@ import pytest
 from crypto.errors import CryptoError, KeyDenied, KeyUnavailable, RootKeyInvalid
 from gateway import limits, problems, wire
 from gateway.openapi import golden
-from storage.blob_io import BlobTooLarge
 from storage.errors import HeadMoved, StateTooLarge, StorageError
+from storage.ledger.streams import BlobTooLarge
 
 ROOT = Path(__file__).parents[3]
 

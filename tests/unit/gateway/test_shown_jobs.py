@@ -6,8 +6,8 @@ import pytest
 
 from gateway import wire
 from gateway.jobs import shown
-from storage.jobs import Job
-from storage.verifying import DeploymentReport, TenantReport
+from storage.administration.jobs import Job
+from storage.verification.jobs import DeploymentReport, TenantReport
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

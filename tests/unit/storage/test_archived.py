@@ -3,13 +3,19 @@ from uuid import uuid4
 
 import pytest
 
-import storage.checkpoints
-import storage.completeness
-import storage.loading
-import storage.pieces
-import storage.reading
-import storage.tags
-from storage.archived import ANSWERS, ArchivedThread, ArchivedTransaction, UnansweredStatement, touches_moved_rows
+import storage.access.completeness
+import storage.checkpoints.loading
+import storage.checkpoints.reading
+import storage.checkpoints.single_pieces
+import storage.checkpoints.verbs
+import storage.schemas.tags
+from storage.access.archived import (
+    ANSWERS,
+    ArchivedThread,
+    ArchivedTransaction,
+    UnansweredStatement,
+    touches_moved_rows,
+)
 from storage.errors import IntegrityFailure
 from storage.format.archive import ThreadRows
 from storage.postgres import archives as archives_sql
@@ -38,7 +44,14 @@ OTHERS = {
     "checkpoints.LEFT_OVER",
 }  # fmt: skip
 # Whose statements run while one thread is read.
-READERS = (storage.checkpoints, storage.loading, storage.reading, storage.completeness, storage.pieces, storage.tags)
+READERS = (
+    storage.checkpoints.verbs,
+    storage.checkpoints.loading,
+    storage.checkpoints.reading,
+    storage.access.completeness,
+    storage.checkpoints.single_pieces,
+    storage.schemas.tags,
+)
 
 
 def texts(content):

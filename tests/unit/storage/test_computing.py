@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from storage.computing import compute
+from storage.concurrency.computing import compute
 
 
 async def test_work_is_done_one_piece_at_a_time_and_names_take_turns():

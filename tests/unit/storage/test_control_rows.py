@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
-from storage.control_rows import job_row, policy_row, schema_row
-from storage.features import feature_row
+from storage.control.features import feature_row
+from storage.control.rows import job_row, policy_row, schema_row
 
 TENANT = UUID("00000000-0000-4000-8000-000000000001")
 JOB = UUID("00000000-0000-4000-8000-000000000002")

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from storage.errors import InvalidState
-from storage.retention import (
+from storage.retention.planner import (
     NOTHING_SAID,
     QUIET_SECONDS,
     Ceilings,

@@ -5,10 +5,10 @@ from uuid import UUID
 
 import pytest
 
-from storage.control_rows import save_policy_row
+from storage.access.strictness import Strictness
+from storage.control.rows import save_policy_row
 from storage.errors import IntegrityFailure, LostRaceError
-from storage.save_policies import SavePolicy, TenantSavePolicies
-from storage.strictness import Strictness
+from storage.schemas.save_policies import SavePolicy, TenantSavePolicies
 
 TENANT = UUID("00000000-0000-4000-8000-000000000001")
 MOMENT = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)

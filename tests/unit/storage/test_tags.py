@@ -6,7 +6,7 @@ import pytest
 
 from crypto import Sealer
 from crypto.keyring import SecretKey
-from storage.tags import SEARCHABLE_KEY_BYTES_MAX, can_be_searchable, tag_of
+from storage.schemas.tags import SEARCHABLE_KEY_BYTES_MAX, can_be_searchable, tag_of
 
 TENANT = UUID(int=1)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import DeltaChainNeeded
-from storage.thinning import (
+from storage.threads.thinning import (
     AllButLatest,
     ByRule,
     Entry,

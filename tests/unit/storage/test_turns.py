@@ -6,7 +6,15 @@ from random import Random  # noqa: TID251  seeded
 
 import pytest
 
-from storage.turns import COMPANY_SECONDS, PAUSE_BYTES, PAUSE_ROW_BYTES, LoopTurn, Pauses, Turns, take_turns_as
+from storage.concurrency.turns import (
+    COMPANY_SECONDS,
+    PAUSE_BYTES,
+    PAUSE_ROW_BYTES,
+    LoopTurn,
+    Pauses,
+    Turns,
+    take_turns_as,
+)
 
 
 class TooMany(Exception):

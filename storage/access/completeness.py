@@ -1,0 +1,426 @@
+"""Whether all of it is there: comparing what was read with what the seals say must be there.
+
+Every row authenticates itself; this module answers for rows that are not there, or are there again. Its functions run
+in the caller's snapshot, so that a save or a removal at the same time is seen whole or not at all and never looks like
+damage. Nothing is written.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from crypto import Sealer
+from storage.access.archived import check_tier
+from storage.concurrency.turns import Pauses
+from storage.encoding import encode_msgpack
+from storage.errors import IntegrityFailure, RollbackDetected
+from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
+from storage.format.record import (
+    OpenedCheckpoint,
+    check_share,
+    open_checkpoint,
+    open_head,
+    open_thread,
+    open_thread_seal,
+)
+from storage.format.token import ThreadToken, incarnation_tag, removal_mac, thread_tag
+from storage.model import HistoryQuery
+from storage.postgres import completeness as sql
+from storage.postgres import threads as threads_sql
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
+
+# Rows that are opened at a time while a namespace is walked.
+STRETCH_ROWS = 500
+# Before the first pending write of a thread, in the order of `ALL_WRITES`.
+BEFORE_WRITES: tuple[str, str, str, int] = ("", "", "", -(2**31))
+_MARKER_CHARACTERS = 32
+_CURSOR_PARTS = 3
+
+
+def compare_namespaces(sealer: Sealer, thread: ThreadSeal, namespaces: Iterable[str]) -> None:
+    """Compare the namespaces that have a head with those the thread's seal counts.
+
+    Raises:
+        IntegrityFailure: they differ.
+    """
+    found = ThreadSeal(thread.incarnation, LiveSet())
+    for namespace in namespaces:
+        found = found.with_namespace(sealer, namespace)
+    if found.namespaces != thread.namespaces:
+        raise IntegrityFailure("a namespace was added to or taken from this thread outside the gateway")
+
+
+class RowSeals(msgspec.Struct, frozen=True):
+    """The seals that `LOAD` and `stateroom.load_checkpoint` give with a row, opened: of the thread's life of now."""
+
+    head_id: str
+    thread: ThreadSeal
+    head: HeadSeal
+
+    @classmethod
+    def open(cls, sealer: Sealer, thread_id: str, namespace: str, row: Any) -> "RowSeals":
+        """Open them.
+
+        Raises:
+            IntegrityFailure: one does not authenticate, is missing, or is of another life of the thread; or there is
+                a newer checkpoint than the head.
+        """
+        if row["at_thread_seal"] is None:
+            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
+        thread = open_thread(sealer, thread_id, row["at_thread_created_at"], row["at_thread_seal"])
+        head_id = row["at_head_id"]
+        head = open_head(sealer, thread_id, namespace, head_id, row["at_sequence"], row["at_head_seal"])
+        if head.incarnation != thread.incarnation:
+            raise IntegrityFailure("the head belongs to another life of this thread")
+        if row["at_newer"]:
+            raise IntegrityFailure("a checkpoint is newer than the head")
+        return cls(head_id, thread, head)
+
+    def checkpoint(self, sealer: Sealer, row: Any) -> OpenedCheckpoint:
+        """Open the checkpoint that the row has.
+
+        Raises:
+            IntegrityFailure: it does not authenticate, or no head can have come before it.
+        """
+        if row["checkpoint_id"].encode() > self.head_id.encode():
+            raise IntegrityFailure("the checkpoint is newer than the head")
+        return open_checkpoint(sealer, row)
+
+
+def open_own_head(sealer: Sealer, thread_id: str, thread: ThreadSeal, row: Any) -> HeadSeal:
+    """Open a head row that must belong to this life of the thread.
+
+    Raises:
+        IntegrityFailure: it does not.
+    """
+    head = open_head(sealer, thread_id, row["namespace"], row["head_id"], row["sequence"], row["seal"])
+    if head.incarnation != thread.incarnation:
+        raise IntegrityFailure("the head belongs to another life of this thread")
+    return head
+
+
+def open_listed(sealer: Sealer, row: Any) -> ThreadSeal:
+    """Open the seal of a thread that is shown by its clear columns, whether or not the sealer fits what belongs to it.
+
+    Raises:
+        IntegrityFailure: it does not authenticate, or does not say what the columns say.
+    """
+    thread = open_thread_seal(sealer, row["thread_id"], row["created_at"], row["seal"])
+    compare_listed(thread, row)
+    return thread
+
+
+def compare_listed(thread: ThreadSeal, row: Any) -> None:
+    """Compare a thread's seal with the one clear column that says what it says.
+
+    Raises:
+        IntegrityFailure: they differ.
+    """
+    if (thread.share_check is not None) != row["client_share"]:
+        raise IntegrityFailure("whether the thread is under a client-held share was altered")
+
+
+async def walk(
+    transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str, after: str = ""
+) -> AsyncIterator[OpenedCheckpoint]:
+    """All checkpoints of a namespace with greater ids than ``after``, opened, oldest first."""
+    pauses = Pauses()
+    while True:
+        rows = await transaction.fetch(
+            threads_sql.STRETCH, scope.tenant_id, scope.subject_id, thread_id, namespace, after, STRETCH_ROWS
+        )
+        for row in rows:
+            opened = open_checkpoint(sealer, row)
+            yield opened
+            await pauses.after(opened.opened_bytes)
+        if len(rows) < STRETCH_ROWS:
+            return
+        after = rows[-1]["checkpoint_id"]
+
+
+class Writes:
+    """The pending writes of one thread as its seals see them: sums, by checkpoint and of all."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def add(self, namespace: str, checkpoint_id: str, mac: bytes) -> None:
+        """Take one more write, by its `write_mac`."""
+        place = (namespace, checkpoint_id)
+        count, total = self._of.get(place, (0, 0))
+        self._of[place] = (count + 1, total + int.from_bytes(mac))
+
+    def of(self, namespace: str, checkpoint_id: str) -> LiveSet:
+        """Those of one checkpoint."""
+        return NO_WRITES.join(LiveSet(*self._of.get((namespace, checkpoint_id), (0, 0))))
+
+    @property
+    def total(self) -> LiveSet:
+        """All of them."""
+        counts, totals = zip(*self._of.values(), strict=True) if self._of else ((), ())
+        return NO_WRITES.join(LiveSet(sum(counts), sum(totals)))
+
+
+def compare_writes(found: LiveSet, expected: LiveSet) -> None:
+    """Compare pending writes with what a seal says of them.
+
+    Raises:
+        IntegrityFailure: one is missing, was put back, or is not the newest at its place.
+    """
+    if found != expected:
+        raise IntegrityFailure(
+            "pending writes were added to, replaced in or taken from this thread outside the gateway"
+        )
+
+
+async def check_writes(
+    transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, thread: ThreadSeal | None
+) -> Writes:
+    """Compare all pending writes of a thread with its seal, by their members and places. Opens none.
+
+    Raises:
+        IntegrityFailure: they differ, or there are some but no thread.
+    """
+    rows = await transaction.fetch(sql.MEMBERS, scope.tenant_id, scope.subject_id, thread_id)
+    return await check_members(sealer, rows, thread)
+
+
+async def check_members(sealer: Sealer, rows: Sequence[Any], thread: ThreadSeal | None) -> Writes:
+    """As `check_writes`, of rows (namespace, checkpoint id, task id, idx, member) that were read.
+
+    Raises:
+        IntegrityFailure: as `check_writes`.
+    """
+    writes = Writes()
+    pauses = Pauses()
+    for namespace, checkpoint_id, task_id, idx, member in rows:
+        writes.add(namespace, checkpoint_id, write_mac(sealer, namespace, checkpoint_id, task_id, idx, member))
+        await pauses.after(0)
+    compare_writes(writes.total, NO_WRITES if thread is None else thread.writes)
+    return writes
+
+
+async def admit(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> ThreadSeal | None:
+    """The thread's seal if the sealer fits the thread, None if there is none: before what belongs to it is opened.
+
+    Raises:
+        ClientShareRequired: the thread was made under a share, and the sealer has none.
+        ClientShareWrong: the thread was made under another share.
+        ClientShareUnexpected: the thread was made without one.
+        IntegrityFailure: the thread's seal does not authenticate.
+    """
+    row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
+    return None if row is None else open_thread(sealer, thread_id, row["created_at"], row["seal"])
+
+
+async def admit_reader(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> ThreadSeal | None:
+    """As `admit`, where the thread's checkpoints, pending writes or pieces are read next in this transaction.
+
+    Raises:
+        ThreadElsewhere: They are in its archive.
+        ClientShareRequired, ClientShareWrong, ClientShareUnexpected, IntegrityFailure: As `admit`.
+    """
+    row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
+    if row is None:
+        return None
+    thread = open_thread(sealer, thread_id, row["created_at"], row["seal"])
+    check_tier(transaction, row["tier"])
+    return thread
+
+
+async def check_absent(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str) -> None:
+    """Return if a namespace may be without a head.
+
+    Raises:
+        IntegrityFailure: the thread counts the namespace, or something is left of it.
+        ThreadElsewhere: the thread's checkpoints are in its archive, where something may be left.
+    """
+    place = (scope.tenant_id, scope.subject_id, thread_id)
+    if await transaction.fetchval(sql.HAS_CHECKPOINTS, *place, namespace):
+        raise IntegrityFailure("the namespace has checkpoints but no head")
+    row = await transaction.fetchrow(threads_sql.READ, *place)
+    if row is not None:
+        thread = open_thread(sealer, thread_id, row["created_at"], row["seal"])
+        check_tier(transaction, row["tier"])
+        heads = await transaction.fetch(threads_sql.HEADS, *place)
+        compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
+
+
+async def check_count(transaction: Transaction, scope: Scope, thread_id: str, namespace: str, head: HeadSeal) -> None:
+    """Compare the number of a namespace's checkpoints with its live set: what a miss costs, without opening any.
+
+    Raises:
+        IntegrityFailure: there are more or fewer.
+    """
+    count = await transaction.fetchval(sql.COUNT_CHECKPOINTS, scope.tenant_id, scope.subject_id, thread_id, namespace)
+    if count != head.live.count:
+        raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
+
+
+async def check_token(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    thread_id: str,
+    text: str,
+) -> None:
+    """Compare a namespace with what a client has seen of it.
+
+    Raises:
+        InvalidState: ``text`` is no token.
+        RollbackDetected: the namespace is older than the token, or of another life of the thread, and no request
+            removed what the token was given for.
+        IntegrityFailure: a seal does not authenticate.
+    """
+    macs = sealer.without_share  # a removal, too, is remembered without the share
+    token = ThreadToken.decode(macs, thread_id, text)
+    place = (scope.tenant_id, scope.subject_id, thread_id)
+    row = await transaction.fetchrow(sql.STANDING, *place, token.namespace)
+    thread = None
+    if row is not None and row["thread_seal"] is not None:
+        thread = open_thread_seal(sealer, thread_id, row["thread_created_at"], row["thread_seal"])
+    if thread is not None and incarnation_tag(macs, thread.incarnation) == token.incarnation_tag:
+        check_share(sealer, thread_id, thread)
+        if row["head_id"] is None:
+            admitted = thread.floor >= token.sequence
+        else:
+            head = open_own_head(sealer, thread_id, thread, {**row, "namespace": token.namespace})
+            admitted = token.admits(macs, row["head_id"], head)
+        if not admitted:
+            raise RollbackDetected
+        return
+    removal = removal_mac(macs, thread_tag(macs, thread_id), token.incarnation_tag)
+    if not await transaction.fetchval(sql.WAS_REMOVED, scope.tenant_id, scope.subject_id, removal):
+        raise RollbackDetected
+
+
+async def check_acknowledged(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    thread_id: str,
+    acknowledged: ThreadToken | None,
+    head_id: str | None,
+    head: HeadSeal | None,
+) -> None:
+    """Compare a namespace with what this process acknowledged of it (`Standings`), at no cost if it went on since.
+
+    Raises:
+        RollbackDetected, IntegrityFailure: as `check_token`.
+    """
+    if acknowledged is None:
+        return
+    macs = sealer.without_share
+    if head is None or head_id is None or not acknowledged.admits(macs, head_id, head):
+        await check_token(transaction, scope, sealer, thread_id, acknowledged.encode(macs, thread_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a listing that leaves nothing out has read so far, on whichever page it is.
+
+    ``marker`` says between which changes of the thread it began; after another change the sum says nothing, and the
+    last page reads the namespaces once more, in its own snapshot.
+    """
+
+    marker: str
+    read: LiveSet
+
+    @classmethod
+    def resume(cls, after: tuple[str, ...]) -> "Listing | None":
+        """As the cursor of the page before has it, or None if it began without."""
+        if len(after) == _CURSOR_PARTS:
+            return None
+        marker, count, total = after[_CURSOR_PARTS:]
+        return cls(marker, LiveSet(int(count), int(total, 16)))
+
+    def cursor(self) -> tuple[str, ...]:
+        """What to add to the cursor of the next page."""
+        return (self.marker, str(self.read.count), f"{self.read.total:x}")
+
+    def take(self, page: Iterable[OpenedCheckpoint]) -> "Listing":
+        """With one more page."""
+        read = self.read
+        for opened in page:
+            read = read.add(opened.member)
+        return Listing(self.marker, read)
+
+
+def leaves_nothing_out(query: HistoryQuery) -> bool:
+    """Whether reading all pages of a query reads a thread, or a namespace of it, whole."""
+    return (
+        query.thread_id is not None
+        and not query.metadata
+        and all(
+            each is None
+            for each in (
+                query.before, query.status, query.step, query.run_id, query.source, query.agent, query.since,
+                query.until,
+            )
+        )
+    )  # fmt: skip
+
+
+def _marker(heads: Sequence[Any]) -> str:
+    standing = [(row["namespace"], row["sequence"], row["head_id"]) for row in heads]
+    return hashlib.sha256(encode_msgpack(standing)).hexdigest()[:_MARKER_CHARACTERS]
+
+
+def _wanted(heads: Sequence[Any], namespace: str | None) -> list[Any]:
+    return [row for row in heads if namespace is None or row["namespace"] == namespace]
+
+
+async def begin_listing(
+    transaction: Transaction, scope: Scope, sealer: Sealer, query: HistoryQuery, first: OpenedCheckpoint | None
+) -> Listing:
+    """Start a listing, whose newest checkpoint must be a head.
+
+    Raises:
+        IntegrityFailure: it is not: newer ones were taken away, or older ones put back.
+    """
+    assert query.thread_id is not None  # noqa: S101  for the type checker: see `leaves_nothing_out`
+    place = (scope.tenant_id, scope.subject_id, query.thread_id)
+    heads = _wanted(await transaction.fetch(threads_sql.HEADS, *place), query.namespace)
+    newest = max(heads, key=lambda row: row["head_id"].encode(), default=None)
+    if newest is not None:
+        open_head(sealer, query.thread_id, newest["namespace"], newest["head_id"], newest["sequence"], newest["seal"])
+    if (newest and newest["head_id"]) != (first and first.columns.checkpoint_id):
+        raise IntegrityFailure("the newest checkpoint is not the head")
+    return Listing(_marker(heads), LiveSet())
+
+
+async def end_listing(
+    transaction: Transaction, scope: Scope, sealer: Sealer, query: HistoryQuery, listing: Listing
+) -> None:
+    """Compare a listing that came to its end with the seals.
+
+    Raises:
+        IntegrityFailure: a checkpoint or a namespace is missing, or there is one that should not be.
+    """
+    assert query.thread_id is not None  # noqa: S101  for the type checker: see `leaves_nothing_out`
+    place = (scope.tenant_id, scope.subject_id, query.thread_id)
+    row = await transaction.fetchrow(threads_sql.READ, *place)
+    heads = await transaction.fetch(threads_sql.HEADS, *place)
+    wanted = _wanted(heads, query.namespace)
+    if row is None:
+        if wanted or (listing.read.count and listing.marker == _marker(wanted)):
+            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
+        return
+    thread = open_thread(sealer, query.thread_id, row["created_at"], row["seal"])
+    compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
+    expected = LiveSet()
+    for each in wanted:
+        head = open_own_head(sealer, query.thread_id, thread, each)
+        expected = expected.join(head.live)
+    found = listing.read
+    if listing.marker != _marker(wanted):
+        found = LiveSet()
+        for each in wanted:
+            async for opened in walk(transaction, scope, sealer, query.thread_id, each["namespace"]):
+                found = found.add(opened.member)
+    if found != expected:
+        raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")

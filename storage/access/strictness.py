@@ -1,0 +1,131 @@
+"""Whether a save must name the head it follows, by the save policies of its tenant and its agents.
+
+Two agents count for a save: the one that the thread has, and the one that the save names. What an agent's policy says
+counts before what the tenant's says; where the two agents differ, the stricter one counts, so that nobody loses an
+update because somebody else is careless.
+
+A row that no gateway wrote (`storage.control.rows`) may have asked for it: a save that names its head is not concerned,
+any other is refused by name. Owns the resolution and the refusals; `storage.schemas.save_policies` has the verbs.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from storage.control.rows import ControlRows, Proof, save_policy_row
+from storage.errors import IntegrityFailure, LostRaceError, PreconditionRequired
+
+T = TypeVar("T")
+
+# Whose the policy of the whole tenant is, as stored.
+EVERY_AGENT = ""
+
+
+class ControlKeyNeeded(Exception):
+    """The root key has to be asked for what policies are checked with, which nobody does within a transaction."""
+
+
+class AgentUnsure(LostRaceError):
+    """Somebody wrote to the thread while its lock was waited for: who has the lock first knows which agent it has."""
+
+
+async def checking(control: ControlRows, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Make an attempt that reads a `Strictness`; where there is no policy, the root key is not asked for anything.
+
+    Raises:
+        CryptoError, IntegrityFailure, Unavailable: as `ControlRows.ready_to_check`.
+    """
+    try:
+        return await attempt()
+    except ControlKeyNeeded:
+        await control.ready_to_check()
+    return await attempt()
+
+
+class Strictness(msgspec.Struct, frozen=True):
+    """What save policies say of the saves to one thread.
+
+    Attributes:
+        rows: The policies as the database writes them: they are still these as long as the text is the same.
+        says: What each says, by agent. Damaged ones are left out.
+        damaged: The agents whose policies no gateway wrote as they are.
+        agent: The agent that the thread has; None: none, or it is new.
+        unsure: Whether somebody wrote to the thread meanwhile, so that it may have another agent.
+    """
+
+    rows: tuple[str, ...] = ()
+    says: Mapping[str, bool] = {}
+    damaged: frozenset[str] = frozenset()
+    agent: str | None = None
+    unsure: bool = False
+
+    @classmethod
+    def read(cls, control: ControlRows, tenant_id: UUID, row: Any) -> "Strictness":
+        """What counts for a save, by what `storage.postgres.checkpoints.OPEN` gave.
+
+        Raises:
+            ControlKeyNeeded: there are policies, and nothing to check them with (`checking`).
+        """
+        if row["policy_rows"] and not control.can_check:
+            raise ControlKeyNeeded
+        says, damaged = {}, set()
+        for agent, strict, updated_at, proof in _policies(row):
+            if control.is_authentic(save_policy_row(tenant_id, agent, strict, updated_at), proof):
+                says[agent] = strict
+            else:
+                damaged.add(agent)
+        rows = tuple(row["policy_rows"] or ())
+        return cls(rows, says, frozenset(damaged), row["agent_before"], row["policies_unsure"])
+
+    def of_thread(self, agent: str | None) -> "Strictness":
+        """The same for the next save, to a thread that has this agent now."""
+        return msgspec.structs.replace(self, agent=agent, unsure=False)
+
+    def compared(self) -> list[str]:
+        """What a save that nobody reads for compares: as `storage.postgres.checkpoints.SAVE_ON` makes it."""
+        return [self.agent or "", *self.rows]
+
+    def asked_by(self, named: str | None) -> str | None:
+        """Whose policy asks a save that names an agent to name its head, in words; None: nobody's.
+
+        Raises:
+            AgentUnsure: another agent's policies may count.
+            IntegrityFailure: one that counts was written or edited outside the gateway, and none that was not asks.
+        """
+        if self.unsure:
+            raise AgentUnsure
+        agents = {each for each in (self.agent, named) if each is not None} or {EVERY_AGENT}
+        unknown = None
+        for agent in sorted(agents):
+            for target in (agent, EVERY_AGENT):
+                if target in self.damaged:
+                    unknown = target
+                    break
+                if target in self.says:
+                    if self.says[target]:
+                        return whose(target)
+                    break
+        if unknown is not None:
+            raise IntegrityFailure(f"the save policy of {whose(unknown)} was written or edited outside the gateway")
+        return None
+
+
+def precondition_required(who: str) -> PreconditionRequired:
+    """The refusal of a save that names no head, by whose policy asks for it."""
+    return PreconditionRequired(
+        f"the save policy of {who} asks every save to name the head it follows: load the head, and send its ETag in"
+        " If-Match (Python clients do so with strict=True)"
+    )
+
+
+def whose(agent: str) -> str:
+    """Whose a policy is, in words."""
+    return "the tenant" if agent == EVERY_AGENT else f"agent {agent!r}"
+
+
+def _policies(row: Any) -> Iterator[tuple[str, bool, Any, Proof]]:
+    names = ("policy_agents", "policy_strict", "policy_updated_at", "policy_macs", "policy_mac_formats")
+    for agent, strict, updated_at, mac, mac_format in zip(*(row[each] or () for each in names), strict=True):
+        yield agent, strict, updated_at, Proof(mac, mac_format)

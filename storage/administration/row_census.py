@@ -1,0 +1,266 @@
+"""Counting what tenants' rows take in PostgreSQL, so that a quota can bound it.
+
+1. A tenant whose time has come is leased (`row_usage.count_after`): one process counts, and another one does where a
+   dead one stopped.
+2. Subject by subject, under the subject's own binding, and page by page: no transaction looks at more than a page of
+   each table, and none locks a row. So the sum is of no one moment; what was there all the time is in it exactly once.
+3. The sum is put on record with the time, and the next count comes the later the longer this one took.
+
+Counting spares other work: a process reads one page at a time, and a pause follows each, in proportion to what it took.
+Tenants take turns page by page, so that none waits for another one's millions of rows. It needs no object store. What
+a tenant writes between two counts is seen by the next one only.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from storage.access.row_quotas import RowQuotas
+from storage.concurrency.rounds import telling
+from storage.errors import StorageError
+from storage.postgres import row_usage as sql
+from storage.postgres.unit_of_work import UnitOfWork
+from storage.scope import OperatorScope, Scope, TenantScope
+
+# How soon a tenant with a quota is counted again at the earliest, and one that has as much as it likes.
+COUNT_SECONDS_MIN: Final = 60.0
+UNLIMITED_COUNT_SECONDS_MIN: Final = 900.0
+# How soon in proportion to what the last count took, and at the latest.
+COUNT_RATIO: Final = 100.0
+COUNT_SECONDS_MAX: Final = 3600.0
+# A pause three times as long as the work before it: a process never counts for more than a quarter of its time.
+PAUSE_RATIO: Final = 3.0
+# A dead process's tenant is counted by another one after so long; the lease is renewed in time.
+LEASE_SECONDS: Final = 300.0
+RENEW_SECONDS: Final = 15.0
+# What a process that stops takes at most to let another one go on.
+GIVE_BACK_SECONDS_MAX: Final = 5.0
+# How often a process looks for tenants whose time has come.
+POLL_SECONDS: Final = 15.0
+# Passes of a process that are under way: those before wait for tenants that take long.
+PASSES_MAX: Final = 8
+JITTER: Final = 0.2
+# Of each table, in one statement: some milliseconds.
+PAGE_ROWS: Final = 5000
+_SUBJECTS_PAGE = 500
+_TENANTS_MAX = 50
+_random = secrets.SystemRandom()
+
+
+@dataclass(frozen=True, slots=True)
+class RowCensus:
+    """What all tenants' rows take, as last counted.
+
+    Attributes:
+        used_bytes: Of all tenants together.
+        over: Tenants that may store no more.
+        age_seconds: Since the oldest count of a tenant that has a quota.
+    """
+
+    used_bytes: int
+    over: int
+    age_seconds: float
+
+
+class _LeaseLostError(Exception):
+    """Somebody else counts this tenant now."""
+
+
+class RowCounting:
+    """Counts; several processes may."""
+
+    def __init__(
+        self,
+        unit_of_work: UnitOfWork,
+        quotas: RowQuotas,
+        *,
+        page_rows: int = PAGE_ROWS,
+        pause_ratio: float = PAUSE_RATIO,
+    ) -> None:
+        self._unit_of_work = unit_of_work
+        self._quotas = quotas
+        self._page_rows = page_rows
+        self._pages = _Pages(unit_of_work, pause_ratio)
+
+    async def run_due(self) -> int:
+        """Count every tenant whose time has come and that nobody else is at; returns how many were counted.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            rows = await transaction.fetch(sql.TENANTS_DUE, _TENANTS_MAX)
+        # Each to its end, also when another one fails.
+        outcomes = await asyncio.gather(*(self.tenant(row["tenant_id"]) for row in rows), return_exceptions=True)
+        counted = sum(isinstance(each, int) for each in outcomes)
+        if counted:
+            await self._quotas.refresh()
+        for each in outcomes:
+            if isinstance(each, BaseException):
+                raise each
+        return counted
+
+    async def tenant(self, tenant_id: UUID, *, now: bool = False) -> int | None:
+        """Count a tenant's bytes; None if its time has not come or somebody else is at it.
+
+        Args:
+            tenant_id: Which.
+            now: Whatever the time and whoever else is at it, who then gives up.
+
+        Raises:
+            Unavailable: the database cannot be reached; the last count stays.
+        """
+        async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+            claim = await transaction.fetchrow(sql.CLAIM, tenant_id, LEASE_SECONDS, now)
+        if claim is None:
+            return None
+        count = _Count(self._unit_of_work, self._pages, tenant_id, claim["count_after"], self._page_rows)
+        try:
+            await count.run()
+            least = UNLIMITED_COUNT_SECONDS_MIN if claim["quota_bytes"] is None else COUNT_SECONDS_MIN
+            await count.finish(min(max(least, COUNT_RATIO * count.work_seconds), COUNT_SECONDS_MAX))
+        except _LeaseLostError:
+            return None
+        except asyncio.CancelledError:
+            await count.give_back()
+            raise
+        return count.bytes
+
+    async def census(self) -> RowCensus:
+        """What all tenants' rows take.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            return RowCensus(**dict(await transaction.fetchrow(sql.CENSUS)))
+
+    async def keep_running(
+        self,
+        counted: Callable[[int], None],
+        failed: Callable[[Exception], None],
+        told: Callable[[RowCensus], None],
+    ) -> None:
+        """Count whose time has come, again and again, until cancelled, which is safe at any moment.
+
+        Args:
+            counted: Told how many tenants a pass counted.
+            failed: Told of a pass that failed; the next one comes all the same.
+            told: Told what there is after every pass, also after one that failed.
+        """
+        passes: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                if len(passes) < PASSES_MAX:
+                    begun = asyncio.create_task(telling(self.run_due, counted, failed))
+                    passes.add(begun)
+                    begun.add_done_callback(passes.discard)
+                await telling(self.census, told, failed)
+                await asyncio.sleep(POLL_SECONDS * _random.uniform(1 - JITTER, 1 + JITTER))
+        finally:
+            for each in passes:
+                each.cancel()
+            await asyncio.gather(*passes, return_exceptions=True)
+
+
+class _Pages:
+    """The way of all counts of a process to the rows: a page at a time, in the order they ask, with pauses."""
+
+    def __init__(self, unit_of_work: UnitOfWork, pause_ratio: float) -> None:
+        self._unit_of_work = unit_of_work
+        self._pause_ratio = pause_ratio
+        self._turn = asyncio.Lock()
+
+    async def read(self, scope: Scope | TenantScope, statement: str, *args: object) -> tuple[list[Any], float]:
+        """Rows, and the seconds that reading them took."""
+        place = (scope.tenant_id, scope.subject_id) if isinstance(scope, Scope) else (scope.tenant_id,)
+        async with self._turn:
+            begun = time.monotonic()
+            async with self._unit_of_work.snapshot(scope) as transaction:
+                await transaction.execute(sql.AS_PLANNED)
+                rows = await transaction.fetch(statement, *place, *args)
+            took = time.monotonic() - begun
+            await asyncio.sleep(took * self._pause_ratio)
+        return rows, took
+
+
+class _Count:
+    """One count of one tenant.
+
+    Attributes:
+        bytes: Counted so far.
+        work_seconds: What it took, without its pauses.
+    """
+
+    def __init__(
+        self, unit_of_work: UnitOfWork, pages: _Pages, tenant_id: UUID, lease: datetime, page_rows: int
+    ) -> None:
+        self._unit_of_work = unit_of_work
+        self._pages = pages
+        self._tenant = TenantScope(tenant_id)
+        self._lease = lease
+        self._renewed = time.monotonic()
+        self._page_rows = page_rows
+        self.bytes = 0
+        self.work_seconds = 0.0
+
+    async def run(self) -> None:
+        """Count all subjects."""
+        after = ""
+        while True:
+            rows = await self._read(self._tenant, sql.SUBJECTS_AFTER, after, _SUBJECTS_PAGE)
+            for row in rows:
+                await self._subject(Scope(self._tenant.tenant_id, row["subject_id"]))
+            if len(rows) < _SUBJECTS_PAGE:
+                return
+            after = rows[-1]["subject_id"]
+
+    async def finish(self, seconds: float) -> None:
+        """Put the sum on record, and that the next count comes in so many seconds."""
+        async with self._unit_of_work.begin(self._tenant) as transaction:
+            if not await transaction.execute(sql.FINISH, self._tenant.tenant_id, self._lease, seconds, self.bytes):
+                raise _LeaseLostError
+
+    async def give_back(self) -> None:
+        """Let another process count at once; if that fails, it does when the lease has ended."""
+        with suppress(StorageError, TimeoutError, _LeaseLostError):
+            async with asyncio.timeout(GIVE_BACK_SECONDS_MAX):
+                await self._renew(0.0)
+
+    async def _subject(self, scope: Scope) -> None:
+        for row in await self._read(scope, sql.BEGINNING, self._page_rows):
+            if row["rows"] < self._page_rows:
+                self.bytes += row["bytes"]
+            else:
+                await self._table(scope, row["name"])
+
+    async def _table(self, scope: Scope, name: str) -> None:
+        """Count a table of which a subject has more than a page."""
+        rows = await self._read(scope, sql.FIRST_PAGES[name], self._page_rows)
+        while rows:
+            self.bytes += rows[0]["bytes"]
+            if rows[0]["rows"] < self._page_rows:
+                return
+            key = [rows[0][part] for part in sql.KEYS[name]]
+            rows = await self._read(scope, sql.NEXT_PAGES[name], self._page_rows, *key)
+
+    async def _read(self, scope: Scope | TenantScope, statement: str, *args: object) -> list[Any]:
+        rows, took = await self._pages.read(scope, statement, *args)
+        self.work_seconds += took
+        if time.monotonic() - self._renewed > RENEW_SECONDS:
+            await self._renew(LEASE_SECONDS)
+        return rows
+
+    async def _renew(self, seconds: float) -> None:
+        async with self._unit_of_work.begin(self._tenant) as transaction:
+            row = await transaction.fetchrow(sql.RENEW, self._tenant.tenant_id, self._lease, seconds)
+        if row is None:
+            raise _LeaseLostError
+        self._lease = row["count_after"]
+        self._renewed = time.monotonic()

@@ -1,0 +1,538 @@
+"""Tenants and their credentials as rows. Neither tenants nor operators are state: nothing here can open any.
+
+`look_up_key` is the one read without a scope, because a credential is read before anybody is authenticated; it goes
+through a database function that returns one key's row and is owned by a role that can do nothing else.
+
+Every change is recorded in the audit log in its own transaction: without the record it does not happen.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from msgspec import UNSET, UnsetType
+
+from storage.access.row_quotas import RowQuotas
+from storage.administration.audit import LOCAL_ACTOR, Audit, chain_of
+from storage.clock import Clock
+from storage.concurrency.turns import Pauses
+from storage.control.features import SEALED_API_KEYS, Features
+from storage.errors import (
+    ApiKeyNotFound,
+    IdempotencyKeyReused,
+    InvalidState,
+    LastAdminKey,
+    StorageError,
+    TenantNameTaken,
+    TenantNotFound,
+)
+from storage.format.audit import OPERATOR_CHAIN, Detail
+from storage.keys.key_seals import Peppers
+from storage.model import ApiKeyRecord, KeySeal, Page, Tenant
+from storage.postgres import blobs as blobs_sql
+from storage.postgres import row_usage as rows_sql
+from storage.postgres import tenants as sql
+from storage.postgres.unit_of_work import FIRST_ANSWER_SECONDS_MAX, Transaction, UnitOfWork
+from storage.scope import OperatorScope, TenantScope
+
+_END_OF_TIME = datetime(9999, 1, 1, tzinfo=UTC)
+_BYTES_MAX = 2**63 - 1
+_STRUCK_MAC = bytes(32)  # of no secret
+_COLUMNS = [each.name for each in fields(ApiKeyRecord) if each.name not in {"seal", "suspended"}]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a tenant keeps and what it may; a quota of None: as much as it likes.
+
+    Attributes:
+        bytes: In the object store, what is reserved included.
+        quota_bytes: That it may have there.
+        rows_bytes: Of its rows in the database, as they were last counted; None: they never were.
+        rows_quota_bytes: That they may take.
+        rows_counted_at: When that was.
+    """
+
+    bytes: int = 0
+    quota_bytes: int | None = None
+    rows_bytes: int | None = None
+    rows_quota_bytes: int | None = None
+    rows_counted_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultQuotas:
+    """The quotas a new tenant begins with, until an operator says otherwise; None: as much as it likes.
+
+    Attributes:
+        bytes: In the object store.
+        rows_bytes: Of rows in the database.
+    """
+
+    bytes: int | None = None
+    rows_bytes: int | None = None
+
+
+UNLIMITED = DefaultQuotas()
+
+
+class Tenants:
+    """The verbs on tenants and API keys."""
+
+    def __init__(
+        self,
+        unit_of_work: UnitOfWork,
+        audit: Audit,
+        features: Features,
+        clock: Clock,
+        row_quotas: RowQuotas,
+        default_quotas: DefaultQuotas = UNLIMITED,
+    ) -> None:
+        self._unit_of_work = unit_of_work
+        self.row_quotas = row_quotas
+        self._default_quotas = default_quotas
+        self._audit = audit
+        self._features = features
+        self._clock = clock
+
+    async def create(
+        self, scope: OperatorScope, tenant: Tenant, first_key: ApiKeyRecord, actor: str = LOCAL_ACTOR
+    ) -> Tenant:
+        """Create a tenant with its first credential and the default quotas; ``scope.founding`` must name it.
+
+        Returns:
+            ``tenant`` itself; or, if there is one with its id and name, that one, and nothing changed.
+
+        Raises:
+            IdempotencyKeyReused: there is one with its id and another name.
+            TenantNameTaken: another tenant has its name.
+        """
+        arguments = {"tenant_id": tenant.tenant_id, "name": tenant.name, "created_at": tenant.created_at}
+        async with self._unit_of_work.begin(scope) as transaction:
+            await _claim_name(transaction, tenant.tenant_id, tenant.name)
+            if not await transaction.fetchval(sql.ADD_TENANT.text, *sql.ADD_TENANT.arguments(**arguments)):
+                before = _tenant(await transaction.fetchrow(sql.ONE_TENANT.text, tenant.tenant_id))
+                if before.name != tenant.name:
+                    raise IdempotencyKeyReused
+                return before
+            await _add_key(transaction, first_key)
+            await self._begin_quotas(transaction, tenant.tenant_id)
+            target = f"tenant:{tenant.tenant_id}"
+            await self._audit.append(transaction, tenant.tenant_id, actor, "tenant.create", target)
+            await self._record_key(transaction, tenant.tenant_id, actor, first_key)
+            await self._audit.append(transaction, OPERATOR_CHAIN, actor, "tenant.create", target)
+        return tenant
+
+    async def _begin_quotas(self, transaction: Transaction, tenant_id: UUID) -> None:
+        defaults = self._default_quotas
+        if defaults.bytes is not None:
+            await transaction.fetchrow(blobs_sql.SET_QUOTA, tenant_id, defaults.bytes)
+        await transaction.execute(rows_sql.SET_QUOTA, tenant_id, defaults.rows_bytes)
+
+    async def get(self, scope: OperatorScope, tenant_id: UUID) -> Tenant:
+        """One tenant.
+
+        Raises:
+            TenantNotFound: there is none.
+        """
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            row = await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id)
+        if row is None:
+            raise TenantNotFound
+        return _tenant(row)
+
+    async def list(self, scope: OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None) -> Page[Tenant]:
+        """Tenants, newest first."""
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(
+                sql.TENANTS.text,
+                *sql.TENANTS.arguments(
+                    after_at=datetime.fromisoformat(after[0]) if after else _END_OF_TIME,
+                    after_id=UUID(after[1]) if after else UUID(int=0),
+                    page_rows=limit,
+                ),
+            )
+        tenants = [_tenant(row) for row in rows]
+        last = tenants[-1] if len(tenants) == limit else None
+        return Page(tenants, (last.created_at.isoformat(), str(last.tenant_id)) if last else None)
+
+    async def usage(self, scope: TenantScope | OperatorScope, tenant_id: UUID) -> Usage:
+        """How many bytes a tenant keeps in the object store and in the database, and how many it may.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+        """
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            if await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            return await _usage(transaction, tenant_id)
+
+    async def set_quota(
+        self,
+        tenant_id: UUID,
+        quota_bytes: int | UnsetType | None = UNSET,
+        actor: str = LOCAL_ACTOR,
+        *,
+        rows_quota_bytes: int | UnsetType | None = UNSET,
+    ) -> Usage:
+        """Say how many bytes a tenant may keep. Less than it keeps only refuses more.
+
+        Args:
+            tenant_id: Which.
+            quota_bytes: In the object store; None: as many as it likes; UNSET: as before.
+            actor: The operator who says so.
+            rows_quota_bytes: Of rows in the database; likewise.
+
+        Raises:
+            InvalidState: negative, or more than 2^63 - 1; or neither is given.
+            TenantNotFound: there is no such tenant.
+        """
+        given = {"quota_bytes": quota_bytes, "rows_quota_bytes": rows_quota_bytes}
+        detail: dict[str, int | None] = {}
+        for name, each in given.items():
+            if isinstance(each, UnsetType):
+                continue
+            if each is not None and not 0 <= each <= _BYTES_MAX:
+                raise InvalidState("a quota is a number of bytes from 0 to 2^63 - 1", f"/{name}")
+            detail[name] = each
+        if not detail:
+            raise InvalidState("say quota_bytes, rows_quota_bytes, or both")
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            if await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            target = f"tenant:{tenant_id}"
+            await self._audit.append(transaction, tenant_id, actor, "tenant.quota", target, detail)
+            await self._audit.append(transaction, OPERATOR_CHAIN, actor, "tenant.quota", target, detail)
+            if "quota_bytes" in detail:
+                await transaction.fetchrow(blobs_sql.SET_QUOTA, tenant_id, detail["quota_bytes"])
+            if "rows_quota_bytes" in detail:
+                await transaction.execute(rows_sql.SET_QUOTA, tenant_id, detail["rows_quota_bytes"])
+            usage = await _usage(transaction, tenant_id)
+        if "rows_quota_bytes" in detail:
+            with suppress(StorageError):  # it is said; this process learns of it within a minute, as the others do
+                await self.row_quotas.refresh()
+        return usage
+
+    async def rename(self, tenant_id: UUID, name: str, actor: str = LOCAL_ACTOR) -> Tenant:
+        """Give a tenant another name.
+
+        Raises:
+            TenantNameTaken: another tenant has it.
+            TenantNotFound: there is no such tenant.
+        """
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            await _claim_name(transaction, tenant_id, name)
+            if not await transaction.execute(sql.RENAME, tenant_id, name):
+                raise TenantNotFound
+            return await self._record_tenant(transaction, tenant_id, actor, "tenant.rename", {"name": name})
+
+    async def suspend(self, tenant_id: UUID, reason: str, actor: str = LOCAL_ACTOR) -> Tenant:
+        """Refuse a tenant's keys from now on; what it stored stays as it is, and nothing of it is removed for its age.
+
+        Doing it again keeps the time and records the new reason.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+        """
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            if not await transaction.execute(sql.SUSPEND, tenant_id, self._clock.now()):
+                raise TenantNotFound
+            return await self._record_tenant(transaction, tenant_id, actor, "tenant.suspend", {"reason": reason})
+
+    async def resume(self, tenant_id: UUID, actor: str = LOCAL_ACTOR) -> Tenant:
+        """Take a suspended tenant's keys again; of another one nothing changes.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+        """
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            if not await transaction.execute(sql.RESUME, tenant_id):
+                raise TenantNotFound
+            return await self._record_tenant(transaction, tenant_id, actor, "tenant.resume", {})
+
+    async def is_suspended(self, tenant_id: UUID) -> bool:
+        """Whether a tenant's keys are refused for now."""
+        async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
+            return bool(await transaction.fetchval(sql.IS_SUSPENDED, tenant_id))
+
+    async def recover(self, record: ApiKeyRecord, reason: str, actor: str = LOCAL_ACTOR) -> ApiKeyRecord:
+        """Store a key that an operator made for a tenant nobody can administer any more; both logs say so.
+
+        Returns:
+            ``record`` itself; or, if one of its id may do the same, that one, and nothing changed.
+
+        Raises:
+            IdempotencyKeyReused: one of its id may do something else.
+            TenantNotFound: there is no such tenant.
+        """
+        tenant_id = record.tenant_id
+        if tenant_id is None:
+            raise TenantNotFound
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            if await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            before = await _add_key(transaction, record)
+            if before is not None:
+                return before
+            await self._record_key(transaction, tenant_id, actor, record)
+            detail = {"reason": reason, "key_id": record.key_id}
+            await self._record_tenant(transaction, tenant_id, actor, "tenant.recover", detail)
+        return record
+
+    async def _record_tenant(
+        self, transaction: Transaction, tenant_id: UUID, actor: str, action: str, detail: Detail
+    ) -> Tenant:
+        """Record in both logs what an operator did to a tenant, and return it as it is now."""
+        found = _tenant(await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id))
+        for chain in (tenant_id, OPERATOR_CHAIN):
+            await self._audit.append(transaction, chain, actor, action, f"tenant:{tenant_id}", detail)
+        return found
+
+    async def look_up_key(self, key_id: str) -> ApiKeyRecord | None:
+        """The stored record of a credential, or None."""
+        async with self._unit_of_work.connection() as connection:
+            row = await connection.fetchrow(sql.LOOK_UP, key_id, timeout=FIRST_ANSWER_SECONDS_MAX)
+        return None if row is None else record_of(row)
+
+    async def seals_needed(self) -> bool:
+        """Whether every gateway seals credentials by now, so that one without a seal is damaged.
+
+        Raises:
+            CryptoError: the root key cannot be asked whether a gateway said so.
+            IntegrityFailure: somebody else than a gateway said so, or took it back.
+            Unavailable: the database cannot be reached.
+        """
+        await self._features.ready()
+        return self._features.is_on(SEALED_API_KEYS)
+
+    async def add_key(
+        self, scope: TenantScope | OperatorScope, record: ApiKeyRecord, actor: str = LOCAL_ACTOR
+    ) -> ApiKeyRecord:
+        """Store a credential of this tenant, or of the operators.
+
+        Returns:
+            ``record`` itself; or, if one of its id may do the same, that one, and nothing changed.
+
+        Raises:
+            IdempotencyKeyReused: one of its id may do something else.
+        """
+        async with self._unit_of_work.begin(scope) as transaction:
+            before = await _add_key(transaction, record)
+            if before is not None:
+                return before
+            await self._record_key(transaction, chain_of(scope), actor, record)
+        return record
+
+    async def _record_key(self, transaction: Transaction, chain: UUID, actor: str, record: ApiKeyRecord) -> None:
+        detail = {
+            "kind": record.kind,
+            "subject_id": record.subject_id,
+            "permissions": list(record.permissions),
+            "grants": list(record.grants),
+            "expires_at": None if record.expires_at is None else record.expires_at.isoformat(),
+        }
+        await self._audit.append(transaction, chain, actor, "api-key.create", f"api-key:{record.key_id}", detail)
+
+    async def list_keys(
+        self, scope: TenantScope | OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None
+    ) -> Page[ApiKeyRecord]:
+        """Credentials, newest first."""
+        statement = sql.KEYS if isinstance(scope, TenantScope) else sql.OPERATOR_KEYS
+        values: dict[str, object] = {
+            "after_at": datetime.fromisoformat(after[0]) if after else _END_OF_TIME,
+            "after_id": after[1] if after else "",
+            "page_rows": limit,
+        }
+        if isinstance(scope, TenantScope):
+            values["wanted"] = scope.tenant_id
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(statement.text, *statement.arguments(**values))
+        records = []
+        pauses = Pauses()
+        for row in rows:
+            records.append(record_of(row))
+            await pauses.after(0)
+        last = records[-1] if len(records) == limit else None
+        return Page(records, (last.created_at.isoformat(), last.key_id) if last else None)
+
+    async def revoke_key(
+        self,
+        scope: TenantScope | OperatorScope,
+        key_id: str,
+        peppers: Peppers,
+        actor: str = LOCAL_ACTOR,
+        *,
+        force: bool = False,
+    ) -> None:
+        """Revoke a credential for good; doing it again changes nothing.
+
+        What its secret was compared with is struck out, and the seal says that it was revoked: taking ``revoked_at``
+        back in the database revives nothing.
+
+        Args:
+            scope: Whose.
+            key_id: Which.
+            peppers: Seal the row.
+            actor: Who.
+            force: Also the last key that administers the tenant, or the deployment.
+
+        Raises:
+            ApiKeyNotFound: this scope has none of this id.
+            LastAdminKey: it is the last one, and this was not forced.
+        """
+        tenant_id = scope.tenant_id if isinstance(scope, TenantScope) else None
+        now = self._clock.now()
+        async with self._unit_of_work.begin(scope) as transaction:
+            administering = "operator" if tenant_id is None else "tenant:admin"
+            rows = await transaction.fetch(sql.LOCK_ALLOWED, tenant_id, administering)
+            if await transaction.fetchrow(sql.LOCK_KEY, tenant_id, key_id) is None:
+                raise ApiKeyNotFound
+            known = await _some_keys(transaction, [key_id, *(row["key_id"] for row in rows)])
+            wanted = known.pop(key_id)
+            if not force and administering in wanted.permissions and _serves(wanted, peppers, now):
+                others = (each for each in known.values() if _serves(each, peppers, now))
+                if next(others, None) is None:
+                    raise LastAdminKey
+            revoked = replace(wanted, revoked_at=wanted.revoked_at or now)
+            await _strike(transaction, revoked)
+            await _seal_key(transaction, peppers.seal(revoked))
+            await self._audit.append(transaction, chain_of(scope), actor, "api-key.revoke", f"api-key:{key_id}")
+
+    async def restamp_keys(self, stamped: Iterable[tuple[ApiKeyRecord, ApiKeyRecord]]) -> None:
+        """Store credentials' MACs under the active pepper, where nobody changed the row meanwhile.
+
+        Args:
+            stamped: Each credential as it was looked up, and as it is to be.
+        """
+        for before, fresh in stamped:
+            scope = OperatorScope() if fresh.tenant_id is None else TenantScope(fresh.tenant_id)
+            async with self._unit_of_work.begin(scope) as transaction:
+                await transaction.fetchrow(sql.LOCK_KEY, fresh.tenant_id, fresh.key_id)
+                now = (await _some_keys(transaction, [fresh.key_id])).get(fresh.key_id)
+                if now is None or (now.mac, now.revoked_at, now.seal) != (before.mac, None, before.seal):
+                    continue
+                macs = {"fresh": fresh.mac, "version": fresh.pepper_version}
+                await transaction.execute(sql.RESTAMP.text, *sql.RESTAMP.arguments(wanted=fresh.key_id, **macs))
+                await _seal_key(transaction, fresh)
+
+    async def adopt_keys(self, peppers: Peppers) -> int:
+        """Seal the credentials that have no seal, as a build without seals left them; returns how many there were.
+
+        Once seals are needed, what has none is damaged: this is for whoever is about to say so, and not after it.
+        """
+        count = await self._adopt(OperatorScope(), peppers)
+        after = None
+        while True:
+            page = await self.list(OperatorScope(), after=after)
+            for tenant in page.items:
+                count += await self._adopt(TenantScope(tenant.tenant_id), peppers)
+            if (after := page.after) is None:
+                return count
+
+    async def _adopt(self, scope: TenantScope | OperatorScope, peppers: Peppers) -> int:
+        tenant_id = scope.tenant_id if isinstance(scope, TenantScope) else None
+        async with self._unit_of_work.begin(scope) as transaction:
+            rows = await transaction.fetch(sql.LOCK_UNSEALED, tenant_id)
+            known = await _some_keys(transaction, [row["key_id"] for row in rows])
+            for record in known.values():
+                if record.revoked_at is not None:
+                    await _strike(transaction, record)
+                await _seal_key(transaction, peppers.seal(record))
+        return len(known)
+
+    async def touch_keys(self, used: Mapping[tuple[UUID | None, str], datetime]) -> None:
+        """Record when credentials were last used; called in batches, because a row for each request costs too much."""
+        by_tenant: dict[UUID | None, list[tuple[object, ...]]] = {}
+        for (tenant_id, key_id), moment in used.items():
+            row = tuple(sql.TOUCH.arguments(wanted=key_id, moment=moment))
+            by_tenant.setdefault(tenant_id, []).append(row)
+        for tenant_id, rows in by_tenant.items():
+            scope = OperatorScope() if tenant_id is None else TenantScope(tenant_id)
+            async with self._unit_of_work.begin(scope) as transaction:
+                await transaction.executemany(sql.TOUCH.text, rows)
+
+
+async def _usage(transaction: Transaction, tenant_id: UUID) -> Usage:
+    blobs = await transaction.fetchrow(blobs_sql.USAGE, tenant_id)
+    rows = await transaction.fetchrow(rows_sql.USAGE, tenant_id)
+    usage = Usage() if blobs is None else Usage(blobs["bytes"], blobs["quota_bytes"])
+    if rows is None:
+        return usage
+    return replace(
+        usage,
+        rows_bytes=rows["bytes"],
+        rows_quota_bytes=rows["quota_bytes"],
+        rows_counted_at=rows["counted_at"],
+    )
+
+
+async def _claim_name(transaction: Transaction, tenant_id: UUID, name: str) -> None:
+    """Let nobody else take a name until the transaction ends.
+
+    Raises:
+        TenantNameTaken: another tenant has it.
+    """
+    await transaction.execute(sql.LOCK_NAMES)
+    if await transaction.fetchval(sql.NAME_TAKEN, name, tenant_id):
+        raise TenantNameTaken
+
+
+async def _add_key(transaction: Transaction, record: ApiKeyRecord) -> ApiKeyRecord | None:
+    """Add a credential, or return the one that has its id.
+
+    Raises:
+        IdempotencyKeyReused: that one may do something else.
+    """
+    values = {name: getattr(record, name) for name in _COLUMNS}
+    values["permissions"] = list(record.permissions)
+    if await transaction.fetchval(sql.ADD_KEY.text, *sql.ADD_KEY.arguments(**values)):
+        await _seal_key(transaction, record)
+        return None
+    before = record_of(await transaction.fetchrow(sql.ONE_KEY.text, record.key_id))
+    if _asked_for(before) != _asked_for(record):
+        raise IdempotencyKeyReused
+    return before
+
+
+async def _seal_key(transaction: Transaction, record: ApiKeyRecord) -> None:
+    if (seal := record.seal) is not None:
+        values = {"key_id": record.key_id, "tenant_id": record.tenant_id, "grants": list(seal.grants)}
+        macs = {"mac": seal.mac, "pepper_version": seal.pepper_version}
+        await transaction.execute(sql.SEAL_KEY.text, *sql.SEAL_KEY.arguments(**values, **macs))
+
+
+async def _strike(transaction: Transaction, revoked: ApiKeyRecord) -> None:
+    """Say that a credential is revoked, and keep nothing that its secret could be compared with."""
+    values = {"wanted": revoked.key_id, "moment": revoked.revoked_at, "struck": _STRUCK_MAC}
+    await transaction.execute(sql.REVOKE.text, *sql.REVOKE.arguments(**values))
+
+
+async def _some_keys(transaction: Transaction, key_ids: Sequence[str]) -> dict[str, ApiKeyRecord]:
+    rows = await transaction.fetch(sql.SOME_KEYS.text, list(key_ids))
+    return {record.key_id: record for record in map(record_of, rows)}
+
+
+def _serves(record: ApiKeyRecord, peppers: Peppers, now: datetime) -> bool:
+    """Whether a key works now, as far as that can be told without its secret."""
+    return record.is_active(now) and (record.seal is None or peppers.is_authentic(record))
+
+
+def _asked_for(record: ApiKeyRecord) -> tuple[object, ...]:
+    """What whoever makes a credential says of it."""
+    named = (record.tenant_id, record.kind, record.name, record.subject_id, record.expires_at)
+    return *named, record.permissions, record.grants
+
+
+def _tenant(row: Any) -> Tenant:
+    return Tenant(**{each.name: row[each.name] for each in fields(Tenant)})
+
+
+def record_of(row: Mapping[str, Any]) -> ApiKeyRecord:
+    """The credential of a row that has its seal's columns, null where there is none."""
+    values = dict(row)
+    values["permissions"] = tuple(values["permissions"])
+    grants, mac, version = (values.pop(name) for name in ("grants", "seal_mac", "seal_pepper_version"))
+    return ApiKeyRecord(**values, seal=None if mac is None else KeySeal(tuple(grants), mac, version))

@@ -1,0 +1,185 @@
+"""Whether the rows of an archive are all that a thread has: compared with the seals that stay behind in the database.
+
+The rows come a few at a time, in the order in which they stand in an archive, and are not kept; what is kept are sums
+and ids. Whoever has fed all of them and called `end` knows: every checkpoint and pending write authenticates and is one
+of those that the thread's seals say must be there, none is missing, each head is among them, every piece that they name
+is there, too, and is what its id says. Of a thread under a client-held share, which only its client opens, it knows
+less: that the seal is of this thread, that every namespace's head is there, and that no piece is missing that the clear
+columns name; that the rows are those that were read is known by the archive's digest.
+
+It also tells what of the rows the stub keeps: which key versions they need, by the headers of their envelopes, and how
+long those are. It neither fetches nor writes.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from crypto import OpenError, Sealer
+from crypto.envelope import peek_header
+from storage.access.completeness import Writes, compare_namespaces, compare_writes, open_own_head
+from storage.errors import IntegrityFailure
+from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, StoredRow
+from storage.format.chain import LiveSet
+from storage.format.pieces import unpack_ids
+from storage.format.record import PieceReader, open_checkpoint, open_thread_seal, open_write, piece_columns
+from storage.ledger.ledger import pack_named_ids, unpack_named_ids
+from storage.postgres.archives import ENVELOPES
+
+# Rows that are opened before other requests have their turn: about a millisecond.
+_TURN_ROWS = 32
+
+
+class ArchiveCheck:
+    """Takes the rows of one thread.
+
+    Attributes:
+        counts: Of the rows of each table.
+        hot_bytes: Sum of the lengths of their envelopes.
+        key_versions: Those that the envelopes name.
+        blob_ids: Of the pieces whose content is in the object store.
+        client_share: Whether the thread was made under one.
+    """
+
+    def __init__(self, sealer: Sealer, thread_id: str, thread_row: Mapping[str, Any], heads: Sequence[Any]) -> None:
+        """Compare with these seals.
+
+        Args:
+            sealer: Of the scope; a share, if it has one, is left aside.
+            thread_id: The thread.
+            thread_row: Its row: ``created_at``, ``seal``, ``client_share``.
+            heads: Its rows of heads.
+
+        Raises:
+            IntegrityFailure: The thread's seal does not authenticate, or a clear column says other than it.
+            KeyDestroyed: It is sealed under a key that is gone.
+        """
+        self._sealer = sealer.without_share
+        self._thread_id = thread_id
+        self._heads = heads
+        self._thread = open_thread_seal(self._sealer, thread_id, thread_row["created_at"], thread_row["seal"])
+        self.client_share = self._thread.share_check is not None
+        if self.client_share != thread_row["client_share"]:
+            raise IntegrityFailure("whether the thread is under a client-held share was altered")
+        if not self.client_share:
+            compare_namespaces(self._sealer, self._thread, [each["namespace"] for each in heads])
+        self._live: dict[str, LiveSet] = {}
+        self._newest: dict[str, str] = {}
+        self._schemas: dict[str, str | None] = {}
+        self._writes = Writes()
+        self._named: set[bytes] = set()
+        self._present: set[bytes] = set()
+        self.blob_ids: set[UUID] = set()
+        self._named_ids: set[bytes | None] = set()
+        self._runs: set[str | None] = set()
+        self._agents: set[str | None] = set()
+        self.counts = dict.fromkeys((CHECKPOINTS, TAGS, PENDING_WRITES, CHUNKS), 0)
+        self.hot_bytes = 0
+        self.key_versions: set[int] = set()
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    async def take(self, table: str, rows: Sequence[StoredRow]) -> None:
+        """Take some rows of a table, and let other requests have their turn now and then.
+
+        Raises:
+            IntegrityFailure: One does not authenticate, or is of another thread.
+            KeyDestroyed: One is sealed under a key that is gone.
+        """
+        for at in range(0, len(rows), _TURN_ROWS):
+            self._take(table, rows[at : at + _TURN_ROWS])
+            await asyncio.sleep(0)
+
+    def _take(self, table: str, rows: Sequence[StoredRow]) -> None:
+        self.counts[table] += len(rows)
+        if any(row["thread_id"] != self._thread_id for row in rows):
+            raise IntegrityFailure("a row is of another thread")
+        if table == TAGS:
+            return
+        for row in rows:
+            envelope = row[ENVELOPES[table]]
+            try:
+                self.key_versions.add(peek_header(envelope).key_version)
+            except OpenError:
+                raise IntegrityFailure from None
+            self.hot_bytes += len(envelope)
+            self._named_ids.add(row["named_ids"])
+        {CHECKPOINTS: self._checkpoints, PENDING_WRITES: self._pending_writes, CHUNKS: self._chunks}[table](rows)
+
+    def _checkpoints(self, rows: Iterable[StoredRow]) -> None:
+        for row in rows:
+            namespace, checkpoint_id = row["namespace"], row["checkpoint_id"]
+            self._named.update(unpack_ids(row["piece_ids"]))
+            self._runs.add(row["run_id"])
+            self._agents.add(row["agent"])
+            if checkpoint_id.encode() > self._newest.get(namespace, "").encode():
+                self._newest[namespace] = checkpoint_id
+                self._schemas[namespace] = row["state_schema"]
+            if not self.client_share:
+                opened = open_checkpoint(self._sealer, row)
+                self._live[namespace] = self._live.get(namespace, LiveSet()).add(opened.member)
+
+    def _pending_writes(self, rows: Iterable[StoredRow]) -> None:
+        for row in rows:
+            self._named.update(unpack_ids(row["piece_ids"]))
+            if not self.client_share:
+                self._writes.add(row["namespace"], row["checkpoint_id"], open_write(self._sealer, row).mac)
+
+    def _chunks(self, rows: Sequence[StoredRow]) -> None:
+        reader = PieceReader(self._sealer)
+        for row in rows:
+            self._present.add(row["piece_id"])
+            self.blob_ids.update(unpack_named_ids(row["named_ids"]))
+            if row["children"] is not None:
+                self._named.update(unpack_ids(row["children"]))
+        if self.client_share:
+            return
+        reader.add(map(piece_columns, rows))
+        for row in rows:
+            reader.look_up(row["piece_id"])
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Return if what was taken is all that the thread has.
+
+        Raises:
+            IntegrityFailure: Something is missing, or is there that should not be.
+        """
+        if not self._named <= self._present:
+            raise IntegrityFailure("a stored piece is missing")
+        if {row["namespace"]: row["head_id"] for row in self._heads} != self._newest:
+            raise IntegrityFailure("the newest checkpoint is not the head")
+        if self.client_share:
+            return
+        compare_writes(self._writes.total, self._thread.writes)
+        for row in self._heads:
+            head = open_own_head(self._sealer, self._thread_id, self._thread, row)
+            if self._live.get(row["namespace"]) != head.live:
+                raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
+            compare_writes(self._writes.of(row["namespace"], row["head_id"]), head.writes)
+
+    @property
+    def named_ids(self) -> bytes | None:
+        """The blobs and artifacts that the rows name, packed."""
+        return pack_named_ids(each for packed in self._named_ids for each in unpack_named_ids(packed))
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """The runs of the checkpoints, each once, in order."""
+        return _sorted(self._runs)
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The agents that saved the checkpoints, each once, in order."""
+        return _sorted(self._agents)
+
+    @property
+    def state_schemas(self) -> tuple[str, ...]:
+        """The schemas of the heads, one for each that has one, in order."""
+        return tuple(sorted(each for each in self._schemas.values() if each is not None))
+
+
+def _sorted(found: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple(sorted({each for each in found if each is not None}))

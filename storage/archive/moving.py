@@ -1,0 +1,768 @@
+"""Moving stale threads out of the database and back: archive, restore, expire, as verbs and as jobs.
+
+Archiving, in this order:
+
+1. Snapshots of the thread's rows, a page each; the seals and `activity` are read with the first.
+2. An intent is committed, the rows are written as one sealed object, and read back. What was read back, and nothing
+   else, is compared with the seals (`storage.archive.check`). Only then is an object that ends in a frozen class moved
+   there: S3 freezes it at once.
+3. One transaction, **the flip**: the thread is locked, and must be hot and at the same `activity`, so that a save or a
+   pending write that arrived meanwhile wins; every key version that the archive needs is held; the object is settled,
+   the stub written, the rows deleted, as many as were archived, and the tier turned.
+
+Whoever dies before the flip commits leaves an intent, whose object the sweeper removes; after it, an archived thread.
+There is never a moment at which the rows are in neither place, nor one at which both are believed: the tier says which.
+
+Restoring reads the object, checks it in the same way, and puts the rows back verbatim in one transaction that compares
+the stub. Its object then has no reference, and the sweeper frees it after the backup window. Nothing is open while the
+object store is waited for. Which threads are stale is not decided here, and whether somebody may do this is the
+gateway's to say.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import msgspec
+
+from crypto import CryptoError, Sealer
+from crypto.blob import PART_BYTES, object_bytes
+from storage.access.access import Access
+from storage.access.archive_objects import ArchiveObjects, Standing, thaw_progress
+from storage.administration.audit import GATEWAY_ACTOR, Audit
+from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Job, Jobs, Lease, Slice, thread_of, thread_target
+from storage.archive.check import ArchiveCheck
+from storage.blobs.keyspace import BlobLocation
+from storage.blobs.store import FROZEN_CLASSES, STORAGE_CLASSES, BlobStore, BlobUnavailable
+from storage.encoding import decode_json, encode_json
+from storage.errors import (
+    ArchiveTooLarge,
+    ArchiveUnavailable,
+    CommitUnknown,
+    IntegrityFailure,
+    InvalidState,
+    JobNotFound,
+    LostRaceError,
+    StorageError,
+    ThreadActive,
+    ThreadArchived,
+    ThreadNotFound,
+)
+from storage.format.archive import (
+    CHECKPOINTS,
+    CHUNKS,
+    PENDING_WRITES,
+    TABLES,
+    TAGS,
+    ArchiveEncoder,
+    ArchiveRecord,
+    Stub,
+    ThreadRows,
+)
+from storage.format.pointer import BlobPointer
+from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
+from storage.ledger.streams import BlobWriter, Budget
+from storage.model import Removal
+from storage.postgres import archives as sql
+from storage.postgres import threads as threads_sql
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope, TenantScope
+from storage.threads.pruning import NOTHING, Guard
+from storage.threads.verbs import remove_thread
+
+# Envelopes of one archive: a restore holds them in memory, so that no transaction waits for the object store.
+ARCHIVE_BYTES_MAX: Final = 256 * 1024 * 1024
+# What restores under way in one process hold together.
+RESTORING_BYTES_MAX: Final = ARCHIVE_BYTES_MAX
+# Of one table, in one snapshot and one frame of the archive.
+PAGE_ROWS: Final = 256
+# What a row takes beside its envelope, about: clear columns and lists of pieces.
+ROW_BYTES: Final = 512
+# How often a restore looks at an object that is being thawed: what S3 promises is hours.
+THAW_LOOK_SECONDS: Final = 60.0
+_READABLE: Final = "STANDARD"
+
+_BEFORE: Final[dict[str, tuple[object, ...]]] = {
+    CHECKPOINTS: ("", ""), TAGS: ("", "", b""), PENDING_WRITES: ("", "", "", -(2**31)), CHUNKS: (b"",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archived:
+    """A thread that is in the archive. ``created`` False: it was there before."""
+
+    thread_id: str
+    blob_id: UUID
+    checkpoints: int
+    pending_writes: int
+    chunks: int
+    hot_bytes: int
+    size_bytes: int
+    storage_class: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A thread that is hot. ``restored`` False: it was before, and the numbers are zeros."""
+
+    thread_id: str
+    restored: bool
+    checkpoints: int = 0
+    pending_writes: int = 0
+    chunks: int = 0
+    hot_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveStatus:
+    """Where a thread's rows are, and how far away.
+
+    Attributes:
+        tier: As the thread's.
+        state: ``hot``; or whether the object can be read, which is unknown while nobody can be asked.
+        retry_after_seconds: When it is worth asking again.
+        progress: Of a thaw that a restore waits for, from 0 to 1; None: nobody knows.
+        job_id: Of the restore that is under way, if one is.
+        stub: What the archive is; None of a hot thread.
+    """
+
+    tier: Literal["hot", "archive"]
+    state: Literal["hot", "ready", "frozen", "thawing", "unknown"]
+    retry_after_seconds: float = 0.0
+    progress: float | None = None
+    job_id: UUID | None = None
+    stub: Stub | None = None
+
+
+class _Order(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a job is to do, as its position keeps it."""
+
+    actor: str
+    storage_class: str | None = None
+    thaw_begun: bool = False
+
+
+def _target(lease: Lease) -> tuple[Scope, str]:
+    subject_id, thread_id = thread_of(lease.target)
+    return Scope(lease.tenant_id, subject_id), thread_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the first snapshot of a thread showed: its standing and heads, and the first page of each table."""
+
+    standing: Any
+    heads: Sequence[Any]
+    pages: dict[str, list[Any]]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows of each table there are."""
+        return {table: self.standing[table] for table in TABLES}
+
+    @property
+    def whole(self) -> bool:
+        """Whether the first pages are all there is."""
+        return all(len(rows) < PAGE_ROWS for rows in self.pages.values())
+
+
+class Archives:
+    """Archives, restores and expires threads."""
+
+    def __init__(
+        self,
+        access: Access,
+        objects: ArchiveObjects,
+        store: BlobStore | None,
+        writer: BlobWriter | None,
+        jobs: Jobs,
+        audit: Audit,
+        *,
+        bytes_max: int = ARCHIVE_BYTES_MAX,
+        thaw_look_seconds: float = THAW_LOOK_SECONDS,
+    ) -> None:
+        """Use the object store of archives, whose life is the caller's; None: nothing can be archived."""
+        self.objects = objects
+        self._access = access
+        self._store = store
+        self._writer = writer
+        self._jobs = jobs
+        self._audit = audit
+        self._bytes_max = bytes_max
+        self._thaw_look_seconds = thaw_look_seconds
+        self._restoring = Budget(max(bytes_max, RESTORING_BYTES_MAX))
+
+    # --- archiving -------------------------------------------------------------------------------------------------
+
+    async def archive(
+        self,
+        scope: Scope,
+        thread_id: str,
+        *,
+        actor: str = GATEWAY_ACTOR,
+        storage_class: str | None = None,
+        activity: int | None = None,
+    ) -> Archived:
+        """Move a thread into the archive; when this returns, its rows are there and only there. Repeating is a no-op.
+
+        Args:
+            scope: Whose.
+            thread_id: The thread; one under a client-held share is archived without it.
+            actor: Who asked, for the audit log.
+            storage_class: Of the object; None: the bucket's own.
+            activity: The thread's, when it was decided to archive it: what was written since then wins, too. None:
+                whatever was written before this began.
+
+        Raises:
+            ThreadNotFound: There is none.
+            ArchiveUnavailable: This deployment has no bucket of archives.
+            InvalidState: There is no such storage class.
+            ThreadActive: It was written to meanwhile, which wins; it stays hot.
+            ArchiveTooLarge: It stays hot.
+            QuotaExceeded: The tenant has no room for the object; it stays hot.
+            IntegrityFailure: What would be archived does not authenticate, or is not all there; it stays hot.
+            BlobUnavailable: The object store does not answer; it stays hot.
+            CommitUnknown: It is in one of the two places; repeat it to learn in which.
+        """
+        _check_class(storage_class)
+        if self._store is None or self._writer is None:
+            raise ArchiveUnavailable
+        run = _Archiving(self._access, self.objects, self._store, self._writer, self._audit, self._bytes_max)
+
+        async def work(sealer: Sealer) -> Archived:
+            return await run.attempt(scope, sealer.without_share, thread_id, actor, storage_class, activity)
+
+        return await self._access.moving(scope, work, ThreadNotFound())
+
+    # --- restoring -------------------------------------------------------------------------------------------------
+
+    async def restore(self, scope: Scope, thread_id: str, *, actor: str = GATEWAY_ACTOR) -> Restored:
+        """Bring a thread back, as it was; when this returns, it is hot. Repeating it is a no-op.
+
+        It counts as active from now on, so that no policy archives it again at once.
+
+        Args:
+            scope: Whose.
+            thread_id: The thread; one under a client-held share comes back without it.
+            actor: Who asked, for the audit log.
+
+        Raises:
+            ThreadNotFound: There is none.
+            ThreadArchived: Its object has to be thawed first (`begin_restore`); nothing changed.
+            ArchiveUnavailable: This process has no bucket of archives.
+            ArchiveTooLarge: It takes more memory than this process gives to a restore.
+            RowQuotaExceeded: Its rows would come back to a tenant that may store no more.
+            IntegrityFailure: The object is missing, damaged, older or another thread's; nothing changed.
+            BlobUnavailable: The object store does not answer; nothing changed.
+            CommitUnknown: It is in one of the two places; repeat it to learn in which.
+        """
+
+        async def work(sealer: Sealer) -> Restored:
+            return await self._restore_once(scope, sealer.without_share, thread_id, actor)
+
+        return await self._access.moving(scope, work, ThreadNotFound())
+
+    async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str) -> Restored:
+        place = (scope.tenant_id, scope.subject_id, thread_id)
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
+            await self._access.check_keys_in(transaction, scope, sealer)
+            standing = await transaction.fetchrow(sql.STANDING, *place)
+            if standing is None:
+                raise ThreadNotFound
+            if standing["tier"] == "hot":
+                return Restored(thread_id=thread_id, restored=False)
+            stub = await self.objects.stub(transaction, scope, thread_id)
+            if stub is None:
+                raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
+            heads = await transaction.fetch(threads_sql.HEADS, *place)
+        if any(standing[table] for table in TABLES):
+            raise IntegrityFailure("rows of an archived thread are in the database, too")
+        if stub.hot_bytes > self._restoring.bytes_max:
+            raise ArchiveTooLarge
+        self._access.row_quotas.require_room(scope)
+        moved = stub.checkpoints + stub.pending_writes + stub.chunks
+        async with self._restoring.holding(stub.hot_bytes + moved * ROW_BYTES, scope.tenant_id):
+            check = ArchiveCheck(sealer, thread_id, standing, heads)
+            rows = ThreadRows.empty()
+            async with aclosing(self.objects.read(scope, sealer, stub)) as pages:
+                async for table, page in pages:
+                    await check.take(table, page)
+                    rows.of(table).extend(page)
+            check.end()
+            await self._flip_back(scope, sealer, stub, rows, actor)
+        return Restored(
+            thread_id=thread_id,
+            restored=True,
+            checkpoints=stub.checkpoints,
+            pending_writes=stub.pending_writes,
+            chunks=stub.chunks,
+            hot_bytes=stub.hot_bytes,
+        )
+
+    async def _flip_back(self, scope: Scope, sealer: Sealer, stub: Stub, rows: ThreadRows, actor: str) -> None:
+        place = (scope.tenant_id, scope.subject_id, stub.thread_id)
+        async with self._access.unit_of_work.begin(scope) as transaction:
+            locked = await transaction.fetchrow(sql.LOCK, *place)
+            found = await transaction.fetchrow(sql.LOCK_STUB, *place)
+            if locked is None or locked["tier"] == "hot" or found is None or Stub.of(found) != stub:
+                raise LostRaceError  # deleted, restored or archived anew meanwhile
+            await self._access.check_keys_in(transaction, scope, sealer)
+            for table in TABLES:
+                names = sql.COLUMNS[table]
+                values = [(*place[:2], *(row[name] for name in names)) for row in rows.of(table)]
+                for at in range(0, len(values), PAGE_ROWS):
+                    await transaction.executemany(sql.ADD[table], values[at : at + PAGE_ROWS])
+            await transaction.fetchrow(sql.DELETE_STUB, *place)
+            await transaction.execute(sql.OUT_OF_ARCHIVE, *place, self._access.clock.now())
+            # The rows are back, and name what they named: only the archive's own object loses its reference.
+            await self._access.offload.ledger.keep(transaction, scope, stub.thread_id)
+            await self._audit.append(
+                transaction, scope.tenant_id, actor, "thread.restore", _named(scope, stub.thread_id), _told(stub)
+            )
+
+    async def bring_back(self, scope: Scope, thread_id: str) -> None:
+        """Restore a thread because somebody writes to it; as `restore`, on the gateway's own account."""
+        with suppress(ThreadNotFound):  # deleted meanwhile: whoever writes finds that out, or makes it anew
+            await self.restore(scope, thread_id)
+
+    # --- expiring --------------------------------------------------------------------------------------------------
+
+    async def expire(
+        self,
+        scope: Scope,
+        thread_id: str,
+        *,
+        actor: str = GATEWAY_ACTOR,
+        blob_id: UUID | None = None,
+        guard: Guard | None = None,
+    ) -> Removal:
+        """Delete an archived thread for good: its stub, heads and row now, its object when no backup names it any more.
+
+        Args:
+            scope: Whose.
+            thread_id: The thread.
+            actor: Who asked, for the audit log.
+            blob_id: Only if it is still archived as this object; None: as any.
+            guard: Asked under the thread's lock; what it raises leaves the thread as it is.
+
+        Returns:
+            What was removed; nothing if the thread is not archived any more, or as another object.
+        """
+        sealer = await self._access.sealer_if_any(scope)
+        place = (scope.tenant_id, scope.subject_id, thread_id)
+
+        async def attempt() -> Removal:
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                locked = await transaction.fetchrow(sql.LOCK, *place)
+                row = await transaction.fetchrow(sql.LOCK_STUB, *place)
+                if locked is None or locked["tier"] == "hot" or row is None:
+                    return NOTHING
+                stub = Stub.of(row)
+                if blob_id is not None and stub.blob_id != blob_id:
+                    return NOTHING
+                removal = await remove_thread(
+                    transaction, self._access.control, scope, sealer, thread_id, self._access.clock.now(), guard
+                )
+                await self._access.offload.ledger.drop(transaction, scope, thread_id)
+                named = _named(scope, thread_id)
+                await self._audit.append(transaction, scope.tenant_id, actor, "thread.expire", named, _told(stub))
+            return removal
+
+        return await self._access.unit_of_work.retrying(attempt)
+
+    # --- what shows ------------------------------------------------------------------------------------------------
+
+    async def status(self, scope: Scope, thread_id: str) -> ArchiveStatus:
+        """Where a thread's rows are, and how soon they can be had. Asks the object store about an archived one.
+
+        Raises:
+            ThreadNotFound: There is none.
+            IntegrityFailure: Its stub or its object is missing.
+        """
+        await self._jobs.ready()
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
+            row = await transaction.fetchrow(threads_sql.ONE, scope.tenant_id, scope.subject_id, thread_id)
+            if row is None:
+                raise ThreadNotFound
+            if row["tier"] == "hot":
+                return ArchiveStatus(tier="hot", state="hot")
+            stub = await self.objects.stub(transaction, scope, thread_id)
+            target = thread_target(scope, thread_id)
+            job_id = await self._jobs.open(transaction, scope.tenant_id, RESTORE_KIND, target)
+        if stub is None:
+            raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
+        try:
+            standing = await self.objects.standing(scope, stub)
+        except (BlobUnavailable, ArchiveUnavailable):
+            return ArchiveStatus(tier="archive", state="unknown", job_id=job_id, stub=stub)
+        return ArchiveStatus(
+            tier="archive",
+            state=standing.state,
+            retry_after_seconds=standing.retry_after_seconds,
+            progress=await self._progress(scope, job_id, standing),
+            job_id=job_id,
+            stub=stub,
+        )
+
+    async def _progress(self, scope: Scope, job_id: UUID | None, standing: Standing) -> float | None:
+        if job_id is None or standing.state != "thawing":
+            return None
+        try:
+            job: Job = await self._jobs.get(TenantScope(scope.tenant_id), job_id)
+        except JobNotFound:
+            return None
+        return thaw_progress(self._access.clock.now() - job.created_at, standing.thaw_seconds)
+
+    async def thaw_progress(self, scope: Scope, thread_id: str) -> float | None:
+        """How far the thaw is that a restore of the thread waits for, from 0 to 1; None: none does, or nobody knows."""
+        try:
+            return (await self.status(scope, thread_id)).progress
+        except (StorageError, CryptoError):
+            return None  # whoever asks has a better error to tell
+
+    # --- jobs ------------------------------------------------------------------------------------------------------
+
+    async def begin_archive(self, scope: Scope, thread_id: str, actor: str, storage_class: str | None = None) -> UUID:
+        """Begin to archive a thread; while that goes on, this is the same job.
+
+        Raises:
+            ThreadNotFound: There is none.
+            ArchiveUnavailable: This deployment has no bucket of archives.
+        """
+        _check_class(storage_class)
+        if not self.objects.configured:
+            raise ArchiveUnavailable
+        return await self._begin(scope, thread_id, ARCHIVE_KIND, _Order(actor=actor, storage_class=storage_class))
+
+    async def begin_restore(self, scope: Scope, thread_id: str, actor: str) -> UUID:
+        """Begin to restore a thread, which thaws its object if need be; while that goes on, this is the same job.
+
+        Raises:
+            ThreadNotFound: There is none.
+            RowQuotaExceeded: Its rows would come back to a tenant that may store no more.
+        """
+        self._access.row_quotas.require_room(scope)
+        return await self._begin(scope, thread_id, RESTORE_KIND, _Order(actor=actor))
+
+    async def _begin(self, scope: Scope, thread_id: str, kind: str, order: _Order) -> UUID:
+        target = thread_target(scope, thread_id)
+        await self._jobs.ready()
+        async with self._access.unit_of_work.begin(scope) as transaction:
+            # The lock has others who begin the same at this moment find this job.
+            if await transaction.fetchrow(sql.LOCK, scope.tenant_id, scope.subject_id, thread_id) is None:
+                raise ThreadNotFound
+            running = await self._jobs.open(transaction, scope.tenant_id, kind, target)
+            if running is not None:
+                return running
+            return await self._jobs.add(transaction, scope.tenant_id, kind, target, encode_json(order).decode(), 1)
+
+    async def perform_archive(self, lease: Lease) -> Slice:
+        """Archive a thread, as a job; one that was written to meanwhile stays hot, and the job says so."""
+        scope, thread_id = _target(lease)
+        order = decode_json(lease.position, _Order)
+        try:
+            await self.archive(scope, thread_id, actor=order.actor, storage_class=order.storage_class)
+        except ThreadNotFound:
+            return Slice(ended=True, note="the thread was deleted meanwhile")
+        await self._done(lease)
+        return Slice(ended=True)
+
+    async def perform_restore(self, lease: Lease) -> Slice:
+        """Restore a thread, as a job: thaw its object, look again now and then, and bring it back when it is there."""
+        scope, thread_id = _target(lease)
+        order = decode_json(lease.position, _Order)
+        try:
+            await self.restore(scope, thread_id, actor=order.actor)
+        except ThreadNotFound:
+            return Slice(ended=True, note="the thread was deleted meanwhile")
+        except ThreadArchived:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                stub = await self.objects.stub(transaction, scope, thread_id)
+            if stub is None:  # somebody else restored it
+                return Slice(ended=False)
+            standing = await self.objects.thaw(scope, stub)
+            if not order.thaw_begun:
+                order.thaw_begun = True
+                async with self._access.unit_of_work.begin(scope) as transaction:
+                    await lease.advance(transaction, encode_json(order).decode())
+            again = min(standing.retry_after_seconds, self._thaw_look_seconds)
+            return Slice(ended=False, again_seconds=again, waits_for="thaw")
+        await self._done(lease)
+        return Slice(ended=True)
+
+    async def _done(self, lease: Lease) -> None:
+        async with self._access.unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
+            await lease.advance(transaction, lease.position, 1)
+
+
+class _Archiving:
+    """Moves one thread; see the module."""
+
+    def __init__(
+        self,
+        access: Access,
+        objects: ArchiveObjects,
+        store: BlobStore,
+        writer: BlobWriter,
+        audit: Audit,
+        bytes_max: int,
+    ) -> None:
+        self._access = access
+        self._objects = objects
+        self._store = store
+        self._writer = writer
+        self._audit = audit
+        self._bytes_max = bytes_max
+
+    async def attempt(
+        self,
+        scope: Scope,
+        sealer: Sealer,
+        thread_id: str,
+        actor: str,
+        storage_class: str | None,
+        activity: int | None,
+    ) -> Archived:
+        """One attempt, with an object of its own."""
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
+            await self._access.check_keys_in(transaction, scope, sealer)
+            read = await self._first(transaction, scope, thread_id)
+            if read is None:
+                stub = await self._objects.stub(transaction, scope, thread_id)
+                if stub is None:
+                    raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
+                return _archived(stub, created=False)
+        standing = read.standing
+        if activity is not None and standing["activity"] != activity:
+            raise ThreadActive
+        size = standing["hot_bytes"] + ROW_BYTES * sum(read.counts.values())
+        if size > self._bytes_max:
+            raise ArchiveTooLarge
+        blob_id = new_blob_id()
+        now = self._access.clock.now()
+        new = NewBlob(blob_id, "archive", object_bytes(size), place="archive")
+        await self._access.offload.ledger.reserve(scope, sealer, [new], now)
+        try:
+            return await self._moved(scope, sealer, thread_id, read, blob_id, now, actor, storage_class)
+        except CommitUnknown:
+            raise  # it may be settled
+        except Exception:
+            with suppress(StorageError):
+                await self._access.offload.ledger.abandon(scope, blob_id)
+            raise
+
+    async def _moved(
+        self,
+        scope: Scope,
+        sealer: Sealer,
+        thread_id: str,
+        read: _Read,
+        blob_id: UUID,
+        now: datetime,
+        actor: str,
+        storage_class: str | None,
+    ) -> Archived:
+        location = BlobLocation(scope.tenant_id, blob_id, "archive")
+        wanted = storage_class or self._store.storage_class
+        # S3 freezes at once what is stored in such a class, and then it could not be read back for hours.
+        written_as = _READABLE if wanted in FROZEN_CLASSES else wanted
+        record, stored_bytes = await self._written(scope, sealer, thread_id, read, location, written_as)
+        check = await self._checked(scope, sealer, thread_id, read, blob_id, record)
+        if written_as != wanted:
+            await self._store.change_class(location, wanted)
+        stub = Stub(
+            thread_id=thread_id,
+            blob_id=blob_id,
+            activity=read.standing["activity"],
+            key_versions=tuple(sorted(check.key_versions | {sealer.active_key_version})),
+            client_share=check.client_share,
+            checkpoints=check.counts[CHECKPOINTS],
+            pending_writes=check.counts[PENDING_WRITES],
+            chunks=check.counts[CHUNKS],
+            hot_bytes=check.hot_bytes,
+            size_bytes=stored_bytes,
+            run_ids=check.run_ids,
+            state_schemas=check.state_schemas,
+            agents=check.agents,
+            named_ids=check.named_ids,
+            storage_class=wanted,
+            created_at=now,
+            key_version=sealer.active_key_version,
+            sealed=b"",
+        )
+        stub = replace(stub, sealed=stub.sealing(sealer, record))
+        await self._flip(scope, sealer, stub, record, check, actor)
+        return _archived(stub, created=True)
+
+    # --- reading and writing ---------------------------------------------------------------------------------------
+
+    async def _first(self, transaction: Transaction, scope: Scope, thread_id: str) -> _Read | None:
+        """The thread as it stands, in one snapshot; None if it is archived already."""
+        place = (scope.tenant_id, scope.subject_id, thread_id)
+        standing = await transaction.fetchrow(sql.STANDING, *place)
+        if standing is None:
+            raise ThreadNotFound
+        if standing["tier"] != "hot":
+            return None
+        heads = await transaction.fetch(threads_sql.HEADS, *place)
+        pages = {
+            table: await transaction.fetch(sql.PAGE[table], *place, *_BEFORE[table], PAGE_ROWS)
+            if standing[table]
+            else []
+            for table in TABLES
+        }
+        return _Read(standing, heads, pages)
+
+    async def _written(
+        self,
+        scope: Scope,
+        sealer: Sealer,
+        thread_id: str,
+        read: _Read,
+        location: BlobLocation,
+        storage_class: str,
+    ) -> tuple[ArchiveRecord, int]:
+        blob_key = sealer.new_blob_key()
+        cipher = sealer.blob_cipher(location.blob_id, blob_key)
+        encoder = ArchiveEncoder(sql.COLUMNS)
+        content = self._content(scope, thread_id, read, encoder)
+        whole = b"".join([data async for data in content]) if read.whole else None
+        if whole is not None and len(whole) < PART_BYTES:
+            written = await self._writer.write_bytes(location, cipher, whole, storage_class=storage_class)
+        else:
+            ledger = self._access.offload.ledger
+
+            async def on_multipart(multipart_id: str) -> None:
+                await ledger.name_multipart(scope, location.blob_id, multipart_id)
+
+            async with aclosing(content if whole is None else _one(whole)) as stream:
+                written = await self._writer.write(
+                    location, cipher, stream, on_multipart=on_multipart, storage_class=storage_class
+                )
+        return ArchiveRecord(bytes(blob_key.borrow()), written.size_bytes, encoder.digest), written.object_bytes
+
+    async def _content(
+        self, scope: Scope, thread_id: str, read: _Read, encoder: ArchiveEncoder
+    ) -> AsyncGenerator[bytes, None]:
+        yield encoder.header(read.counts)
+        for table in TABLES:
+            left = read.standing[table]
+            async for page in self._pages(scope, thread_id, table, read.pages[table]):
+                left -= len(page)
+                if left < 0:
+                    raise ThreadActive
+                yield encoder.rows(table, page)
+            if left:
+                raise ThreadActive
+        yield encoder.end()
+
+    async def _pages(self, scope: Scope, thread_id: str, table: str, first: list[Any]) -> AsyncIterator[list[Any]]:
+        """The rows of a table, a page in each snapshot: no transaction is open while the object store takes them."""
+        place = (scope.tenant_id, scope.subject_id, thread_id)
+        page = first
+        while page:
+            yield page
+            if len(page) < PAGE_ROWS:
+                return
+            after = tuple(page[-1][name] for name in sql.ORDER[table])
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                page = await transaction.fetch(sql.PAGE[table], *place, *after, PAGE_ROWS)
+
+    async def _checked(
+        self, scope: Scope, sealer: Sealer, thread_id: str, read: _Read, blob_id: UUID, record: ArchiveRecord
+    ) -> ArchiveCheck:
+        """Read the object back and compare it with the thread's seals.
+
+        Raises:
+            ThreadActive: It does not match, because the thread was written to while its pages were read.
+            IntegrityFailure: It does not match.
+        """
+        try:
+            check = ArchiveCheck(sealer, thread_id, read.standing, read.heads)
+            async with aclosing(self._objects.stored(scope, sealer, blob_id, record)) as pages:
+                async for table, page in pages:
+                    await check.take(table, page)
+            check.end()
+        except IntegrityFailure:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                place = (scope.tenant_id, scope.subject_id, thread_id)
+                now = await transaction.fetchrow(sql.ACTIVITY, *place)
+            if now is None or (now["tier"], now["activity"]) != ("hot", read.standing["activity"]):
+                raise ThreadActive from None
+            raise
+        return check
+
+    # --- the flip --------------------------------------------------------------------------------------------------
+
+    async def _flip(
+        self, scope: Scope, sealer: Sealer, stub: Stub, record: ArchiveRecord, check: ArchiveCheck, actor: str
+    ) -> None:
+        owner = (scope.tenant_id, scope.subject_id)
+        place = (*owner, stub.thread_id)
+        async with self._access.unit_of_work.begin(scope) as transaction:
+            locked = await transaction.fetchrow(sql.LOCK, *place)
+            if locked is None or (locked["tier"], locked["activity"]) != ("hot", stub.activity):
+                raise ThreadActive
+            await self._access.check_keys_in(transaction, scope, sealer)
+            held = await transaction.fetch(sql.HOLD_KEY_VERSIONS, *owner, list(stub.key_versions))
+            if len(held) != len(stub.key_versions):
+                # Re-sealed while it was read: the rows of now need none of the versions that are being given up.
+                raise LostRaceError
+            settlement = Settlement(stub.blob_id, stub.size_bytes, BlobPointer(record.blob_key, record.content_bytes))
+            await self._access.offload.ledger.settle(transaction, scope, sealer, [settlement], stub.thread_id)
+            await transaction.execute(sql.ADD_STUB, *owner, *_columns(stub))
+            for table, statement in sql.REMOVE.items():
+                if await transaction.execute(statement, *place) != check.counts[table]:
+                    raise ThreadActive
+            await transaction.execute(sql.INTO_ARCHIVE, *place)
+            await self._audit.append(
+                transaction, scope.tenant_id, actor, "thread.archive", _named(scope, stub.thread_id), _told(stub)
+            )
+
+
+async def _one(data: bytes) -> AsyncGenerator[bytes, None]:
+    yield data
+
+
+def _columns(stub: Stub) -> tuple[object, ...]:
+    values = (getattr(stub, name) for name in sql.STUB_COLUMNS)
+    return tuple(list(each) if isinstance(each, tuple) else each for each in values)
+
+
+def _archived(stub: Stub, *, created: bool) -> Archived:
+    return Archived(
+        thread_id=stub.thread_id,
+        blob_id=stub.blob_id,
+        checkpoints=stub.checkpoints,
+        pending_writes=stub.pending_writes,
+        chunks=stub.chunks,
+        hot_bytes=stub.hot_bytes,
+        size_bytes=stub.size_bytes,
+        storage_class=stub.storage_class,
+        created=created,
+    )
+
+
+def _named(scope: Scope, thread_id: str) -> str:
+    """The target of an audit event: the thread, by its subject's id and its own."""
+    return f"thread:{thread_target(scope, thread_id)}"
+
+
+def _told(stub: Stub) -> dict[str, Any]:
+    return {
+        "blob_id": str(stub.blob_id),
+        "checkpoints": stub.checkpoints,
+        "pending_writes": stub.pending_writes,
+        "hot_bytes": stub.hot_bytes,
+        "size_bytes": stub.size_bytes,
+        "storage_class": stub.storage_class,
+    }
+
+
+def _check_class(storage_class: str | None) -> None:
+    if storage_class is not None and storage_class not in STORAGE_CLASSES:
+        raise InvalidState(f"there is no storage class {storage_class!r}", "/storage_class")

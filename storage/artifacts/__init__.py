@@ -1,0 +1,1 @@
+"""Files that agents store beside their state, whole and in parts."""

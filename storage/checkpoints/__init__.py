@@ -1,0 +1,1 @@
+"""Saving and loading checkpoints, their pending writes, histories of channels, and compaction."""

@@ -1,0 +1,317 @@
+"""Channels' histories: what was written to a channel since its nearest stored value, for LangGraph's DeltaChannel.
+
+A history is read from a checkpoint back along its parents, and nearly all of it was given to the same reader a few
+steps before. So an answer carries a *mark*: a MAC of the checkpoint and the channels it is of, and of everything else
+that the thread's seals count. Who sends it along the next time is given only what came since, provided that the same
+channels are asked for and nothing else has changed in the thread: what the seals count now, less what was found since,
+must be what they counted then. A write that was added elsewhere, a checkpoint that was removed or a thread that was
+made anew give another sum, and then the whole is given.
+
+A mark opens nothing and grants nothing, and nothing is remembered here: the reader keeps what it was given. What is
+asked for at another state version is given whole.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from crypto import Sealer
+from storage.access.access import Access
+from storage.access.archive_views import Snapshot
+from storage.access.archived import check_tier
+from storage.access.completeness import RowSeals, check_absent, check_count, check_token, check_writes
+from storage.access.offload import answering
+from storage.checkpoints.piece_rows import open_writes, values_of
+from storage.checkpoints.reading import Fetching, ids_of, read_chunks
+from storage.concurrency.turns import Pauses
+from storage.errors import CheckpointNotFound, IntegrityFailure
+from storage.format.chain import LiveSet, Macs, write_mac
+from storage.format.manifest import CheckpointColumns
+from storage.format.record import (
+    OpenedCheckpoint,
+    OpenedWrite,
+    PieceReader,
+    open_checkpoint,
+)
+from storage.model import ChannelHistories, ChannelHistory, PendingWrite
+from storage.postgres import checkpoints as sql
+from storage.postgres.unit_of_work import Transaction
+from storage.schemas.versions import Versioned, WantedNames
+from storage.scope import Scope
+
+_CHANNELS_ROWS = 200  # histories that are put together at a time; most are empty
+# Ancestors that are read at a time: all of a long history, or few where it is known up to some step ago.
+_ANCESTORS_ROWS = 256
+_NEAR_ROWS = 8
+# Of a mark, in hexadecimal digits; the id of the checkpoint follows.
+_MARK_DIGITS = 32
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What to read; the fields are the arguments of `storage.checkpoints.verbs.Checkpoints.channel_history`."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None
+    channels: Sequence[str]
+    known_token: str | None
+    refs: bool
+    names: WantedNames | None
+    mark: str | None
+
+
+class _Standing:
+    """What the thread's seals count at this moment."""
+
+    def __init__(self, sealer: Sealer, wanted: Wanted, row: Any) -> None:
+        seals = RowSeals.open(sealer, wanted.thread_id, wanted.namespace, row)
+        self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
+        self.target = None if row["checkpoint_id"] is None else seals.checkpoint(sealer, row)
+        self._macs: Macs = sealer
+        self._namespace = wanted.namespace
+        self._channels = sorted({*wanted.channels})
+
+    def mark(self, checkpoint_id: str, newer: Iterable[OpenedCheckpoint], writes: LiveSet) -> str:
+        """The mark of a history: of all that is counted but the checkpoints that came after it and these writes.
+
+        Args:
+            checkpoint_id: The checkpoint that it is of.
+            newer: The checkpoints that came after it.
+            writes: The pending writes of that checkpoint and of the newer ones.
+
+        Raises:
+            IntegrityFailure: There are more of them than are counted.
+        """
+        live = self.head.live
+        for each in newer:
+            live = live.subtract(each.member)
+        counted = [f"{each.count}:{each.total:x}".encode() for each in (live, self.thread.writes.part(writes))]
+        place = (self.thread.incarnation, self._namespace.encode(), checkpoint_id.encode())
+        channels = (each.encode() for each in self._channels)
+        return self._macs.mac(b"channel-history", *place, *channels, *counted).hex()[:_MARK_DIGITS] + checkpoint_id
+
+
+async def read(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted) -> ChannelHistories:
+    """What `storage.checkpoints.verbs.Checkpoints.channel_history` promises, and raises."""
+    place = (scope.tenant_id, scope.subject_id, wanted.thread_id, wanted.namespace)
+    async with snapshot() as transaction:
+        row = await transaction.fetchrow(sql.LOAD, *place, wanted.checkpoint_id, False)
+        if row is None:  # perhaps because a shred has removed the rows, too
+            await access.check_keys_in(transaction, scope, sealer)
+        else:
+            access.check_keys(scope, sealer, row["keys_hash"])
+        if wanted.known_token is not None:
+            await check_token(transaction, scope, sealer, wanted.thread_id, wanted.known_token)
+        if row is None:
+            await check_absent(transaction, scope, sealer, wanted.thread_id, wanted.namespace)
+            raise CheckpointNotFound
+        standing = _Standing(sealer, wanted, row)
+        check_tier(transaction, row["at_tier"])
+        if standing.target is None:
+            if wanted.checkpoint_id is None or wanted.checkpoint_id == standing.head_id:
+                raise IntegrityFailure("the head's checkpoint is missing")
+            await check_count(transaction, scope, wanted.thread_id, wanted.namespace, standing.head)
+            raise CheckpointNotFound
+        together, fetching = await _read(transaction, access, scope, sealer, wanted, standing, standing.target)
+    await fetching.fill(access.offload, scope)
+    return await together()
+
+
+async def _read(
+    transaction: Transaction,
+    access: Access,
+    scope: Scope,
+    sealer: Sealer,
+    wanted: Wanted,
+    standing: _Standing,
+    target: OpenedCheckpoint,
+) -> tuple[Callable[[], Awaitable[ChannelHistories]], Fetching]:
+    """How to put the histories together, and what to fetch for it once the snapshot has ended."""
+    place = (scope.tenant_id, scope.subject_id, wanted.thread_id, wanted.namespace)
+    line = _Line(transaction, sealer, place, target, wanted)
+    newer = None
+    if wanted.mark is not None and wanted.names is None:
+        newer = await _newer_writes(line, standing, wanted.mark)
+    target_id, mark = target.columns.checkpoint_id, None
+    if newer is not None:
+        own = [row for row in newer if row["checkpoint_id"] == target_id]
+        mark = standing.mark(target_id, (), _sum(sealer, own))
+        rows = [row for row in newer if row["checkpoint_id"] != target_id]
+    else:
+        await line.walk(None)
+        if not line.is_whole:
+            await check_count(transaction, scope, wanted.thread_id, wanted.namespace, standing.head)
+        if line.ancestors:
+            writes = await check_writes(transaction, scope, sealer, wanted.thread_id, standing.thread)
+            if wanted.names is None:
+                mark = standing.mark(target_id, (), writes.of(wanted.namespace, target_id))
+        rows = await line.writes(line.ancestors)
+    by_channel = await _by_channel(line, wanted.channels, rows)
+    reader = answering(sealer, refs=wanted.refs)
+    here = [each for each in line.seeds.values() if not line.is_elsewhere(each)]
+    opened = (each for own in by_channel.values() for each in own)
+    await read_chunks(transaction, scope, reader, wanted.thread_id, ids_of([*opened, *here]))
+
+    async def together() -> ChannelHistories:
+        histories = {}
+        pauses = Pauses()
+        for number, (name, own) in enumerate(by_channel.items(), 1):
+            continues = newer is not None and name not in line.seeds
+            histories[name] = await line.history(name, own, reader, continues=continues)
+            if number % _CHANNELS_ROWS == 0:
+                await pauses.now()
+        return ChannelHistories(channels=histories, mark=mark)
+
+    return together, Fetching(sealer, reader, await access.offload.find(transaction, scope, sealer, reader))
+
+
+async def _by_channel(line: "_Line", channels: Iterable[str], rows: Iterable[Any]) -> dict[str, list[OpenedWrite]]:
+    """The writes to each of these channels.
+
+    All are opened: which channel a write is to is only known then, and one that was renamed must not be passed over.
+    """
+    found: dict[str, list[OpenedWrite]] = {name: [] for name in channels}
+    for each in await open_writes(line.sealer, rows):
+        for name in found.keys() & line.names_of(each):
+            found[name].append(each)
+    return found
+
+
+async def _newer_writes(line: "_Line", standing: _Standing, mark: str) -> list[Any] | None:
+    """Walk to the checkpoint that a mark is of: the rows of all writes to it and to what is newer, the target included.
+
+    None: it is no ancestor, or what its reader was given may not hold any more.
+    """
+    since = mark[_MARK_DIGITS:]
+    if not await line.walk(since):
+        return None
+    checkpoints = (line.target, *line.ancestors)
+    rows = await line.writes(checkpoints)
+    newer = [each for each in checkpoints if each.columns.checkpoint_id != since]
+    with suppress(IntegrityFailure):  # more than is counted: if that is damage, whoever reads everything finds it
+        if standing.mark(since, newer, _sum(line.sealer, rows)) == mark:
+            return rows
+    return None
+
+
+def _sum(macs: Macs, rows: Iterable[Any]) -> LiveSet:
+    """What a seal counts for pending writes, by their members and places."""
+    total = LiveSet()
+    for row in rows:
+        place = (row["namespace"], row["checkpoint_id"], row["task_id"], row["idx"])
+        total = total.add(write_mac(macs, *place, row["member"]))
+    return total
+
+
+class _Line:
+    """A checkpoint's ancestors, nearest first, as far as the wanted channels need them; by the names of a reader.
+
+    Attributes:
+        sealer: The caller's.
+        target: The checkpoint.
+        ancestors: Those that were walked.
+        seeds: By channel, the nearest ancestor that holds a value of it.
+        is_whole: False: an ancestor was not there; it was removed, or is a parent that never was.
+    """
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        sealer: Sealer,
+        place: tuple[Any, ...],
+        target: OpenedCheckpoint,
+        wanted: Wanted,
+    ) -> None:
+        self.sealer = sealer
+        self.target = target
+        self.ancestors: list[OpenedCheckpoint] = []
+        self.seeds: dict[str, OpenedCheckpoint] = {}
+        self.is_whole = True
+        self._transaction = transaction
+        self._place = place
+        self._names = wanted.names
+        self._next_id = target.columns.parent_id
+        self._unseeded = dict.fromkeys(wanted.channels)
+        self._depths: dict[str, int] = {}  # of the ancestors
+        self._columns: dict[str, CheckpointColumns] = {}
+
+    async def walk(self, until: str | None) -> bool:
+        """Go on to the checkpoint ``until``, or else to the last seed; returns whether ``until`` was reached."""
+        if until == self.target.columns.checkpoint_id:
+            return True
+        rows_max = _ANCESTORS_ROWS if until is None else _NEAR_ROWS
+        pauses = Pauses()
+        while self._next_id is not None and self._unseeded:
+            rows = await self._transaction.fetch(sql.ANCESTORS, *self._place, self._next_id, rows_max)
+            if not rows:
+                self.is_whole = False
+                self._next_id = None
+            for row in rows:
+                ancestor = open_checkpoint(self.sealer, row)
+                ancestor.manifest.metadata.clear()  # nobody asks for it here, and it may be most of what is kept
+                await pauses.after(ancestor.opened_bytes)
+                if ancestor.columns.checkpoint_id in self._columns:  # parents in a circle
+                    self._next_id = None
+                    break
+                self._take(ancestor)
+                if ancestor.columns.checkpoint_id == until:
+                    return True
+            rows_max = _ANCESTORS_ROWS
+        return False
+
+    def _take(self, ancestor: OpenedCheckpoint) -> None:
+        columns = ancestor.columns
+        self.ancestors.append(ancestor)
+        self._columns[columns.checkpoint_id] = columns
+        self._next_id = columns.parent_id
+        held = {each.name for each in ancestor.manifest.channels}
+        if self._names is not None:
+            at = self._names.version_of(columns)
+            held = {name for each in held for name in self._names.of(at, each)}
+        self._depths[columns.checkpoint_id] = len(self._depths)
+        for name in self._unseeded.keys() & held:
+            self.seeds[name] = ancestor
+            del self._unseeded[name]
+
+    def is_elsewhere(self, seed: OpenedCheckpoint) -> bool:
+        """Whether a channel's value is what another version makes of the whole state that holds it."""
+        return self._names is not None and self._names.differs(self._names.version_of(seed.columns))
+
+    async def writes(self, checkpoints: Iterable[OpenedCheckpoint]) -> list[Any]:
+        """Rows of all writes to these checkpoints."""
+        ids = [each.columns.checkpoint_id for each in checkpoints]
+        return await self._transaction.fetch(sql.WRITES_OF, *self._place, ids, None, None)
+
+    async def history(
+        self, name: str, writes: Iterable[OpenedWrite], reader: PieceReader, *, continues: bool
+    ) -> ChannelHistory:
+        """A channel's history, as far as it is here, of the writes to it."""
+        depths, seed = self._depths, self.seeds.get(name)
+        deepest = len(depths) if seed is None else depths[seed.columns.checkpoint_id]
+        own = [each for each in writes if depths.get(each.columns.checkpoint_id, deepest + 1) <= deepest]
+        own.sort(key=lambda each: -depths[each.columns.checkpoint_id])  # stable: order inside a checkpoint stays
+        values = [self._versioned(each, value) for each, value in zip(own, await values_of(own, reader), strict=True)]
+        if seed is not None and self.is_elsewhere(seed):
+            return ChannelHistory(writes=values, seed=None, seed_at=seed.columns.checkpoint_id)
+        value = None if seed is None else seed.channel(name, reader)
+        return ChannelHistory(writes=values, seed=value, continues=continues)
+
+    def _version(self, names: WantedNames, write: OpenedWrite) -> Versioned:
+        own = write.columns
+        return own if own.state_schema is not None else names.version_of(self._columns[own.checkpoint_id])
+
+    def names_of(self, write: OpenedWrite) -> frozenset[str]:
+        """The names of the channels that a write to one of the ancestors is to."""
+        if self._names is None:
+            return frozenset({write.columns.channel})
+        return frozenset(self._names.of(self._version(self._names, write), write.columns.channel))
+
+    def _versioned(self, write: OpenedWrite, value: PendingWrite) -> PendingWrite:
+        """A write's value, and the version it is at, also where that is its checkpoint's."""
+        if self._names is None:
+            return value
+        at = self._version(self._names, write)
+        return replace(value, state_schema=at.state_schema, state_version=at.state_version)

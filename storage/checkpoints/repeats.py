@@ -1,0 +1,122 @@
+"""Whether a save that comes again is the one that is stored under its id, although its values are other pieces.
+
+Pieces are how a value is stored, and no part of what it says. A release may cut values in another way than the one
+that stored them; where only the pieces differ, the bytes decide. Large leaves are compared by their ids, which do not
+depend on what is cut around them, so that they are not fetched.
+
+Owns the comparison of values. Everything else about a checkpoint is compared by whoever asks, who also answers.
+"""
+
+from collections.abc import Mapping
+from uuid import UUID
+
+import msgspec
+
+from crypto import Sealer
+from storage.access.offload import Offload
+from storage.checkpoints.reading import read_chunks
+from storage.errors import CheckpointExists
+from storage.format.manifest import CheckpointColumns, Manifest
+from storage.format.pieces import LEAF, Cutter, Opened, join_holed, open_piece, unpack_ids
+from storage.format.record import OpenedCheckpoint, PieceReader
+from storage.ledger.ledger import LiveBlob
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
+
+
+class CutOtherwiseError(Exception):
+    """A save is what is stored but for its pieces: `Repeat.compare` when no transaction is open, then save again."""
+
+    def __init__(self, repeat: "Repeat") -> None:
+        super().__init__()
+        self.repeat = repeat
+
+
+def same_but_for_pieces(stored: OpenedCheckpoint, columns: CheckpointColumns, manifest: Manifest) -> bool:
+    """Whether a checkpoint has the same columns, channels and metadata as the stored one, whatever the values are."""
+    before, again = (
+        (
+            msgspec.structs.replace(clear, piece_ids=b""),
+            msgspec.structs.replace(
+                sealed, channels=[msgspec.structs.replace(each, body=b"") for each in sealed.channels]
+            ),
+        )
+        for clear, sealed in ((stored.columns, stored.manifest), (columns, manifest))
+    )
+    return before == again
+
+
+class Repeat:
+    """A save, what is stored under its id, and the stored pieces of both. Only `Repeat.read` makes one."""
+
+    def __init__(
+        self,
+        stored: OpenedCheckpoint,
+        manifest: Manifest,
+        cutter: Cutter,
+        reader: PieceReader,
+        blobs: Mapping[UUID, LiveBlob],
+    ) -> None:
+        self._stored = stored
+        self._manifest = manifest
+        self._cutter = cutter
+        self._reader = reader
+        self._blobs = blobs
+
+    @classmethod
+    async def read(
+        cls,
+        transaction: Transaction,
+        scope: Scope,
+        sealer: Sealer,
+        offload: Offload,
+        stored: OpenedCheckpoint,
+        manifest: Manifest,
+        cutter: Cutter,
+    ) -> "Repeat":
+        """Read what comparing needs, in the transaction that found the stored checkpoint.
+
+        Args:
+            transaction: Holds the thread's lock.
+            scope: Whose.
+            sealer: The thread's.
+            offload: Finds the pieces that are in the object store.
+            stored: The checkpoint.
+            manifest: The save's, composed again.
+            cutter: Has the pieces that the save brought.
+
+        Raises:
+            StateTooLarge: too much of it is in the object store to be compared.
+            IntegrityFailure: something is missing or does not authenticate.
+        """
+        wanted = [*stored.ids, *cutter.listed.ids]
+        wanted += [each for own in cutter.pieces.values() for each in unpack_ids(own.children or b"")]
+        brought = cutter.pieces.keys() | cutter.referenced.keys()
+        reader = PieceReader(sealer, refs=True)
+        before = {*stored.ids}
+        ids = [each for each in wanted if each in before or each not in brought]
+        await read_chunks(transaction, scope, reader, stored.columns.thread_id, ids)
+        return cls(stored, manifest, cutter, reader, await offload.find(transaction, scope, sealer, reader))
+
+    async def compare(self, scope: Scope, sealer: Sealer, offload: Offload) -> bytes:
+        """Compare the values; returns the stored checkpoint's member, which names what was compared.
+
+        Raises:
+            CheckpointExists: they are others.
+            BlobUnavailable: the object store does not answer.
+            IntegrityFailure: a piece is not what its id names.
+        """
+        await offload.fill(scope, sealer, self._reader, self._blobs)
+
+        def look_up(piece_id: bytes) -> Opened:
+            own = self._cutter.pieces.get(piece_id)
+            if own is not None:
+                return open_piece(sealer, piece_id, own.plaintext, own.children)
+            size = self._cutter.referenced.get(piece_id)
+            return self._reader.look_up(piece_id) if size is None else Opened(None, None, LEAF, size)
+
+        before, again = self._stored.ids, self._cutter.listed.ids
+        for old, new in zip(self._stored.manifest.channels, self._manifest.channels, strict=True):
+            if join_holed(old.body, before, self._reader.look_up) != join_holed(new.body, again, look_up):
+                raise CheckpointExists
+        return self._stored.member

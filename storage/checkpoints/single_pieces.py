@@ -1,0 +1,129 @@
+"""Single pieces: a client uploads a large leaf before it names it, and fetches one that a load left out.
+
+An uploaded piece belongs to the thread as if a checkpoint had stored it, but nothing names it yet: the next prune takes
+it away, and a save that names it afterwards is refused with `PieceUnknown`, upon which the client uploads it again.
+Only leaves go this way; how other pieces are put together is nobody's business outside.
+"""
+
+from dataclasses import dataclass
+
+from crypto import Sealer
+from storage.access.access import Access
+from storage.access.archive_views import Snapshot
+from storage.access.completeness import admit_reader
+from storage.access.offload import Uploads, answering
+from storage.checkpoints.reading import read_chunks
+from storage.errors import InvalidState, PieceNotFound, ThreadArchived
+from storage.format.leaves import names_artifacts
+from storage.format.pieces import LEAF, leaf_piece
+from storage.format.record import new_thread, open_thread, seal_piece, seal_thread
+from storage.postgres import pieces as sql
+from storage.scope import ClientShare, Scope, check_id
+
+
+@dataclass(frozen=True, slots=True)
+class PieceReceipt:
+    """A piece that is stored. ``created`` False: the thread had it before."""
+
+    piece_id: bytes
+    size_bytes: int
+    created: bool
+
+
+class Pieces:
+    """The verbs on single pieces."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def put(self, scope: Scope, thread_id: str, data: bytes, share: ClientShare | None = None) -> PieceReceipt:
+        """Store a leaf, creating the thread if need be; durable when this returns. Safe to repeat.
+
+        Args:
+            scope: whose.
+            thread_id: the thread whose saves may name it.
+            data: exactly one MessagePack string, binary or extension object.
+            share: the client's share of the thread's keys.
+
+        Raises:
+            InvalidState: it is no such object, or may name an artifact, which a save must see.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `Checkpoints.save`.
+            ThreadArchived: the thread is not in the hot tier.
+            QuotaExceeded: the tenant has no room for it.
+            BlobUnavailable: the object store does not answer.
+        """
+        check_id(thread_id, "thread id")
+        if names_artifacts(data):
+            raise InvalidState("a piece cannot name artifacts; send the value as it is", "/data")
+        offload = self._access.offload
+        async with offload.request(scope) as uploads:
+
+            async def attempt(sealer: Sealer) -> PieceReceipt:
+                return await offload.completing(
+                    scope, sealer, uploads, lambda: self._put_once(scope, sealer, thread_id, data, uploads)
+                )
+
+            return await self._access.writing(scope, attempt, share)
+
+    async def _put_once(
+        self, scope: Scope, sealer: Sealer, thread_id: str, data: bytes, uploads: Uploads
+    ) -> PieceReceipt:
+        piece = leaf_piece(sealer, data)
+        now = self._access.clock.now()
+        place = (scope.tenant_id, scope.subject_id, thread_id)
+        async with self._access.unit_of_work.begin(scope) as transaction:
+            row = await transaction.fetchrow(
+                sql.OPEN,
+                *place,
+                now,
+                seal_thread(sealer, thread_id, now, new_thread(sealer, thread_id)),
+                sealer.shared,
+                piece.piece_id,
+                sealer.active_key_version,
+            )
+            open_thread(sealer, thread_id, row["created_at"], row["seal"])
+            if row["tier"] != "hot":
+                raise ThreadArchived(thread_id)
+            if not row["present"]:
+                self._access.row_quotas.require_room(scope)
+                blobs = await self._access.offload.place(transaction, scope, sealer, thread_id, [piece], uploads)
+                blob_id = blobs.get(piece.piece_id)
+                await transaction.execute(
+                    sql.PUT,
+                    *place,
+                    piece.piece_id,
+                    sealer.active_key_version,
+                    None if blob_id is None else blob_id.bytes,
+                    seal_piece(sealer, piece, blob_id),
+                )
+            # In a statement after the lock was granted: what was sealed while a shred went by must not stay.
+            await self._access.check_keys_in(transaction, scope, sealer)
+        return PieceReceipt(piece.piece_id, piece.size, not row["present"])
+
+    async def get(self, scope: Scope, thread_id: str, piece_id: bytes, share: ClientShare | None = None) -> bytes:
+        """A leaf of a thread.
+
+        Raises:
+            PieceNotFound: the thread has no such leaf.
+            ThreadArchived, RestoreNeeded: as `Checkpoints.load`.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `Checkpoints.save`.
+            IntegrityFailure: it is not what its id names.
+            BlobUnavailable: the object store does not answer.
+        """
+
+        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> bytes:
+            reader = answering(sealer, refs=False)
+            async with snapshot() as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                await admit_reader(transaction, scope, sealer, thread_id)
+                place = (scope.tenant_id, scope.subject_id, thread_id)
+                if not await transaction.fetchval(sql.EXISTS, *place, piece_id):
+                    raise PieceNotFound
+                await read_chunks(transaction, scope, reader, thread_id, [piece_id])
+                if reader.look_up(piece_id).kind != LEAF:
+                    raise PieceNotFound
+                blobs = await self._access.offload.find(transaction, scope, sealer, reader)
+            await self._access.offload.fill(scope, sealer, reader, blobs)
+            return reader.look_up(piece_id).data or b""
+
+        return await self._access.reading_thread(scope, thread_id, with_sealer, PieceNotFound(), share)

@@ -1,0 +1,420 @@
+"""Save, load, history and pending writes: the verbs on checkpoints.
+
+A save is one transaction: lock the thread and read what it stands on, seal what is new, write, commit. Nothing is
+acknowledged before the commit; a lost race starts over on a fresh snapshot. Reads are one statement, or one snapshot,
+and write nothing. Values are bytes to this module; only lists are cut, none are instantiated.
+
+It promises neither that a caller may do this (the gateway's guards) nor that state is still meaningful to a newer
+agent (state migrations).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from crypto import Sealer
+from storage.access.access import Access
+from storage.access.archive_views import Snapshot
+from storage.access.completeness import (
+    Listing,
+    admit_reader,
+    begin_listing,
+    check_token,
+    check_writes,
+    end_listing,
+    leaves_nothing_out,
+)
+from storage.access.offload import answering
+from storage.checkpoints import channel_histories
+from storage.checkpoints.loading import Wanted, load_at_once, load_in
+from storage.checkpoints.piece_rows import open_writes, values_of
+from storage.checkpoints.reading import (
+    Fetching,
+    ThreadSealers,
+    Unjoined,
+    filled,
+    ids_of,
+    read_chunks,
+    removed_parents,
+    scan,
+    with_state,
+)
+from storage.checkpoints.saving import save_once
+from storage.checkpoints.writing import TaskWrites, put_once
+from storage.errors import CheckpointNotFound, InvalidState, RollbackDetected, ThreadNotFound
+from storage.format.record import (
+    OpenedCheckpoint,
+    clear_checkpoint,
+)
+from storage.model import (
+    ChannelHistories,
+    Checkpoint,
+    HistoryQuery,
+    ListedCheckpoint,
+    Loaded,
+    NewWrite,
+    Page,
+    PendingWrite,
+    Save,
+    Saved,
+    Status,
+    WritesReceipt,
+)
+from storage.postgres import checkpoints as sql
+from storage.postgres.unit_of_work import Transaction
+from storage.schemas.versions import WantedNames
+from storage.scope import ClientShare, Scope, TenantListing, check_id
+
+
+class Checkpoints:
+    """The verbs on checkpoints and their pending writes."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def save(self, scope: Scope, save: Save, share: ClientShare | None = None) -> Saved:
+        """Save a checkpoint; when this returns, it is durable. A thread that is made with a ``share`` keeps needing it.
+
+        Raises:
+            ClientShareRequired: the thread was made under a share (and so for every verb that takes one).
+            ClientShareWrong: the thread was made under another share.
+            ClientShareUnexpected: the thread was made without one.
+            CheckpointExists: the id is stored with other content.
+            StateTooLarge: the id is stored in other pieces, too many of them in the object store to be compared.
+            ChannelUnchangedUnknown: an unchanged channel is not in the parent at that version.
+            HeadMoved: the precondition does not hold.
+            PreconditionRequired: the thread or a save policy is strict, or the save is a patch, and there is no
+                precondition.
+            IdempotencyKeyReused: the key belongs to another request.
+            InvalidState: an id or a patch cannot be applied.
+            ThreadArchived: the thread is not in the hot tier.
+            IntegrityFailure: what the save stands on does not authenticate.
+            Unavailable: nothing was saved; or, as CommitUnknown, perhaps.
+        """
+        check_id(save.thread_id, "thread id")
+        if save.checkpoint_id is not None:
+            check_id(save.checkpoint_id, "checkpoint id")
+
+        offload = self._access.offload
+
+        async with offload.request(scope) as uploads:
+
+            async def attempt(sealer: Sealer) -> Saved:
+                return await offload.completing(
+                    scope, sealer, uploads, lambda: save_once(self._access, scope, sealer, save, uploads)
+                )
+
+            return await self._access.writing(scope, attempt, share)
+
+    async def load(
+        self,
+        scope: Scope,
+        thread_id: str,
+        namespace: str,
+        checkpoint_id: str | None,
+        *,
+        with_state: bool,
+        known_token: str | None = None,
+        share: ClientShare | None = None,
+        refs: bool = False,
+    ) -> Loaded:
+        """Load a checkpoint with its pending writes; ``checkpoint_id`` None: the namespace's head.
+
+        Args:
+            scope: whose.
+            thread_id: the thread.
+            namespace: the namespace.
+            checkpoint_id: the checkpoint, or None.
+            with_state: whether to read values and pending writes.
+            known_token: what the caller has seen of the thread before.
+            share: the client's share of the thread's keys.
+            refs: whether placeholders stand for large leaves (`Value.holes`), which `Pieces.get` gives one by one.
+
+        Raises:
+            CheckpointNotFound: there is none.
+            StateTooLarge: its values do not fit one answer; ask for ``refs``.
+            BlobUnavailable: the object store does not answer.
+            ThreadArchived: the thread is in the archive tier, and has to be thawed before it can be read.
+            RestoreNeeded: its archive is larger than what is read without restoring.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
+            RollbackDetected: the thread is older than ``known_token``, or another one.
+            IntegrityFailure: it does not authenticate, or something is missing that should be there.
+        """
+        access = self._access
+        acknowledged = access.standings.acknowledged(scope, thread_id, namespace)
+        wanted = Wanted(thread_id, namespace, checkpoint_id, with_state, known_token, refs, acknowledged)
+        return await access.reading_thread(
+            scope,
+            thread_id,
+            lambda sealer, snapshot: load_in(snapshot, access, scope, sealer, wanted),
+            _without_keys(known_token),
+            share,
+            at_once=lambda sealer: load_at_once(access, scope, sealer, wanted),
+        )
+
+    async def history(self, scope: Scope, query: HistoryQuery, share: ClientShare | None = None) -> Page[Checkpoint]:
+        """Checkpoints, newest first: one page.
+
+        Over all threads, ``share`` opens those that were made under it; of those under another one, or under one when
+        none was sent, only the clear columns come (``withheld``), and no metadata of theirs ever matches. Checkpoints
+        of archived threads are not among them: each is read by asking for its thread.
+
+        A page may be shorter than the limit (opened bytes, rows looked at) and still have a successor. Whoever reads
+        all pages of a thread, or of a namespace of it, without a filter, knows at the end that nothing was missing.
+        The parent of what pruning left is None. Over all threads a damaged checkpoint is told to be ``damaged``, and
+        hides no other.
+
+        Raises:
+            ThreadNotFound: one thread is asked for, and there is none.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`, where one thread is asked for.
+            ThreadArchived, RestoreNeeded: as `load`, likewise.
+            RollbackDetected: the thread is older than ``query.known_token``, or another one.
+            IntegrityFailure: a row of the thread that is asked for does not authenticate, or a whole listing is not
+                what the seals say.
+        """
+
+        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> Page[Checkpoint]:
+            async with snapshot() as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                if query.known_token is not None and query.thread_id is not None:
+                    await check_token(transaction, scope, sealer, query.thread_id, query.known_token)
+                thread = None
+                if query.thread_id is not None:
+                    thread = await admit_reader(transaction, scope, sealer, query.thread_id)
+                sealers = ThreadSealers(transaction, scope, sealer, query.thread_id, thread)
+                matches, after = await scan(transaction, scope, sealers, query)
+                page = Page([Unjoined(each, [], None) for each in matches], after)
+                fetching: list[Fetching] = []
+                offload = self._access.offload
+                if query.with_state:
+                    page, fetching = await with_state(
+                        transaction, scope, offload, sealers, matches, after, refs=query.refs
+                    )
+                opened = [each for each in matches if isinstance(each, OpenedCheckpoint)]
+                page = await _compared(transaction, scope, sealer, query, page, opened)
+                if thread is None and query.thread_id is not None:
+                    raise ThreadNotFound
+                removed = await removed_parents(transaction, scope, [each.matched for each in page.items])
+            page = await filled(page, fetching, offload, scope, one_thread=query.thread_id is not None)
+            shown = [_without_parent_in(removed, await item.value(scope.tenant_id)) for item in page.items]
+            if any(each.damaged for each in shown):
+                self._access.found_damage()
+            return Page(shown, page.after)
+
+        try:
+            return await self._access.reading_thread(
+                scope, query.thread_id, with_sealer, _without_keys(query.known_token), share
+            )
+        except CheckpointNotFound:
+            if query.thread_id is not None:
+                raise ThreadNotFound from None
+            return Page([], None)
+
+    async def tenant_listing(self, scope: TenantListing, query: HistoryQuery) -> Page[ListedCheckpoint]:
+        """Checkpoints of all subjects of a tenant, newest first, by clear columns only: one page. Opens nothing.
+
+        Checkpoints of archived threads are not in it; the threads are in the listing of threads.
+
+        Raises:
+            InvalidState: the query asks for state or metadata, or for one thread.
+        """
+        if query.with_state or query.metadata or query.thread_id is not None:
+            raise InvalidState("a listing of a whole tenant has neither state nor metadata")
+        troubled = query.status in {"failed", "waiting"}
+        after = query.after
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(
+                sql.TENANT_LISTING_TROUBLED if troubled else sql.TENANT_LISTING,
+                scope.tenant_id,
+                query.namespace,
+                query.before,
+                query.status,
+                query.step,
+                query.run_id,
+                query.source,
+                query.agent,
+                query.since,
+                query.until,
+                datetime.fromisoformat(after[0]) if after else None,
+                *(after[1:] if after else (None,) * 4),
+                query.limit,
+            )
+        listed = [ListedCheckpoint(subject_id=row["subject_id"], checkpoint=clear_checkpoint(row)) for row in rows]
+        if len(rows) < query.limit:
+            return Page(listed, None)
+        last = rows[-1]
+        place = (last["subject_id"], last["thread_id"], last["namespace"], last["checkpoint_id"])
+        return Page(listed, (last["created_at"].isoformat(), *place))
+
+    async def put_writes(
+        self,
+        scope: Scope,
+        thread_id: str,
+        namespace: str,
+        checkpoint_id: str,
+        task_id: str,
+        task_path: str,
+        writes: Sequence[NewWrite],
+        status: Status | None,
+        share: ClientShare | None = None,
+        known_token: str | None = None,
+        *,
+        state_schema: str | None = None,
+        state_version: int | None = None,
+    ) -> WritesReceipt:
+        """Store a task's writes against a checkpoint that may not exist yet; when this returns, they are durable.
+
+        A write at ``idx`` >= 0 is kept as first written, one below is replaced. ``status`` is what the task's
+        outcome makes of the checkpoint. ``known_token`` is what the caller has seen of the thread before. Without a
+        state version of their own the writes are at their checkpoint's, if that is not saved yet.
+
+        Raises:
+            OtherVersionError: they have none, but their checkpoint has; see `States.put_writes`.
+            InvalidState: an id cannot be stored, or an ``idx`` occurs twice.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
+            ThreadArchived: the thread is not in the hot tier.
+            RollbackDetected: the thread is older than ``known_token``, or another one; nothing was stored.
+            IntegrityFailure: what the writes stand on does not authenticate.
+            Unavailable: nothing was stored; or, as CommitUnknown, perhaps.
+        """
+        check_id(thread_id, "thread id")
+        check_id(checkpoint_id, "checkpoint id")
+        check_id(task_id, "task id")
+        if len({write.idx for write in writes}) != len(writes):
+            raise InvalidState("an idx occurs twice in one request", "/writes")
+
+        place = (thread_id, namespace, checkpoint_id, task_id, task_path)
+        new = TaskWrites(*place, writes, status, known_token, state_schema, state_version)
+
+        offload = self._access.offload
+
+        async with offload.request(scope) as uploads:
+
+            async def attempt(sealer: Sealer) -> WritesReceipt:
+                return await offload.completing(
+                    scope, sealer, uploads, lambda: put_once(self._access, scope, sealer, new, uploads)
+                )
+
+            return await self._access.writing(scope, attempt, share)
+
+    async def task_writes(
+        self,
+        scope: Scope,
+        thread_id: str,
+        namespace: str,
+        checkpoint_id: str,
+        task_id: str,
+        share: ClientShare | None = None,
+        *,
+        refs: bool = False,
+    ) -> list[PendingWrite]:
+        """What one task wrote against a checkpoint, which need not be there; empty if nothing.
+
+        Raises:
+            ThreadNotFound: there is none.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
+            ThreadArchived, RestoreNeeded: as `load`.
+            StateTooLarge: as `load`.
+            IntegrityFailure: a write does not authenticate, or the thread's are not what its seal says.
+        """
+
+        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> list[PendingWrite]:
+            async with snapshot() as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                thread = await admit_reader(transaction, scope, sealer, thread_id)
+                await check_writes(transaction, scope, sealer, thread_id, thread)
+                if thread is None:
+                    raise ThreadNotFound
+                rows = await transaction.fetch(
+                    sql.WRITES_OF,
+                    scope.tenant_id,
+                    scope.subject_id,
+                    thread_id,
+                    namespace,
+                    [checkpoint_id],
+                    None,
+                    task_id,
+                )
+                opened = await open_writes(sealer, rows)
+                reader = answering(sealer, refs=refs)
+                await read_chunks(transaction, scope, reader, thread_id, ids_of(opened))
+                blobs = await self._access.offload.find(transaction, scope, sealer, reader)
+            await self._access.offload.fill(scope, sealer, reader, blobs)
+            return await values_of(opened, reader)
+
+        return await self._access.reading_thread(scope, thread_id, with_sealer, ThreadNotFound(), share)
+
+    async def channel_history(
+        self,
+        scope: Scope,
+        thread_id: str,
+        namespace: str,
+        checkpoint_id: str | None,
+        channels: Sequence[str],
+        *,
+        known_token: str | None = None,
+        share: ClientShare | None = None,
+        refs: bool = False,
+        names: WantedNames | None = None,
+        mark: str | None = None,
+    ) -> ChannelHistories:
+        """For each channel: its value at the nearest ancestor that holds one, and the writes since, oldest first.
+
+        The target's own value and writes are left out; those of the ancestor that holds the value are included.
+        This is how LangGraph rebuilds a DeltaChannel. With ``names``, channels go by a reader's names, and what has to
+        be converted to be theirs is not: writes say their version, and a seed where it is (``seed_at``).
+
+        With the ``mark`` of an earlier answer, only what came since is given, where the rest of that answer still
+        holds (`storage.checkpoints.channel_histories`); any other text gives the whole.
+
+        Raises:
+            CheckpointNotFound: there is no such checkpoint.
+            ThreadArchived, RestoreNeeded: as `load`.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
+        """
+        wanted = channel_histories.Wanted(thread_id, namespace, checkpoint_id, channels, known_token, refs, names, mark)
+        access = self._access
+        return await access.reading_thread(
+            scope,
+            thread_id,
+            lambda sealer, snapshot: channel_histories.read(snapshot, access, scope, sealer, wanted),
+            _without_keys(known_token),
+            share,
+        )
+
+
+def _without_keys(known_token: str | None) -> CheckpointNotFound | RollbackDetected:
+    """What it means that a subject has no keys: no data yet, unless the caller has seen some."""
+    return CheckpointNotFound() if known_token is None else RollbackDetected()
+
+
+def _without_parent_in(removed: frozenset[tuple[str, str, str]], found: Checkpoint) -> Checkpoint:
+    """The checkpoint, without a parent that is not there any more."""
+    if found.parent_id is None or (found.thread_id, found.namespace, found.parent_id) not in removed:
+        return found
+    return replace(found, parent_id=None)
+
+
+async def _compared(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    query: HistoryQuery,
+    page: Page[Unjoined],
+    matches: Sequence[OpenedCheckpoint],
+) -> Page[Unjoined]:
+    """A page of a listing, compared with the seals as far as it goes."""
+    if not leaves_nothing_out(query):
+        return page
+    if query.after is None:
+        first = matches[0] if matches else None
+        listing: Listing | None = await begin_listing(transaction, scope, sealer, query, first)
+    else:
+        listing = Listing.resume(query.after)
+    if listing is None:
+        return page
+    listing = listing.take(matches[: len(page.items)])
+    if page.after is not None:
+        return Page(page.items, (*page.after, *listing.cursor()))
+    await end_listing(transaction, scope, sealer, query, listing)
+    return page

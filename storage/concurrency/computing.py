@@ -1,0 +1,40 @@
+"""Work that keeps the interpreter busy and cannot be interrupted, done beside the event loop.
+
+Owns one thread for all of it, and whose work is next: of one name one piece at a time, names in turn. Several threads
+would not be faster, because they share the interpreter; each of them would make the loop wait once more. What is
+done there must not hold the interpreter in one long call: a thread lets others go first only between its own steps.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from storage.concurrency.turns import Turns
+
+T = TypeVar("T")
+
+_thread = ThreadPoolExecutor(1, thread_name_prefix="computing")
+
+
+def _never() -> Exception:
+    """What whoever waits here is refused with: nobody is, requests have been counted before."""
+    return AssertionError("the line of work beside the loop has no end")
+
+
+_turns = Turns(1, None, None, _never)
+
+
+async def compute(name: Hashable, work: Callable[[], T]) -> T:
+    """Do ``work`` beside the event loop, after what was asked for before it under this ``name``.
+
+    Args:
+        name: Whose work it is: a tenant's id.
+        work: Touches nothing that others use meanwhile.
+
+    Raises:
+        Exception: what the work raised.
+    """
+    async with _turns.of(name):
+        return await asyncio.get_running_loop().run_in_executor(_thread, contextvars.copy_context().run, work)

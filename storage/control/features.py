@@ -1,0 +1,149 @@
+"""Features: what is done only once no process of an older build is left.
+
+A build that stores something its predecessor would misread first ships it switched off. When every process of the
+deployment knows it, ``stateroom db finish-upgrade`` (`storage.upgrades`) writes a row here that says since when it is
+on. The row carries a MAC of the control key, no gateway may change or delete it, and it holds from a moment ahead, so
+that every process has read it when the first one acts on it.
+
+Owns the list of features this build knows, and the question whether one is on. It does not notice that somebody with
+the rights of the tables' owner deleted a row while no process ran; one that runs does.
+"""
+
+import asyncio
+import hmac
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from crypto import KeyUnavailable
+from storage.clock import Clock
+from storage.control.key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
+from storage.errors import BuildTooOld, IntegrityFailure
+from storage.postgres import features as sql
+from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
+from storage.scope import OperatorScope
+
+# How old what a process knows of the features may be when it acts on it.
+REFRESH_SECONDS = 10.0
+# A feature is on so long after it was switched on: longer than that, and than clocks may differ.
+LEAD_SECONDS = 30.0
+_DEPLOYMENT = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something that needs all writers of a deployment.
+
+    Attributes:
+        name: What it is called, for good.
+        does: What is different once it is on, for whoever switches it on.
+    """
+
+    name: str
+    does: str
+
+
+CONTROL_ROW_FORMATS = Feature(
+    "control-row-formats", "schemas, policies, holds and jobs are written with a MAC that names its format"
+)
+ADOPTIONS = Feature("adoptions", "unversioned state of an agent can be adopted at a version")
+SAVE_POLICIES = Feature("save-policies", "a tenant can have saves refused that do not name the head they follow")
+SEALED_API_KEYS = Feature("sealed-api-keys", "an API key whose row has no seal is damaged, and opens nothing")
+# Every feature of this build. One that was released is never renamed and never taken out.
+KNOWN = (CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES)
+KNOWN_NAMES = tuple(feature.name for feature in KNOWN)
+
+
+def feature_row(name: str, since: datetime) -> Row:
+    """A feature that is on."""
+    return Row("feature", _DEPLOYMENT, (name,), (since,))
+
+
+class Features:
+    """What is on in this deployment. `ready` comes first, and outside of transactions."""
+
+    def __init__(self, unit_of_work: UnitOfWork, key: ControlKey, clock: Clock, observer: Observer) -> None:
+        self._unit_of_work = unit_of_work
+        self._key = key
+        self._clock = clock
+        self._observer = observer
+        self._since: dict[str, datetime] = {}
+        self._damaged: frozenset[str] = frozenset()
+        self._fresh_until = float("-inf")
+        self._reading = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """Have read what is on, at most `REFRESH_SECONDS` ago.
+
+        Raises:
+            BuildTooOld: something is on that this build does not know, by name.
+            CryptoError: the root key cannot be asked whether a gateway switched on what is on.
+            Unavailable: the database cannot be reached.
+        """
+        if time.monotonic() < self._fresh_until:
+            return
+        async with self._reading:
+            if time.monotonic() >= self._fresh_until:
+                await self.refresh()
+
+    async def refresh(self) -> None:
+        """Read what is on, now.
+
+        Raises:
+            BuildTooOld, CryptoError, Unavailable: as `ready`.
+        """
+        begun = time.monotonic()
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            rows = await transaction.fetch(sql.FEATURES)
+        if unknown := unknown_to_this_build(rows):
+            raise BuildTooOld(f"an upgrade was finished that this build does not know: {', '.join(unknown)}")
+        await self._key.ready()
+        since = {row["feature"]: row["since"] for row in rows}
+        damaged = {row["feature"] for row in rows if not self._is_authentic(row)}
+        # What was on cannot go, nor move: somebody who is no gateway took it away.
+        damaged |= {name for name, moment in self._since.items() if since.get(name) != moment}
+        if damaged - self._damaged:
+            self._observer.integrity_failure()
+        self._since = self._since | {name: since[name] for name in since.keys() - damaged}
+        self._damaged = frozenset(damaged)
+        self._fresh_until = begun + REFRESH_SECONDS
+
+    def is_on(self, feature: Feature) -> bool:
+        """Whether all processes do now what this feature is about.
+
+        Raises:
+            IntegrityFailure: somebody else than a gateway says so, or took it away.
+            KeyUnavailable: nobody made this `ready`.
+        """
+        if self._fresh_until == float("-inf"):
+            raise KeyUnavailable(1.0)
+        if feature.name in self._damaged:
+            raise IntegrityFailure(f"feature {feature.name} was switched on, or off, outside the gateway")
+        since = self._since.get(feature.name)
+        return since is not None and self._clock.now() >= since
+
+    def since(self) -> dict[str, datetime]:
+        """What is switched on and since when, which may lie ahead; what is damaged is left out."""
+        return {name: moment for name, moment in self._since.items() if name not in self._damaged}
+
+    @property
+    def damaged(self) -> frozenset[str]:
+        """What was switched on or off outside the gateway."""
+        return self._damaged
+
+    async def add(self, transaction: Transaction, feature: Feature, since: datetime) -> None:
+        """Switch a feature on, in the transaction of whoever found out that no older process is left."""
+        mac = self._key.mac(feature_row(feature.name, since), NEWEST_FORMAT)
+        await transaction.execute(sql.ADD_FEATURE, feature.name, since, NEWEST_FORMAT, mac)
+
+    def _is_authentic(self, row: Any) -> bool:
+        mac_format = row["mac_format"]
+        expected = self._key.mac(feature_row(row["feature"], row["since"]), mac_format)
+        return mac_format > FIRST_FORMAT and hmac.compare_digest(expected, row["mac"])
+
+
+def unknown_to_this_build(rows: list[Any]) -> list[str]:
+    """The names of features that a newer build switched on."""
+    return [row["feature"] for row in rows if row["feature"] not in KNOWN_NAMES or row["mac_format"] > NEWEST_FORMAT]

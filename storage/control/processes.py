@@ -1,0 +1,110 @@
+"""The registry of processes: which gateways and workers run on this database, and what they know.
+
+Every one enters itself before it serves and says every few seconds that it is still there, so that whoever finishes an
+upgrade finds out that a build is left which would misread what is switched on. Builds from before the registry do not
+enter themselves; they are known by the name of their sessions in the database, unless a pooler hides it.
+
+It proves nothing to somebody who writes to the database: it guards against a mistake, not against an attack.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import uuid4
+
+from storage.control.features import KNOWN_NAMES
+from storage.postgres import processes as sql
+from storage.postgres.engine import BUILD
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.scope import OperatorScope
+
+BEAT_SECONDS = 10.0
+# Who was not seen for so long has stopped.
+GONE_SECONDS = 60.0
+# For so long it is still shown which.
+FORGOTTEN_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A gateway or a worker.
+
+    Attributes:
+        instance: This run of it.
+        place: Where it runs: host and process id.
+        build: Version of the package.
+        features: The names of those it knows.
+        started_at: When it entered itself.
+        seen_at: When it was last there.
+        age_seconds: How long ago that is.
+    """
+
+    instance: str
+    place: str
+    build: str
+    features: tuple[str, ...]
+    started_at: datetime
+    seen_at: datetime
+    age_seconds: float
+
+    @property
+    def running(self) -> bool:
+        """Whether it has to be reckoned with."""
+        return self.age_seconds < GONE_SECONDS
+
+
+class Processes:
+    """The registry, and this process's entry in it."""
+
+    def __init__(self, unit_of_work: UnitOfWork) -> None:
+        self._unit_of_work = unit_of_work
+        self._instance = uuid4()
+
+    async def beat(self) -> None:
+        """Say that this process is there.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        place = f"{socket.gethostname()}:{os.getpid()}"
+        async with self._unit_of_work.begin(OperatorScope()) as transaction:
+            await transaction.execute(sql.BEAT, self._instance, place, BUILD, list(KNOWN_NAMES), FORGOTTEN_SECONDS)
+
+    async def leave(self) -> None:
+        """Take this process out.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+        """
+        async with self._unit_of_work.begin(OperatorScope()) as transaction:
+            await transaction.execute(sql.LEAVE, self._instance)
+
+    async def all(self) -> list[Process]:
+        """All that were there within the last hour, those that started first at the beginning."""
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            return await seen(transaction)
+
+    async def unregistered(self) -> int:
+        """How many sessions there are of builds from before the registry."""
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            return await unregistered(transaction)
+
+
+async def seen(transaction: Transaction) -> list[Process]:
+    """What the registry shows."""
+    return [
+        Process(**{**row, "instance": str(row["instance"]), "features": tuple(row["features"])})
+        for row in await transaction.fetch(sql.SEEN)
+    ]
+
+
+async def unregistered(transaction: Transaction) -> int:
+    """As `Processes.unregistered`."""
+    count: int = await transaction.fetchval(sql.UNREGISTERED)
+    return count
+
+
+async def lock(transaction: Transaction) -> None:
+    """Have processes that come, or say that they are there, wait for the end of the transaction."""
+    await transaction.execute(sql.LOCK)

@@ -1,0 +1,185 @@
+"""Control rows: proof that what steers the gateway was written by a gateway.
+
+A row that decides what is done to state (a version of a state schema, an adoption, a save policy, a retention policy
+with its hold, a job) carries a MAC over its identity and all columns that mean something. Whoever acts on it or shows
+it checks that first, so that a row written or edited by somebody else converts nothing, removes nothing and starts
+nothing. The key is one of the deployment, not of a tenant: the operators' jobs belong to no tenant, and a shred goes on
+when the tenant has no keys.
+
+Owns what is under the MACs, and in which format rows are written. It does not notice a row that was deleted, nor an
+older authentic one of the same identity that was put back.
+"""
+
+import hmac
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from crypto import RootKey
+from storage.clock import Clock
+from storage.control.features import CONTROL_ROW_FORMATS, Features
+from storage.control.key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
+from storage.errors import IntegrityFailure
+from storage.postgres.unit_of_work import Observer, UnitOfWork
+
+_ENDED = frozenset({"done", "failed"})
+
+
+def schema_row(tenant_id: UUID, schema: str, number: int, definition: bytes, created_at: datetime) -> Row:
+    """A version of a state schema."""
+    return Row("state-schema", tenant_id, (schema, number), (definition, created_at))
+
+
+def adoption_row(
+    tenant_id: UUID,
+    agent: str,
+    namespace: str,
+    number: int,
+    state_schema: str,
+    state_version: int,
+    adopted_at: datetime,
+) -> Row:
+    """What an agent's unversioned state is; an empty ``agent``: that of checkpoints that name none."""
+    return Row("state-adoption", tenant_id, (agent, namespace, number), (state_schema, state_version, adopted_at))
+
+
+def save_policy_row(tenant_id: UUID, agent: str, strict: bool, updated_at: datetime) -> Row:
+    """Whether saves must name the head they follow; an empty ``agent``: of the whole tenant."""
+    return Row("save-policy", tenant_id, (agent,), (int(strict), updated_at))
+
+
+def policy_row(
+    tenant_id: UUID, level: str, target: tuple[str, ...], policy: bytes, legal_hold: bool, updated_at: datetime
+) -> Row:
+    """What one level says of retention.
+
+    Args:
+        tenant_id: Whose.
+        level: ``tenant``, ``agent``, ``ceilings`` or ``thread``.
+        target: The agent, or the thread with its subject before it.
+        policy: What is said, as it is stored.
+        legal_hold: The column that statements look at.
+        updated_at: Since when.
+    """
+    return Row("retention", tenant_id, (level, *target), (policy, int(legal_hold), updated_at))
+
+
+def job_row(
+    tenant_id: UUID,
+    job_id: UUID,
+    kind: str,
+    target: str,
+    state: str,
+    position: str,
+    error: str | None,
+    note: str | None,
+) -> Row:
+    """A job: what it is, where it is, and how it ended; whether it waits or somebody works on it is left out."""
+    outcome = state if state in _ENDED else "open"
+    return Row("job", tenant_id, (job_id,), (kind, target, outcome, position, error, note))
+
+
+class Proof(NamedTuple):
+    """What is stored with a row to prove it.
+
+    Attributes:
+        mac: Null in a row from before MACs.
+        mac_format: Null for the first format, which is all that older builds write and look for.
+    """
+
+    mac: bytes | None
+    mac_format: int | None
+
+
+def proof_of(row: Any) -> Proof:
+    """What proves a row that was read."""
+    return Proof(row["mac"], row["mac_format"])
+
+
+class ControlRows:
+    """Makes and checks proofs. `ready` comes first, and outside of transactions: it may have to ask the root key."""
+
+    def __init__(
+        self, unit_of_work: UnitOfWork, root_key: RootKey, deployment_id: UUID, clock: Clock, observer: Observer
+    ) -> None:
+        self._key = ControlKey(unit_of_work, root_key, deployment_id, clock, observer)
+        self._features = Features(unit_of_work, self._key, clock, observer)
+        self._observer = observer
+
+    @property
+    def features(self) -> Features:
+        """What is switched on, which the same key proves."""
+        return self._features
+
+    async def ready(self) -> None:
+        """Have at hand what proofs need.
+
+        Raises:
+            CryptoError: the root key does not wrap or open the control key now.
+            IntegrityFailure: the stored key does not match its check value.
+            BuildTooOld: a newer build finished an upgrade.
+            Unavailable: the database cannot be reached.
+        """
+        await self._key.ready()
+        await self._features.ready()
+
+    @property
+    def can_check(self) -> bool:
+        """Whether somebody made this `ready`, or `ready_to_check`."""
+        return self._key.is_ready
+
+    async def ready_to_check(self) -> None:
+        """Have at hand what checking takes, and no more: of one process only the first asks for anything.
+
+        Raises:
+            CryptoError, IntegrityFailure, Unavailable: as `ready`.
+        """
+        await self._key.ready()
+
+    def proof(self, row: Row) -> Proof:
+        """What is stored with a row: in the format that every process of the deployment knows.
+
+        Raises:
+            KeyUnavailable: nobody made this `ready`.
+            IntegrityFailure: nobody knows which format that is.
+        """
+        if self._features.is_on(CONTROL_ROW_FORMATS):
+            return Proof(self._key.mac(row, NEWEST_FORMAT), NEWEST_FORMAT)
+        return Proof(self._key.mac(row, FIRST_FORMAT), None)
+
+    def is_authentic(self, row: Row, proof: Proof) -> bool:
+        """Whether a gateway of this deployment wrote a row as it is.
+
+        A format that this build does not know is no newer build's: that one writes it once a feature is on, and `ready`
+        refuses a feature that this build does not know.
+
+        Raises:
+            KeyUnavailable: as `proof`.
+        """
+        mac_format = FIRST_FORMAT if proof.mac_format is None else proof.mac_format
+        return (
+            proof.mac is not None
+            and FIRST_FORMAT <= mac_format <= NEWEST_FORMAT
+            and hmac.compare_digest(self._key.mac(row, mac_format), proof.mac)
+        )
+
+    def is_sound(self, row: Row, proof: Proof) -> bool:
+        """As `is_authentic`, and whoever watches is told of a row that is not.
+
+        Raises:
+            KeyUnavailable: as `is_authentic`.
+        """
+        sound = self.is_authentic(row, proof)
+        if not sound:
+            self._observer.integrity_failure()
+        return sound
+
+    def check(self, row: Row, proof: Proof) -> None:
+        """Refuse a row that no gateway of this deployment wrote as it is.
+
+        Raises:
+            IntegrityFailure: it is one.
+            KeyUnavailable: as `is_authentic`.
+        """
+        if not self.is_sound(row, proof):
+            raise IntegrityFailure(f"{row} was written or edited outside the gateway")

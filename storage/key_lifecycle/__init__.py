@@ -1,0 +1,1 @@
+"""Rotating keys, sealing again under new ones, and destroying them."""

@@ -1,0 +1,378 @@
+"""Re-sealing a subject's state under its active data key, in the background, and the end of the older ones.
+
+In this order, each step durable and repeatable:
+
+1. **settle**: wait until nobody is at work who began before the rotation; what is saved later is sealed anew.
+2. **threads**: a few rows at a time, under the thread's lock: chunks, checkpoints, pending writes, heads, and the
+   thread's own seal last. **blobs**: pointers, open uploads and artifacts; the objects themselves stay. **receipts**:
+   those of idempotency keys.
+3. **count**: by the headers of the envelopes. Something is left (a copy moved old chunks meanwhile): once more from 2.
+   Nothing is left: older versions become retired.
+4. **drain**: wait as in 1, and count again; still nothing: they are destroyed, with an entry in the audit log.
+
+Readers and writers go on all the time; a crash at any point leaves every envelope readable, because a version goes
+last. Re-sealing opens and seals the same bytes at the same place: ids, digests and live sets do not change. Threads
+under a client-held share, and archived ones, are left as they are and keep the older versions.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
+from storage.access.access import Access
+from storage.administration.audit import GATEWAY_ACTOR, Audit
+from storage.administration.jobs import MORE, Lease, Slice, outlasting_refusals
+from storage.encoding import decode_json, encode_json
+from storage.errors import IntegrityFailure, NotFound
+from storage.format.archive import Stub
+from storage.format.chain import head_location, thread_location
+from storage.format.key_versions import check_key_version
+from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
+from storage.keys.quiet import Quiet
+from storage.ledger.reseal import BlobPosition, reseal_blobs
+from storage.postgres import rotation as sql
+from storage.postgres.archives import STUBS_AFTER
+from storage.postgres.checkpoints import SEAL_THREAD
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
+
+RESEAL_KIND = "reseal"
+# Rows of one batch: how long a thread's lock is held, a few milliseconds.
+BATCH_ROWS = 64
+# After so long another job has its turn.
+SLICE_SECONDS = 2.0
+# A pause as long as the work before it: re-sealing never takes more than half of one connection and one core.
+PAUSE_RATIO = 1.0
+# How soon to look again whether everybody has gone.
+SETTLE_SECONDS = 0.2
+_THREADS_PAGE = 100
+_LEAST = -(2**31)
+
+
+class Reseal:
+    """Performs the jobs that `Rotation.rotate_subject` adds."""
+
+    def __init__(self, access: Access, quiet: Quiet, audit: Audit, pause_ratio: float = PAUSE_RATIO) -> None:
+        self._access = access
+        self._quiet = quiet
+        self._audit = audit
+        self._pause_ratio = pause_ratio
+
+    @outlasting_refusals
+    async def perform(self, lease: Lease) -> Slice:
+        """A slice of a re-seal. Position: the step, then what the step needs."""
+        scope = Scope(lease.tenant_id, lease.target)
+        step, *at = decode_json(lease.position) if lease.position else ["begin"]
+        match step:
+            case "begin":
+                return await self._begin(lease, scope)
+            case "settle" | "drain":
+                if not await self._quiet.since(datetime.fromisoformat(at[0])):
+                    return Slice(ended=False, again_seconds=SETTLE_SECONDS, waits_for="older-transactions")
+                if step == "settle":
+                    await self._move(lease, scope, "threads", lease.done, "")
+                    return MORE
+                return await self._access.reading(scope, lambda sealer: self._end(lease, scope, sealer), NotFound())
+            case "threads":
+                return await self._threads(lease, scope, *at)
+            case "blobs":
+                return await self._blobs(lease, scope, *at)
+            case "receipts":
+                return await self._receipts(lease, scope, *at)
+            case _:
+                return await self._count(lease, scope, int(at[0]))
+
+    async def _begin(self, lease: Lease, scope: Scope) -> Slice:
+        moment = await self._quiet.moment()
+
+        async def count(sealer: Sealer) -> None:
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                row = await transaction.fetchrow(sql.COUNT_STALE, *_place(scope), _version(sealer))
+                await lease.advance(transaction, _position("settle", moment.isoformat()), 0, row["stale"])
+
+        await self._access.reading(scope, count, NotFound())
+        return MORE
+
+    async def _move(self, lease: Lease, scope: Scope, *position: str | int) -> None:
+        async with self._access.unit_of_work.begin(scope) as transaction:
+            await lease.advance(transaction, _position(*position))
+
+    # --- threads ---------------------------------------------------------------------------------------------------
+
+    async def _threads(self, lease: Lease, scope: Scope, done_before: int, after: str) -> Slice:
+        until = time.monotonic() + SLICE_SECONDS
+        while True:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                rows = await transaction.fetch(sql.THREADS_AFTER, *_place(scope), after, _THREADS_PAGE)
+            for row in rows:
+                thread = _Thread(row["thread_id"])
+                while not thread.finished:
+                    await self._paced(lambda: self._batch(lease, scope, thread, done_before, after))  # noqa: B023
+                    if time.monotonic() > until:
+                        return MORE
+                after = row["thread_id"]
+            if len(rows) < _THREADS_PAGE:
+                await self._move(lease, scope, "blobs", done_before, *_place_of(BlobPosition()))
+                return MORE
+
+    async def _blobs(self, lease: Lease, scope: Scope, done_before: int, table: str, after: str) -> Slice:
+        async def with_sealer(sealer: Sealer) -> None:
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                begin = BlobPosition(table, UUID(after))
+                batch = await reseal_blobs(transaction, scope, sealer, begin, BATCH_ROWS)
+                more = batch.position is not None and ("blobs", done_before, *_place_of(batch.position))
+                await lease.advance(transaction, _position(*(more or ("receipts", done_before, ""))), batch.done)
+
+        await self._paced(lambda: self._access.reading(scope, with_sealer, NotFound()))
+        return MORE
+
+    async def _paced(self, work: Callable[[], Any]) -> None:
+        started = time.monotonic()
+        await work()
+        await asyncio.sleep((time.monotonic() - started) * self._pause_ratio)
+
+    async def _batch(self, lease: Lease, scope: Scope, thread: "_Thread", done_before: int, after: str) -> None:
+        async def with_sealer(sealer: Sealer) -> "_Thread":
+            moved = thread.copy()
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                done = await _reseal_thread(transaction, scope, sealer, moved)
+                position = _position("threads", done_before, thread.thread_id if moved.finished else after)
+                await lease.advance(transaction, position, done)
+            return moved
+
+        thread.become(await self._access.reading(scope, with_sealer, NotFound()))
+
+    async def _receipts(self, lease: Lease, scope: Scope, done_before: int, after: str) -> Slice:
+        async def with_sealer(sealer: Sealer) -> bool:
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                rows = await transaction.fetch(sql.STALE_RECEIPTS, *_place(scope), _version(sealer), after, BATCH_ROWS)
+                done = 0
+                for row in rows:
+                    location = (row["idempotency_key"], row["request_digest"])
+                    again = _resealed(sealer, Kind.IDEMPOTENCY, location, row["receipt"])
+                    if again is not None:
+                        done += await transaction.execute(
+                            sql.RESEAL_RECEIPT, *_place(scope), row["idempotency_key"], again, row["receipt"]
+                        )
+                more = len(rows) == BATCH_ROWS
+                position = ("receipts", done_before, rows[-1]["idempotency_key"]) if more else ("count", done_before)
+                await lease.advance(transaction, _position(*position), done)
+            return more
+
+        await self._paced(lambda: self._access.reading(scope, with_sealer, NotFound()))
+        return MORE
+
+    # --- the end of older versions ---------------------------------------------------------------------------------
+
+    async def _count(self, lease: Lease, scope: Scope, done_before: int) -> Slice:
+        async def with_sealer(sealer: Sealer) -> Slice:
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                row = await self._count_stale(transaction, scope, sealer)
+                if row["stale"]:
+                    if lease.done == done_before:
+                        return Slice(
+                            ended=True,
+                            error=f"{row['stale']} sealed rows are damaged; the older key versions stay",
+                        )
+                    await lease.advance(transaction, _position("threads", lease.done, ""))
+                    return MORE
+                if row["aside"]:
+                    note = (
+                        f"{row['aside']} envelopes of threads under a client-held share, or archived, were left as they"
+                        " are; the older key versions stay for them"
+                    )
+                    return Slice(ended=True, note=note)
+                await transaction.execute(sql.RETIRE_SUBJECT_KEYS, *_place(scope), sealer.active_key_version)
+                moment = await transaction.fetchval(sql.MOMENT)
+                await lease.advance(transaction, _position("drain", moment.isoformat()))
+            return MORE
+
+        return await self._access.reading(scope, with_sealer, NotFound())
+
+    async def _count_stale(self, transaction: Transaction, scope: Scope, sealer: Sealer) -> dict[str, int]:
+        """What needs an older version, before one is given up.
+
+        Archiving holds the versions that its rows need until it commits; under this lock the next statement sees
+        whoever held them, and nobody comes to need one that is given up in this transaction.
+        """
+        await transaction.fetch(sql.LOCK_SUBJECT_KEYS, *_place(scope))
+        row = await transaction.fetchrow(sql.COUNT_STALE, *_place(scope), _version(sealer))
+        found = {"stale": row["stale"], "aside": row["aside"]}
+        if not found["aside"]:
+            found["stale"] += await _unproven(transaction, scope, sealer)
+        return found
+
+    async def _end(self, lease: Lease, scope: Scope, sealer: Sealer) -> Slice:
+        async with self._access.unit_of_work.begin(scope) as transaction:
+            await self._access.check_keys_in(transaction, scope, sealer)
+            row = await self._count_stale(transaction, scope, sealer)
+            if row["stale"] or row["aside"]:
+                await lease.advance(transaction, _position("threads", lease.done, ""))
+                return MORE
+            now = self._access.clock.now()
+            destroyed = await transaction.fetch(
+                sql.DESTROY_SUBJECT_KEYS, *_place(scope), sealer.active_key_version, now
+            )
+            await lease.advance(transaction, lease.position)
+            for each in destroyed:
+                detail = {"key_version": each["key_version"]}
+                target = f"subject:{scope.subject_id}"
+                await self._audit.append(transaction, scope.tenant_id, GATEWAY_ACTOR, "key.destroy", target, detail)
+        return Slice(ended=True)
+
+
+class _Thread:
+    """How far the walk through one thread's rows is; lost with the process, which then begins the thread again."""
+
+    def __init__(self, thread_id: str) -> None:
+        self.thread_id = thread_id
+        self.piece = b""
+        self.checkpoint: tuple[object, ...] = ("", "")
+        self.write: tuple[object, ...] = ("", "", "", _LEAST)
+        self.finished = False
+
+    def copy(self) -> "_Thread":
+        """For a transaction that may not commit."""
+        other = _Thread(self.thread_id)
+        other.become(self)
+        return other
+
+    def become(self, other: "_Thread") -> None:
+        """Take over how far another walk through the same thread is."""
+        self.piece, self.checkpoint, self.write = other.piece, other.checkpoint, other.write
+        self.finished = other.finished
+
+
+def _position(*parts: str | int) -> str:
+    return encode_json(parts).decode()
+
+
+def _place_of(position: BlobPosition) -> tuple[str, str]:
+    return position.table, position.after.hex
+
+
+def _place(scope: Scope) -> tuple[object, str]:
+    return scope.tenant_id, scope.subject_id
+
+
+def _version(sealer: Sealer) -> bytes:
+    """The active key version as it stands in an envelope's header."""
+    return sealer.active_key_version.to_bytes(4)
+
+
+def _resealed(
+    sealer: Sealer, kind: Kind, location: tuple[Field, ...], envelope: bytes, *, compress: bool = True
+) -> bytes | None:
+    """The same content at the same place under the active version, or None if it does not authenticate."""
+    try:
+        return sealer.seal(kind, location, sealer.open(kind, location, envelope), compress=compress)
+    except (OpenError, KeyDestroyed):
+        return None
+
+
+async def _unproven(transaction: Transaction, scope: Scope, sealer: Sealer) -> int:
+    """How many stubs of archives are damaged: what they say of key versions is not believed."""
+    found, after = 0, ""
+    while True:
+        rows = await transaction.fetch(STUBS_AFTER, *_place(scope), after, _THREADS_PAGE)
+        for row in rows:
+            after = row["thread_id"]
+            try:
+                Stub.of(row).record(sealer)
+            except (IntegrityFailure, KeyDestroyed):
+                found += 1
+        if len(rows) < _THREADS_PAGE:
+            return found
+
+
+async def _reseal_thread(transaction: Transaction, scope: Scope, sealer: Sealer, thread: _Thread) -> int:
+    """Re-seal up to `BATCH_ROWS` rows of a thread under its lock; returns how many."""
+    place = (*_place(scope), thread.thread_id)
+    locked = await transaction.fetchrow(sql.LOCK_THREAD, *place, _version(sealer))
+    if locked is None:  # deleted meanwhile, or not ours to re-seal
+        thread.finished = True
+        return 0
+    batch = _Batch(transaction, sealer, place, thread)
+    for table in (batch.chunks, batch.checkpoints, batch.writes):
+        await table()
+        if not batch.left:
+            return batch.done
+    await batch.seals(locked)
+    thread.finished = True
+    return batch.done
+
+
+class _Batch:
+    """A few rows of a thread whose lock is held."""
+
+    def __init__(self, transaction: Transaction, sealer: Sealer, place: tuple[object, ...], thread: _Thread) -> None:
+        self._transaction = transaction
+        self._sealer = sealer
+        self._place = place
+        self._thread = thread
+        self.left = BATCH_ROWS
+        self.done = 0
+
+    async def _stale(self, statement: str, *after: object) -> list[Any]:
+        rows = await self._transaction.fetch(statement, *self._place, _version(self._sealer), *after, self.left)
+        self.left -= len(rows)
+        return rows
+
+    async def _store(self, statement: str, *columns: object) -> None:
+        if columns[-1] is not None:  # else it is damaged, and stays as it is
+            self.done += await self._transaction.execute(statement, *self._place, *columns)
+
+    def _resealed(self, kind: Kind, location: tuple[Field, ...], row: Any, column: str) -> bytes | None:
+        """As the function, of a row that names its key version."""
+        try:
+            check_key_version(row["key_version"], row[column])
+        except IntegrityFailure:
+            return None
+        return _resealed(self._sealer, kind, location, row[column])
+
+    async def chunks(self) -> None:
+        """Pieces of values."""
+        for row in await self._stale(sql.STALE_CHUNKS, self._thread.piece):
+            self._thread.piece = row["piece_id"]
+            location = chunk_location(row["piece_id"], row["children"], row["named_ids"])
+            again = self._resealed(Kind.CHUNK, location, row, "envelope")
+            await self._store(sql.RESEAL_CHUNK, row["piece_id"], self._sealer.active_key_version, again)
+
+    async def checkpoints(self) -> None:
+        """Manifests."""
+        for row in await self._stale(sql.STALE_CHECKPOINTS, *self._thread.checkpoint):
+            columns = CheckpointColumns(**{name: row[name] for name in CheckpointColumns.__struct_fields__})
+            self._thread.checkpoint = (columns.namespace, columns.checkpoint_id)
+            again = self._resealed(Kind.MANIFEST, columns.location(), row, "manifest")
+            active = self._sealer.active_key_version
+            await self._store(sql.RESEAL_CHECKPOINT, *self._thread.checkpoint, active, again)
+
+    async def writes(self) -> None:
+        """Pending writes."""
+        for row in await self._stale(sql.STALE_WRITES, *self._thread.write):
+            columns = WriteColumns(**{name: row[name] for name in WriteColumns.__struct_fields__})
+            self._thread.write = (columns.namespace, columns.checkpoint_id, columns.task_id, columns.idx)
+            again = self._resealed(Kind.WRITE, columns.location(), row, "value")
+            await self._store(sql.RESEAL_WRITE, *self._thread.write, self._sealer.active_key_version, again)
+
+    async def seals(self, locked: Any) -> None:
+        """Heads and the thread's own seal, which are few and small."""
+        thread_id = self._thread.thread_id
+        version = _version(self._sealer)
+        for row in await self._transaction.fetch(sql.STALE_HEADS, *self._place, version):
+            location = head_location(thread_id, row["namespace"], row["head_id"], row["sequence"])
+            again = _resealed(self._sealer, Kind.HEAD, location, row["seal"], compress=False)
+            await self._store(sql.RESEAL_HEAD, row["namespace"], again)
+        if locked["stale"]:
+            location = thread_location(thread_id, locked["created_at"])
+            await self._store(
+                SEAL_THREAD, _resealed(self._sealer, Kind.THREAD, location, locked["seal"], compress=False)
+            )

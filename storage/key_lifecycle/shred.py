@@ -1,0 +1,676 @@
+"""Crypto-shredding: destroying the keys of a subject or a tenant, so that what they sealed can never be opened again.
+
+In this order:
+
+1. The intent: a job row, unless a legal hold keeps anything of it. From here the shred is carried on, whoever crashes;
+   no job that a gateway did not write begins one (`storage.control.rows`).
+2. Unless something is held by now, the **tombstone**, an object outside the database, where a restored backup does not
+   reach. From here it is carried to its end, whatever is held from now on. It names nobody: it holds
+   a keyed digest of the subject's id, under a key that only the root key opens, and is authenticated with it.
+3. One transaction: keys destroyed, `shred_effective_at` set, the audit log written. Every gateway refuses from its
+   next request on, because each load and save reads its key's state in its own statement.
+4. In the background, when nobody is at work who began before: the rows are deleted, and the blobs condemned, whose
+   objects nobody can open any more and the sweeper removes when the last backup has expired.
+
+Honest limits: backups, replicas and write-ahead logs hold the wrapped keys until they expire, which is what
+`shred_effective_at` says; whoever has such a backup *and* the root key can open it until then. Identifiers stay: the
+subject's id in the tombstone rows of its keys and in the audit log. A database restored from before a shred does not
+know the tombstone, and is not served from until `accept` applied it again. Whoever opens one finishes first what has a
+tombstone and still has its keys (`unapplied`), and who serves from it looks again from time to time (`uphold`).
+"""
+
+import hmac
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from crypto import (
+    TOMBSTONE_PURPOSE,
+    CryptoError,
+    KeyDenied,
+    KeyDestroyed,
+    KeyUnavailable,
+    RootKey,
+    RootKeyInvalid,
+    SecretKey,
+    WrappedKey,
+    keyed_digest,
+)
+from storage.access.head_anchors import subject_tag
+from storage.administration.audit import GATEWAY_ACTOR, LOCAL_ACTOR, Audit
+from storage.administration.jobs import MORE, Jobs, Lease, Slice, outlasting_refusals
+from storage.blobs.keyspace import TombstoneLocation, tombstone_prefix
+from storage.blobs.store import BlobExists, BlobNotFound, BlobStore
+from storage.clock import Clock
+from storage.control.rows import ControlRows, job_row
+from storage.encoding import decode_json, encode_json
+from storage.errors import IntegrityFailure, InvalidState, SubjectNotFound, TenantNotFound
+from storage.format.audit import OPERATOR_CHAIN
+from storage.keys.keys import Keys
+from storage.keys.quiet import Quiet
+from storage.ledger.ledger import BlobLedger
+from storage.postgres import shred as sql
+from storage.postgres import tenants as tenants_sql
+from storage.postgres.completeness import TRACES
+from storage.postgres.threads import DELETE_ALL
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.scope import OperatorScope, Scope, TenantScope
+from storage.threads.holds import refuse_held_subject, refuse_held_tenant
+
+SHRED_SUBJECT_KIND = "shred-subject"
+SHRED_TENANT_KIND = "shred-tenant"
+WHOLE_TENANT = "tenant"
+# Of a tombstone whose subject the restored database does not have; no subject's id begins like this.
+NOBODY = "~nobody"
+SETTLE_SECONDS = 0.2
+SLICE_SECONDS = 2.0
+# How often a process that serves asks the tombstones whether somebody put keys back: about as long as keys are cached.
+UPHOLD_SECONDS = 300.0
+FORMAT = "stateroom-tombstone/1"
+_MAC = b"stateroom/v1/tombstone"
+_DIGEST = b"stateroom/v1/tombstone-subject"
+_KEYS_PAGE = 1000
+_PAGE = 100
+
+Level = Literal["subject", "tenant"]
+
+
+def _position(*parts: str) -> str:
+    return encode_json(parts).decode()
+
+
+INTENDED = _position("intended")
+
+
+@dataclass(frozen=True, slots=True)
+class Shredded:
+    """A shred: the keys are destroyed in this database.
+
+    Attributes:
+        job_id: The job that deletes the rows, and the name of the tombstone.
+        shred_effective_at: When the last backup that holds the wrapped keys has expired.
+        tombstone: Whether a tombstone is kept outside the database; False where there is no object store.
+    """
+
+    job_id: UUID
+    shred_effective_at: datetime
+    tombstone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What `Shred.accept` did with one tombstone."""
+
+    tenant_id: UUID
+    shred_id: UUID
+    level: Level
+    keys_destroyed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Which anchored heads are left behind by shreds.
+
+    Attributes:
+        tags: Of shredded subjects; see `storage.access.head_anchors.subject_tag`.
+        untagged: Shredded subjects of which the tag is not known, or not any more: the root key that wrapped their
+            tombstones is gone. Whoever can add objects can add such a one, and so excuse one subject.
+        whole_tenant: The tenant was shredded, with every subject.
+        whole_tenant_unproven: A tombstone says so that does not open any more, for the same reason.
+    """
+
+    tags: frozenset[bytes]
+    untagged: int
+    whole_tenant: bool
+    whole_tenant_unproven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _WithKeys:
+    """A tombstone that this database contradicts, and its job; ``begun``: which has not yet come to the keys."""
+
+    location: TombstoneLocation
+    kind: str
+    target: str
+    state: str
+    begun: bool
+
+
+class _WrappedRecord(msgspec.Struct, forbid_unknown_fields=True):
+    provider: str
+    root_key_id: str
+    root_key_version: str
+    ciphertext: bytes
+
+
+class _Tombstone(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    format: str
+    tenant_id: UUID
+    shred_id: UUID
+    level: Level
+    at: datetime
+    subject: bytes | None
+    wrapped: _WrappedRecord
+    mac: bytes
+    # Whose anchored heads are left behind; None where the subject's keys did not open any more.
+    anchor: bytes | None = None
+
+
+class _TombstoneDeniedError(IntegrityFailure):
+    """The root key refuses a tombstone: it was wrapped by one that was replaced since, or is none of ours."""
+
+    def __init__(self, location: TombstoneLocation, level: Level) -> None:
+        super().__init__(f"the tombstone {location.object_key()} cannot be opened")
+        self.level = level
+
+
+def _mac(tombstone_key: SecretKey, tombstone: _Tombstone) -> bytes:
+    parts: tuple[bytes, ...] = (
+        tombstone.format.encode(),
+        tombstone.tenant_id.bytes,
+        tombstone.shred_id.bytes,
+        tombstone.level.encode(),
+        tombstone.at.isoformat().encode(),
+        tombstone.subject or b"",
+    )
+    if tombstone.anchor is not None:
+        parts = (*parts, tombstone.anchor)
+    return keyed_digest(tombstone_key.derive(_MAC).borrow(), *parts)
+
+
+def _subject_digest(tombstone_key: SecretKey, subject_id: str) -> bytes:
+    return keyed_digest(tombstone_key.derive(_DIGEST).borrow(), subject_id.encode())
+
+
+class Shred:
+    """Shreds, and keeps what was shredded from coming back."""
+
+    def __init__(
+        self,
+        unit_of_work: UnitOfWork,
+        keys: Keys,
+        jobs: Jobs,
+        audit: Audit,
+        quiet: Quiet,
+        root_key: RootKey,
+        blobs: BlobStore | None,
+        deployment_id: UUID,
+        clock: Clock,
+        backup_retention_days: int,
+        control: ControlRows,
+    ) -> None:
+        self._unit_of_work = unit_of_work
+        self._keys = keys
+        self._jobs = jobs
+        self._audit = audit
+        self._quiet = quiet
+        self._root_key = root_key
+        self._blobs = blobs
+        self._deployment_id = deployment_id
+        self._clock = clock
+        self._retention = timedelta(days=backup_retention_days)
+        self._control = control
+        self._ledger = BlobLedger(unit_of_work)
+
+    # --- shredding -------------------------------------------------------------------------------------------------
+
+    async def subject(self, scope: Scope, confirm: str, actor: str) -> Shredded:
+        """Shred a subject; again, it gives the same answer. An error after the intent is no way back: repeat it.
+
+        Args:
+            scope: Whose keys.
+            confirm: The subject's id once more.
+            actor: Who asks.
+
+        Raises:
+            InvalidState: not confirmed; nothing happened.
+            LegalHold: one of its threads must be kept; nothing happened.
+            SubjectNotFound: it never had a key.
+            BlobUnavailable: the tombstone could not be kept yet; the keys are still there.
+            KeyUnavailable: as before, for the root key, which seals the tombstone.
+        """
+        _check_confirmed(confirm, scope.subject_id, "the subject's id")
+        place = (scope.tenant_id, scope.subject_id)
+        await self._control.ready()
+        async with self._unit_of_work.begin(scope) as transaction:
+            standing = await transaction.fetchrow(sql.SUBJECT_STANDING, *place)
+            if not standing["keys"]:
+                raise SubjectNotFound
+            job_id = await self._intend(
+                transaction, scope.tenant_id, SHRED_SUBJECT_KIND, scope.subject_id, actor, keyed=standing["active"] > 0
+            )
+        await self._destroy_subject(scope, job_id, actor)
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            standing = await transaction.fetchrow(sql.SUBJECT_STANDING, *place)
+        return Shredded(job_id, standing["shred_effective_at"], self._blobs is not None)
+
+    async def tenant(self, tenant_id: UUID, confirm: str, actor: str) -> Shredded:
+        """Shred a tenant with all of its subjects; as `subject`.
+
+        Raises:
+            InvalidState: not confirmed; nothing happened.
+            LegalHold: something of it must be kept; nothing happened.
+            TenantNotFound: there is no such tenant.
+            BlobUnavailable: the tombstone could not be kept yet; the keys are still there.
+            KeyUnavailable: as before, for the root key.
+        """
+        _check_confirmed(confirm, str(tenant_id), "the tenant's id")
+        await self._control.ready()
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            if await transaction.fetchrow(tenants_sql.ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            standing = await transaction.fetchrow(sql.TENANT_STANDING, tenant_id)
+            job_id = await self._intend(
+                transaction, tenant_id, SHRED_TENANT_KIND, WHOLE_TENANT, actor, keyed=standing["active"] > 0
+            )
+        await self._destroy_tenant(tenant_id, job_id, actor)
+        async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
+            standing = await transaction.fetchrow(sql.TENANT_STANDING, tenant_id)
+        return Shredded(job_id, standing["destroyed_at"] + self._retention, self._blobs is not None)
+
+    async def _intend(
+        self, transaction: Transaction, tenant_id: UUID, kind: str, target: str, actor: str, *, keyed: bool
+    ) -> UUID:
+        known = await transaction.fetchrow(sql.LAST_JOB, tenant_id, kind, target)
+        if known is not None and self._jobs.is_sound(tenant_id, known):
+            if keyed:
+                await self._refuse_held(transaction, tenant_id, kind, target)
+            # One that failed left rows; what has its keys again, after it was done, has rows again.
+            known_id: UUID = known["job_id"]
+            if known["state"] == "failed" or (known["state"] == "done" and keyed):
+                await self._requeue(transaction, tenant_id, known_id, kind, target)
+            return known_id
+        await self._refuse_held(transaction, tenant_id, kind, target)
+        job_id = await self._jobs.add(transaction, tenant_id, kind, target, INTENDED)
+        detail = {"job_id": str(job_id)}
+        named = f"subject:{target}" if kind == SHRED_SUBJECT_KIND else f"tenant:{tenant_id}"
+        await self._audit.append(transaction, tenant_id, actor, "shred.begin", named, detail)
+        return job_id
+
+    async def _refuse_held(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> None:
+        if kind == SHRED_SUBJECT_KIND:
+            await refuse_held_subject(transaction, self._control, Scope(tenant_id, target))
+        else:
+            await refuse_held_tenant(transaction, self._control, tenant_id)
+
+    async def _requeue(self, transaction: Transaction, tenant_id: UUID, shred_id: UUID, kind: str, target: str) -> None:
+        row = job_row(tenant_id, shred_id, kind, target, "queued", INTENDED, None, None)
+        await transaction.execute(
+            sql.BEGIN_AGAIN, tenant_id, shred_id, kind, target, INTENDED, *self._control.proof(row)
+        )  # fmt: skip
+        transaction.when_committed(self._jobs.added.set)
+
+    async def _destroy_subject(self, scope: Scope, shred_id: UUID, actor: str) -> int:
+        await self._bury(scope.tenant_id, shred_id, "subject", scope.subject_id, await self._anchor_tag(scope))
+        now = self._clock.now()
+        async with self._unit_of_work.begin(scope) as transaction:
+            destroyed = await transaction.execute(
+                sql.DESTROY_SUBJECT, scope.tenant_id, scope.subject_id, now, now + self._retention
+            )
+            if destroyed:
+                await self._record(transaction, scope.tenant_id, actor, f"subject:{scope.subject_id}", shred_id, now)
+        self._keys.evict(scope)
+        return destroyed
+
+    async def _destroy_tenant(self, tenant_id: UUID, shred_id: UUID, actor: str) -> int:
+        await self._bury(tenant_id, shred_id, "tenant", None)
+        now = self._clock.now()
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            destroyed = await transaction.execute(sql.REFUSE_KEYS, tenant_id, now)
+            destroyed += await transaction.execute(sql.DESTROY_TENANT, tenant_id, now)
+            subjects = await transaction.execute(sql.DESTROY_SUBJECTS, tenant_id, now, now + self._retention)
+            if destroyed or subjects:
+                target = f"tenant:{tenant_id}"
+                await self._record(transaction, tenant_id, actor, target, shred_id, now)
+                await self._record(transaction, OPERATOR_CHAIN, actor, target, shred_id, now)
+        self._keys.evict_tenant(tenant_id)
+        return destroyed + subjects
+
+    async def _record(
+        self, transaction: Transaction, chain: UUID, actor: str, target: str, shred_id: UUID, now: datetime
+    ) -> None:
+        detail = {
+            "job_id": str(shred_id),
+            "shred_effective_at": (now + self._retention).isoformat(),
+            "tombstone": self._blobs is not None,
+        }
+        await self._audit.append(transaction, chain, actor, "key.shred", target, detail)
+
+    # --- deleting the rows -----------------------------------------------------------------------------------------
+
+    @outlasting_refusals
+    async def perform(self, lease: Lease) -> Slice:
+        """A slice of a shred. Position: the step, then what the step needs."""
+        step, *at = decode_json(lease.position)
+        if lease.target == NOBODY:
+            return Slice(ended=True)
+        if step == "intended":
+            await self._refuse_held_now(lease)
+            if lease.kind == SHRED_SUBJECT_KIND:
+                await self._destroy_subject(Scope(lease.tenant_id, lease.target), lease.job_id, GATEWAY_ACTOR)
+            else:
+                await self._destroy_tenant(lease.tenant_id, lease.job_id, GATEWAY_ACTOR)
+            moment = await self._quiet.moment()
+            await self._move(lease, "settle", moment.isoformat())
+            return MORE
+        if step == "settle":
+            if not await self._quiet.since(datetime.fromisoformat(at[0])):
+                return Slice(ended=False, again_seconds=SETTLE_SECONDS, waits_for="older-transactions")
+            await self._move(lease, "purge", "")
+            return MORE
+        return await self._purge(lease, at[0])
+
+    async def _refuse_held_now(self, lease: Lease) -> None:
+        """Refuse to go on with what came to be held after the intent, while nothing of it happened yet.
+
+        Raises:
+            LegalHold: there is neither a tombstone nor a key destroyed.
+        """
+        location = TombstoneLocation(self._deployment_id, lease.tenant_id, lease.job_id)
+        if self._blobs is not None:
+            with suppress(BlobNotFound):
+                await self._blobs.head(location)
+                return
+        if lease.kind == SHRED_SUBJECT_KIND:
+            scope: Scope | OperatorScope = Scope(lease.tenant_id, lease.target)
+            standing_of: tuple[str, ...] = (sql.SUBJECT_STANDING, lease.target)
+        else:
+            scope, standing_of = OperatorScope(founding=lease.tenant_id), (sql.TENANT_STANDING,)
+        statement, *place = standing_of
+        async with self._unit_of_work.begin(scope) as transaction:
+            if (await transaction.fetchrow(statement, lease.tenant_id, *place))["active"]:
+                await self._refuse_held(transaction, lease.tenant_id, lease.kind, lease.target)
+
+    async def _move(self, lease: Lease, *position: str) -> None:
+        async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
+            await lease.advance(transaction, _position(*position))
+
+    async def _purge(self, lease: Lease, after: str) -> Slice:
+        until = time.monotonic() + SLICE_SECONDS
+        if lease.kind == SHRED_SUBJECT_KIND:
+            return Slice(ended=await self._purge_subject(lease, Scope(lease.tenant_id, lease.target), after, until))
+        while True:
+            async with self._unit_of_work.snapshot(TenantScope(lease.tenant_id)) as transaction:
+                rows = await transaction.fetch(sql.SUBJECTS_AFTER, lease.tenant_id, after, _PAGE)
+            for row in rows:
+                scope = Scope(lease.tenant_id, row["subject_id"])
+                if not await self._purge_subject(lease, scope, after, until):
+                    return MORE
+                after = row["subject_id"]
+                await self._move(lease, "purge", after)
+            if len(rows) < _PAGE:
+                async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
+                    for statement in sql.PURGE_TENANT:
+                        await transaction.execute(statement, lease.tenant_id)
+                return Slice(ended=True)
+
+    async def _purge_subject(self, lease: Lease, scope: Scope, after: str, until: float) -> bool:
+        place = (scope.tenant_id, scope.subject_id)
+        while True:
+            async with self._unit_of_work.snapshot(scope) as transaction:
+                rows = await transaction.fetch(TRACES, *place, "", _PAGE)
+            for row in rows:
+                async with self._unit_of_work.begin(scope) as transaction:
+                    for statement in DELETE_ALL:
+                        await transaction.execute(statement, *place, row["thread_id"])
+                    await lease.advance(transaction, _position("purge", after), 1)
+                if time.monotonic() > until:
+                    return False
+            if not rows:
+                break
+        async with self._unit_of_work.begin(scope) as transaction:
+            await self._ledger.condemn_subject(transaction, scope)
+            for statement in sql.PURGE_REST:
+                await transaction.execute(statement, *place)
+            await lease.advance(transaction, _position("purge", after))
+        return True
+
+    # --- tombstones ------------------------------------------------------------------------------------------------
+
+    async def _anchor_tag(self, scope: Scope) -> bytes | None:
+        try:
+            sealer = await self._keys.existing_sealer(scope)
+        except (CryptoError, IntegrityFailure):
+            return None  # it is to be shredded all the same
+        return None if sealer is None else subject_tag(sealer)
+
+    async def _bury(
+        self, tenant_id: UUID, shred_id: UUID, level: Level, subject_id: str | None, anchor: bytes | None = None
+    ) -> None:
+        """Keep a tombstone outside the database. One that is there already must be ours.
+
+        Unless nobody can tell any more, because the root key that wrapped it is gone: erasing does not wait for that.
+        """
+        if self._blobs is None:
+            return
+        location = TombstoneLocation(self._deployment_id, tenant_id, shred_id)
+        fresh = SecretKey.generate()
+        context = self._context(tenant_id)
+        wrapped = await self._root_key.wrap(fresh, context)
+        if (await self._root_key.unwrap(wrapped, context)).kcv() != fresh.kcv():
+            raise IntegrityFailure("the root key does not open what it wrapped")
+        record = _WrappedRecord(wrapped.provider, wrapped.root_key_id, wrapped.root_key_version, wrapped.ciphertext)
+        digest = None if subject_id is None else _subject_digest(fresh, subject_id)
+        tombstone = _Tombstone(FORMAT, tenant_id, shred_id, level, self._clock.now(), digest, record, b"", anchor)
+        tombstone.mac = _mac(fresh, tombstone)
+        try:
+            await self._blobs.put_if_absent(location, encode_json(tombstone))
+        except BlobExists:
+            with suppress(_TombstoneDeniedError):
+                await self._open(self._blobs, location)
+
+    async def _open(self, blobs: BlobStore, location: TombstoneLocation) -> tuple[_Tombstone, SecretKey]:
+        """A tombstone and its key.
+
+        Raises:
+            IntegrityFailure: it is none, or not made by this deployment.
+            KeyUnavailable: the root key cannot be reached.
+            RootKeyInvalid: its file is away.
+        """
+        try:
+            tombstone = decode_json(await blobs.get(location), _Tombstone)
+            if tombstone.format != FORMAT:
+                raise IntegrityFailure(f"the tombstone {location.object_key()} is of a newer format")
+            wrapped = WrappedKey(
+                tombstone.wrapped.provider,
+                tombstone.wrapped.root_key_id,
+                tombstone.wrapped.root_key_version,
+                tombstone.wrapped.ciphertext,
+            )
+            tombstone_key = await self._root_key.unwrap(wrapped, self._context(location.tenant_id))
+        except (KeyUnavailable, RootKeyInvalid):
+            raise
+        except (KeyDenied, KeyDestroyed):
+            raise _TombstoneDeniedError(location, tombstone.level) from None
+        except (msgspec.DecodeError, CryptoError):
+            raise IntegrityFailure(f"the tombstone {location.object_key()} cannot be opened") from None
+        named = (tombstone.tenant_id, tombstone.shred_id) == (location.tenant_id, location.shred_id)
+        if not named or not hmac.compare_digest(tombstone.mac, _mac(tombstone_key, tombstone)):
+            raise IntegrityFailure(f"the tombstone {location.object_key()} is not authentic")
+        return tombstone, tombstone_key
+
+    def _context(self, tenant_id: UUID) -> dict[str, str]:
+        return {
+            "deployment": str(self._deployment_id),
+            "tenant": str(tenant_id),
+            "purpose": TOMBSTONE_PURPOSE,
+            "version": "1",
+        }
+
+    async def unapplied(self) -> list[TombstoneLocation]:
+        """Tombstones whose shred this database does not know, or whose keys are there again.
+
+        A shred that has its tombstone and did not come to destroying the keys is brought that far first: another
+        gateway may be at it just now, or it was in a backup while it was.
+
+        Raises:
+            BlobUnavailable: the object store does not answer.
+            CryptoError: the root key does not open what is needed for that.
+        """
+        return [each.location for each in await self._with_keys() if not (each.begun and await self._carried_on(each))]
+
+    async def _carried_on(self, shred: "_WithKeys") -> bool:
+        """Destroy the keys of a shred that was begun; returns whether its tombstone is authentic.
+
+        Nobody's lease is asked for: who has one may do the same at the same moment, and one of both changes nothing.
+        """
+        tenant_id, shred_id = shred.location.tenant_id, shred.location.shred_id
+        if shred.state == "failed":
+            async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+                await self._requeue(transaction, tenant_id, shred_id, shred.kind, shred.target)
+        try:
+            if shred.kind == SHRED_SUBJECT_KIND:
+                await self._destroy_subject(Scope(tenant_id, shred.target), shred_id, GATEWAY_ACTOR)
+            else:
+                await self._destroy_tenant(tenant_id, shred_id, GATEWAY_ACTOR)
+        except IntegrityFailure:
+            return False
+        return True
+
+    async def _with_keys(self) -> "list[_WithKeys]":
+        """Tombstones whose shred this database does not know, or whose keys it has."""
+        if self._blobs is None:
+            return []
+        tenants: dict[UUID, list[UUID]] = {}
+        after = ""
+        while True:
+            object_keys = await self._blobs.list_keys(
+                tombstone_prefix(self._deployment_id), after=after, limit=_KEYS_PAGE
+            )
+            for object_key in object_keys:
+                after = object_key
+                location = TombstoneLocation.parse(object_key)
+                tenants.setdefault(location.tenant_id, []).append(location.shred_id)
+            if len(object_keys) < _KEYS_PAGE:
+                break
+        found = []
+        for tenant_id, shred_ids in tenants.items():
+            async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
+                rows = await transaction.fetch(
+                    sql.UNAPPLIED, tenant_id, shred_ids, INTENDED, SHRED_SUBJECT_KIND, SHRED_TENANT_KIND
+                )
+            for row in rows:
+                location = TombstoneLocation(self._deployment_id, tenant_id, row["shred_id"])
+                begun = row["begun"] and await self._proved(tenant_id, row)
+                found.append(_WithKeys(location, row["kind"], row["target"], row["state"], begun))
+        return found
+
+    async def _proved(self, tenant_id: UUID, row: Any) -> bool:
+        await self._control.ready()
+        with suppress(IntegrityFailure):
+            self._jobs.check(tenant_id, row)
+            return True
+        return False
+
+    async def explained(self, tenant_id: UUID) -> Explained:
+        """Which anchored heads of a tenant are left behind by shreds, going by their tombstones.
+
+        Raises:
+            IntegrityFailure: a tombstone is not authentic: somebody else wrote it.
+            BlobUnavailable: the object store does not answer.
+            KeyUnavailable: the root key cannot be reached.
+        """
+        tags, untagged, whole_tenant, unproven = set(), 0, False, False
+        prefix, after = f"{tombstone_prefix(self._deployment_id)}{tenant_id.hex}/", ""
+        while self._blobs is not None:
+            object_keys = await self._blobs.list_keys(prefix, after=after, limit=_KEYS_PAGE)
+            for object_key in object_keys:
+                after = object_key
+                try:
+                    tombstone, _ = await self._open(self._blobs, TombstoneLocation.parse(object_key))
+                except _TombstoneDeniedError as denied:
+                    # Root keys are replaced, tombstones stay: it says of somebody, and nobody can say any more of whom.
+                    untagged += denied.level == "subject"
+                    unproven = unproven or denied.level == "tenant"
+                    continue
+                if tombstone.level == "tenant":
+                    whole_tenant = True
+                elif tombstone.anchor is None:
+                    untagged += 1
+                else:
+                    tags.add(tombstone.anchor)
+            if len(object_keys) < _KEYS_PAGE:
+                break
+        return Explained(frozenset(tags), untagged, whole_tenant, unproven)
+
+    async def accept(self) -> list[Accepted]:
+        """Apply again every shred that a restored database does not know. Repeating it changes nothing.
+
+        Raises:
+            IntegrityFailure: a tombstone is not authentic: somebody else wrote it; nothing was done with it.
+            BlobUnavailable: the object store does not answer.
+            KeyUnavailable: the root key cannot be reached.
+        """
+        if self._blobs is None:
+            return []
+        await self._control.ready()
+        return [await self._apply(self._blobs, each.location, LOCAL_ACTOR) for each in await self._with_keys()]
+
+    async def uphold(self) -> int:
+        """Shred again, while this database is served from, what somebody put back into it; returns how many shreds.
+
+        At a start `unapplied` finds the same, and the gateway refuses: a restored database is for a person to look at.
+        Here it is too late for that, and a shred cannot be undone.
+
+        Raises:
+            IntegrityFailure: a tombstone is not authentic: somebody else wrote it. All others were looked at.
+            BlobUnavailable: the object store does not answer.
+            CryptoError: the root key does not open what is needed.
+        """
+        if self._blobs is None:
+            return 0
+        await self._control.ready()
+        applied, refused = 0, None
+        for each in await self._with_keys():
+            try:
+                if not (each.begun and await self._carried_on(each)):
+                    await self._apply(self._blobs, each.location, GATEWAY_ACTOR)
+                    applied += 1
+            except IntegrityFailure as failure:
+                refused = failure
+        if refused is not None:
+            raise refused
+        return applied
+
+    async def _apply(self, blobs: BlobStore, location: TombstoneLocation, actor: str) -> Accepted:
+        tombstone, tombstone_key = await self._open(blobs, location)
+        tenant_id, shred_id = location.tenant_id, location.shred_id
+        if tombstone.level == "tenant":
+            await self._begin_again(tenant_id, shred_id, SHRED_TENANT_KIND, WHOLE_TENANT, actor)
+            destroyed = await self._destroy_tenant(tenant_id, shred_id, actor)
+        else:
+            subject_id = await self._subject_of(tenant_id, tombstone, tombstone_key)
+            # A backup from before the subject existed: there is nothing to destroy, but the shred is known again.
+            await self._begin_again(tenant_id, shred_id, SHRED_SUBJECT_KIND, subject_id or NOBODY, actor)
+            scope = None if subject_id is None else Scope(tenant_id, subject_id)
+            destroyed = 0 if scope is None else await self._destroy_subject(scope, shred_id, actor)
+        return Accepted(tenant_id, shred_id, tombstone.level, destroyed)
+
+    async def _begin_again(self, tenant_id: UUID, shred_id: UUID, kind: str, target: str, actor: str) -> None:
+        async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+            await self._requeue(transaction, tenant_id, shred_id, kind, target)
+            detail = {"job_id": str(shred_id)}
+            await self._audit.append(transaction, tenant_id, actor, "shred.restore", f"job:{shred_id}", detail)
+
+    async def _subject_of(self, tenant_id: UUID, tombstone: _Tombstone, tombstone_key: SecretKey) -> str | None:
+        after = ""
+        while True:
+            async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
+                rows: list[Any] = await transaction.fetch(sql.SUBJECTS_AFTER, tenant_id, after, _KEYS_PAGE)
+            for row in rows:
+                subject_id: str = row["subject_id"]
+                if hmac.compare_digest(_subject_digest(tombstone_key, subject_id), tombstone.subject or b""):
+                    return subject_id
+                after = subject_id
+            if len(rows) < _KEYS_PAGE:
+                return None
+
+
+def _check_confirmed(confirm: str, expected: str, what: str) -> None:
+    if confirm != expected:
+        raise InvalidState(f"confirm must repeat {what}", "/confirm")

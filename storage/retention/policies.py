@@ -1,0 +1,747 @@
+"""Retention policies as rows: who says what, what holds for a thread, and what a round would do.
+
+A tenant says what holds for all of its threads and for those of an agent, whoever may write a thread what holds for it,
+and the operator what a tenant may say at most. Every change is recorded in the audit log in its own transaction, a
+legal hold that is set or lifted once more under its own name. A policy that does not mention the hold leaves it as it
+is.
+
+A row that no gateway wrote as it is (`storage.control.rows`) is named, hides no other one, and is superseded by whoever
+may say what it said; until then whatever it could apply to is left alone.
+
+Owns the rows, the resolution (by `storage.retention.planner`) and the preview, which asks the same planner about the
+same facts as a round does, and changes nothing. It removes nothing and starts nothing; `storage.retention.rounds` does.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import structs
+
+from crypto import KeyDestroyed
+from storage.administration.audit import LOCAL_ACTOR, Audit
+from storage.blobs.store import STORAGE_CLASSES
+from storage.concurrency.turns import Pauses
+from storage.control.rows import ControlRows, policy_row, proof_of
+from storage.encoding import json_decoder, json_encoder
+from storage.errors import (
+    IntegrityFailure,
+    InvalidState,
+    RetentionPoliciesExceeded,
+    StorageError,
+    TenantNotFound,
+    ThreadNotFound,
+)
+from storage.format.audit import OPERATOR_CHAIN
+from storage.model import Removal
+from storage.postgres import retention as sql
+from storage.postgres.tenants import ONE_TENANT
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.retention.planner import (
+    NO_CEILINGS,
+    NOTHING_SAID,
+    Action,
+    Ceilings,
+    Effective,
+    Facts,
+    Plan,
+    Policy,
+    check_ceilings,
+    check_policy,
+    may_thin,
+    outlook,
+    plan,
+    resolve,
+)
+from storage.scope import OperatorScope, Scope, TenantListing, TenantScope, check_id
+from storage.threads.holds import AGENT_LEVEL, CEILINGS_LEVEL, TENANT_LEVEL, THREAD_LEVEL, said_above, said_by_thread
+from storage.threads.pruning import Pruning
+from storage.threads.thinning import ThinningRule
+
+# More agents than anybody runs; a round reads all of them.
+AGENT_POLICIES_MAX = 1_000
+# With those that were taken back since the last round that is through.
+AGENT_POLICY_ROWS_MAX = 2 * AGENT_POLICIES_MAX
+# Threads of one page of a preview, and how long it may take: thinning opens what it would thin.
+PREVIEW_ROWS = 500
+PREVIEW_SECONDS = 5.0
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+_encoder = json_encoder(order="deterministic")
+_policy = json_decoder(Policy)
+_ceilings = json_decoder(Ceilings)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What one level says, and since when; None: it never said anything, or took it back."""
+
+    policy: Policy = NOTHING_SAID
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """The operator's ceilings for a tenant, and since when."""
+
+    ceilings: Ceilings = NO_CEILINGS
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicies:
+    """Everything that is said above threads.
+
+    Attributes:
+        tenant: Of all threads.
+        agents: Of those of agents.
+        capped: What the operator allows at most.
+        damaged: What no gateway wrote as it is, as (level, target); it counts as said by nobody, and whatever it could
+            apply to is left alone.
+    """
+
+    tenant: Stored = Stored()
+    agents: Mapping[str, Stored] = field(default_factory=dict)
+    capped: Capped = Capped()
+    damaged: frozenset[tuple[str, str]] = frozenset()
+
+    def damages(self, agent: str | None) -> list[tuple[str, str]]:
+        """What of that which applies to an agent's threads no gateway wrote as it is, as (level, target)."""
+        concerned = {(TENANT_LEVEL, ""), (CEILINGS_LEVEL, ""), (AGENT_LEVEL, agent)}
+        return sorted(self.damaged & concerned)
+
+    def effective(self, agent: str | None, own: Policy = NOTHING_SAID) -> Effective:
+        """What holds for a thread of an agent that says this itself.
+
+        Raises:
+            IntegrityFailure: something that applies to it was written or edited outside the gateway.
+        """
+        if damaged := self.damages(agent):
+            named = ", ".join(f"{level} {target!r}" if target else level for level, target in damaged)
+            raise IntegrityFailure(f"retention of {named} was written or edited outside the gateway")
+        of_agent = self.agents.get(agent, Stored()) if agent is not None else Stored()
+        return resolve((self.tenant.policy, of_agent.policy, own), self.capped.ceilings)
+
+    def changed_at(self, agent: str | None, own: datetime | None) -> datetime:
+        """When what holds for a thread of an agent was last changed."""
+        of_agent = self.agents.get(agent, Stored()) if agent is not None else Stored()
+        said = (self.tenant.updated_at, of_agent.updated_at, self.capped.updated_at, own)
+        return max((each for each in said if each is not None), default=_BEGINNING)
+
+    def with_draft(self, agent: str | None, draft: Policy, now: datetime) -> "TenantPolicies":
+        """The same, with what somebody thinks of saying for all threads, or for those of an agent."""
+        before = self.tenant.policy if agent is None else self.agents.get(agent, Stored()).policy
+        said = Stored(_keeping_hold(draft, before), now)
+        place = (TENANT_LEVEL, "") if agent is None else (AGENT_LEVEL, agent)
+        others = replace(self, damaged=self.damaged - {place})
+        if agent is None:
+            return replace(others, tenant=said)
+        return replace(others, agents={**self.agents, agent: said})
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A thread as retention sees it.
+
+    Attributes:
+        row: Its clear columns.
+        policy: What holds for it.
+        facts: What the planner was told.
+        plan: What is due now; None: nothing.
+    """
+
+    row: Any
+    policy: Effective
+    facts: Facts
+    plan: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRetention:
+    """What holds for one thread.
+
+    Attributes:
+        own: What it says itself.
+        effective: All levels merged and capped; None: something damaged applies to it, and nothing is done to it.
+        next: What time will do to it next, or would have done already; None: nothing.
+        damaged: Whether what it says itself was written or edited outside the gateway.
+    """
+
+    own: Stored
+    effective: Effective | None
+    next: Plan | None
+    damaged: bool
+
+
+@dataclass(slots=True)
+class Foreseen:
+    """What a round would do of one sort.
+
+    Attributes:
+        threads: To how many threads.
+        bytes: Of an archived thread, its object's; of a hot one, its envelopes'. Of thinning an estimate: the part of a
+            thread's envelopes that the checkpoints which go are of all.
+        checkpoints: How many would go, without those of threads that go wholly.
+        pending_writes: As before.
+    """
+
+    threads: int = 0
+    bytes: int = 0
+    checkpoints: int = 0
+    pending_writes: int = 0
+
+
+@dataclass(slots=True)
+class PreviewPage:
+    """A stretch of a tenant's threads.
+
+    Attributes:
+        now: The moment that is asked about; the same for all pages.
+        threads: How many were looked at.
+        held: How many of them only a legal hold keeps from what is due.
+        damaged: How many of them are left alone because something damaged applies to them.
+        actions: What would be done, by action.
+        next: Where to go on; None: this was the last page.
+    """
+
+    now: datetime
+    threads: int = 0
+    held: int = 0
+    damaged: int = 0
+    actions: dict[Action, Foreseen] = field(default_factory=dict)
+    next: tuple[str, str] | None = None
+
+
+def _keeping_hold(policy: Policy, before: Policy) -> Policy:
+    """What is said now, with the hold of before where it does not mention one. No hold and none said are the same."""
+    held = policy.legal_hold if policy.legal_hold is not None else before.legal_hold
+    return structs.replace(policy, legal_hold=True if held else None)
+
+
+def _require_hold(policy: Policy) -> None:
+    if policy.legal_hold is None:
+        why = "what is superseded was damaged, and may have held: say whether there is a legal hold"
+        raise InvalidState(why, pointer="/legal_hold")
+
+
+def rule_of(policy: Effective, now: datetime) -> ThinningRule:
+    """What thinning is told of a policy."""
+    thinning = policy.thinning
+    window = policy.pending_writes_seconds
+    return ThinningRule(
+        every=None if thinning is None else thinning.every,
+        keep_first=0 if thinning is None else thinning.keep_first,
+        keep_last=0 if thinning is None else thinning.keep_last,
+        keep_statuses=frozenset() if thinning is None else frozenset(thinning.keep_statuses),
+        checkpoints_max=policy.checkpoints_max,
+        writes_since=None if window is None else now - timedelta(seconds=window),
+    )
+
+
+async def read_policies(
+    transaction: Transaction, control: ControlRows, tenant_id: UUID, agents: Iterable[str | None]
+) -> TenantPolicies:
+    """What a tenant and its operator say above threads, as far as it concerns threads of these agents.
+
+    `ControlRows.ready` came before the transaction. What no gateway wrote is named, and is not looked at.
+    """
+    targets = {"", *(agent for agent in agents if agent is not None)}
+    return await _checked(control, tenant_id, await transaction.fetch(sql.POLICIES_OF, tenant_id, [*targets]))
+
+
+async def _read_all(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> TenantPolicies:
+    """Everything that a tenant and its operator say above threads; as `read_policies`."""
+    return await _checked(control, tenant_id, await transaction.fetch(sql.POLICIES, tenant_id))
+
+
+async def _checked(control: ControlRows, tenant_id: UUID, rows: Sequence[Any]) -> TenantPolicies:
+    """What rows say, as `read_policies`; others go first between them."""
+    tenant, capped, agents, damaged = Stored(), Capped(), {}, set()
+    pauses = Pauses()
+    for row in rows:
+        if not control.is_sound(said_above(tenant_id, row), proof_of(row)):
+            damaged.add((row["level"], row["target"]))
+        elif row["level"] == CEILINGS_LEVEL:
+            capped = Capped(_ceilings(row["policy"]), row["updated_at"])
+        elif row["level"] == TENANT_LEVEL:
+            tenant = _stored(row)
+        else:
+            agents[row["target"]] = _stored(row)
+        await pauses.after(len(row["policy"]))
+    return TenantPolicies(tenant, agents, capped, frozenset(damaged))
+
+
+def _stored(row: Any) -> Stored:
+    return Stored(_policy(row["policy"]), row["updated_at"])
+
+
+def own_of(control: ControlRows, tenant_id: UUID, row: Any) -> Stored:
+    """What a thread says itself, by the facts of it.
+
+    Raises:
+        IntegrityFailure: it was written or edited outside the gateway.
+    """
+    if row["policy"] is None:
+        return Stored()
+    target = (row["subject_id"], row["thread_id"])
+    said = (THREAD_LEVEL, target, row["policy"], row["legal_hold"], row["policy_updated_at"])
+    control.check(policy_row(tenant_id, *said), proof_of(row))
+    return Stored(_policy(row["policy"]), row["policy_updated_at"])
+
+
+def glance(
+    policies: TenantPolicies, own: Stored, row: Any, thinned_until: datetime | None, now: datetime | None = None
+) -> tuple[Examined, bool]:
+    """A thread as far as its own row says; and whether more must be counted to know whether it is to be thinned.
+
+    ``now``: the moment to ask about; None: the one that the row was read at.
+
+    Raises:
+        IntegrityFailure: as `TenantPolicies.effective`.
+    """
+    policy = policies.effective(row["agent"], own.policy)
+    touched = max(row["updated_at"], policies.changed_at(row["agent"], own.updated_at))
+    facts = Facts(
+        tier=row["tier"],
+        status=row["status"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        client_share=row["client_share"],
+        archived_at=row["archived_at"],
+        changed=thinned_until is None or touched >= thinned_until,
+    )
+    due = plan(policy, facts, row["present"] if now is None else now)
+    ended = due is not None and due.action != "thin"
+    window = policy.pending_writes_seconds
+    # A write that became due since the last time was written when the thread was touched, at the latest.
+    aged = window is not None and (
+        thinned_until is None or touched + timedelta(seconds=window) >= thinned_until or facts.changed
+    )
+    counts = not ended and may_thin(policy, facts) and (facts.changed or aged)
+    return Examined(row, policy, facts, due), counts
+
+
+async def count(
+    transaction: Transaction, scope: Scope, seen: Examined, thinned_until: datetime | None, now: datetime | None = None
+) -> Examined:
+    """A thread as its other rows say as well; as `glance`."""
+    now = seen.row["present"] if now is None else now
+    window = timedelta(seconds=seen.policy.pending_writes_seconds or 0)
+    since = _BEGINNING if thinned_until is None or seen.facts.changed else thinned_until - window
+    row = await transaction.fetchrow(
+        sql.COUNTS_OF, scope.tenant_id, scope.subject_id, seen.row["thread_id"], now - window, since
+    )
+    due = seen.policy.pending_writes_seconds is not None and row["writes_due"]
+    facts = replace(seen.facts, checkpoints=row["checkpoints"], writes_due=due)
+    return Examined(seen.row, seen.policy, facts, plan(seen.policy, facts, now))
+
+
+async def examine(
+    transaction: Transaction,
+    control: ControlRows,
+    scope: Scope,
+    thread_id: str,
+    thinned_until: datetime | None = None,
+) -> Examined | None:
+    """A thread and what is due of it at this moment, by the database's clock; None: there is none.
+
+    Args:
+        transaction: Bound to the scope.
+        control: Checks what is said; `ControlRows.ready` came before the transaction.
+        scope: Whose.
+        thread_id: Which.
+        thinned_until: What did not change since then was thinned already; None: nothing was.
+
+    Raises:
+        IntegrityFailure: what is said of it was written or edited outside the gateway.
+    """
+    row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
+    if row is None:
+        return None
+    policies = await read_policies(transaction, control, scope.tenant_id, [row["agent"]])
+    seen, counts = glance(policies, own_of(control, scope.tenant_id, row), row, thinned_until)
+    return await count(transaction, scope, seen, thinned_until) if counts else seen
+
+
+async def said_of(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str) -> Effective | None:
+    """What holds for a thread at this moment; None: there is none. As `examine`."""
+    row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
+    if row is None:
+        return None
+    policies = await read_policies(transaction, control, scope.tenant_id, [row["agent"]])
+    return policies.effective(row["agent"], own_of(control, scope.tenant_id, row).policy)
+
+
+async def put_own(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str, policy: Policy) -> None:
+    """Store what a thread says; whoever changes a hold has the lock of holds."""
+    now = await transaction.fetchval(sql.PRESENT)
+    place, said = (scope.subject_id, thread_id), (_encoder(policy), bool(policy.legal_hold), now)
+    proof = control.proof(policy_row(scope.tenant_id, THREAD_LEVEL, place, *said))
+    await transaction.execute(sql.PUT_THREAD, scope.tenant_id, *place, *said, *proof)
+    await transaction.execute(sql.BEGIN_ROUNDS, scope.tenant_id)
+
+
+class RetentionPolicies:
+    """The verbs on policies."""
+
+    def __init__(self, unit_of_work: UnitOfWork, audit: Audit, pruning: Pruning, control: ControlRows) -> None:
+        """Bind to the database.
+
+        Args:
+            unit_of_work: The way to the rows.
+            audit: Every change is recorded.
+            clock: The one that threads' times are from.
+            pruning: Says what thinning would remove, for previews.
+            control: Tells rows that a gateway wrote.
+        """
+        self._unit_of_work = unit_of_work
+        self._audit = audit
+        self._pruning = pruning
+        self._control = control
+
+    async def delay(self, scope: TenantScope, seconds: float) -> None:
+        """Have nothing done by what is said for so many seconds; a round that is under way goes on."""
+        async with self._unit_of_work.begin(scope) as transaction:
+            await transaction.execute(sql.DELAY_ROUND, scope.tenant_id, seconds)
+
+    # --- tenant and agents -----------------------------------------------------------------------------------------
+
+    async def get(self, scope: TenantScope) -> TenantPolicies:
+        """Everything that is said above threads, and what is damaged of it.
+
+        Raises:
+            CryptoError: the root key cannot be asked whether a gateway wrote it.
+        """
+        await self._control.ready()
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            return await _read_all(transaction, self._control, scope.tenant_id)
+
+    async def put(
+        self, scope: TenantScope, agent: str | None, policy: Policy, actor: str = LOCAL_ACTOR
+    ) -> TenantPolicies:
+        """Say what holds for all threads, or for those of an agent; it replaces what was said, except for the hold.
+
+        What is damaged is superseded, on the record; nobody knows whether it held, so the hold must then be said.
+
+        Args:
+            scope: Whose.
+            agent: Of which agent; None: of all.
+            policy: What to say. ``legal_hold`` None leaves the hold as it is.
+            actor: Who says so.
+
+        Returns:
+            Everything that is said now.
+
+        Raises:
+            InvalidState: it makes no sense, or does not say the hold though it must.
+            RetentionPoliciesExceeded: the tenant has as many as it may.
+            CryptoError: as `get`; nothing changed.
+        """
+        check_policy(policy, STORAGE_CLASSES)
+        await self._control.ready()
+        level, target = (TENANT_LEVEL, "") if agent is None else (AGENT_LEVEL, check_id(agent, "agent"))
+        tenant_id = scope.tenant_id
+        async with self._unit_of_work.begin(scope) as transaction:
+            await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
+            said = await read_policies(transaction, self._control, tenant_id, [agent])
+            before = (said.tenant if agent is None else said.agents.get(agent, Stored())).policy
+            after = _keeping_hold(policy, before)
+            superseded = (level, target) in said.damaged
+            if superseded:
+                _require_hold(policy)
+            if after != before or superseded:
+                if before == NOTHING_SAID and agent is not None and not superseded:
+                    await self._make_room(transaction, tenant_id)
+                # Also where nothing is said any more: that it changed says that threads are to be looked at again.
+                await self._put(transaction, tenant_id, level, target, _encoder(after), held=bool(after.legal_hold))
+                named = f"tenant:{tenant_id}" if agent is None else f"agent:{agent}"
+                await self._record(transaction, tenant_id, actor, named, before, after, superseded=superseded)
+            return await _read_all(transaction, self._control, tenant_id)
+
+    async def _make_room(self, transaction: Transaction, tenant_id: UUID) -> None:
+        """Before an agent gets a policy: remove what was taken back of others, once a round has acted on that.
+
+        Raises:
+            RetentionPoliciesExceeded: too many are left.
+        """
+        said = await _read_all(transaction, self._control, tenant_id)
+        taken_back = [agent for agent, stored in said.agents.items() if stored.policy == NOTHING_SAID]
+        removed = await transaction.fetch(sql.REMOVE_TAKEN_BACK, tenant_id, taken_back) if taken_back else ()
+        rows = len(said.agents) + len(said.damaged)
+        if rows - len(taken_back) >= AGENT_POLICIES_MAX or rows - len(removed) >= AGENT_POLICY_ROWS_MAX:
+            raise RetentionPoliciesExceeded
+
+    async def _put(
+        self, transaction: Transaction, tenant_id: UUID, level: str, target: str, body: bytes, *, held: bool
+    ) -> None:
+        now = await transaction.fetchval(sql.PRESENT)
+        proof = self._control.proof(policy_row(tenant_id, level, (target,), body, held, now))
+        await transaction.execute(sql.PUT, tenant_id, level, target, body, held, now, *proof)
+        await transaction.execute(sql.BEGIN_ROUNDS, tenant_id)
+
+    async def _record(
+        self,
+        transaction: Transaction,
+        tenant_id: UUID,
+        actor: str,
+        target: str,
+        before: Policy,
+        after: Policy,
+        *,
+        superseded: bool,
+    ) -> None:
+        detail: dict[str, Any] = {"before": msgspec.to_builtins(before), "after": msgspec.to_builtins(after)}
+        if superseded:
+            detail["before"] = "damaged"
+        await self._audit.append(transaction, tenant_id, actor, "retention.set", target, detail)
+        if superseded or bool(before.legal_hold) != bool(after.legal_hold):
+            action = "legal-hold.set" if after.legal_hold else "legal-hold.lift"
+            await self._audit.append(transaction, tenant_id, actor, action, target)
+
+    # --- one thread ------------------------------------------------------------------------------------------------
+
+    async def get_thread(self, scope: Scope, thread_id: str) -> ThreadRetention:
+        """What holds for a thread, and what will become of it.
+
+        Raises:
+            ThreadNotFound: there is none.
+            CryptoError: as `get`.
+        """
+        await self._control.ready()
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            return await self._of_thread(transaction, scope, thread_id)
+
+    async def put_thread(
+        self,
+        scope: Scope,
+        thread_id: str,
+        policy: Policy,
+        actor: str = LOCAL_ACTOR,
+        *,
+        check: Callable[[Effective, Effective], None] | None = None,
+        supersede: bool = False,
+    ) -> ThreadRetention:
+        """Say what holds for one thread; as `put`.
+
+        Args:
+            scope: Whose thread.
+            thread_id: Which.
+            policy: What to say.
+            actor: Who says so.
+            check: Told what holds and what would hold, under the thread's lock; what it raises changes nothing. Whether
+                the caller may is the gateway's to know.
+            supersede: Whether the caller may replace what is damaged.
+
+        Raises:
+            InvalidState: it makes no sense, or does not say the hold though it must.
+            ThreadNotFound: there is no such thread.
+            IntegrityFailure: what it said is damaged, and the caller may not replace it; or ``check`` cannot be told
+                what holds. Nothing changed.
+            CryptoError: as `get`; nothing changed.
+        """
+        check_policy(policy, STORAGE_CLASSES)
+        await self._control.ready()
+        place = (scope.tenant_id, scope.subject_id, thread_id)
+
+        async def attempt() -> ThreadRetention:
+            async with self._unit_of_work.begin(scope) as transaction:
+                # The order of every removal: the thread, then the holds.
+                locked = await transaction.fetchrow(sql.LOCK_THREAD, *place)
+                if locked is None:
+                    raise ThreadNotFound
+                row = await transaction.fetchrow(sql.THREAD_ONE, *place)
+                before, superseded = NOTHING_SAID, False
+                if row is not None:
+                    said_before, proof = said_by_thread(scope, thread_id, row), proof_of(row)
+                    if not supersede:
+                        self._control.check(said_before, proof)
+                    elif superseded := not self._control.is_sound(said_before, proof):
+                        _require_hold(policy)
+                    if not superseded:
+                        before = _policy(row["policy"])
+                after = _keeping_hold(policy, before)
+                if after != before or superseded:
+                    if check is not None:
+                        said = await read_policies(transaction, self._control, scope.tenant_id, [locked["agent"]])
+                        check(said.effective(locked["agent"], before), said.effective(locked["agent"], after))
+                    if superseded or before.legal_hold != after.legal_hold:
+                        await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(scope.tenant_id))
+                    await put_own(transaction, self._control, scope, thread_id, after)
+                    target = f"thread:{scope.subject_id}/{thread_id}"
+                    await self._record(
+                        transaction, scope.tenant_id, actor, target, before, after, superseded=superseded
+                    )
+                return await self._of_thread(transaction, scope, thread_id)
+
+        return await self._unit_of_work.retrying(attempt)
+
+    async def _of_thread(self, transaction: Transaction, scope: Scope, thread_id: str) -> ThreadRetention:
+        row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
+        if row is None:
+            raise ThreadNotFound
+        try:
+            own = own_of(self._control, scope.tenant_id, row)
+        except IntegrityFailure:
+            return ThreadRetention(Stored(), None, None, damaged=True)
+        try:
+            seen = await examine(transaction, self._control, scope, thread_id)
+        except IntegrityFailure:
+            return ThreadRetention(own, None, None, damaged=False)
+        if seen is None:
+            raise ThreadNotFound
+        following = seen.plan if seen.plan is not None else outlook(seen.policy, seen.facts)
+        return ThreadRetention(own, seen.policy, following, damaged=False)
+
+    # --- ceilings --------------------------------------------------------------------------------------------------
+
+    async def ceilings(self, tenant_id: UUID) -> Capped:
+        """What the operator allows a tenant at most.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+            IntegrityFailure: it was written or edited outside the gateway.
+            CryptoError: as `get`.
+        """
+        await self._control.ready()
+        async with self._unit_of_work.snapshot(OperatorScope(founding=tenant_id)) as transaction:
+            if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            said = await read_policies(transaction, self._control, tenant_id, [])
+        if (CEILINGS_LEVEL, "") in said.damaged:
+            raise IntegrityFailure("the ceilings were written or edited outside the gateway; set them again")
+        return said.capped
+
+    async def set_ceilings(self, tenant_id: UUID, ceilings: Ceilings, actor: str = LOCAL_ACTOR) -> Capped:
+        """Say what a tenant may say at most; what is damaged is superseded. Threads that are beyond it are due at once.
+
+        Raises:
+            InvalidState: they make no sense.
+            TenantNotFound: there is no such tenant.
+            CryptoError: as `get`; nothing changed.
+        """
+        check_ceilings(ceilings)
+        await self._control.ready()
+        body = _encoder(ceilings)
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
+                raise TenantNotFound
+            await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
+            said = await read_policies(transaction, self._control, tenant_id, [])
+            before, superseded = said.capped, (CEILINGS_LEVEL, "") in said.damaged
+            if ceilings != before.ceilings or superseded:
+                await self._put(transaction, tenant_id, CEILINGS_LEVEL, "", body, held=False)
+                target = f"tenant:{tenant_id}"
+                shown = "damaged" if superseded else msgspec.to_builtins(before.ceilings)
+                detail = {"before": shown, "after": msgspec.to_builtins(ceilings)}
+                await self._audit.append(transaction, tenant_id, actor, "retention.ceilings", target, detail)
+                await self._audit.append(transaction, OPERATOR_CHAIN, actor, "retention.ceilings", target, detail)
+            return (await read_policies(transaction, self._control, tenant_id, [])).capped
+
+    # --- what would happen -----------------------------------------------------------------------------------------
+
+    async def preview(
+        self,
+        scope: TenantScope,
+        *,
+        now: datetime | None = None,
+        after: tuple[str, str] | None = None,
+        draft: tuple[str | None, Policy] | None = None,
+        rows: int = PREVIEW_ROWS,
+    ) -> PreviewPage:
+        """What a round would do to some of a tenant's threads. Reads only, and what it reads it reads of one moment.
+
+        Args:
+            scope: Whose.
+            now: The moment to ask about; None: this one. Give what the page before said.
+            after: The ``next`` of the page before.
+            draft: What somebody thinks of saying for an agent, or (None) for all, instead of what is said.
+            rows: How many threads to look at, at most.
+
+        Raises:
+            InvalidState: the draft makes no sense.
+            CryptoError: as `get`.
+        """
+        await self._control.ready()
+        if draft is not None:
+            check_policy(draft[1], STORAGE_CLASSES)
+        until = time.monotonic() + PREVIEW_SECONDS
+        async with self._unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
+            await transaction.execute(sql.IN_ORDER)
+            now = await transaction.fetchval(sql.PRESENT) if now is None else now
+            found = await transaction.fetch(sql.PAGE, scope.tenant_id, *(after or ("", "")), rows)
+            agents = {row["agent"] for row in found} | {None if draft is None else draft[0]}
+            policies = await read_policies(transaction, self._control, scope.tenant_id, agents)
+        if draft is not None:
+            policies = policies.with_draft(*draft, now)
+        page = PreviewPage(now)
+        hot: dict[str, list[Examined]] = {}
+        pauses = Pauses()
+        for row in found:
+            await pauses.after(len(row["policy"] or b""))
+            subject = Scope(scope.tenant_id, row["subject_id"])
+            try:
+                seen, counts = glance(policies, own_of(self._control, scope.tenant_id, row), row, None, now)
+            except IntegrityFailure:
+                page.threads += 1
+                page.damaged += 1
+                continue
+            if counts:
+                async with self._unit_of_work.snapshot(subject) as transaction:
+                    seen = await count(transaction, subject, seen, None, now)
+            page.threads += 1
+            page.held += seen.policy.legal_hold and _without_hold(seen, now) is not None and seen.plan is None
+            if seen.plan is not None:
+                if seen.facts.tier == "hot":
+                    hot.setdefault(row["subject_id"], []).append(seen)
+                else:
+                    _foresee(page, seen, seen.row["size_bytes"])
+            if seen.plan is not None and seen.plan.action == "thin" and time.monotonic() > until:
+                break
+        await self._weigh(page, scope, hot)
+        if found and (page.threads < len(found) or len(found) == rows):
+            last = found[page.threads - 1]
+            page.next = (last["subject_id"], last["thread_id"])
+        return page
+
+    async def _weigh(self, page: PreviewPage, scope: TenantScope, hot: Mapping[str, list[Examined]]) -> None:
+        """Add what is due of hot threads, by subject, with what their envelopes take."""
+        for subject_id, seen in hot.items():
+            subject = Scope(scope.tenant_id, subject_id)
+            ids = [each.row["thread_id"] for each in seen]
+            async with self._unit_of_work.snapshot(subject) as transaction:
+                rows = await transaction.fetch(sql.HOT_BYTES, scope.tenant_id, subject_id, ids)
+            size = {row["thread_id"]: row["bytes"] for row in rows}
+            for each in seen:
+                thread_id = each.row["thread_id"]
+                if each.plan is None or each.plan.action != "thin":
+                    _foresee(page, each, size[thread_id])
+                    continue
+                removal = await self._thinned(subject, each, page.now)
+                if removal.checkpoints or each.facts.writes_due:
+                    part = removal.checkpoints / max(each.facts.checkpoints or 0, 1)
+                    _foresee(page, each, int(size[thread_id] * min(part, 1.0)), removal)
+
+    async def _thinned(self, scope: Scope, seen: Examined, now: datetime) -> Removal:
+        try:
+            return await self._pruning.preview(scope, seen.row["thread_id"], rule_of(seen.policy, now))
+        except (StorageError, KeyDestroyed):  # it is damaged, or was removed meanwhile: a round would leave it, too
+            return Removal(threads=0, checkpoints=0, pending_writes=0)
+
+
+def _without_hold(seen: Examined, now: datetime) -> Plan | None:
+    return plan(replace(seen.policy, legal_hold=False), seen.facts, now)
+
+
+def _foresee(page: PreviewPage, seen: Examined, size: int, removal: Removal | None = None) -> None:
+    if seen.plan is None:
+        return
+    total = page.actions.setdefault(seen.plan.action, Foreseen())
+    total.threads += 1
+    total.bytes += size
+    if removal is not None:
+        total.checkpoints += removal.checkpoints
+        total.pending_writes += removal.pending_writes

@@ -1,0 +1,1 @@
+"""Threads, which of their checkpoints may go, and legal holds."""

@@ -1,0 +1,836 @@
+"""Removing checkpoints and pending writes from threads that go on being written to.
+
+1. **Plan**, in a snapshot that locks nothing: open every checkpoint, compare all of it with the seals, choose what goes
+   (`storage.threads.thinning`), and find the chunks that nothing will name then.
+2. **Remove**, a batch at a time: a short transaction that locks the thread, learns what came since the plan (the sealed
+   live set proves that it learned of everything), spares what that needs, and leaves the seals true. A save waits for
+   one batch, never for the walk.
+3. **Collect** chunks in the same way: a candidate goes only if nothing that came since names it.
+
+Checkpoints go before their parents do, so that after each batch everything that is left loads. Whoever dies between two
+batches leaves a whole thread; doing it again goes on. It promises nothing about checkpoints that are saved meanwhile,
+except that they stay. What may go is opened, so that a thread under a client-held share needs the share.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from crypto import Sealer
+from storage.access.access import Access
+from storage.access.completeness import check_writes, compare_namespaces, compare_writes, open_own_head
+from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound, Unavailable
+from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
+from storage.format.pieces import unpack_ids
+from storage.format.record import (
+    OpenedCheckpoint,
+    check_share,
+    open_checkpoint,
+    open_thread_seal,
+    seal_head,
+    seal_thread,
+)
+from storage.format.token import ThreadToken
+from storage.model import Removal
+from storage.postgres import pruning as sql
+from storage.postgres import threads as threads_sql
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import ClientShare, Scope
+from storage.threads.holds import refuse_held
+from storage.threads.thinning import (
+    AllButLatest,
+    ByRule,
+    Choice,
+    Entry,
+    OfRuns,
+    Place,
+    StaleError,
+    ThinningRule,
+    children_first,
+    closed,
+    needed,
+    writes_that_may_go,
+)
+
+# Rows that one transaction removes while a save may be waiting for it.
+BATCH_ROWS = 100
+BATCH_CHUNKS = 250
+BATCH_BYTES = 1024 * 1024
+# Checkpoints read at a time, and opened before other requests of this process have their turn.
+_READ_ROWS = 200
+_TURN_ROWS = 16
+# Checkpoints saved since the last batch that are looked for among the newest before all ids are read.
+_NEWEST_ROWS_MAX = 64
+# Plans that may go stale one after another: two removals at once, or a thread that is deleted and begun again.
+_ROUNDS_MAX = 5
+
+NOTHING = Removal(threads=0, checkpoints=0, pending_writes=0)
+
+Guard = Callable[[Transaction], Awaitable[None]]
+"""Asked under the thread's lock in every batch; what it raises stops the removal, and that batch is not committed."""
+
+_Location = tuple[Any, str, str]
+
+
+class _Gone(Exception):
+    """The thread is not there any more, or is another one of its name."""
+
+
+class _WrittenMeanwhile(Exception):
+    """Somebody wrote to checkpoints that were to go."""
+
+    def __init__(self, places: set[Place]) -> None:
+        super().__init__()
+        self.places = places
+
+
+class _Write(NamedTuple):
+    """A pending write, by what its seal sums up."""
+
+    namespace: str
+    checkpoint_id: str
+    task_id: str
+    idx: int
+    member: bytes
+
+    def mac(self, sealer: Sealer) -> bytes:
+        return write_mac(sealer, *self)
+
+
+@dataclass(slots=True)
+class _Namespace:
+    """What a plan knows of a namespace; `storage.threads.thinning.Known`."""
+
+    head_id: str
+    sequence: int
+    live: LiveSet
+    entries: dict[str, Entry]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is known of a thread: all of it in a snapshot, kept true under the lock from batch to batch.
+
+    Attributes:
+        sealer: Fits the thread.
+        incarnation: Which life of the thread it is.
+        thread: Its namespaces.
+        writes: Its pending writes, by checkpoint.
+        written: What the thread's seal says of them.
+        newest_write: When the newest of each checkpoint's was written.
+        members: Of all pending writes that it ever knew.
+        fresh: Checkpoints that came since the snapshot, until a batch has spared what they need.
+        news: Pieces named by what came since the snapshot.
+        followed: Those of them whose own children are known.
+        doomed: Checkpoints that are still to go, by namespace.
+    """
+
+    sealer: Sealer
+    incarnation: bytes
+    thread: dict[str, _Namespace]
+    writes: dict[Place, list[_Write]]
+    written: LiveSet
+    newest_write: dict[Place, datetime]
+    members: list[bytes]
+    fresh: list[tuple[str, Entry]] = field(default_factory=list)
+    news: set[bytes] = field(default_factory=set)
+    followed: set[bytes] = field(default_factory=set)
+    doomed: dict[str, set[str]] = field(default_factory=dict)
+
+    def sum_of(self, writes: Collection[_Write]) -> LiveSet:
+        """What a seal says of these writes."""
+        total = NO_WRITES
+        for each in writes:
+            total = total.add(each.mac(self.sealer))
+        return total
+
+
+@dataclass(slots=True)
+class _Removed:
+    """What a request has removed so far; it outlives its attempts."""
+
+    checkpoints: int = 0
+    pending_writes: int = 0
+
+    def removal(self) -> Removal:
+        """As the caller is told."""
+        if not self.checkpoints and not self.pending_writes:
+            return NOTHING
+        return Removal(threads=1, checkpoints=self.checkpoints, pending_writes=self.pending_writes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One thread to remove from, and how."""
+
+    scope: Scope
+    thread_id: str
+    guard: Guard | None
+    # A request of a client finds its archived thread restored, and is run again; housekeeping leaves it where it is.
+    restores: bool
+    # Whether it is a use of the thread; housekeeping is none, or no thread that is thinned would ever be idle.
+    touches: bool
+    removed: _Removed = field(default_factory=_Removed)
+
+    @property
+    def location(self) -> _Location:
+        return self.scope.tenant_id, self.scope.subject_id, self.thread_id
+
+    def archived(self) -> ThreadArchived:
+        return ThreadArchived(self.thread_id) if self.restores else ThreadArchived()
+
+
+class _Locked:
+    """A transaction that holds a thread's lock, and what it does to the thread."""
+
+    def __init__(
+        self, transaction: Transaction, request: _Request, plan: Plan, created_at: datetime, thread: ThreadSeal
+    ) -> None:
+        self.transaction = transaction
+        self.request = request
+        self.plan = plan
+        self.location = request.location
+        self.thread = thread
+        self.heads: dict[str, Any] = {}
+        self.taken: list[Place] = []
+        self.writes_taken = 0
+        self.moved: dict[str, tuple[str, HeadSeal]] = {}
+        self.ended: list[str] = []
+        # What the seal says of pending writes as the lock was granted; what the plan's would be after this.
+        self.written_before = thread.writes
+        self.written_after = plan.written
+        self.knows_writes = False
+        self._created_at = created_at
+
+    def take_writes(self, writes: Collection[_Write]) -> None:
+        """Take writes that were removed out of the sums."""
+        removed = self.plan.sum_of(writes)
+        self.thread = replace(self.thread, writes=self.thread.writes.part(removed))
+        planned = [each for each in writes if each in self.plan.writes.get((each.namespace, each.checkpoint_id), ())]
+        self.written_after = self.written_after.part(self.plan.sum_of(planned))
+        self.writes_taken += len(writes)
+
+    async def touch(self, moment: datetime | None) -> None:
+        """Say that the thread changed, and store its seal. ``moment``: it was used, too."""
+        sealed = seal_thread(self.plan.sealer, self.request.thread_id, self._created_at, self.thread)
+        await self.transaction.execute(sql.TOUCH, *self.location, moment, sealed)
+
+
+class Pruning:
+    """Removes what is not needed of threads that stay."""
+
+    def __init__(self, access: Access, *, batch_rows: int = BATCH_ROWS, batch_chunks: int = BATCH_CHUNKS) -> None:
+        """``batch_rows`` and ``batch_chunks``: what one transaction removes at most."""
+        self._access = access
+        self._batch_rows = batch_rows
+        self._batch_chunks = batch_chunks
+
+    # --- verbs -----------------------------------------------------------------------------------------------------
+
+    async def keep_latest(
+        self, scope: Scope, thread_id: str, *, guard: Guard | None = None, share: ClientShare | None = None
+    ) -> Removal:
+        """Keep each namespace's head and what it is rebuilt from; finished calls of sub-agents go whole.
+
+        Nothing happens if there is no such thread. What is finished: `storage.threads.thinning.finished_calls`.
+
+        Args:
+            scope: Whose thread.
+            thread_id: Which.
+            guard: May forbid it.
+            share: The client's, if the thread was made under one; else it is not used.
+
+        Raises:
+            ClientShareRequired, ClientShareWrong: the thread needs a share, or another one.
+            ThreadArchived: it is not in the hot tier.
+            LegalHold: it is held; so are its checkpoints that were to go and are still there.
+            IntegrityFailure: the thread is not what its seals say; nothing more is removed.
+            Unavailable: too many others are at work on it; what was removed stays removed, and repeating goes on.
+        """
+        request = _Request(scope, thread_id, guard, restores=True, touches=False)
+        return await self._remove(request, AllButLatest(), share)
+
+    async def delete_runs(
+        self, scope: Scope, run_ids: Sequence[str], *, guard: Guard | None = None, share: ClientShare | None = None
+    ) -> Removal:
+        """Remove all checkpoints of these runs, with their writes, in every thread and namespace of the subject.
+
+        Raises:
+            ClientShareRequired, ClientShareWrong, ThreadArchived, LegalHold, IntegrityFailure, Unavailable: as
+                `keep_latest`; what was removed from other threads stays removed.
+            DeltaChainNeeded: a checkpoint of another run is rebuilt from one of them. That thread is unchanged, unless
+                the checkpoint was saved while it was at work.
+        """
+        choice = OfRuns(frozenset(run_ids))
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(
+                sql.THREADS_OF_RUNS, scope.tenant_id, scope.subject_id, sorted(choice.run_ids)
+            )
+        total = NOTHING
+        for row in rows:
+            request = _Request(scope, row["thread_id"], guard, restores=True, touches=True)
+            total = sum_of_removals(total, await self._remove(request, choice, share))
+        return total
+
+    async def thin(
+        self,
+        scope: Scope,
+        thread_id: str,
+        rule: ThinningRule,
+        *,
+        guard: Guard | None = None,
+        share: ClientShare | None = None,
+    ) -> Removal:
+        """Remove what a rule does not keep; as `keep_latest`, but an archived thread is not restored for it.
+
+        A checkpoint that is written to meanwhile stays.
+        """
+        return await self._remove(_Request(scope, thread_id, guard, restores=False, touches=False), ByRule(rule), share)
+
+    async def preview(
+        self, scope: Scope, thread_id: str, rule: ThinningRule, *, share: ClientShare | None = None
+    ) -> Removal:
+        """What `thin` would remove now. Reads only.
+
+        Raises:
+            ClientShareRequired, ClientShareWrong, ThreadArchived, IntegrityFailure: as `keep_latest`.
+        """
+        request = _Request(scope, thread_id, None, restores=False, touches=False)
+
+        async def attempt(sealer: Sealer) -> Removal:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                plan = await self._plan(transaction, request, sealer)
+            found = _Removed()
+            if plan is not None:
+                places = [(name, each) for name, some in _doomed(plan, ByRule(rule)).items() for each in some]
+                found.checkpoints = len(places)
+                found.pending_writes = sum(len(plan.writes.get(place, ())) for place in places)
+            return found.removal()
+
+        try:
+            return await self._access.reading(scope, attempt, ThreadNotFound(), share)
+        except ThreadNotFound:
+            return NOTHING
+
+    async def drop_writes(
+        self,
+        scope: Scope,
+        thread_id: str,
+        older_than: datetime,
+        *,
+        guard: Guard | None = None,
+        share: ClientShare | None = None,
+    ) -> Removal:
+        """Remove pending writes from before a moment that nothing needs; as `thin`.
+
+        What is needed: `storage.threads.thinning.writes_that_may_go`.
+        """
+        request = _Request(scope, thread_id, guard, restores=False, touches=False)
+
+        async def attempt(sealer: Sealer) -> None:
+            await self._rounds(lambda: self._drop_writes(request, sealer, older_than))
+
+        return await self._counted(request, attempt, share)
+
+    # --- rounds ----------------------------------------------------------------------------------------------------
+
+    async def _remove(self, request: _Request, choice: Choice, share: ClientShare | None) -> Removal:
+        async def attempt(sealer: Sealer) -> None:
+            await self._rounds(lambda: self._prune(request, sealer, choice))
+
+        return await self._counted(request, attempt, share)
+
+    async def _counted(
+        self, request: _Request, attempt: Callable[[Sealer], Awaitable[None]], share: ClientShare | None
+    ) -> Removal:
+        with suppress(ThreadNotFound, _Gone):
+            await self._access.reading(request.scope, attempt, ThreadNotFound(), share)
+        return request.removed.removal()
+
+    async def _rounds(self, work: Callable[[], Awaitable[None]]) -> None:
+        for _ in range(_ROUNDS_MAX):
+            try:
+                return await work()
+            except StaleError:
+                continue
+        raise Unavailable("others removed from this thread at the same moment, again and again")
+
+    async def _prune(self, request: _Request, sealer: Sealer, choice: Choice) -> None:
+        async with self._access.unit_of_work.snapshot(request.scope) as transaction:
+            plan = await self._plan(transaction, request, sealer)
+            if plan is None:
+                return
+            # Of a long thread it takes long; others have their turn meanwhile.
+            plan.doomed = await asyncio.to_thread(_doomed, plan, choice)
+            names, ids = _columns([(name, each) for name, some in plan.doomed.items() for each in some])
+            garbage = await transaction.fetch(sql.GARBAGE, *request.location, names, ids)
+        queue = await asyncio.to_thread(self._queue, plan)
+        chunks = self._chunk_batches(garbage)
+        spared_any = False
+        while queue:
+            batch = self._next_batch(plan, queue)
+            # What is little goes together with the last checkpoints.
+            last = chunks[0] if len(batch) == len(queue) and len(chunks) == 1 and not spared_any else None
+            try:
+                spared = await self._remove_batch(request, plan, choice, batch, last)
+            except _WrittenMeanwhile as late:
+                if choice.takes_all:
+                    raise StaleError from None
+                spared = {
+                    (name, each) for name, each in self._with_theirs(plan, late.places) if each in plan.doomed[name]
+                }
+            else:
+                queue = queue[len(batch) :]
+                if last is not None and not spared:
+                    chunks = []
+            if spared:
+                spared_any = True
+                queue = [each for each in queue if each not in spared]
+                for name, each in spared:
+                    plan.doomed[name].discard(each)
+            await asyncio.sleep(0)
+        if spared_any:
+            async with self._access.unit_of_work.snapshot(request.scope) as transaction:
+                chunks = self._chunk_batches(await transaction.fetch(sql.GARBAGE, *request.location, [], []))
+        await self._collect(request, plan, chunks)
+        await self._drop_references(request, plan)
+
+    def _queue(self, plan: Plan) -> list[Place]:
+        return [
+            (name, each)
+            for name, some in plan.doomed.items()
+            for each in children_first(plan.thread[name].entries, some)
+        ]
+
+    def _next_batch(self, plan: Plan, queue: Sequence[Place]) -> list[Place]:
+        batch: list[Place] = []
+        rows = 0
+        for place in queue:
+            rows += 1 + len(plan.writes.get(place, ()))
+            if batch and rows > self._batch_rows:
+                break
+            batch.append(place)
+        return batch
+
+    @staticmethod
+    def _with_theirs(plan: Plan, places: set[Place]) -> set[Place]:
+        """These places with all that has to stay with them."""
+        result = set(places)
+        for name in {name for name, _ in places}:
+            known = plan.thread.get(name)
+            if known is not None:
+                kept = {each for at, each in places if at == name and each in known.entries}
+                result.update((name, each) for each in closed(known.entries, kept))
+        return result
+
+    # --- the plan, without a lock ----------------------------------------------------------------------------------
+
+    async def _plan(self, transaction: Transaction, request: _Request, sealer: Sealer) -> Plan | None:
+        """Read and verify a thread in one snapshot; None: there is none."""
+        await self._access.check_keys_in(transaction, request.scope, sealer)
+        row = await transaction.fetchrow(threads_sql.READ, *request.location)
+        if row is None:
+            return None
+        if row["tier"] != "hot":
+            raise request.archived()
+        thread = open_thread_seal(sealer, request.thread_id, row["created_at"], row["seal"])
+        if thread.share_check is None:
+            sealer = sealer.without_share  # of several threads, perhaps only some need the share
+        check_share(sealer, request.thread_id, thread)
+        heads = await transaction.fetch(threads_sql.HEADS, *request.location)
+        compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
+        written = await check_writes(transaction, request.scope, sealer, request.thread_id, thread)
+        plan = Plan(sealer, thread.incarnation, {}, {}, thread.writes, {}, [])
+        for each in await transaction.fetch(sql.WRITES, *request.location):
+            write = _Write(each["namespace"], each["checkpoint_id"], each["task_id"], each["idx"], each["member"])
+            place = (write.namespace, write.checkpoint_id)
+            plan.writes.setdefault(place, []).append(write)
+            plan.members.append(write.member)
+            plan.newest_write[place] = max(each["stored_at"], plan.newest_write.get(place, each["stored_at"]))
+        for each in heads:
+            head = open_own_head(sealer, request.thread_id, thread, each)
+            compare_writes(written.of(each["namespace"], each["head_id"]), head.writes)
+            entries: dict[str, Entry] = {}
+            found = LiveSet()
+            async for opened in _walk(transaction, request, sealer, each["namespace"]):
+                found = found.add(opened.member)
+                entries[opened.columns.checkpoint_id] = _entry(opened)
+            if found != head.live:
+                raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
+            plan.thread[each["namespace"]] = _Namespace(each["head_id"], head.sequence, head.live, entries)
+        return plan
+
+    # --- under the lock --------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _locked(self, request: _Request, plan: Plan) -> AsyncIterator[_Locked]:
+        """A transaction that holds the thread's lock, in which the plan is true again."""
+        await self._access.control.ready()
+        async with self._access.unit_of_work.begin(request.scope) as transaction:
+            row = await transaction.fetchrow(threads_sql.LOCK, *request.location)
+            if row is None:
+                raise _Gone
+            if row["tier"] != "hot":
+                raise request.archived()
+            await refuse_held(transaction, self._access.control, request.scope, request.thread_id)
+            if request.guard is not None:
+                await request.guard(transaction)
+            await self._access.check_keys_in(transaction, request.scope, plan.sealer)
+            thread = open_thread_seal(plan.sealer, request.thread_id, row["created_at"], row["seal"])
+            self._check_life(plan, thread)
+            locked = _Locked(transaction, request, plan, row["created_at"], thread)
+            await self._catch_up(locked)
+            yield locked
+
+    def _check_life(self, plan: Plan, thread: ThreadSeal) -> None:
+        if thread.incarnation != plan.incarnation:
+            raise _Gone
+
+    async def _catch_up(self, locked: _Locked) -> None:
+        """Learn which checkpoints came or went since the plan was true."""
+        plan = locked.plan
+        rows = await locked.transaction.fetch(threads_sql.HEADS, *locked.location)
+        locked.heads = {row["namespace"]: row for row in rows}
+        if locked.heads.keys() != plan.thread.keys():
+            compare_namespaces(plan.sealer, locked.thread, locked.heads)
+            for name in plan.thread.keys() - locked.heads.keys():
+                del plan.thread[name]
+        for name, row in locked.heads.items():
+            known = plan.thread.get(name)
+            if known is None:
+                known = plan.thread[name] = _Namespace("", 0, LiveSet(), {})
+            if (known.head_id, known.sequence) == (row["head_id"], row["sequence"]):
+                continue
+            head = open_own_head(plan.sealer, locked.request.thread_id, locked.thread, row)
+            if known.live != head.live:
+                for opened in await self._news(locked, name, known, head.live):
+                    entry = _entry(opened)
+                    known.entries[entry.checkpoint_id] = entry
+                    plan.news.update(opened.ids)
+                    plan.fresh.append((name, entry))
+                known.live = head.live
+            known.head_id, known.sequence = row["head_id"], head.sequence
+
+    async def _news(self, locked: _Locked, namespace: str, known: _Namespace, live: LiveSet) -> list[OpenedCheckpoint]:
+        """The checkpoints that the plan does not know; those that it knows in vain are taken out of it."""
+        sealer, more = locked.plan.sealer, live.count - known.live.count
+        if 0 < more <= _NEWEST_ROWS_MAX:
+            rows = await locked.transaction.fetch(sql.NEWEST, *locked.location, namespace, more)
+            found = [open_checkpoint(sealer, row) for row in rows if row["checkpoint_id"] not in known.entries]
+            if known.live.join(_live(found)) == live:
+                return found
+        # Saved out of order, or others removed something, too: compare ids, all of them.
+        rows = await locked.transaction.fetch(sql.CHECKPOINT_IDS, *locked.location, namespace)
+        present = {row["checkpoint_id"] for row in rows}
+        entries = {each: entry for each, entry in known.entries.items() if each in present}
+        found = []
+        for some in _parts(sorted(present - entries.keys()), _READ_ROWS):
+            rows = await locked.transaction.fetch(sql.CHECKPOINTS, *locked.location, namespace, some)
+            found += [open_checkpoint(sealer, row) for row in rows]
+        total = _live(found)
+        for entry in entries.values():
+            total = total.add(entry.member)
+        if total != live:
+            # One was removed and saved again as another; or this was done outside the gateway: the next plan finds it.
+            raise StaleError
+        known.entries = entries
+        return found
+
+    def _spared(self, locked: _Locked, choice: Choice) -> set[Place]:
+        """Which of those that are to go came to be needed."""
+        plan = locked.plan
+        doomed = plan.doomed
+        spared: set[Place] = set()
+        for name in {name for name, _ in plan.fresh}.intersection(plan.thread):
+            fresh = [entry for at, entry in plan.fresh if at == name]
+            entries = plan.thread[name].entries
+            spared.update((name, each) for each in choice.spared(entries, doomed.get(name, set()), fresh))
+        if not choice.takes_all:
+            # Others may have removed the head of before.
+            ended = choice.ended(plan.thread)
+            heads = {
+                (name, locked.heads[name]["head_id"])
+                for name, some in doomed.items()
+                if name in locked.heads and name not in ended and locked.heads[name]["head_id"] in some
+            }
+            spared.update(place for place in self._with_theirs(plan, heads) if place[1] in doomed[place[0]])
+        return spared
+
+    @staticmethod
+    def _is_there(plan: Plan, place: Place) -> bool:
+        known = plan.thread.get(place[0])
+        return known is not None and place[1] in known.entries
+
+    async def _remove_batch(
+        self,
+        request: _Request,
+        plan: Plan,
+        choice: Choice,
+        batch: Sequence[Place],
+        chunks: list[bytes] | None,
+    ) -> set[Place]:
+        """Remove a batch, and with the last one the chunks that go with it; returns what was spared."""
+        async with self._locked(request, plan) as locked:
+            spared = self._spared(locked, choice)
+            batch = [each for each in batch if each not in spared and self._is_there(plan, each)]
+            if batch:
+                await self._delete(locked, batch)
+            if chunks is not None and not spared:
+                await self._collect_in(locked, chunks)
+        self._took(locked)
+        plan.fresh.clear()
+        return spared
+
+    async def _delete(self, locked: _Locked, batch: Sequence[Place]) -> None:
+        plan, place = locked.plan, locked.location
+        rows = await locked.transaction.fetch(sql.DELETE_WRITES_OF, *place, *_columns(batch))
+        found: dict[Place, list[_Write]] = {}
+        for row in rows:
+            write = _Write(*row)
+            found.setdefault((write.namespace, write.checkpoint_id), []).append(write)
+        self._compare_with_plan(plan, batch, found)
+        locked.take_writes([each for some in found.values() for each in some])
+        rows = await locked.transaction.fetch(sql.DELETE_CHECKPOINTS, *place, *_columns(batch))
+        if len(rows) != len(batch):
+            raise IntegrityFailure("checkpoints were taken from this thread outside the gateway")
+        locked.taken = list(batch)
+        moved: list[tuple[str, str, int, bytes]] = []
+        ended: list[str] = []
+        for name in {name for name, _ in batch}:
+            after = await self._head_after(locked, name, {each for at, each in batch if at == name})
+            if after is None:
+                ended.append(name)
+                locked.thread = locked.thread.without_namespace(plan.sealer, name, plan.thread[name].sequence)
+                continue
+            head_id, head = after
+            locked.moved[name] = (head_id, head)
+            sealed = seal_head(plan.sealer, locked.request.thread_id, name, head_id, head)
+            moved.append((name, head_id, head.sequence, sealed))
+        if moved:
+            await locked.transaction.execute(sql.MOVE_HEADS, *place, *map(list, zip(*moved, strict=True)))
+        if ended:
+            await locked.transaction.execute(sql.DELETE_HEADS, *place, ended)
+            locked.ended = ended
+        await locked.touch(self._access.clock.now() if locked.request.touches else None)
+
+    def _compare_with_plan(self, plan: Plan, batch: Sequence[Place], found: Mapping[Place, Collection[_Write]]) -> None:
+        """What was planned to go must be what goes: else an acknowledged write would go unread.
+
+        Raises:
+            _WrittenMeanwhile: it is not.
+        """
+        late = {place for place in batch if set(found.get(place, ())) != set(plan.writes.get(place, ()))}
+        if late:
+            raise _WrittenMeanwhile(late)
+
+    async def _head_after(self, locked: _Locked, name: str, taken: set[str]) -> tuple[str, HeadSeal] | None:
+        """A namespace's head when these are gone; None: nothing is left."""
+        plan, known = locked.plan, locked.plan.thread[name]
+        head = open_own_head(plan.sealer, locked.request.thread_id, locked.thread, locked.heads[name])
+        live = head.live
+        for each in taken:
+            live = live.subtract(known.entries[each].member)
+        if not live.count:
+            return None
+        head_id, writes = known.head_id, head.writes
+        if head_id in taken:
+            head_id = max(each for each in known.entries if each not in taken)
+            rows = await locked.transaction.fetch(sql.WRITES_AT, *locked.location, [name], [head_id])
+            found = [_Write(*row) for row in rows]
+            if set(found) != set(plan.writes.get((name, head_id), ())):
+                raise StaleError  # written to meanwhile: the next plan verifies what
+            writes = plan.sum_of(found)
+        return head_id, HeadSeal(head.incarnation, head.sequence + 1, live, writes)
+
+    def _took(self, locked: _Locked) -> None:
+        """Account for a batch that was committed."""
+        plan, request = locked.plan, locked.request
+        for name, each in locked.taken:
+            del plan.thread[name].entries[each]
+            plan.doomed[name].discard(each)
+            plan.writes.pop((name, each), None)
+        plan.written = locked.thread.writes if locked.knows_writes else locked.written_after
+        for name in locked.ended:
+            del plan.thread[name]
+        for name, (head_id, head) in locked.moved.items():
+            known = plan.thread[name]
+            known.head_id, known.sequence, known.live = head_id, head.sequence, head.live
+            token = ThreadToken.of(plan.sealer.without_share, name, head_id, head)
+            self._access.acknowledge(request.scope, plan.sealer, request.thread_id, token)
+        request.removed.checkpoints += len(locked.taken)
+        request.removed.pending_writes += locked.writes_taken
+
+    # --- chunks ----------------------------------------------------------------------------------------------------
+
+    def _chunk_batches(self, rows: Sequence[Any]) -> list[list[bytes]]:
+        batches: list[list[bytes]] = []
+        size = BATCH_BYTES
+        for row in rows:
+            if size >= BATCH_BYTES or len(batches[-1]) >= self._batch_chunks:
+                batches.append([])
+                size = 0
+            batches[-1].append(row["piece_id"])
+            size += row["size_bytes"]
+        return batches
+
+    async def _collect(self, request: _Request, plan: Plan, batches: Sequence[list[bytes]]) -> None:
+        for chunks in batches:
+            async with self._locked(request, plan) as locked:
+                if await self._collect_in(locked, chunks):
+                    await locked.touch(None)
+            self._took(locked)
+            await asyncio.sleep(0)
+
+    async def _collect_in(self, locked: _Locked, chunks: list[bytes]) -> int:
+        """Remove those of these chunks that nothing came to name since they were found to be garbage."""
+        await self._learn_of_writes(locked)
+        await self._follow(locked)
+        named = self._named(locked)
+        return await locked.transaction.execute(
+            sql.COLLECT, *locked.location, [each for each in chunks if each not in named]
+        )
+
+    def _named(self, locked: _Locked) -> set[bytes]:
+        return locked.plan.news
+
+    async def _follow(self, locked: _Locked) -> None:
+        """Learn what the index pieces among those that came to be named name themselves."""
+        plan = locked.plan
+        while wanted := plan.news - plan.followed:
+            rows = await locked.transaction.fetch(sql.CHILDREN, *locked.location, list(wanted))
+            plan.followed |= wanted
+            for row in rows:
+                plan.news.update(unpack_ids(row["children"]))
+
+    async def _learn_of_writes(self, locked: _Locked) -> None:
+        plan = locked.plan
+        if locked.written_before == plan.written:
+            return
+        for row in await locked.transaction.fetch(sql.NEW_WRITES, *locked.location, plan.members):
+            plan.members.append(row["member"])
+            plan.news.update(unpack_ids(row["piece_ids"]))
+        locked.knows_writes = True
+
+    async def _drop_references(self, request: _Request, plan: Plan) -> None:
+        """Let go of blobs and artifacts that nothing in the thread names any more."""
+        async with self._access.unit_of_work.snapshot(request.scope) as transaction:
+            if not await transaction.fetchval(sql.REFERS_TO_UNNAMED, *request.location):
+                return
+        async with self._locked(request, plan) as locked:
+            await self._access.offload.ledger.keep(locked.transaction, request.scope, request.thread_id)
+            await locked.touch(None)
+        self._took(locked)
+
+    # --- pending writes --------------------------------------------------------------------------------------------
+
+    async def _drop_writes(self, request: _Request, sealer: Sealer, older_than: datetime) -> None:
+        async with self._access.unit_of_work.snapshot(request.scope) as transaction:
+            plan = await self._plan(transaction, request, sealer)
+        if plan is None:
+            return
+        old = {place for place, newest in plan.newest_write.items() if newest < older_than}
+        queue = sorted(writes_that_may_go(plan.thread, old))
+        while queue:
+            batch = self._next_batch(plan, queue)
+            async with self._locked(request, plan) as locked:
+                held = await self._needed_now(locked, batch)
+                going = [each for each in batch if each not in held]
+                writes = [each for place in going for each in plan.writes[place]]
+                if writes:
+                    columns = map(list, zip(*writes, strict=True))
+                    rows = await locked.transaction.fetch(sql.DELETE_WRITES, *locked.location, *columns)
+                    locked.take_writes([_Write(*row) for row in rows])
+                    await locked.touch(None)
+            self._took(locked)
+            queue = queue[len(batch) :]
+            await asyncio.sleep(0)
+        async with self._access.unit_of_work.snapshot(request.scope) as transaction:
+            garbage = await transaction.fetch(sql.GARBAGE, *request.location, [], [])
+        await self._collect(request, plan, self._chunk_batches(garbage))
+        await self._drop_references(request, plan)
+
+    async def _needed_now(self, locked: _Locked, batch: Sequence[Place]) -> set[Place]:
+        """Which of these places' writes came to be needed: a head's, a fresh delta line's, those of a task at work."""
+        plan = locked.plan
+        held = {(name, row["head_id"]) for name, row in locked.heads.items()}
+        for name in {name for name, _ in plan.fresh}.intersection(plan.thread):
+            fresh = [entry for at, entry in plan.fresh if at == name]
+            held.update((name, each) for each in needed(plan.thread[name].entries, fresh))
+            held.update((name, each.checkpoint_id) for each in fresh)
+        if locked.written_before != plan.written:
+            found: dict[Place, set[_Write]] = {}
+            for row in await locked.transaction.fetch(sql.WRITES_AT, *locked.location, *_columns(batch)):
+                write = _Write(*row)
+                found.setdefault((write.namespace, write.checkpoint_id), set()).add(write)
+            held.update(place for place in batch if found.get(place) != set(plan.writes[place]))
+        return held
+
+
+def sum_of_removals(one: Removal, other: Removal) -> Removal:
+    """What both removed."""
+    return Removal(
+        threads=one.threads + other.threads,
+        checkpoints=one.checkpoints + other.checkpoints,
+        pending_writes=one.pending_writes + other.pending_writes,
+    )
+
+
+def _doomed(plan: Plan, choice: Choice) -> dict[str, set[str]]:
+    since = choice.rule.writes_since if isinstance(choice, ByRule) else None
+    written = set() if since is None else {place for place, newest in plan.newest_write.items() if newest >= since}
+    return choice.doomed(plan.thread, written)
+
+
+def _entry(opened: OpenedCheckpoint) -> Entry:
+    columns = opened.columns
+    return Entry(
+        columns.checkpoint_id,
+        columns.parent_id,
+        columns.run_id,
+        columns.step,
+        columns.status,
+        opened.outcome,
+        columns.source,
+        opened.member,
+        frozenset(each.name for each in opened.manifest.channels),
+        opened.manifest.delta_channels,
+        _outer(opened.manifest.metadata.get("parents")),
+    )
+
+
+def _outer(parents: Any) -> tuple[Place, ...]:
+    """What a sub-agent's metadata says about the namespaces around it; whoever writes something else says nothing."""
+    if not isinstance(parents, dict):
+        return ()
+    return tuple((name, each) for name, each in parents.items() if isinstance(name, str) and isinstance(each, str))
+
+
+def _live(opened: Collection[OpenedCheckpoint]) -> LiveSet:
+    total = LiveSet()
+    for each in opened:
+        total = total.add(each.member)
+    return total
+
+
+async def _walk(
+    transaction: Transaction, request: _Request, sealer: Sealer, namespace: str
+) -> AsyncIterator[OpenedCheckpoint]:
+    """All checkpoints of a namespace, opened; other requests of this process have their turn in between."""
+    rows = await transaction.fetch(sql.CHECKPOINT_IDS, *request.location, namespace)
+    for some in _parts([row["checkpoint_id"] for row in rows], _READ_ROWS):
+        found = await transaction.fetch(sql.CHECKPOINTS, *request.location, namespace, some)
+        for number, row in enumerate(found):
+            if number % _TURN_ROWS == 0:
+                await asyncio.sleep(0)
+            yield open_checkpoint(sealer, row)
+
+
+def _columns(places: Collection[Place]) -> tuple[list[str], list[str]]:
+    return [name for name, _ in places], [each for _, each in places]
+
+
+def _parts(items: Sequence[Any], count: int) -> list[Any]:
+    return [items[at : at + count] for at in range(0, len(items), count)]

@@ -1,0 +1,1 @@
+"""Threads and tenants to another deployment, and in from one."""

@@ -1,0 +1,864 @@
+"""Exports: threads opened here and sealed for another deployment, as one stream.
+
+A thread is read in one snapshot into a spool, and sent from there at its reader's pace: what is exported is one moment
+of it, and no connection waits for whoever downloads. It is compared with its seals on the way, as a copy is; a thread
+that does not agree with them, or a piece that is gone, breaks the stream off before its last bytes, and no deployment
+accepts a stream that was broken off; in the export of a tenant it is left out, and named, instead. Archived threads are
+read from their objects, nothing is restored.
+
+`Exporting.content_digest` runs the same walk and keeps nothing but the digest, which depends on the thread's content
+alone: so an import is compared with what was exported.
+
+Nothing here asks who may export. What is exported lies open to whoever holds the recipient's transfer key.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
+
+import msgspec
+from uuid_utils import uuid7
+
+from crypto import ExportSealer, KeyDestroyed, Kind, OpenError, Sealer, SecretKey, TransferKeyInvalid, TransferRecipient
+from crypto.context import encode_fields
+from storage.access.access import Access
+from storage.access.archived import check_tier
+from storage.access.completeness import BEFORE_WRITES, Writes, compare_namespaces, compare_writes, open_own_head
+from storage.access.spool import Spool
+from storage.access.strictness import EVERY_AGENT
+from storage.administration.audit import Audit
+from storage.administration.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, LeaseLostError, Slice
+from storage.artifacts.rows import ArtifactRows
+from storage.blobs.keyspace import BlobLocation
+from storage.control.rows import proof_of
+from storage.encoding import encode_json, json_encoder
+from storage.errors import (
+    ClientShareRequired,
+    ClientShareUnexpected,
+    ClientShareWrong,
+    IntegrityFailure,
+    InvalidState,
+    JobCancelled,
+    RestoreNeeded,
+    StateSchemaNotFound,
+    StorageError,
+    ThreadArchived,
+    ThreadNotFound,
+)
+from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.export import (
+    FORMAT,
+    SLICE_BYTES,
+    AdoptionRecord,
+    ArtifactRecord,
+    Beginning,
+    Broken,
+    CheckpointRecord,
+    Data,
+    End,
+    Ending,
+    Head,
+    LeftOut,
+    Opening,
+    PendingRecord,
+    PieceRecord,
+    PolicyRecord,
+    Reason,
+    Record,
+    RunningDigest,
+    SavePolicyRecord,
+    Schema,
+    digested,
+    encode,
+    frame,
+    without_ids,
+)
+from storage.format.key_versions import check_key_version
+from storage.format.manifest import chunk_location
+from storage.format.pieces import BlobChunk, open_content, unpack_ids
+from storage.format.pointer import BlobPointer
+from storage.format.record import open_checkpoint, open_thread, open_write, piece_columns
+from storage.ledger.ledger import LiveBlob
+from storage.postgres import checkpoints as checkpoints_sql
+from storage.postgres import retention as retention_sql
+from storage.postgres import threads as threads_sql
+from storage.postgres import transfer as sql
+from storage.postgres.completeness import CHUNKS_AFTER, SUBJECTS
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.retention.planner import NOTHING_SAID, Policy
+from storage.retention.policies import RetentionPolicies
+from storage.schemas.adoptions import Adoption, Adoptions
+from storage.schemas.registry import StateSchemas, encode_definition
+from storage.schemas.save_policies import SavePolicies
+from storage.scope import ClientShare, Scope, TenantScope
+from storage.threads.holds import said_by_thread
+
+if TYPE_CHECKING:
+    from storage.access.archive_views import Snapshot
+
+EXPORT_KIND = "export"
+IMPORT_KIND = "import"
+WHOLE_TENANT = "*"
+# How often a transfer's job row says how far it is, and keeps its lease.
+PROGRESS_SECONDS = 2.0
+# Rows that are read at a time; each is a piece of some 64 KiB at most, or a manifest.
+_CHUNK_ROWS = 64
+_ROWS = 200
+_PAGE_ROWS = 500
+# Rows that are opened before others have their turn.
+_TURN_ROWS = 20
+# Damaged threads that the job of an export names; it counts all.
+DAMAGED_NAMED_MAX = 20
+_SOURCE = b"stateroom/v1/export-source\0"
+
+
+# Who shall be able to open an export; `recipient_of` reads its text.
+Recipient = TransferRecipient
+
+
+def recipient_of(text: str) -> Recipient:
+    """The recipient that a transfer key, as the receiving tenant is shown it, stands for.
+
+    Raises:
+        InvalidState: it is none, or was damaged.
+    """
+    try:
+        return TransferRecipient.parse(text)
+    except TransferKeyInvalid as fault:
+        raise InvalidState(str(fault)) from None
+
+
+_policy_encoder = json_encoder(order="deterministic")
+
+
+def encode_policy(policy: Policy) -> bytes:
+    """A policy as it is stored, and sent."""
+    return _policy_encoder(policy)
+
+
+NOTHING_SAID_JSON = encode_policy(NOTHING_SAID)
+
+
+def transfer_target(scope: Scope, thread_id: str) -> str:
+    """The job target, and in part the audit target, of one thread."""
+    return f"{scope.subject_id}/{thread_id}"
+
+
+class Progress:
+    """The job row of a transfer: how many threads are done. It lives as long as the request that made it."""
+
+    def __init__(self, unit_of_work: UnitOfWork, jobs: Jobs, lease: Lease) -> None:
+        self.job_id = lease.job_id
+        self._unit_of_work = unit_of_work
+        self._jobs = jobs
+        self._lease: Lease | None = lease
+        self._cancelled = False
+        self._turn = asyncio.Lock()
+        self._told_at = time.monotonic()
+        self._untold = 0
+
+    @asynccontextmanager
+    async def going_on(self) -> AsyncIterator[None]:
+        """Keep the lease while the transfer is under way, however long a thread takes."""
+        keeping = asyncio.create_task(self._keep())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeping
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 3)
+            with suppress(StorageError):
+                await self.moved(now=True)
+
+    async def moved(self, threads: int = 0, *, now: bool = False) -> None:
+        """Something went on; the row hears of it every `PROGRESS_SECONDS`.
+
+        Raises:
+            JobCancelled: somebody cancelled the transfer.
+        """
+        self._untold += threads
+        if self._cancelled:
+            raise JobCancelled
+        if self._lease is None or (not now and time.monotonic() - self._told_at < PROGRESS_SECONDS):
+            return
+        async with self._turn:
+            untold, self._untold, self._told_at = self._untold, 0, time.monotonic()
+            try:
+                async with self._unit_of_work.begin(TenantScope(self._lease.tenant_id)) as transaction:
+                    await self._lease.advance(transaction, "", untold)
+            except LeaseLostError:
+                scope, self._lease = TenantScope(self._lease.tenant_id), None
+                self._cancelled = (await self._jobs.get(scope, self.job_id)).error == CANCELLED
+                if self._cancelled:
+                    raise JobCancelled from None
+                # Else it goes on, and only its row says that it broke off.
+
+    async def end(self, error: str | None = None, note: str | None = None) -> None:
+        """Say how it ended."""
+        with suppress(JobCancelled):
+            await self.moved(now=True)
+        if self._lease is not None:
+            await self._jobs.end(self._lease, error, note)
+
+
+async def abandoned(_: Lease) -> Slice:
+    """Perform the job of a transfer that nobody holds any more: its connection is gone, so it has failed."""
+    return Slice(ended=True, error="the connection that this was sent over is gone; begin again")
+
+
+@dataclass(slots=True)
+class _Copied:
+    """One thread as one snapshot saw it. Rows are as they are stored, sealed; artifacts are described."""
+
+    sealer: Sealer
+    row: Any
+    thread: ThreadSeal
+    policy: bytes | None
+    heads: list[tuple[str, str, HeadSeal]]
+    artifacts: Spool = field(default_factory=Spool)
+    writes: Spool = field(default_factory=Spool)
+    checkpoints: Spool = field(default_factory=Spool)
+    chunks: Spool = field(default_factory=Spool)
+    places: dict[bytes, int] = field(default_factory=dict)
+
+    def close(self) -> None:
+        for each in (self.artifacts, self.writes, self.checkpoints, self.chunks):
+            each.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """A thread's content digest, and how often the thread was written to when it was taken."""
+
+    digest: bytes
+    activity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An export that may begin: it was recorded, and what it is about is there.
+
+    ``content`` gives the file. Whoever does not read it to its end closes it.
+    """
+
+    export_id: UUID
+    job_id: UUID
+    content: AsyncGenerator[bytes, None]
+
+
+def _adoption_record(adoption: Adoption) -> AdoptionRecord:
+    said = (adoption.state_schema, adoption.state_version, adoption.adopted_at)
+    return AdoptionRecord(adoption.agent or "", adoption.namespace, adoption.number, *said)
+
+
+class Exporting:
+    """The way out."""
+
+    def __init__(
+        self,
+        access: Access,
+        artifacts: ArtifactRows,
+        state_schemas: StateSchemas,
+        adoptions: Adoptions,
+        policies: RetentionPolicies,
+        save_policies: SavePolicies,
+        jobs: Jobs,
+        audit: Audit,
+        deployment_id: UUID,
+    ) -> None:
+        self._access = access
+        self._unit_of_work = access.unit_of_work
+        self._artifacts = artifacts
+        self._schemas = state_schemas
+        self._adoptions = adoptions
+        self._policies = policies
+        self.save_policies = save_policies
+        self._jobs = jobs
+        self._audit = audit
+        self._deployment_id = deployment_id
+
+    async def thread(
+        self,
+        scope: Scope,
+        thread_id: str,
+        recipient: TransferRecipient,
+        actor: str,
+        share: ClientShare | None = None,
+    ) -> Export:
+        """Export one thread.
+
+        Raises:
+            ThreadNotFound: there is none.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the thread's.
+            ThreadArchived: its archive has to be thawed first.
+            RestoreNeeded: its archive is too large to be read without restoring it.
+            TransferKeyInvalid: nothing can be sealed for the recipient.
+            IntegrityFailure: the thread does not agree with its seals; if that shows later, the content raises it.
+        """
+        copied = await self._copy(scope, thread_id, share)
+        try:
+            made = await self._begin(TenantScope(scope.tenant_id), recipient, actor, scope, thread_id)
+        except BaseException:
+            copied.close()
+            raise
+        export_id, progress = made
+
+        async def records() -> AsyncGenerator[Record | bytes, None]:
+            async for each in self._schemas_of(scope, copied):
+                yield each
+            async for encoded in self._emitted(scope, thread_id, copied):
+                yield encoded
+
+        content = self._content(recipient, export_id, "thread", scope.tenant_id, actor, progress, records, copied.close)
+        return Export(export_id, progress.job_id, content)
+
+    async def tenant(
+        self, scope: TenantScope, recipient: TransferRecipient, actor: str, share: ClientShare | None = None
+    ) -> Export:
+        """Export all threads of a tenant, of all its subjects, and its state schemas.
+
+        <<<<<<< HEAD
+        Adoptions go along, but for those that no gateway wrote, which interpret nothing here either.
+
+        Threads under a client-held share that was not sent, or is another one's, and archived threads that cannot be
+        read now, are left out, and the export says so.
+        =======
+        Threads under a client-held share that was not sent, or is another one's, archived threads that cannot be read
+        now, and damaged ones are left out, and the export says so; its job names those that are damaged.
+        >>>>>>> 13b22f6 (wip)
+
+        Raises:
+            TransferKeyInvalid: nothing can be sealed for the recipient.
+        """
+        export_id, progress = await self._begin(scope, recipient, actor, None, None)
+        damaged: list[str] = []
+
+        async def records() -> AsyncGenerator[Record | bytes, None]:
+            async for record in self._said_of_tenant(scope):
+                yield record
+            async for subject in self._subjects(scope):
+                async for thread_id, shared in self._threads(subject):
+                    async for each in self._of_tenant(subject, thread_id, share if shared else None):
+                        if isinstance(each, LeftOut | Broken) and each.reason == "damaged":
+                            damaged.append(transfer_target(subject, thread_id))
+                        yield each
+
+        content = self._content(
+            recipient, export_id, "tenant", scope.tenant_id, actor, progress, records, lambda: None, damaged
+        )
+        return Export(export_id, progress.job_id, content)
+
+    async def content_digest(
+        self, scope: Scope, thread_id: str, share: ClientShare | None = None, *, updated_at: datetime | None = None
+    ) -> Digested:
+        """What `Ending.digest` would be if the thread were exported now: everything of it is read and opened.
+
+        Args:
+            scope: Whose.
+            thread_id: Which.
+            share: The client's share of its keys.
+            updated_at: As if it had been written to then last; None: when it was. An import is a write.
+
+        Raises:
+            StorageError: as `thread`.
+        """
+        copied = await self._copy(scope, thread_id, share)
+        try:
+            digest = b""
+            async for encoded in self._emitted(scope, thread_id, copied, updated_at):
+                digest = encoded
+            ending = msgspec.msgpack.decode(digest, type=Ending)
+            return Digested(ending.digest, copied.row["activity"])
+        finally:
+            copied.close()
+
+    # --- the file --------------------------------------------------------------------------------------------------
+
+    async def _begin(
+        self, tenant: TenantScope, recipient: TransferRecipient, actor: str, scope: Scope | None, thread_id: str | None
+    ) -> tuple[UUID, Progress]:
+        """Record the export, before anything of it is sent."""
+        export_id = UUID(str(uuid7()))
+        target = WHOLE_TENANT if scope is None or thread_id is None else transfer_target(scope, thread_id)
+        await self._jobs.ready()
+        async with self._unit_of_work.begin(tenant) as transaction:
+            lease = await self._jobs.add_claimed(transaction, tenant.tenant_id, EXPORT_KIND, target)
+            detail = {
+                "export_id": str(export_id), "recipient": recipient.public_key.fingerprint, "job_id": str(lease.job_id),
+            }  # fmt: skip
+            named = "tenant" if scope is None else f"subject:{scope.subject_id}/thread:{thread_id}"
+            await self._audit.append(transaction, tenant.tenant_id, actor, "export.begin", named, detail)
+        return export_id, Progress(self._unit_of_work, self._jobs, lease)
+
+    async def _content(
+        self,
+        recipient: TransferRecipient,
+        export_id: UUID,
+        kind: Literal["thread", "tenant"],
+        tenant_id: UUID,
+        actor: str,
+        progress: Progress,
+        records: Callable[[], AsyncGenerator[Record | bytes, None]],
+        close: Callable[[], None],
+        damaged: Sequence[str] = (),
+    ) -> AsyncGenerator[bytes, None]:
+        digest = RunningDigest()
+        threads = left_out = 0
+        error: str | None = "the download was broken off"
+        try:
+            sealer = ExportSealer(recipient, export_id)
+            opening = Opening(FORMAT, export_id, kind, self._deployment_id, tenant_id, self._access.clock.now())
+            yield sealer.start
+            async with progress.going_on(), aclosing(_with_opening(opening, records())) as content:
+                async for each in content:
+                    encoded = each if isinstance(each, bytes) else encode(each)
+                    digest.add(encoded)
+                    left_out += isinstance(each, LeftOut | Broken)
+                    ends = isinstance(each, bytes) and _is_ending(each)
+                    threads += ends
+                    await progress.moved(int(ends))
+                    if sealed := sealer.write(frame(encoded)):
+                        yield sealed
+            yield sealer.write(frame(encode(End(threads, left_out, digest.digest())))) + sealer.finish()
+            error = None
+        except Exception as reason:
+            error = str(reason) if isinstance(reason, StorageError) else f"broken off: {type(reason).__name__}"
+            raise
+        finally:
+            close()
+            with suppress(StorageError):
+                async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+                    detail = {
+                        "export_id": str(export_id), "complete": error is None, "threads": threads,
+                        "left_out": left_out,
+                    }  # fmt: skip
+                    await self._audit.append(transaction, tenant_id, actor, "export.end", "tenant", detail)
+                note = f"{threads} threads, {left_out} left out" if error is None else None
+                if damaged:
+                    named = ", ".join(damaged[:DAMAGED_NAMED_MAX])
+                    note = f"{note or 'broken off'}; {len(damaged)} damaged: {named}"
+                await progress.end(error, note)
+
+    async def _schemas_of(self, scope: Scope, copied: _Copied) -> AsyncIterator[Schema]:
+        """Those that one thread's state is at."""
+        names: set[str] = set()
+        for spool, columns in ((copied.checkpoints, _CHECKPOINT), (copied.writes, _WRITE)):
+            at = columns.index("state_schema")
+            names.update(values[at] for values in spool if values[at] is not None)
+        for name in sorted(names):
+            try:
+                versions = await self._schemas.get(scope, name)
+            except StateSchemaNotFound:
+                continue
+            for each in versions:
+                yield Schema(each.schema, each.number, encode_definition(each.definition))
+
+    async def _said_of_tenant(self, scope: TenantScope) -> AsyncIterator[Record]:
+        """What steers all threads of a tenant."""
+        for name, _ in (await self._schemas.names(scope)).items:
+            for version in await self._schemas.get(scope, name):
+                yield Schema(version.schema, version.number, encode_definition(version.definition))
+        for record in await self._policies_of(scope):
+            yield record
+        for adoption, authentic in await self._adoptions.list(scope):
+            if authentic:
+                yield _adoption_record(adoption)
+        for each in await self._save_policies_of(scope):
+            yield each
+
+    async def _policies_of(self, scope: TenantScope) -> list[PolicyRecord]:
+        """What is said above threads, except for the operator's ceilings.
+
+        Raises:
+            IntegrityFailure: some of it is damaged: where the export goes, nobody would know of a hold that it was.
+        """
+        said = await self._policies.get(scope)
+        if said.damaged:
+            raise IntegrityFailure("retention policies were edited outside the gateway: say them again first")
+        found = [PolicyRecord("tenant", "", encode_policy(said.tenant.policy))]
+        found += [PolicyRecord("agent", agent, encode_policy(each.policy)) for agent, each in said.agents.items()]
+        return [each for each in found if each.policy != NOTHING_SAID_JSON]
+
+    async def _save_policies_of(self, scope: TenantScope) -> list[SavePolicyRecord]:
+        """What is said of saves.
+
+        Raises:
+            IntegrityFailure: some of it is damaged: where the export goes, saves could lose updates unnoticed.
+        """
+        said = await self.save_policies.get(scope)
+        if said.damaged:
+            raise IntegrityFailure("save policies were edited outside the gateway: say them again first")
+        found = [(EVERY_AGENT, said.tenant), *said.agents.items()]
+        return [SavePolicyRecord(agent, each.strict) for agent, each in found if each.strict is not None]
+
+    async def _subjects(self, scope: TenantScope) -> AsyncIterator[Scope]:
+        after = ""
+        while True:
+            async with self._unit_of_work.snapshot(scope) as transaction:
+                rows = await transaction.fetch(SUBJECTS, scope.tenant_id, after, _PAGE_ROWS)
+            for row in rows:
+                yield Scope(scope.tenant_id, row["subject_id"])
+            if len(rows) < _PAGE_ROWS:
+                return
+            after = rows[-1]["subject_id"]
+
+    async def _threads(self, scope: Scope) -> AsyncIterator[tuple[str, bool]]:
+        after = ""
+        while True:
+            async with self._unit_of_work.snapshot(scope) as transaction:
+                rows = await transaction.fetch(sql.THREADS_AFTER, scope.tenant_id, scope.subject_id, after, _PAGE_ROWS)
+            for row in rows:
+                yield row["thread_id"], row["client_share"]
+            if len(rows) < _PAGE_ROWS:
+                return
+            after = rows[-1]["thread_id"]
+
+    async def _of_tenant(
+        self, scope: Scope, thread_id: str, share: ClientShare | None
+    ) -> AsyncIterator[Record | bytes]:
+        """A thread, or that it is left out; nothing of one that was deleted meanwhile."""
+        reason: Reason
+        try:
+            copied = await self._copy(scope, thread_id, share)
+        except (ClientShareRequired, ClientShareWrong, ClientShareUnexpected):
+            reason = "client-share"
+        except (ThreadArchived, RestoreNeeded):
+            reason = "archived"
+        except IntegrityFailure:
+            reason = "damaged"
+        except (ThreadNotFound, KeyDestroyed):
+            return
+        else:
+            try:
+                async for encoded in self._emitted(scope, thread_id, copied):
+                    yield encoded
+            except IntegrityFailure:
+                yield Broken("damaged")  # some of it is out already
+            finally:
+                copied.close()
+            return
+        yield LeftOut(scope.subject_id, thread_id, reason)
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    async def _copy(self, scope: Scope, thread_id: str, share: ClientShare | None) -> _Copied:
+        """One moment of a thread."""
+        await self._access.control.ready()
+
+        async def work(sealer: Sealer, snapshot: "Snapshot") -> _Copied:
+            async with snapshot() as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                row = await transaction.fetchrow(sql.STANDING, scope.tenant_id, scope.subject_id, thread_id)
+                if row is None:
+                    raise ThreadNotFound
+                thread = open_thread(sealer, thread_id, row["created_at"], row["seal"])
+                check_tier(transaction, row["tier"])
+                heads = await transaction.fetch(threads_sql.HEADS, scope.tenant_id, scope.subject_id, thread_id)
+                compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
+                opened = [
+                    (each["namespace"], each["head_id"], open_own_head(sealer, thread_id, thread, each))
+                    for each in heads
+                ]
+                said = await transaction.fetchrow(
+                    retention_sql.THREAD_ONE, scope.tenant_id, scope.subject_id, thread_id
+                )
+                if said is not None:
+                    self._access.control.check(said_by_thread(scope, thread_id, said), proof_of(said))
+                policy = None if said is None or said["policy"] == NOTHING_SAID_JSON else bytes(said["policy"])
+                copied = _Copied(sealer, row, thread, policy, opened)
+                try:
+                    await self._copy_rows(transaction, scope, thread_id, copied)
+                except BaseException:
+                    copied.close()
+                    raise
+                return copied
+
+        return await self._access.reading_thread(scope, thread_id, work, ThreadNotFound(), share)
+
+    async def _copy_rows(  # noqa: C901  three tables, page by page
+        self, transaction: Transaction, scope: Scope, thread_id: str, copied: _Copied
+    ) -> None:
+        place = (scope.tenant_id, scope.subject_id, thread_id)
+        after: tuple[object, ...] = BEFORE_WRITES
+        while True:
+            rows = await transaction.fetch(threads_sql.ALL_WRITES, *place, *after, _ROWS)
+            for row in rows:
+                copied.writes.add(*(row[name] for name in _WRITE))
+                after = (row["namespace"], row["checkpoint_id"], row["task_id"], row["idx"])
+            if len(rows) < _ROWS:
+                break
+        for namespace, _, _ in copied.heads:
+            last = ""
+            while True:
+                rows = await transaction.fetch(threads_sql.STRETCH, *place, namespace, last, _ROWS)
+                for row in rows:
+                    copied.checkpoints.add(*(row[name] for name in _CHECKPOINT))
+                    last = row["checkpoint_id"]
+                if len(rows) < _ROWS:
+                    break
+        piece_id = b""
+        while True:
+            rows = await transaction.fetch(CHUNKS_AFTER, *place, piece_id, _CHUNK_ROWS)
+            named = [UUID(bytes=row["named_ids"]) for row in rows if row["named_ids"] is not None]
+            blobs = await self._pointers(transaction, scope, copied.sealer, named)
+            for row in rows:
+                piece_id = row["piece_id"]
+                blob = None if row["named_ids"] is None else blobs[UUID(bytes=row["named_ids"])]
+                pointer = (None, 0) if blob is None else (blob.pointer.blob_key, blob.pointer.size_bytes)
+                at = copied.chunks.add(*piece_columns(row)[1:], *pointer)
+                copied.places[piece_id] = at
+            if len(rows) < _CHUNK_ROWS:
+                break
+        await self._copy_artifacts(transaction, scope, thread_id, copied)
+
+    async def _pointers(
+        self, transaction: Transaction, scope: Scope, sealer: Sealer, blob_ids: Sequence[UUID]
+    ) -> dict[UUID, LiveBlob]:
+        if not blob_ids:
+            return {}
+        return await self._access.offload.ledger.pointers(transaction, scope, sealer, blob_ids)
+
+    async def _copy_artifacts(self, transaction: Transaction, scope: Scope, thread_id: str, copied: _Copied) -> None:
+        rows = await transaction.fetch(sql.ARTIFACT_IDS, scope.tenant_id, scope.subject_id, thread_id)
+        ids = [row["artifact_id"] for row in rows]
+        ledger = self._access.offload.ledger
+        for start in range(0, len(ids), _ROWS):
+            found = await ledger.artifacts(transaction, scope, ids[start : start + _ROWS])
+            if len(found) != len(ids[start : start + _ROWS]):
+                raise IntegrityFailure("a stored artifact is missing")
+            blobs = await self._pointers(transaction, scope, copied.sealer, [row.blob_id for row in found.values()])
+            for row in found.values():
+                opener = copied.sealer if row.client_share else copied.sealer.without_share
+                artifact = await self._artifacts.open(transaction, scope, opener, row)
+                pointer = blobs[row.blob_id].pointer
+                if pointer.size_bytes != artifact.size_bytes:
+                    raise IntegrityFailure("an artifact and its blob do not have the same length")
+                copied.artifacts.add(
+                    row.artifact_id.bytes, artifact.thread_id, artifact.name, artifact.number, artifact.media_type,
+                    encode_json(artifact.metadata), artifact.preview, artifact.digest, artifact.size_bytes,
+                    artifact.client_share, artifact.created_at, row.blob_id.bytes, pointer.blob_key,
+                )  # fmt: skip
+
+    # --- sending ---------------------------------------------------------------------------------------------------
+
+    async def _emitted(
+        self, scope: Scope, thread_id: str, copied: _Copied, updated_at: datetime | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The records of a thread, encoded; the last one is its `Ending`."""
+        emission = _Emission(self._access, scope, thread_id, copied)
+        row = copied.row
+        yield emission.out(
+            Beginning(
+                self._source(scope, thread_id, copied.thread), scope.subject_id, thread_id, row["agent"], row["status"],
+                row["strict"], copied.thread.share_check is not None, row["created_at"],
+                updated_at or row["updated_at"],
+            )
+        )  # fmt: skip
+        if copied.policy is not None:
+            yield emission.out(PolicyRecord("thread", "", copied.policy))
+        for values in copied.artifacts:
+            async for encoded in self._artifact(scope, copied.sealer, emission, values):
+                yield encoded
+        async for encoded in emission.writes():
+            yield encoded
+        async for encoded in emission.checkpoints():
+            yield encoded
+        emission.compare()
+        for namespace, head_id, head in copied.heads:
+            yield emission.out(Head(namespace, head_id, head.sequence))
+        yield encode(
+            Ending(
+                copied.artifacts.count, len(emission.numbers), copied.writes.count, copied.checkpoints.count,
+                emission.digest.digest(),
+            )
+        )  # fmt: skip
+
+    async def _artifact(
+        self, scope: Scope, sealer: Sealer, emission: "_Emission", values: list[Any]
+    ) -> AsyncIterator[bytes]:
+        artifact_id, *described = values
+        *described, blob_id, blob_key = described
+        record = ArtifactRecord(UUID(bytes=artifact_id), *described)
+        yield emission.out(record)
+        cipher = sealer.blob_cipher(UUID(bytes=blob_id), SecretKey(blob_key))
+        location = BlobLocation(scope.tenant_id, UUID(bytes=blob_id))
+        hashing = hashlib.sha256()
+        slices = self._artifacts.ends().reader.read(location, cipher, record.size_bytes)
+        async with aclosing(slices):
+            async for each in slices:
+                hashing.update(each)
+                yield emission.out(Data(each))
+        if hashing.digest() != record.digest:
+            raise IntegrityFailure("an artifact's content is not what its digest says")
+
+    def _source(self, scope: Scope, thread_id: str, thread: ThreadSeal) -> bytes:
+        fields = (self._deployment_id, scope.tenant_id, scope.subject_id, thread_id, thread.incarnation)
+        return hashlib.sha256(_SOURCE + encode_fields(fields)).digest()
+
+
+class _Emission:
+    """One thread on its way out: which pieces are sent, and what its seals must say of what was sent."""
+
+    def __init__(self, access: Access, scope: Scope, thread_id: str, copied: _Copied) -> None:
+        self._thread_id = thread_id
+        self.digest = RunningDigest()
+        self.numbers: dict[bytes, int] = {}
+        self._access = access
+        self._scope = scope
+        self._copied = copied
+        self._written = Writes()
+        self._live: dict[str, LiveSet] = {}
+
+    def out(self, record: Record) -> bytes:
+        """A record of the thread."""
+        encoded = encode(record)
+        self.digest.add(digested(record, encoded, self._thread_id))
+        return encoded
+
+    async def writes(self) -> AsyncIterator[bytes]:
+        """Pending writes, each after its pieces."""
+        for number, values in enumerate(self._copied.writes):
+            if number % _TURN_ROWS == 0:
+                await asyncio.sleep(0)
+            opened = open_write(self._copied.sealer, dict(zip(_WRITE, values, strict=True)))
+            columns = opened.columns
+            self._written.add(columns.namespace, columns.checkpoint_id, opened.mac)
+            async for encoded in self._pieces(opened.ids):
+                yield encoded
+            yield self.out(
+                PendingRecord(
+                    columns.namespace, columns.checkpoint_id, columns.task_id, columns.idx, columns.task_path,
+                    columns.channel, columns.status, columns.created_at, self._numbered(opened.ids),  # type: ignore[arg-type]
+                    columns.named_ids, columns.state_schema, columns.state_version, opened.record.encoding,
+                    opened.record.body,
+                )
+            )  # fmt: skip
+
+    async def checkpoints(self) -> AsyncIterator[bytes]:
+        """Checkpoints, each after its pieces."""
+        for number, values in enumerate(self._copied.checkpoints):
+            if number % _TURN_ROWS == 0:
+                await asyncio.sleep(0)
+            opened = open_checkpoint(self._copied.sealer, dict(zip(_CHECKPOINT, values, strict=True)))
+            columns, manifest = opened.columns, opened.manifest
+            self._live[columns.namespace] = self._live.get(columns.namespace, LiveSet()).add(opened.member)
+            async for encoded in self._pieces(opened.ids):
+                yield encoded
+            yield self.out(
+                CheckpointRecord(
+                    columns.namespace, columns.checkpoint_id, columns.parent_id, columns.step, columns.status,  # type: ignore[arg-type]
+                    opened.outcome, columns.source, columns.agent, columns.run_id, columns.model,  # type: ignore[arg-type]
+                    columns.state_schema, columns.state_version, columns.input_tokens, columns.output_tokens,
+                    columns.cost_micros, columns.created_at, self._numbered(opened.ids), columns.named_ids,
+                    manifest.channels, manifest.metadata, manifest.model, manifest.delta_channels,
+                )
+            )  # fmt: skip
+
+    def compare(self) -> None:
+        """Compare what was sent with the seals.
+
+        Raises:
+            IntegrityFailure: something is missing, or should not be there.
+        """
+        compare_writes(self._written.total, self._copied.thread.writes)
+        for namespace, head_id, head in self._copied.heads:
+            compare_writes(self._written.of(namespace, head_id), head.writes)
+            if self._live.get(namespace, LiveSet()) != head.live:
+                raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
+
+    def _numbered(self, ids: Sequence[bytes]) -> list[int]:
+        return [self.numbers[each] for each in ids]
+
+    async def _pieces(self, ids: Sequence[bytes]) -> AsyncIterator[bytes]:
+        """Those of these pieces that were not sent, children first."""
+        for root in ids:
+            waiting = [root]
+            entered: set[bytes] = set()
+            while waiting:
+                piece_id = waiting[-1]
+                if piece_id in self.numbers:
+                    waiting.pop()
+                    continue
+                at = self._copied.places.get(piece_id)
+                if at is None:
+                    raise IntegrityFailure("a stored piece is missing")
+                children, named_ids, envelope, key_version, blob_key, size = self._copied.chunks.get(at)
+                below = [] if children is None else unpack_ids(children)
+                missing = [each for each in below if each not in self.numbers]
+                if missing and piece_id not in entered:
+                    entered.add(piece_id)
+                    waiting.extend(reversed(missing))
+                    continue
+                if missing:
+                    raise IntegrityFailure("a stored piece is made of itself")
+                waiting.pop()
+                check_key_version(key_version, envelope)
+                async for encoded in self._piece(piece_id, below, children, named_ids, envelope, blob_key, size):
+                    yield encoded
+
+    async def _piece(
+        self,
+        piece_id: bytes,
+        below: Sequence[bytes],
+        children: bytes | None,
+        named_ids: bytes | None,
+        envelope: bytes,
+        blob_key: bytes | None,
+        size: int,
+    ) -> AsyncIterator[bytes]:
+        sealer = self._copied.sealer
+        try:
+            plaintext = sealer.open(Kind.CHUNK, chunk_location(piece_id, children, named_ids), envelope)
+        except OpenError:
+            raise IntegrityFailure from None
+        chunk = BlobChunk.decode(plaintext)
+        if named_ids != (None if chunk is None else chunk.blob_id.bytes) or (chunk is None) != (blob_key is None):
+            raise IntegrityFailure("a chunk names another blob than its own")
+        if chunk is None:
+            if not plaintext:
+                raise IntegrityFailure
+            kind, content = plaintext[0], plaintext[1:]
+        else:
+            blob = LiveBlob(chunk.blob_id, 0, BlobPointer(blob_key or b"", size))
+            fetched = await self._access.offload.fetch(self._scope, sealer, {piece_id: chunk}, {chunk.blob_id: blob})
+            kind, content = chunk.kind, fetched[piece_id]
+        try:
+            open_content(sealer, piece_id, kind, content, children)
+        except KeyError:
+            raise IntegrityFailure from None
+        bare = without_ids(kind, content)
+        fits = len(bare) <= SLICE_BYTES
+        record = PieceRecord(kind, [self.numbers[each] for each in below], len(bare), bare if fits else None)
+        self.numbers[piece_id] = len(self.numbers)
+        yield self.out(record)
+        for start in range(0, 0 if fits else len(bare), SLICE_BYTES):
+            await asyncio.sleep(0)
+            yield self.out(Data(bare[start : start + SLICE_BYTES]))
+
+
+async def _with_opening(
+    opening: Opening, records: AsyncGenerator[Record | bytes, None]
+) -> AsyncGenerator[Record | bytes, None]:
+    yield opening
+    async with aclosing(records) as content:
+        async for each in content:
+            yield each
+
+
+def _is_ending(encoded: bytes) -> bool:
+    """Whether encoded bytes are an `Ending`: an array whose first member is its number."""
+    return encoded[1:2] == bytes((10,)) and encoded[0] & 0xF0 == 0x90
+
+
+_WRITE = checkpoints_sql.WRITE_COLUMNS
+_CHECKPOINT = checkpoints_sql.ROW_COLUMNS

@@ -1,0 +1,685 @@
+"""Imports: threads that another deployment sealed for this one, taken in under the keys of a tenant here.
+
+1. A stream is opened chunk by chunk; what opens is authentic in its place. Records are checked one by one, and nothing
+   of what they say is believed that can be computed: ids of pieces, sums, seals and digests are made anew.
+2. A thread waits in a spool until all of it is here, its large pieces and files already in the object store behind
+   intents. It becomes visible in one transaction, and only when what follows it in the stream has opened, too: the
+   next thread, or the end of the file. So a file with one thread is imported whole or not at all, and of one that was
+   cut no thread is there in part.
+3. Then the thread is read back, everything in it opened, and its content digest compared with the export's.
+
+Ids, parents, steps, times and statuses stay; what keys make (ids of pieces, seals, tokens, versions of keys) is new. A
+thread that exists is never touched. One that an earlier run of the same import brought is known by a MAC in its row and
+passed over, so that an import that was killed is run again from the start of the file.
+"""
+
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from crypto import (
+    CryptoError,
+    ExportForOther,
+    ExportForOtherTenant,
+    ExportOpener,
+    ExportUnbound,
+    OpenError,
+    Sealer,
+)
+from crypto.blob import object_bytes
+from storage.access.access import Access
+from storage.administration.audit import Audit
+from storage.administration.jobs import Jobs
+from storage.artifacts.rows import ArtifactRows
+from storage.blobs.keyspace import BlobLocation
+from storage.errors import (
+    BlobsNotConfigured,
+    CommitUnknown,
+    ImportConflict,
+    ImportForOther,
+    ImportUnbound,
+    IntegrityFailure,
+    StateSchemaExists,
+    StateSchemaInvalid,
+    StateTooNewToSave,
+    StorageError,
+    ThreadExists,
+)
+from storage.format.export import (
+    AdoptionRecord,
+    ArtifactRecord,
+    Beginning,
+    Broken,
+    CheckpointRecord,
+    Data,
+    End,
+    Ending,
+    Frames,
+    Head,
+    LeftOut,
+    Opening,
+    PendingRecord,
+    PieceRecord,
+    PolicyRecord,
+    Record,
+    RunningDigest,
+    SavePolicyRecord,
+    Schema,
+    decode,
+    digested,
+    encode,
+)
+from storage.format.pointer import BlobPointer
+from storage.keys.keys import Keys
+from storage.keys.transfer_keys import TransferKeys
+from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
+from storage.ledger.streams import BlobWriter
+from storage.postgres import transfer as sql
+from storage.retention.policies import RetentionPolicies
+from storage.schemas.adoptions import Adoption, Adoptions
+from storage.schemas.registry import StateSchemas, decode_definition
+from storage.scope import ClientShare, Scope, TenantScope, check_id, check_subject
+from storage.transfer.exporting import IMPORT_KIND, WHOLE_TENANT, Exporting, Progress
+from storage.transfer.rows import GRACE_SECONDS, Staged, Staging, checked, origin_of, policy_of, refuse, settle
+from storage.transfer.unbound_imports import UNBOUND_FORMAT, UnboundImports
+
+# How many threads a report names; it counts all.
+NAMED_MAX = 1_000
+_Steering = Schema | PolicyRecord | AdoptionRecord | SavePolicyRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A thread that was not imported, and why: ``there`` (by an earlier run), ``exists``, or as the export says."""
+
+    subject_id: str
+    thread_id: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Imported:
+    """What an import did; ``passed`` names the first `NAMED_MAX` of ``passed_over``."""
+
+    export_id: UUID
+    job_id: UUID
+    threads: int = 0
+    checkpoints: int = 0
+    pending_writes: int = 0
+    artifacts: int = 0
+    state_schemas: int = 0
+    verified: int = 0
+    passed_over: int = 0
+    passed: list[Passed] = field(default_factory=list)
+
+    def pass_over(self, scope: Scope, thread_id: str, reason: str) -> None:
+        """Count a thread that was not imported."""
+        self.passed_over += 1
+        if len(self.passed) < NAMED_MAX:
+            self.passed.append(Passed(scope.subject_id, thread_id, reason))
+
+
+class _BrokenThreadError(Exception):
+    """The exporter could not read the thread to its end; nothing of it is taken."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Stream:
+    """The records of a file, and what is known when it ends."""
+
+    def __init__(self, records: AsyncGenerator[tuple[Record, bytes], None]) -> None:
+        self._records = records
+        self.whole = RunningDigest()
+        self.thread: RunningDigest | None = None
+        self.thread_id = ""
+
+    async def next(self) -> Record:
+        """The next record.
+
+        Raises:
+            ImportRefused: there is none.
+        """
+        try:
+            record, encoded = await anext(self._records)
+        except StopAsyncIteration:
+            refuse("the export ends without its last record")
+        if isinstance(record, End):
+            if record.digest != self.whole.digest():
+                refuse("the export is not what its end says")
+            return record
+        self.whole.add(encoded)
+        if self.thread is not None and not isinstance(record, Ending):
+            self.thread.add(digested(record, encoded, self.thread_id))
+        return record
+
+    async def end(self) -> None:
+        """Read past the last record.
+
+        Raises:
+            ImportRefused: there is more.
+        """
+        async for _ in self._records:
+            refuse("something follows the end of the export")
+
+    async def data(self, size: int) -> AsyncIterator[bytes]:
+        """Content of so many bytes.
+
+        Raises:
+            ImportRefused: it is shorter or longer, or cut otherwise than it must be.
+        """
+        left = size
+        while left:
+            record = await self.next()
+            if not isinstance(record, Data) or len(record.data) > left:
+                refuse("the export has other content than a record says")
+            left -= len(record.data)
+            yield record.data
+
+
+class Importing:
+    """The way in.
+
+    Attributes:
+        unbound: Which exports that name no tenant may be taken in.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        keys: Keys,
+        transfer_keys: TransferKeys,
+        artifacts: ArtifactRows,
+        piece_writer: BlobWriter | None,
+        exporting: Exporting,
+        state_schemas: StateSchemas,
+        adoptions: Adoptions,
+        policies: RetentionPolicies,
+        jobs: Jobs,
+        audit: Audit,
+        unbound: UnboundImports,
+    ) -> None:
+        self.unbound = unbound
+        self._access = access
+        self._unit_of_work = access.unit_of_work
+        self._ledger = access.offload.ledger
+        self._keys = keys
+        self._transfer_keys = transfer_keys
+        self._artifacts = artifacts
+        self._piece_writer = piece_writer
+        self._exporting = exporting
+        self._schemas = state_schemas
+        self._adoptions = adoptions
+        self._policies = policies
+        self._save_policies = exporting.save_policies
+        self._jobs = jobs
+        self._audit = audit
+
+    async def run(
+        self,
+        tenant: TenantScope,
+        body: AsyncIterator[bytes],
+        actor: str,
+        *,
+        skip_existing: bool = False,
+        share: ClientShare | None = None,
+    ) -> Imported:
+        """Take an export in.
+
+        Args:
+            tenant: Where it goes; subjects and threads keep their ids.
+            body: The file, as it arrives.
+            actor: Who imports, for the audit log.
+            skip_existing: Pass over threads that exist here instead of stopping at the first.
+            share: What threads that take a client-held share are put under; without it they are passed over.
+
+        Raises:
+            ImportForOther: it is sealed for another deployment, or another tenant of this one.
+            ImportUnbound: it names no tenant, and no operator has accepted it for this one.
+            ImportRefused: it was altered or cut, or is no export that this release reads. Threads that came before
+                stay; none is there in part.
+            ThreadExists: a thread exists here, and was not brought by this import before; likewise.
+            ImportConflict: a file exists here under the same id with another content; likewise.
+            StateSchemaExists: a state schema's version is registered here with another definition; likewise.
+            AdoptionExists: unversioned state was adopted here as something else; likewise.
+            FeatureOff: unversioned state was adopted there, or saves have a policy, and an older build may run here;
+                likewise.
+            QuotaExceeded, BlobsNotConfigured, BlobUnavailable, KeyDestroyed: as for saving; likewise.
+            IntegrityFailure: what was imported does not read back as it was exported.
+        """
+        progress: Progress | None = None
+        imported: Imported | None = None
+        error: str | None = "the upload was broken off"
+        try:
+            async with aclosing(self._opened(tenant, body)) as records:
+                stream = _Stream(records)
+                opening = await stream.next()
+                if not isinstance(opening, Opening):
+                    refuse("the export does not begin with its first record")
+                progress = await self._begin(tenant, opening, actor)
+                imported = Imported(opening.export_id, progress.job_id)
+                async with progress.going_on():
+                    await self._take(
+                        stream, tenant, actor, imported, progress, skip_existing=skip_existing, share=share
+                    )
+                if opening.format == UNBOUND_FORMAT:
+                    await self.unbound.use_up(tenant, opening.export_id)
+            error = None
+        except ExportForOther as reason:
+            own = (await self._transfer_keys.newest()).public_key.fingerprint
+            raise ImportForOther(
+                f"the export is sealed for the transfer key {reason.recipient}; this deployment's is {own}"
+            ) from None
+        except ExportForOtherTenant:
+            raise ImportForOther("the export is sealed for another tenant of this deployment") from None
+        except ExportUnbound as reason:
+            raise ImportUnbound(reason.export_id) from None
+        except OpenError as reason:
+            error = type(reason).__name__
+            refuse("the export was altered, cut or spliced, or is none")
+        except (StorageError, CryptoError) as reason:
+            error = str(reason) or type(reason).__name__
+            raise
+        finally:
+            if progress is not None and imported is not None:
+                await self._end(tenant, imported, actor, progress, error)
+        return imported
+
+    async def _opened(
+        self, tenant: TenantScope, body: AsyncIterator[bytes]
+    ) -> AsyncGenerator[tuple[Record, bytes], None]:
+        """The records, as they open."""
+        # The header names its key before anything of it is opened; keys are looked for outside of the opener.
+        own = await self._transfer_keys.newest()
+        opener = ExportOpener(
+            lambda fingerprint: own if fingerprint == own.public_key.fingerprint else None,
+            tenant.tenant_id,
+            await self.unbound.accepted(tenant),
+        )
+        frames = Frames()
+        async for data in body:
+            for encoded in frames.take(opener.write(data)):
+                yield _of_this(opener, decode(encoded)), encoded
+        for encoded in frames.take(opener.finish()):
+            yield _of_this(opener, decode(encoded)), encoded
+        if frames.held_bytes:
+            refuse("the export ends within a record")
+
+    async def _begin(self, tenant: TenantScope, opening: Opening, actor: str) -> Progress:
+        await self._jobs.ready()
+        async with self._unit_of_work.begin(tenant) as transaction:
+            lease = await self._jobs.add_claimed(transaction, tenant.tenant_id, IMPORT_KIND, WHOLE_TENANT)
+            detail = {
+                "export_id": str(opening.export_id), "job_id": str(lease.job_id),
+                "from_deployment": str(opening.deployment_id), "from_tenant": str(opening.tenant_id),
+            }  # fmt: skip
+            await self._audit.append(transaction, tenant.tenant_id, actor, "import.begin", "tenant", detail)
+        return Progress(self._unit_of_work, self._jobs, lease)
+
+    async def _end(
+        self, tenant: TenantScope, imported: Imported, actor: str, progress: Progress, error: str | None
+    ) -> None:
+        counts = {
+            "threads": imported.threads, "checkpoints": imported.checkpoints, "artifacts": imported.artifacts,
+            "passed_over": imported.passed_over, "verified": imported.verified,
+        }  # fmt: skip
+        # Each thread was recorded in its own transaction: this only sums up, and must not hide how it ended.
+        with suppress(StorageError):
+            async with self._unit_of_work.begin(tenant) as transaction:
+                detail = {"export_id": str(imported.export_id), "complete": error is None, **counts}
+                await self._audit.append(transaction, tenant.tenant_id, actor, "import.end", "tenant", detail)
+            note = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+            await progress.end(error, note)
+
+    # --- the stream ------------------------------------------------------------------------------------------------
+
+    async def _take(  # noqa: C901  what may come where, in one place
+        self,
+        stream: _Stream,
+        tenant: TenantScope,
+        actor: str,
+        imported: Imported,
+        progress: Progress,
+        *,
+        skip_existing: bool,
+        share: ClientShare | None,
+    ) -> None:
+        staged: Staged | None = None
+        threads = left_out = 0
+        try:
+            while True:
+                record = await stream.next()
+                if isinstance(record, End):
+                    if (record.threads, record.left_out) != (threads, left_out):
+                        refuse("the export has other threads than its end says")
+                    await stream.end()
+                elif not isinstance(record, _Steering | LeftOut | Beginning):
+                    refuse("the export has a record where it cannot be")
+                # What follows a thread has opened: it is whole.
+                ready, staged = staged, None
+                if ready is not None:
+                    await self._settle(ready, actor, imported, progress)
+                match record:
+                    case End():
+                        return
+                    case Schema() | PolicyRecord() | AdoptionRecord() | SavePolicyRecord():
+                        await self._steer(tenant, record, actor, imported)
+                    case LeftOut():
+                        left_out += 1
+                        imported.pass_over(_scope(tenant, record), record.thread_id, record.reason)
+                    case Beginning():
+                        try:
+                            staged = await self._thread(
+                                stream, tenant, record, imported, progress, skip_existing=skip_existing, share=share
+                            )
+                            threads += 1
+                        except _BrokenThreadError as broken:
+                            left_out += 1
+                            imported.pass_over(_scope(tenant, record), record.thread_id, broken.reason)
+        except BaseException:
+            if staged is not None:
+                await self._give_up(staged)
+            raise
+
+    async def _steer(self, tenant: TenantScope, record: _Steering, actor: str, imported: Imported) -> None:
+        """Say for the tenant what the export says of all threads."""
+        match record:
+            case Schema():
+                await self._schema(tenant, record, actor, imported)
+            case PolicyRecord():
+                await self._policy(tenant, record, actor)
+            case AdoptionRecord():
+                await self._adopt(tenant, record, actor)
+            case SavePolicyRecord():
+                await self._save_policy(tenant, record, actor)
+
+    async def _schema(self, tenant: TenantScope, record: Schema, actor: str, imported: Imported) -> None:
+        try:
+            definition = decode_definition(record.definition)
+            _, is_new = await self._schemas.put(tenant, record.schema, record.number, definition, actor)
+        except StateSchemaExists:
+            raise StateSchemaExists(
+                f"version {record.number} of state schema {record.schema!r} is registered here with another definition"
+            ) from None
+        except StateSchemaInvalid as fault:
+            refuse(f"version {record.number} of state schema {record.schema!r}: {fault}")
+        imported.state_schemas += is_new
+
+    async def _adopt(self, tenant: TenantScope, record: AdoptionRecord, actor: str) -> None:
+        """Say what the export says unversioned state is; it holds for what was saved before it was said there."""
+        try:
+            await self._adoptions.bring(
+                tenant,
+                Adoption(
+                    record.agent or None,
+                    record.namespace,
+                    record.number,
+                    record.state_schema,
+                    record.state_version,
+                    record.adopted_at,
+                ),
+                actor,
+            )
+        except StateTooNewToSave as fault:
+            refuse(str(fault))
+
+    async def _policy(self, tenant: TenantScope, record: PolicyRecord, actor: str) -> None:
+        """Say what the export says of retention where nothing is said here; what is said here stays."""
+        if (record.level == "agent") != bool(record.target) or record.level == "thread":
+            refuse("the export has a retention policy where it cannot be")
+        agent = record.target or None
+        said = await self._policies.get(tenant)
+        here = said.tenant if agent is None else said.agents.get(agent)
+        policy = policy_of(record.policy)
+        damaged = (record.level, record.target) in said.damaged
+        if not damaged and (here is None or here.updated_at is None):
+            await self._policies.put(tenant, agent, policy, actor)
+            await self._policies.delay(tenant, GRACE_SECONDS)
+
+    async def _save_policy(self, tenant: TenantScope, record: SavePolicyRecord, actor: str) -> None:
+        """Say what the export says of saves where nothing is said here; what is said here stays."""
+        said = await self._save_policies.get(tenant)
+        if said.of(record.agent or None).strict is None and record.agent not in said.damaged:
+            await self._save_policies.put(tenant, record.agent or None, record.strict, actor)
+
+    async def _thread(
+        self,
+        stream: _Stream,
+        tenant: TenantScope,
+        beginning: Beginning,
+        imported: Imported,
+        progress: Progress,
+        *,
+        skip_existing: bool,
+        share: ClientShare | None,
+    ) -> Staged | None:
+        """Take a thread to its end; None: it is passed over."""
+        scope = _scope(tenant, beginning)
+        stream.thread, stream.thread_id = RunningDigest(), beginning.thread_id
+        stream.thread.add(digested(beginning, b"", beginning.thread_id))
+        try:
+            if beginning.client_share and share is None:
+                await _drain(stream)
+                imported.pass_over(scope, beginning.thread_id, "client-share")
+                return None
+            self._access.row_quotas.require_room(scope)
+            sealer = await self._keys.sealer(scope)
+            origin = await self._origin(scope, beginning.thread_id)
+            if origin is not None:
+                ending = await _drain(stream)
+                reason = "there" if origin == origin_of(sealer, beginning.source, ending.digest) else "exists"
+                if reason == "exists" and not skip_existing:
+                    raise ThreadExists(
+                        f"thread {beginning.thread_id!r} of subject {scope.subject_id!r} exists here; nothing of it was"
+                        " changed"
+                    )
+                imported.pass_over(scope, beginning.thread_id, reason)
+                await progress.moved(1)
+                return None
+            own_share = share if beginning.client_share else None
+            staged = Staged(
+                scope, sealer if own_share is None else sealer.with_share(own_share.material), own_share, beginning
+            )
+            try:
+                await self._stage(stream, staged, progress)
+            except BaseException:
+                await self._give_up(staged)
+                raise
+            return staged
+        finally:
+            stream.thread = None
+
+    async def _origin(self, scope: Scope, thread_id: str) -> bytes | None:
+        """Where a thread that exists came from; b"": not from an import. None: there is no such thread."""
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            row = await transaction.fetchrow(sql.ORIGIN, scope.tenant_id, scope.subject_id, thread_id)
+        return None if row is None else row["origin"] or b""
+
+    async def _give_up(self, staged: Staged) -> None:
+        """Let go of what was uploaded for a thread; what this cannot reach expires."""
+        staged.close()
+        for blob_id in staged.reserved:
+            with suppress(StorageError):
+                await self._ledger.abandon(staged.scope, blob_id)
+
+    # --- staging ---------------------------------------------------------------------------------------------------
+
+    async def _stage(self, stream: _Stream, staged: Staged, progress: Progress) -> None:
+        staging = Staging(staged)
+        while staged.ending is None:
+            record = await stream.next()
+            await progress.moved()
+            match record:
+                case ArtifactRecord():
+                    await self._artifact(stream, staged, record)
+                case PieceRecord():
+                    await self._piece(stream, staged, staging, record)
+                case PendingRecord():
+                    staging.write(record)
+                case CheckpointRecord():
+                    staging.checkpoint(record)
+                case Head():
+                    staged.heads.append(record)
+                case PolicyRecord(level="thread"):
+                    staged.policy = policy_of(record.policy)
+                case Broken():
+                    raise _BrokenThreadError(record.reason)
+                case Ending():
+                    assert stream.thread is not None  # noqa: S101  for the type checker: the caller set it
+                    staging.end(record, stream.thread.digest())
+                case _:
+                    refuse("the export has a record where it cannot be")
+
+    async def _piece(self, stream: _Stream, staged: Staged, staging: "Staging", record: PieceRecord) -> None:
+        if record.data is not None:
+            content = record.data
+        else:
+            content = b"".join([each async for each in stream.data(record.size)])
+        piece = staging.piece(record, content)
+        if piece is None or not self._access.offload.is_large(piece):
+            if piece is not None:
+                staged.chunks.add(piece.piece_id, piece.plaintext, piece.children)
+            return
+        staged.large.add(piece.piece_id, piece.children, piece.kind, piece.size)
+        async with self._unit_of_work.snapshot(staged.scope) as transaction:
+            known = await self._ledger.known(transaction, staged.scope, [piece.piece_id])
+        if known:
+            staged.known.update(known)
+            return
+        writer = self._piece_writer
+        if writer is None:
+            raise BlobsNotConfigured
+        blob_id, blob_key = new_blob_id(), staged.sealer.new_blob_key()
+        reservation = NewBlob(blob_id, "piece", object_bytes(piece.size), piece.piece_id)
+        staged.reserved.add(blob_id)
+        await self._ledger.reserve(staged.scope, staged.sealer, [reservation], self._access.clock.now())
+        written = await writer.write_bytes(
+            BlobLocation(staged.scope.tenant_id, blob_id),
+            staged.sealer.blob_cipher(blob_id, blob_key),
+            memoryview(piece.plaintext)[1:].tobytes(),
+        )
+        pointer = BlobPointer(bytes(blob_key.borrow()), written.size_bytes)
+        staged.settlements.append(Settlement(blob_id, written.object_bytes, pointer, piece.piece_id))
+
+    async def _artifact(  # noqa: C901  one that is there, or one that is not
+        self, stream: _Stream, staged: Staged, record: ArtifactRecord
+    ) -> None:
+        """Bring a file into the object store, unless it is there already."""
+        if record.client_share and staged.share is None:
+            refuse("a thread without a client-held share names a file that takes one")
+        checked(check_id, record.thread_id, "thread id")
+        ends = self._artifacts.ends()
+        hashing = hashlib.sha256()
+
+        async def body() -> AsyncIterator[bytes]:
+            async for each in stream.data(record.size_bytes):
+                hashing.update(each)
+                yield each
+
+        async with self._unit_of_work.snapshot(staged.scope) as transaction:
+            found = await self._ledger.artifacts(transaction, staged.scope, [record.artifact_id])
+            there = found.get(record.artifact_id)
+            if there is not None:
+                opener = staged.sealer if there.client_share else staged.sealer.without_share
+                described = await self._artifacts.open(transaction, staged.scope, opener, there)
+        if there is not None:
+            async for _ in body():
+                pass
+            if hashing.digest() != record.digest:
+                refuse("a file of the export is not what its digest says")
+            if described.digest != record.digest:
+                raise ImportConflict(f"artifact {record.artifact_id} exists here with another content")
+            if described.number != record.number and record.thread_id == staged.beginning.thread_id:
+                raise ImportConflict(f"artifact {record.artifact_id} exists here as another version of its name")
+            staged.artifacts.add(encode(record), None)
+            return
+        blob_id, blob_key = new_blob_id(), staged.sealer.new_blob_key()
+        opener = staged.sealer if record.client_share else staged.sealer.without_share
+        reservation = NewBlob(blob_id, "artifact", object_bytes(record.size_bytes))
+        staged.reserved.add(blob_id)
+        await self._ledger.reserve(staged.scope, opener, [reservation], self._access.clock.now())
+
+        async def name_multipart(multipart_id: str) -> None:
+            await self._ledger.name_multipart(staged.scope, blob_id, multipart_id)
+
+        written = await ends.writer.write(
+            BlobLocation(staged.scope.tenant_id, blob_id),
+            opener.blob_cipher(blob_id, blob_key),
+            body(),
+            size_bytes=record.size_bytes,
+            on_multipart=name_multipart,
+        )
+        if hashing.digest() != record.digest:
+            refuse("a file of the export is not what its digest says")
+        staged.artifacts.add(encode(record), (blob_id.bytes, bytes(blob_key.borrow()), written.object_bytes))
+
+    # --- settling --------------------------------------------------------------------------------------------------
+
+    async def _settle(self, staged: Staged, actor: str, imported: Imported, progress: Progress) -> None:
+        """Make a thread visible, and compare it with its export."""
+        assert staged.ending is not None  # noqa: S101  for the type checker: staging ended with it
+        thread_id = staged.beginning.thread_id
+
+        async def attempt(sealer: Sealer) -> None:
+            async with self._unit_of_work.begin(staged.scope) as transaction:
+                await settle(self._access, self._artifacts, self._audit, transaction, sealer, staged, actor)
+
+        try:
+            await self._access.writing(staged.scope, attempt, staged.share)
+        except CommitUnknown:
+            staged.close()
+            raise  # perhaps it is there: whoever runs the import again finds out
+        except BaseException:
+            await self._give_up(staged)
+            raise
+        staged.close()
+        imported.threads += 1
+        imported.checkpoints += staged.ending.checkpoints
+        imported.pending_writes += staged.ending.pending_writes
+        imported.artifacts += staged.ending.artifacts
+        found = await self._exporting.content_digest(
+            staged.scope, thread_id, staged.share, updated_at=staged.beginning.updated_at
+        )
+        if found.digest == staged.ending.digest:
+            imported.verified += 1
+        elif found.activity == 1:  # otherwise an agent goes on with it already
+            self._access.found_damage()
+            raise IntegrityFailure(
+                f"thread {thread_id!r} of subject {staged.scope.subject_id!r} was imported, but does not read back as"
+                " it was exported"
+            )
+        await progress.moved(1)
+
+
+def _scope(tenant: TenantScope, record: Beginning | LeftOut) -> Scope:
+    checked(check_subject, record.subject_id)
+    checked(check_id, record.thread_id, "thread id")
+    return Scope(tenant.tenant_id, record.subject_id)
+
+
+async def _drain(stream: _Stream) -> Ending:
+    """Read a thread that is passed over, to its end."""
+    while True:
+        record = await stream.next()
+        if isinstance(record, Ending):
+            if stream.thread is None or stream.thread.digest() != record.digest:
+                refuse("a thread of the export is not what its digest says")
+            return record
+        if isinstance(record, Broken):
+            raise _BrokenThreadError(record.reason)
+        if isinstance(record, Opening | Schema | Beginning | LeftOut | End):
+            refuse("the export has a record where it cannot be")
+
+
+def _of_this(opener: ExportOpener, record: Record) -> Record:
+    """The record, if it is not another export's opening."""
+    if isinstance(record, Opening):
+        if opener.header is None or record.export_id != opener.header.export_id:
+            refuse("the export's content is another one's")
+        if record.format != opener.file_format:
+            refuse("the export is of a format that this release does not read")
+    return record

@@ -1,0 +1,587 @@
+"""Verification: open every row of a thread, or of all that a subject has, and compare what must be there.
+
+A thread is read in one snapshot, so that writers and pruners at work never look like damage; a subject is verified a
+bounded stretch at a time, which is also its progress. An archived thread's rows are read from its object, a few at a
+time, and compared with the seals that stayed; the first damage there is one finding for the thread. Findings name
+places, never values. Nothing is written, and damage is reported instead of raised: one bad row must not hide the next.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import UUID
+
+from crypto import KeyDestroyed, Sealer
+from storage.access.access import Access
+from storage.access.archive_objects import ArchiveObjects
+from storage.access.completeness import (
+    BEFORE_WRITES,
+    STRETCH_ROWS,
+    Writes,
+    compare_listed,
+    compare_namespaces,
+    compare_writes,
+    open_own_head,
+    walk,
+)
+from storage.access.head_anchors import AnchoredHead, AnchoredHeads, place_tag
+from storage.archive.check import ArchiveCheck
+from storage.collection.accepted_losses import AcceptedLosses
+from storage.collection.blobs import BlobDamage, damage_of_subject, damage_of_thread
+from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound
+from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, Stub
+from storage.format.chain import LiveSet, ThreadSeal
+from storage.format.pieces import unpack_ids
+from storage.format.record import OpenedWrite, PieceReader, open_thread_seal, open_write, piece_columns
+from storage.format.token import incarnation_tag, removal_mac, thread_tag
+from storage.ledger.ledger import BlobLedger
+from storage.model import Page
+from storage.postgres import archives as archives_sql
+from storage.postgres import completeness as sql
+from storage.postgres import threads as threads_sql
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope, TenantListing, TenantScope
+
+# After so long a stretch of a subject's threads ends with the thread it is at: somebody watches the progress.
+STRETCH_SECONDS = 2.0
+# Findings of a thread that are listed; where there are more, the thread is beyond repair by hand.
+FINDINGS_MAX = 100
+_THREADS_PAGE = 100
+_HEADS_PAGE = 1000
+
+Code = Literal[
+    "thread-missing", "thread-seal", "namespaces", "head-missing", "head-seal", "head-checkpoint", "checkpoint",
+    "live-set", "pending-write", "pending-writes", "piece", "piece-missing", "older-than-anchor",
+    "missing-since-anchor", "anchor", "keys", "subject-missing", "tombstone", "shred-undone", "control-row",
+    "archive", "artifact", "blob", "upload",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Damage, by place."""
+
+    code: Code
+    detail: str
+    thread_id: str | None = None
+    namespace: str | None = None
+    checkpoint_id: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What was verified, and what was found. ``after``: the thread to go on after; None: this was all.
+
+    ``threads_skipped`` counts threads under a share that only the client holds: without it they cannot be opened.
+    ``threads_frozen`` counts archived threads whose object has to be thawed first: nothing of them was opened.
+    """
+
+    threads: int = 0
+    threads_skipped: int = 0
+    threads_frozen: int = 0
+    checkpoints: int = 0
+    pending_writes: int = 0
+    pieces: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    after: str | None = None
+
+
+class Verification:
+    """Verifies a thread, or a subject."""
+
+    def __init__(self, access: Access, losses: AcceptedLosses, archives: ArchiveObjects | None = None) -> None:
+        self._access = access
+        self._losses = losses
+        self._archives = archives or ArchiveObjects(None, None)
+
+    async def thread(self, scope: Scope, thread_id: str) -> Report:
+        """Verify one thread and its artifacts, and compare it with the anchored heads.
+
+        Raises:
+            ThreadNotFound: there is no trace of it, neither in the database nor anchored.
+            IntegrityFailure: the subject's keys do not authenticate, or are gone.
+            BlobUnavailable: the object store does not answer.
+        """
+
+        async def with_sealer(sealer: Sealer) -> Report:
+            report = Report()
+            anchored = await self._anchored(sealer, report)
+            tag = thread_tag(sealer, thread_id)
+            own = [each for each in anchored if each.thread == tag]
+            found = await self._verify(scope, sealer, thread_id, report)
+            await _take(report, damage_of_thread(self._access, scope, sealer, thread_id))
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await _compare_anchored(transaction, scope, sealer, own, report, thread_id)
+            if not found and not report.findings:
+                raise ThreadNotFound
+            return report
+
+        await self._access.check_stored_keys(scope)
+        return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
+
+    async def subject(self, scope: Scope, after: str = "", known: AnchoredHeads | None = None) -> Report:
+        """Verify a stretch of a subject's threads, by id.
+
+        The last stretch opens what is sealed about the subject's objects, and compares with the anchored heads.
+
+        Args:
+            scope: Whose threads.
+            after: The thread to go on after.
+            known: What is anchored of the tenant, if it was read before; else it is read now.
+
+        Raises:
+            IntegrityFailure: as `thread`.
+            BlobUnavailable: the object store does not answer.
+        """
+
+        async def with_sealer(sealer: Sealer) -> Report:
+            report = Report()
+            until = time.monotonic() + STRETCH_SECONDS
+            at = after
+            while True:
+                async with self._access.unit_of_work.snapshot(scope) as transaction:
+                    rows = await transaction.fetch(sql.TRACES, scope.tenant_id, scope.subject_id, at, _THREADS_PAGE)
+                for row in rows:
+                    at = row["thread_id"]
+                    await self._verify(scope, sealer, at, report)
+                    if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
+                        report.after = at
+                        return report
+                if len(rows) < _THREADS_PAGE:
+                    break
+            await _take(report, damage_of_subject(self._access, scope, sealer))
+            anchored = await self._anchored(sealer, report, known)
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await _compare_anchored(transaction, scope, sealer, anchored, report)
+            return report
+
+        await self._access.check_stored_keys(scope)
+        try:
+            return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
+        except ThreadNotFound:
+            return Report()
+
+    async def lost_heads(self, scope: Scope, known: AnchoredHeads) -> list[AnchoredHead]:
+        """Anchored heads of a subject that the database has not come to; counts no damage.
+
+        Args:
+            scope: Whose.
+            known: What is anchored of the tenant.
+        """
+
+        async def with_sealer(sealer: Sealer) -> list[AnchoredHead]:
+            report = Report()
+            anchored = await self._anchored(sealer, report, known)
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                return await _compare_anchored(transaction, scope, sealer, anchored, report)
+
+        return await self._access.reading(scope, with_sealer, ThreadNotFound())
+
+    async def subjects(self, scope: TenantScope, limit: int, after: tuple[str, ...] | None) -> Page[str]:
+        """The tenant's subjects that have keys, by id: whose data there is to verify."""
+        async with self._access.unit_of_work.snapshot(scope) as transaction:
+            rows = await transaction.fetch(sql.SUBJECTS, scope.tenant_id, after[0] if after else "", limit)
+        found = [row["subject_id"] for row in rows]
+        return Page(found, (found[-1],) if len(found) == limit else None)
+
+    async def subjects_without_keys(self, scope: TenantScope) -> dict[str, bool]:
+        """The tenant's subjects that have threads, but no key that opens them; True: destroyed ones are on record.
+
+        Only a shred that is under way leaves the latter, and nothing that a gateway does the former.
+        """
+        async with self._access.unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
+            rows = await transaction.fetch(sql.SUBJECTS_WITHOUT_KEYS, scope.tenant_id)
+        return {row["subject_id"]: row["destroyed"] for row in rows}
+
+    def _counted(self, report: Report) -> Report:
+        for _ in report.findings:
+            self._access.found_damage()
+        return report
+
+    def count_damage(self) -> None:
+        """Count a finding that is no single subject's."""
+        self._access.found_damage()
+
+    async def _anchored(self, sealer: Sealer, report: Report, known: AnchoredHeads | None = None) -> list[AnchoredHead]:
+        """What is anchored; read before the database, which therefore is never behind it."""
+        if known is None:
+            known = await self._losses.anchored(sealer.tenant_id)
+        try:
+            return known.of(sealer)
+        except IntegrityFailure as error:
+            report.findings.append(Finding(code="anchor", detail=str(error)))
+            return []
+
+    async def _verify(self, scope: Scope, sealer: Sealer, thread_id: str, report: Report) -> bool:
+        """Verify a thread in one snapshot; returns whether there was any trace of it."""
+        while True:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                archived = await _read_archived(transaction, scope, thread_id)
+                if archived is None:
+                    ledger = self._access.offload.ledger
+                    return await _Verifier(transaction, scope, sealer, thread_id, report, ledger).run()
+            if await self._verify_archived(scope, sealer, thread_id, archived, report):
+                return True
+
+    async def _verify_archived(
+        self, scope: Scope, sealer: Sealer, thread_id: str, archived: "_Archived", report: Report
+    ) -> bool:
+        """Verify an archived thread, its object and the seals that stayed; False: it is somewhere else by now."""
+        fault: str | None = None
+        own = Report()
+        try:
+            await self._compare_archived(scope, sealer, thread_id, archived, own)
+        except ThreadArchived:
+            own.threads_frozen += 1
+        except IntegrityFailure as error:
+            fault = str(error)
+        except KeyDestroyed:
+            fault = "sealed under a key that does not exist any more"
+        if fault is not None:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                if await _read_archived(transaction, scope, thread_id) != archived:
+                    return False  # restored, deleted or archived anew while its object was read
+            report.findings.append(Finding(code="archive", detail=fault, thread_id=thread_id))
+        report.threads += 1
+        for name in ("threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces"):
+            setattr(report, name, getattr(report, name) + getattr(own, name))
+        return True
+
+    async def _compare_archived(
+        self, scope: Scope, sealer: Sealer, thread_id: str, archived: "_Archived", own: Report
+    ) -> None:
+        """Compare an archive with its thread's seals; ``own`` counts what was opened.
+
+        Raises:
+            ThreadArchived: The object has to be thawed first.
+            IntegrityFailure: Something is not as it was written.
+            KeyDestroyed: Something is sealed under a key that is gone.
+        """
+        stub = archived.proven_stub()
+        check = ArchiveCheck(sealer, thread_id, archived.standing, archived.heads)
+        async with aclosing(self._archives.read(scope, sealer, stub)) as pages:
+            async for table, page in pages:
+                await check.take(table, page)
+        own.threads_skipped += check.client_share
+        own.checkpoints += check.counts[CHECKPOINTS]
+        own.pending_writes += check.counts[PENDING_WRITES]
+        own.pieces += check.counts[CHUNKS]
+        check.end()
+        if not check.client_share:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await self._access.offload.ledger.pointers(transaction, scope, sealer, check.blob_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Archived:
+    """What one snapshot shows of an archived thread."""
+
+    standing: Any
+    heads: list[Any]
+    stub: Stub | None
+
+    def proven_stub(self) -> Stub:
+        """The stub of a thread whose rows are in the archive and nowhere else.
+
+        Raises:
+            IntegrityFailure: There is none, or some are in the database.
+        """
+        if self.stub is None:
+            raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
+        if any(self.standing[table] for table in TABLES):
+            raise IntegrityFailure("rows of an archived thread are in the database, too")
+        return self.stub
+
+
+async def _read_archived(transaction: Transaction, scope: Scope, thread_id: str) -> _Archived | None:
+    """An archived thread, or None if it is hot, or there is none."""
+    place = (scope.tenant_id, scope.subject_id, thread_id)
+    tier = await transaction.fetchval(sql.TIER, *place)
+    if tier is None or tier == "hot":
+        return None
+    standing = await transaction.fetchrow(archives_sql.STANDING, *place)
+    row = await transaction.fetchrow(archives_sql.STUB, *place)
+    heads = await transaction.fetch(threads_sql.HEADS, *place)
+    return _Archived(standing, heads, None if row is None else Stub.of(row))
+
+
+class _Verifier:
+    """One thread in one snapshot."""
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        scope: Scope,
+        sealer: Sealer,
+        thread_id: str,
+        report: Report,
+        ledger: BlobLedger,
+    ) -> None:
+        self._transaction = transaction
+        self._scope = scope
+        self._sealer = sealer
+        self._thread_id = thread_id
+        self._report = report
+        self._place = (scope.tenant_id, scope.subject_id, thread_id)
+        self._ledger = ledger
+        self._named: set[bytes] = set()
+        # Of checkpoints, by namespace and id; None when a write did not open.
+        self._statuses: dict[tuple[str, str], set[str]] | None = {}
+        self._found_before = len(report.findings)
+
+    def _find(self, code: Code, detail: str, namespace: str | None = None, checkpoint_id: str | None = None) -> None:
+        if len(self._report.findings) - self._found_before < FINDINGS_MAX:
+            self._report.findings.append(
+                Finding(
+                    code=code,
+                    detail=detail,
+                    thread_id=self._thread_id,
+                    namespace=namespace,
+                    checkpoint_id=checkpoint_id,
+                )
+            )
+
+    @contextmanager
+    def _reporting(self, code: Code, namespace: str | None = None, checkpoint_id: str | None = None) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityFailure as error:
+            self._find(code, str(error), namespace, checkpoint_id)
+        except KeyDestroyed:
+            self._find(code, "sealed under a key that does not exist any more", namespace, checkpoint_id)
+
+    async def run(self) -> bool:
+        row = await self._transaction.fetchrow(sql.THREAD, *self._place)
+        heads = await self._transaction.fetch(threads_sql.HEADS, *self._place)
+        namespaces = [each["namespace"] for each in await self._transaction.fetch(sql.NAMESPACES, *self._place)]
+        thread: ThreadSeal | None = None
+        if row is not None:
+            with self._reporting("thread-seal"):
+                thread = open_thread_seal(self._sealer, self._thread_id, row["created_at"], row["seal"])
+                compare_listed(thread, row)
+            if row["client_share"] if thread is None else thread.share_check is not None:
+                self._report.threads_skipped += 1
+                return True
+        if thread is not None:
+            with self._reporting("namespaces"):
+                compare_namespaces(self._sealer, thread, [each["namespace"] for each in heads])
+        seen, writes = await self._writes()
+        if thread is not None and writes is not None:
+            with self._reporting("pending-writes"):
+                compare_writes(writes.total, thread.writes)
+        for head in heads:
+            await self._namespace(head, thread, writes)
+        for namespace in {*namespaces} - {each["namespace"] for each in heads}:
+            self._find("head-missing", "the namespace has checkpoints but no head", namespace)
+            await self._checkpoints(namespace)
+        pieces = await self._pieces()
+        stub = await self._transaction.fetchrow(archives_sql.STUB, *self._place)
+        if stub is not None:
+            self._find("archive", "a thread that is not archived has the stub of one")
+        found = row is not None or bool(heads or namespaces or seen or pieces or stub)
+        if row is None and found:
+            self._find("thread-missing", "the thread's row is gone, but not what belongs to it")
+        self._report.threads += found
+        return found
+
+    async def _namespace(self, row: Any, thread: ThreadSeal | None, writes: Writes | None) -> None:
+        namespace = row["namespace"]
+        read, newest = await self._checkpoints(namespace)
+        if newest != row["head_id"]:
+            self._find("head-checkpoint", "the newest checkpoint is not the head", namespace, row["head_id"])
+        if thread is None:
+            return
+        with self._reporting("head-seal", namespace):
+            head = open_own_head(self._sealer, self._thread_id, thread, row)
+            if read is not None and read != head.live:
+                self._find("live-set", f"{head.live.count} checkpoints expected, {read.count} found", namespace)
+            if writes is not None:
+                with self._reporting("pending-writes", namespace, row["head_id"]):
+                    compare_writes(writes.of(namespace, row["head_id"]), head.writes)
+
+    async def _checkpoints(self, namespace: str) -> tuple[LiveSet | None, str | None]:
+        """The live set of a namespace (None when a row does not open) and the id of its newest checkpoint."""
+        read: LiveSet | None = LiveSet()
+        newest: str | None = None
+        after = ""
+        while True:
+            try:
+                async for opened in walk(
+                    self._transaction, self._scope, self._sealer, self._thread_id, namespace, after
+                ):
+                    self._report.checkpoints += 1
+                    newest = after = opened.columns.checkpoint_id
+                    self._named.update(opened.ids)
+                    if self._statuses is not None:
+                        with self._reporting("checkpoint", namespace, after):
+                            opened.check_outcome(self._statuses.get((namespace, after), ()))
+                    if read is not None:
+                        read = read.add(opened.member)
+            except (IntegrityFailure, KeyDestroyed) as error:
+                # Name the row that did not open, pass over it, go on behind it.
+                read = None
+                newest = after = await self._transaction.fetchval(sql.NEXT_CHECKPOINT, *self._place, namespace, after)
+                self._find("checkpoint", str(error), namespace, after)
+            else:
+                return read, newest
+
+    async def _writes(self) -> tuple[int, Writes | None]:
+        """The number of pending writes and their sums (None when a row does not open)."""
+        seen = 0
+        writes: Writes | None = Writes()
+        after: tuple[object, ...] = BEFORE_WRITES
+        while True:
+            rows = await self._transaction.fetch(threads_sql.ALL_WRITES, *self._place, *after, STRETCH_ROWS)
+            for row in rows:
+                seen += 1
+                after = (row["namespace"], row["checkpoint_id"], row["task_id"], row["idx"])
+                opened: OpenedWrite | None = None
+                with self._reporting("pending-write", row["namespace"], row["checkpoint_id"]):
+                    opened = open_write(self._sealer, row)
+                if opened is None:
+                    writes = self._statuses = None
+                    continue
+                if opened.columns.status is not None and self._statuses is not None:
+                    place = (row["namespace"], row["checkpoint_id"])
+                    self._statuses.setdefault(place, set()).add(opened.columns.status)
+                self._named.update(opened.ids)
+                if writes is not None:
+                    writes.add(row["namespace"], row["checkpoint_id"], opened.mac)
+            if len(rows) < STRETCH_ROWS:
+                self._report.pending_writes += seen
+                return seen, writes
+
+    async def _pieces(self) -> int:
+        """Open every piece, and what opens those in the object store; that their objects are there is fsck's to say.
+
+        What nothing names any more is no damage: the next prune collects it.
+        """
+        children: dict[bytes, list[bytes]] = {}
+        after = b""
+        while True:
+            rows = await self._transaction.fetch(sql.CHUNKS_AFTER, *self._place, after, STRETCH_ROWS)
+            reader = PieceReader(self._sealer)
+            for row in rows:
+                after = row["piece_id"]
+                children[after] = []
+                with self._reporting("piece"):
+                    reader.add([piece_columns(row)])
+                    if reader.look_up(after).data is None:
+                        named = [UUID(bytes=row["named_ids"])]
+                        await self._ledger.pointers(self._transaction, self._scope, self._sealer, named)
+                    children[after] = [] if row["children"] is None else unpack_ids(row["children"])
+            if len(rows) < STRETCH_ROWS:
+                break
+        wanted = list(self._named)
+        needed: set[bytes] = set()
+        while wanted:
+            piece_id = wanted.pop()
+            if piece_id not in needed:
+                needed.add(piece_id)
+                wanted.extend(children.get(piece_id, ()))
+        missing = len(needed - children.keys())
+        if missing:
+            self._find("piece-missing", f"{missing} of {len(needed)} pieces are missing")
+        self._report.pieces += len(children)
+        return len(children)
+
+
+async def _take(report: Report, damage: AsyncGenerator[BlobDamage, None]) -> None:
+    """Add what is damaged of a subject's objects to a report, up to `FINDINGS_MAX`."""
+    async with aclosing(damage) as found:
+        left = FINDINGS_MAX
+        async for each in found:
+            report.findings.append(Finding(code=each.code, detail=each.detail, thread_id=each.thread_id))
+            left -= 1
+            if not left:
+                return
+
+
+async def _compare_anchored(
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    anchored: Iterable[AnchoredHead],
+    report: Report,
+    thread_id: str | None = None,
+) -> list[AnchoredHead]:
+    """Compare anchored heads with the heads there are, or with proof that a request removed them.
+
+    Returns:
+        Those that the database has not come to, which are findings of the report.
+    """
+    comparison = _Comparison(sealer, anchored, report)
+    after = ("", "")
+    while comparison.left:
+        rows = await transaction.fetch(sql.STANDINGS, scope.tenant_id, scope.subject_id, thread_id, *after, _HEADS_PAGE)
+        for row in rows:
+            after = (row["thread_id"], row["namespace"] or "")
+            comparison.take(row)
+        if len(rows) < _HEADS_PAGE:
+            break
+    lost = comparison.lost
+    for known in comparison.unexplained():
+        removal = removal_mac(sealer, known.thread, known.incarnation)
+        if not await transaction.fetchval(sql.WAS_REMOVED, scope.tenant_id, scope.subject_id, removal):
+            report.findings.append(
+                Finding(
+                    code="missing-since-anchor",
+                    detail="a thread that was anchored is not there, and no request removed it",
+                    thread_id=thread_id,
+                )
+            )
+            lost.append(known)
+    return lost
+
+
+class _Comparison:
+    """Anchored heads that no head has accounted for yet."""
+
+    def __init__(self, sealer: Sealer, anchored: Iterable[AnchoredHead], report: Report) -> None:
+        self._sealer = sealer
+        self._report = report
+        self.lost: list[AnchoredHead] = []
+        self.left = {(each.place, each.incarnation): each for each in anchored}
+        self._threads: dict[tuple[bytes, bytes], tuple[str, int]] = {}
+        self._passed_over: set[bytes] = set()
+
+    def take(self, row: Any) -> None:
+        """Account for a thread, and a head of it if the row has one."""
+        thread_id, namespace = row["thread_id"], row["namespace"]
+        tag = thread_tag(self._sealer, thread_id)
+        try:
+            thread = open_thread_seal(self._sealer, thread_id, row["created_at"], row["thread_seal"])
+            if thread.share_check is not None:
+                self._passed_over.add(tag)
+                return
+            head = None if namespace is None else open_own_head(self._sealer, thread_id, thread, row)
+        except (IntegrityFailure, KeyDestroyed):
+            self._passed_over.add(tag)  # found when the thread itself was verified
+            return
+        life = incarnation_tag(self._sealer, thread.incarnation)
+        self._threads[tag, life] = (thread_id, thread.floor)
+        if head is None:
+            return
+        known = self.left.pop((place_tag(self._sealer, thread_id, namespace), life), None)
+        if known is not None and head.sequence < known.sequence:
+            detail = f"at change {head.sequence}, but {known.sequence} is anchored"
+            self._find(known, detail, thread_id, namespace)
+
+    def unexplained(self) -> Iterator[AnchoredHead]:
+        """Anchored heads whose thread, or that life of it, is not there."""
+        for known in self.left.values():
+            standing = self._threads.get((known.thread, known.incarnation))
+            if standing is None:
+                if known.thread not in self._passed_over:
+                    yield known
+            elif standing[1] < known.sequence:  # else a request removed the namespace
+                self._find(known, f"a namespace that had come to change {known.sequence} is not there", standing[0])
+
+    def _find(self, known: AnchoredHead, detail: str, thread_id: str, namespace: str | None = None) -> None:
+        self.lost.append(known)
+        self._report.findings.append(
+            Finding(code="older-than-anchor", detail=detail, thread_id=thread_id, namespace=namespace)
+        )
