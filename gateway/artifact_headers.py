@@ -18,7 +18,8 @@ import msgspec
 
 from gateway import limits
 from gateway.problems import InvalidRequest, RangeNotSatisfiable
-from gateway.wire import NAME_BYTES_MAX, Fault
+from gateway.wire.base import NAME_BYTES_MAX
+from gateway.wire.problems import Fault
 from storage.encoding import decode_json, encode_json, json_decoder
 
 NAME_HEADER = "Stateroom-Artifact-Name"

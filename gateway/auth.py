@@ -32,7 +32,8 @@ from gateway.problems import (
     Unauthenticated,
 )
 from gateway.strangers import Strangers
-from gateway.wire import Fault, Permission
+from gateway.wire.api_keys import Permission
+from gateway.wire.problems import Fault
 from storage.administration.audit import BreakGlass
 from storage.clock import Clock
 from storage.concurrency.room import count_with

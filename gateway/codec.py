@@ -54,7 +54,7 @@ from gateway.problems import (
 from gateway.scanning import CONTAINERS, Format, NamedTwice, Values, scan
 from gateway.slices import Work, finish, joined
 from gateway.whole_numbers import with_integers
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.encoding import encode_json, encode_msgpack, json_decoder
 from storage.errors import InvalidState, LimitExceeded
 from storage.model import Value

@@ -13,7 +13,7 @@ import hmac
 import msgspec
 
 from gateway.problems import InvalidRequest
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.encoding import encode_msgpack
 from storage.keys.key_seals import Peppers
 

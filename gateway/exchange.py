@@ -38,7 +38,7 @@ from gateway.problems import (
 from gateway.scanning import Format, Values
 from gateway.slices import JOINED_BESIDE_BYTES_MIN
 from gateway.whole_numbers import alternatives
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.concurrency.turns import loop_turn
 from storage.errors import InvalidState
 from storage.format.token import ThreadToken

@@ -34,7 +34,7 @@ from gateway.problems import (
 from gateway.scanning import Format
 from gateway.slices import Work
 from gateway.whole_numbers import as_integer
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.encoding import json_decoder
 
 _SLICE_COST: Final = 4_000  # of one slice, some 5 ms: one for a value, and one for `_BYTES_AS_ONE` of it

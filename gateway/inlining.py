@@ -20,13 +20,13 @@ from storage.model import Checkpoint, Value
 from storage.scope import ClientShare, Scope
 
 
-def shown_values(checkpoints: Iterable[Checkpoint], view: wire.View) -> Iterator[Value]:
+def shown_values(checkpoints: Iterable[Checkpoint], view: wire.base.View) -> Iterator[Value]:
     """The values that an answer shows in ``view``: channels, then pending writes."""
     for checkpoint in checkpoints:
         if view == "none" or checkpoint.withheld:
             continue
         for name, channel in (checkpoint.channels or {}).items():
-            if view == "channels" or not name.startswith(wire.PRIVATE_PREFIX):
+            if view == "channels" or not name.startswith(wire.base.PRIVATE_PREFIX):
                 yield channel.value
         for write in checkpoint.writes or ():
             yield write.value
@@ -34,7 +34,7 @@ def shown_values(checkpoints: Iterable[Checkpoint], view: wire.View) -> Iterator
 
 async def inlined(
     artifacts: Artifacts, scope: Scope, values: Iterable[Value], share: ClientShare | None
-) -> dict[str, wire.InlinedArtifact]:
+) -> dict[str, wire.checkpoints.InlinedArtifact]:
     """The artifacts that these values name, by id, in the order in which they are named first.
 
     The first `limits.INLINED_ARTIFACTS_MAX` are looked up. Content comes with those of at most
@@ -50,19 +50,19 @@ async def inlined(
     if not named:
         return {}
     found = await artifacts.open_named(scope, named, share=share)
-    shown: dict[str, wire.InlinedArtifact] = {}
-    wanted: list[tuple[wire.InlinedArtifact, ArtifactContent]] = []
+    shown: dict[str, wire.checkpoints.InlinedArtifact] = {}
+    wanted: list[tuple[wire.checkpoints.InlinedArtifact, ArtifactContent]] = []
     room_bytes = limits.INLINED_BYTES_MAX
     for artifact_id in named:
         if artifact_id not in found:
-            shown[str(artifact_id)] = wire.InlinedArtifact(missing=True)
+            shown[str(artifact_id)] = wire.checkpoints.InlinedArtifact(missing=True)
             continue
         content = found[artifact_id]
         if content is None:
-            shown[str(artifact_id)] = wire.InlinedArtifact(withheld=True)
+            shown[str(artifact_id)] = wire.checkpoints.InlinedArtifact(withheld=True)
             continue
         artifact = content.artifact
-        one = shown[str(artifact_id)] = wire.InlinedArtifact(
+        one = shown[str(artifact_id)] = wire.checkpoints.InlinedArtifact(
             name=artifact.name, media_type=artifact.media_type, size_bytes=artifact.size_bytes
         )
         if artifact.size_bytes <= min(limits.INLINED_BYTES_EACH_MAX, room_bytes):
@@ -85,7 +85,7 @@ async def _named(values: Iterable[Value]) -> list[UUID]:
     return list(named)
 
 
-async def _fill(wanted: list[tuple[wire.InlinedArtifact, ArtifactContent]]) -> None:
+async def _fill(wanted: list[tuple[wire.checkpoints.InlinedArtifact, ArtifactContent]]) -> None:
     """Read all contents, some at once; when one fails, stop the others and raise what it raised."""
     left = iter(wanted)
 

@@ -26,12 +26,12 @@ from storage.verification import jobs as verifying
 _OF_A_SUBJECT = frozenset({RESEAL_KIND, shred.SHRED_SUBJECT_KIND})
 _OF_A_SCHEMA = frozenset(migrating.KINDS)
 _VERIFYING = frozenset({verifying.VERIFY_TENANT_KIND, verifying.VERIFY_DEPLOYMENT_KIND})
-AnyJob = TypeVar("AnyJob", bound=wire.Job)
+AnyJob = TypeVar("AnyJob", bound=wire.jobs.Job)
 
 
-def shown(job: Job) -> wire.Job:
+def shown(job: Job) -> wire.jobs.Job:
     """A job as the API shows it."""
-    return as_job(job, wire.Job)
+    return as_job(job, wire.jobs.Job)
 
 
 def as_job(job: Job, shape: type[AnyJob], **more: Any) -> AnyJob:
@@ -42,7 +42,7 @@ def as_job(job: Job, shape: type[AnyJob], **more: Any) -> AnyJob:
         kind=job.kind,
         state=job.state,
         target=_target(job, None if migration is None else migration[0]),
-        progress=wire.JobProgress(done=job.done, total=job.total),
+        progress=wire.jobs.JobProgress(done=job.done, total=job.total),
         error=job.error,
         note=None if job.kind in _VERIFYING else job.note,
         waits_for=job.waits_for,
@@ -52,25 +52,25 @@ def as_job(job: Job, shape: type[AnyJob], **more: Any) -> AnyJob:
         **more,
     )
     if migration is not None:
-        found.migration = msgspec.convert(msgspec.to_builtins(migration[1]), wire.StateMigrationReport)
+        found.migration = msgspec.convert(msgspec.to_builtins(migration[1]), wire.schemas.StateMigrationReport)
     if job.kind in _VERIFYING and job.note is not None:
         with suppress(msgspec.DecodeError):  # a newer release's
-            found.verification = decode_json(job.note, wire.Verification)
+            found.verification = decode_json(job.note, wire.jobs.Verification)
     return found
 
 
-def _target(job: Job, state_version: int | None) -> wire.JobTarget:
+def _target(job: Job, state_version: int | None) -> wire.jobs.JobTarget:
     if job.kind in THREAD_KINDS:
         subject_id, thread_id = thread_of(job.target)
-        return wire.JobTarget(subject_id=subject_id, thread_id=thread_id)
+        return wire.jobs.JobTarget(subject_id=subject_id, thread_id=thread_id)
     if job.kind == exporting.EXPORT_KIND and job.target.count("/") == 1:
         subject_id, thread_id = job.target.split("/")
-        return wire.JobTarget(subject_id=subject_id, thread_id=thread_id)
+        return wire.jobs.JobTarget(subject_id=subject_id, thread_id=thread_id)
     if job.kind in _OF_A_SUBJECT:
-        return wire.JobTarget(subject_id=job.target)
+        return wire.jobs.JobTarget(subject_id=job.target)
     if job.kind in _OF_A_SCHEMA and state_version is not None:
-        return wire.JobTarget(state_schema=job.target, state_version=state_version)
-    return wire.JobTarget()
+        return wire.jobs.JobTarget(state_schema=job.target, state_version=state_version)
+    return wire.jobs.JobTarget()
 
 
 def job_place(scope: Scope | TenantScope | OperatorScope, job_id: UUID) -> str:

@@ -107,7 +107,7 @@ SECTIONS: Final = {
         ),
         Limit("ID_BYTES_MAX", scope, "ids of subjects, threads, checkpoints and tasks; in UTF-8", "invalid-request"),
         Limit("ID_CHARACTERS_MAX", 1024, "an id in a body before it is looked at", "invalid-request"),
-        Limit("NAMESPACE_BYTES_MAX", wire, "a namespace", "invalid-request"),
+        Limit("NAMESPACE_BYTES_MAX", wire.base, "a namespace", "invalid-request"),
         Limit("WORD_CHARACTERS_MAX", 64, "an encoding, a source, the name of a state schema", "invalid-request"),
         Limit("TASK_PATH_CHARACTERS_MAX", 2048, "the path of a task", "invalid-request"),
     ),

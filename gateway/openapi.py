@@ -154,9 +154,9 @@ def document(operations: list[tuple[str, str, Operation]], *, public_url: str) -
     """The OpenAPI document of ``operations``, given with their tag and the prefix of their paths."""
     every = (shape for _, _, one in operations for shape in (one.body, one.returns, one.returns_otherwise))
     shapes = [shape for shape in every if shape is not None]
-    schemas = portable(dict(sorted(_unique_schemas([*shapes, wire.Problem]).items())))
+    schemas = portable(dict(sorted(_unique_schemas([*shapes, wire.problems.Problem]).items())))
     for name, schema in schemas.items():
-        made_from = [each.__name__ for each in getattr(wire, name).__mro__] if hasattr(wire, name) else [name]
+        made_from = [each.__name__ for each in wire.SHAPES[name].__mro__] if name in wire.SHAPES else [name]
         for member, described in schema["properties"].items():
             described["description"] = words_of(member, made_from)
     schemas["Problem"]["properties"]["code"]["enum"] = sorted(KINDS)
@@ -221,7 +221,7 @@ def document(operations: list[tuple[str, str, Operation]], *, public_url: str) -
 
 def _unique_schemas(shapes: list[Any]) -> dict[str, Any]:
     unique = list(dict.fromkeys(shapes))
-    _, schemas = wire.component_schemas(unique)
+    _, schemas = wire.problems.component_schemas(unique)
     return schemas
 
 
@@ -232,7 +232,7 @@ def _content(shape: type[Struct], example: Any, *, both: bool = True) -> dict[st
 
 
 def _query_parameters(shape: type[Struct]) -> list[dict[str, Any]]:
-    _, schemas = wire.component_schemas([shape])
+    _, schemas = wire.problems.component_schemas([shape])
     described = schemas[shape.__name__]
     required = described.get("required", [])
     parameters = []

@@ -13,7 +13,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import Guard
 
 from gateway.auth import listing_requires, requires
-from gateway.wire import Permission
+from gateway.wire.api_keys import Permission
 
 Handler = Callable[..., Awaitable[Response[bytes]] | Awaitable[Response[None]]]
 

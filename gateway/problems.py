@@ -19,7 +19,8 @@ from msgspec import UNSET, UnsetType, inspect
 from crypto import errors as crypto_errors
 from gateway import limits
 from gateway.whole_numbers import alternatives
-from gateway.wire import NOT_BLANK, WITHOUT_NUL, Fault, Problem
+from gateway.wire.base import NOT_BLANK, WITHOUT_NUL
+from gateway.wire.problems import Fault, Problem
 from migrations.state import errors as state_errors
 from storage import errors as storage_errors
 from storage.access.strictness import AgentUnsure

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.limits import Drain
 from gateway.telemetry import Metrics
-from gateway.wire import Response
+from gateway.wire.base import Response
 from gateway.write_outcomes import WriteOutcomes
 from storage.control.clock_check import OFFSET_SECONDS_MAX, ClockOffset
 from storage.encoding import encode_json

@@ -38,8 +38,8 @@ class RevokeQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     force: bool = False
 
 
-def _permissions(names: frozenset[str] | tuple[str, ...]) -> list[wire.Permission]:
-    return msgspec.convert(sorted(names), list[wire.Permission])
+def _permissions(names: frozenset[str] | tuple[str, ...]) -> list[wire.api_keys.Permission]:
+    return msgspec.convert(sorted(names), list[wire.api_keys.Permission])
 
 
 def _tenant_text(tenant_id: UUID | None) -> str | None:
@@ -52,14 +52,14 @@ def _tenant_text(tenant_id: UUID | None) -> str | None:
         method=HttpMethod.GET,
         path="/whoami",
         summary="What the credential is and may do.",
-        returns=wire.WhoAmI,
+        returns=wire.api_keys.WhoAmI,
     )
 )
 async def whoami(exchange: NamedDependency[Exchange], principal: NamedDependency[Principal]) -> Response[bytes]:
     """Show the caller."""
     exchange.no_query()
     return exchange.reply(
-        wire.WhoAmI(
+        wire.api_keys.WhoAmI(
             key_id=principal.key_id,
             kind=principal.kind,
             tenant_id=_tenant_text(principal.tenant_id),
@@ -81,9 +81,9 @@ def repeated_as(
     return Repeated(services.settings.api_key_pepper, tenant_id, exchange.route, given.idempotency_key)
 
 
-def api_key_out(record: model.ApiKeyRecord, services: Services) -> wire.ApiKey:
+def api_key_out(record: model.ApiKeyRecord, services: Services) -> wire.api_keys.ApiKey:
     """An API key as the API shows it."""
-    return wire.ApiKey(
+    return wire.api_keys.ApiKey(
         key_id=record.key_id,
         kind=record.kind,
         name=record.name,
@@ -99,9 +99,9 @@ def api_key_out(record: model.ApiKeyRecord, services: Services) -> wire.ApiKey:
     )
 
 
-def new_api_key(record: model.ApiKeyRecord, services: Services, text: str | None) -> wire.ApiKeyCreated:
+def new_api_key(record: model.ApiKeyRecord, services: Services, text: str | None) -> wire.api_keys.ApiKeyCreated:
     """An API key with its secret, where that can be shown."""
-    return wire.ApiKeyCreated(**msgspec.structs.asdict(api_key_out(record, services)), api_key=text)
+    return wire.api_keys.ApiKeyCreated(**msgspec.structs.asdict(api_key_out(record, services)), api_key=text)
 
 
 def _check_subject_id(subject_id: str | None) -> None:
@@ -131,7 +131,7 @@ def check_expiry(expires_at: datetime, now: datetime) -> None:
         raise InvalidState("the time is after the year 9999", "/expires_at") from None
 
 
-def _check_request(request: wire.ApiKeyRequest, grants: frozenset[str], services: Services) -> None:
+def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str], services: Services) -> None:
     """A key does no more than its kind, a subject's key stays its own, and nobody hands out what they may not grant.
 
     Args:
@@ -168,8 +168,8 @@ def _check_request(request: wire.ApiKeyRequest, grants: frozenset[str], services
         path="/api-keys",
         summary="Make an API key. Its secret is in this answer and nowhere else. 200: it was made before, without it.",
         permission="tenant:admin",
-        body=wire.ApiKeyRequest,
-        returns=wire.ApiKeyCreated,
+        body=wire.api_keys.ApiKeyRequest,
+        returns=wire.api_keys.ApiKeyCreated,
         statuses=(201, 200),
         headers=("Idempotency-Key",),
         problems=("idempotency-key-reused",),
@@ -183,7 +183,7 @@ async def create_api_key(
 ) -> Response[bytes]:
     """Make a key."""
     exchange.no_query()
-    request, name, body = await exchange.body(wire.ApiKeyRequest)
+    request, name, body = await exchange.body(wire.api_keys.ApiKeyRequest)
     _check_request(request, principal.grants, services)
     repeated = repeated_as(exchange, services, tenant_scope.tenant_id, name, body)
     record, text = api_keys.mint(
@@ -212,7 +212,7 @@ async def create_api_key(
         summary="List the tenant's API keys, newest first, without secrets.",
         permission="tenant:admin",
         query=PageQuery,
-        returns=wire.ApiKeyPage,
+        returns=wire.api_keys.ApiKeyPage,
     )
 )
 async def list_api_keys(
@@ -228,7 +228,7 @@ async def _list(exchange: Exchange, services: Services, scope: TenantScope | Ope
     binding = encode_msgpack((exchange.route, tenant))
     page = await services.store.tenants.list_keys(scope, query.limit, services.cursors.read(binding, query.cursor))
     return exchange.reply(
-        wire.ApiKeyPage(
+        wire.api_keys.ApiKeyPage(
             api_keys=[api_key_out(record, services) for record in page.items],
             next_cursor=services.cursors.write(binding, page.after),
         )
@@ -278,7 +278,7 @@ async def _revoke(
         summary="List the operators' API keys, newest first, without secrets.",
         permission="operator",
         query=PageQuery,
-        returns=wire.ApiKeyPage,
+        returns=wire.api_keys.ApiKeyPage,
     )
 )
 async def list_operator_keys(

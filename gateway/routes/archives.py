@@ -15,7 +15,7 @@ from gateway.jobs import begun
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
 from gateway.services import Services
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage import model
 from storage.archive.moving import ArchiveStatus
 from storage.errors import InvalidState
@@ -28,9 +28,9 @@ class ArchiveQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     storage_class: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
-def thread_out(thread: model.Thread) -> wire.Thread:
+def thread_out(thread: model.Thread) -> wire.threads.Thread:
     """A thread as lists show it."""
-    return wire.Thread(
+    return wire.threads.Thread(
         thread_id=thread.thread_id,
         agent=thread.agent,
         status=thread.status,
@@ -44,12 +44,12 @@ def thread_out(thread: model.Thread) -> wire.Thread:
     )
 
 
-def described(status: ArchiveStatus) -> wire.ThreadArchive | UnsetType:
+def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:
     """What a thread shows of its archive; nothing of a hot one."""
     stub = status.stub
     if stub is None or status.state == "hot":
         return UNSET
-    return wire.ThreadArchive(
+    return wire.threads.ThreadArchive(
         state=status.state,
         storage_class=stub.storage_class,
         checkpoints=stub.checkpoints,
@@ -72,8 +72,8 @@ def described(status: ArchiveStatus) -> wire.ThreadArchive | UnsetType:
         "the same job.",
         permission="state:write",
         query=ArchiveQuery,
-        returns=wire.Job,
-        returns_otherwise=wire.Thread,
+        returns=wire.jobs.Job,
+        returns_otherwise=wire.threads.Thread,
         statuses=(202, 200),
         problems=("thread-not-found", "thread-busy", "archive-unavailable"),
         subject=True,
@@ -108,8 +108,8 @@ async def archive_thread(
         summary="Bring a thread back from the archive, thawing it first if need be; a job does it (202). 200: it is "
         "hot. Repeating while it goes on names the same job. How far it is shows in GET of the thread.",
         permission="state:write",
-        returns=wire.Job,
-        returns_otherwise=wire.Thread,
+        returns=wire.jobs.Job,
+        returns_otherwise=wire.threads.Thread,
         statuses=(202, 200),
         problems=("thread-not-found", "thread-busy", "archive-unavailable"),
         subject=True,

@@ -22,7 +22,7 @@ from gateway.exchange import NO_FORM, Exchange, encode_id, path_id, path_uuid, p
 from gateway.operations import Operation, route
 from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, InvalidRequest, UnsupportedMediaType
 from gateway.services import Services
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.administration.tenants import Usage
 from storage.artifacts import model
 from storage.encoding import encode_msgpack
@@ -48,7 +48,7 @@ _NAME = Fault(detail="must be 1 to 255 bytes of UTF-8 without control characters
 class ArtifactsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Which of a thread's artifacts; ``name``: all versions of one name."""
 
-    name: wire.Name | None = None
+    name: wire.base.Name | None = None
     limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
     cursor: str | None = None
 
@@ -57,8 +57,8 @@ def _artifact_id(text: str) -> UUID:
     return path_uuid(text, ArtifactNotFound)
 
 
-def _artifact(artifact: model.Artifact) -> wire.Artifact:
-    return wire.Artifact(
+def _artifact(artifact: model.Artifact) -> wire.artifacts.Artifact:
+    return wire.artifacts.Artifact(
         artifact_id=str(artifact.artifact_id),
         pointer=artifact.pointer,
         thread_id=artifact.thread_id,
@@ -73,8 +73,8 @@ def _artifact(artifact: model.Artifact) -> wire.Artifact:
     )
 
 
-def _upload(upload: model.Upload) -> wire.Upload:
-    return wire.Upload(
+def _upload(upload: model.Upload) -> wire.artifacts.Upload:
+    return wire.artifacts.Upload(
         upload_id=str(upload.upload_id),
         thread_id=upload.thread_id,
         name=upload.name,
@@ -84,8 +84,8 @@ def _upload(upload: model.Upload) -> wire.Upload:
     )
 
 
-def _part(part: model.Part) -> wire.UploadPart:
-    return wire.UploadPart(
+def _part(part: model.Part) -> wire.artifacts.UploadPart:
+    return wire.artifacts.UploadPart(
         part_number=part.number,
         size_bytes=part.size_bytes,
         digest=None if part.digest is None else headers.format_digest(part.digest),
@@ -124,7 +124,7 @@ def _described(exchange: Exchange) -> model.NewArtifact:
         summary="Store a file in one request; the thread is made if there is none.",
         permission="state:write",
         raw_body=True,
-        returns=wire.Artifact,
+        returns=wire.artifacts.Artifact,
         statuses=(201, 200),
         headers=(*_DESCRIPTION, "Idempotency-Key", *_SHARE),
         problems=("digest-mismatch", "thread-archived", "idempotency-key-reused", *_STORING),
@@ -166,8 +166,8 @@ async def create_artifact(
         path="/threads/{thread_id:str}/uploads",
         summary="Begin to upload a file in parts, so that it can go on after a crash.",
         permission="state:write",
-        body=wire.UploadRequest,
-        returns=wire.Upload,
+        body=wire.artifacts.UploadRequest,
+        returns=wire.artifacts.Upload,
         statuses=(201, 200),
         headers=("Idempotency-Key", *_SHARE),
         problems=("thread-archived", "idempotency-key-reused", *_STORING),
@@ -183,7 +183,7 @@ async def begin_upload(
     """Begin an upload."""
     exchange.no_query()
     thread = path_id(thread_id, "thread_id")
-    request, name, body = await exchange.body(wire.UploadRequest)
+    request, name, body = await exchange.body(wire.artifacts.UploadRequest)
     wrong = Fault(detail=f"must be plain JSON of at most {limits.METADATA_BYTES_MAX:,} bytes", pointer="/metadata")
     if headers.is_form(request.media_type):
         of_form = "must be what the file is, such as image/png; a form is how a file is sent, and not what it is"
@@ -216,7 +216,7 @@ async def begin_upload(
         path="/uploads/{upload_id:str}",
         summary="Show an upload and the parts that arrived.",
         permission="state:write",
-        returns=wire.Upload,
+        returns=wire.artifacts.Upload,
         headers=_SHARE,
         problems=("upload-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
         subject=True,
@@ -244,7 +244,7 @@ async def get_upload(
         summary="Send one part, numbered from 0; the same bytes again change nothing, other bytes replace it.",
         permission="state:write",
         raw_body=True,
-        returns=wire.UploadPart,
+        returns=wire.artifacts.UploadPart,
         headers=(headers.DIGEST_HEADER, *_SHARE),
         problems=("upload-not-found", "part-invalid", "digest-mismatch", *_STORING),
         subject=True,
@@ -287,8 +287,8 @@ async def put_upload_part(
         path="/uploads/{upload_id:str}/complete",
         summary="Make an artifact of all parts. Repeating it gives the same artifact.",
         permission="state:write",
-        body=wire.UploadCompletion,
-        returns=wire.Artifact,
+        body=wire.artifacts.UploadCompletion,
+        returns=wire.artifacts.Artifact,
         statuses=(201, 200),
         headers=_SHARE,
         problems=("upload-not-found", "upload-incomplete", "digest-mismatch", "thread-archived", *_STORING),
@@ -303,7 +303,7 @@ async def complete_upload(
 ) -> Response[bytes]:
     """Complete an upload."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.UploadCompletion)
+    request, _, _ = await exchange.body(wire.artifacts.UploadCompletion)
     wrong = Fault(detail="must be sha-256=:<base64 of 32 bytes>: (RFC 9530)", pointer="/digest")
     artifact, created = await services.commits.run(
         services.store.artifacts.complete(
@@ -354,7 +354,7 @@ async def abort_upload(
         summary="List a thread's artifacts, newest first.",
         permission="state:read",
         query=ArtifactsQuery,
-        returns=wire.ArtifactPage,
+        returns=wire.artifacts.ArtifactPage,
         headers=_SHARE,
         problems=("thread-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
         subject=True,
@@ -379,7 +379,7 @@ async def list_artifacts(
         share=exchange.client_share(),
     )
     return exchange.reply(
-        wire.ArtifactPage(
+        wire.artifacts.ArtifactPage(
             artifacts=[_artifact(each) for each in page.items],
             next_cursor=services.cursors.write(binding, page.after),
         )
@@ -393,7 +393,7 @@ async def list_artifacts(
         path="/artifacts/{artifact_id:str}",
         summary="Show an artifact without its content.",
         permission="state:read",
-        returns=wire.Artifact,
+        returns=wire.artifacts.Artifact,
         headers=_SHARE,
         problems=("artifact-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
         subject=True,
@@ -444,8 +444,8 @@ async def delete_artifact(
         path="/artifacts/{artifact_id:str}/copy",
         summary="Give the same content to another thread; no byte is copied.",
         permission="state:write",
-        body=wire.ArtifactCopyRequest,
-        returns=wire.Artifact,
+        body=wire.artifacts.ArtifactCopyRequest,
+        returns=wire.artifacts.Artifact,
         statuses=(201, 200),
         headers=("Idempotency-Key", *_SHARE),
         problems=(
@@ -463,7 +463,7 @@ async def copy_artifact(
 ) -> Response[bytes]:
     """Copy an artifact."""
     exchange.no_query()
-    request, name, body = await exchange.body(wire.ArtifactCopyRequest)
+    request, name, body = await exchange.body(wire.artifacts.ArtifactCopyRequest)
     wanted = _artifact_id(artifact_id)
     try:
         target = check_id(request.thread_id, "an id")
@@ -583,8 +583,8 @@ async def get_artifact_content(
         path="/artifacts/{artifact_id:str}/urls",
         summary="Make a URL that reads the artifact for a few minutes without a credential, for a browser.",
         permission="state:read",
-        body=wire.ArtifactUrlRequest,
-        returns=wire.ArtifactUrl,
+        body=wire.artifacts.ArtifactUrlRequest,
+        returns=wire.artifacts.ArtifactUrl,
         headers=_SHARE,
         problems=(
             "artifact-not-found", "artifact-shared", "blobs-not-configured", "integrity-failure", "key-destroyed",
@@ -600,7 +600,7 @@ async def create_artifact_url(
 ) -> Response[bytes]:
     """Make a URL."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.ArtifactUrlRequest)
+    request, _, _ = await exchange.body(wire.artifacts.ArtifactUrlRequest)
     wanted = _artifact_id(artifact_id)
     artifact = await services.store.artifacts.get(subject_scope, wanted, share=exchange.client_share())
     if artifact.client_share:
@@ -618,7 +618,7 @@ async def create_artifact_url(
         disposition=request.disposition,
     )
     url = f"{services.settings.public_url}/v1/artifact-urls/{quote(token, safe='')}"
-    return exchange.reply(wire.ArtifactUrl(url=url, expires_at=expires_at))
+    return exchange.reply(wire.artifacts.ArtifactUrl(url=url, expires_at=expires_at))
 
 
 @route(
@@ -692,8 +692,8 @@ async def read_artifact_url(
 # --- quota -----------------------------------------------------------------------------------------------------------
 
 
-def _usage(tenant_id: UUID, usage: Usage) -> wire.TenantUsage:
-    return wire.TenantUsage(
+def _usage(tenant_id: UUID, usage: Usage) -> wire.tenants.TenantUsage:
+    return wire.tenants.TenantUsage(
         tenant_id=str(tenant_id),
         used_bytes=usage.bytes,
         quota_bytes=usage.quota_bytes,
@@ -710,7 +710,7 @@ def _usage(tenant_id: UUID, usage: Usage) -> wire.TenantUsage:
         path="/usage",
         summary="How many bytes the tenant keeps in the object store and in the database, and how many it may.",
         permission="tenant:admin",
-        returns=wire.TenantUsage,
+        returns=wire.tenants.TenantUsage,
     )
 )
 async def get_usage(
@@ -729,7 +729,7 @@ async def get_usage(
         path="/admin/tenants/{tenant_id:str}/usage",
         summary="How many bytes a tenant keeps in the object store and in the database, and how many it may.",
         permission="operator",
-        returns=wire.TenantUsage,
+        returns=wire.tenants.TenantUsage,
         problems=("not-found",),
     )
 )
@@ -752,8 +752,8 @@ async def get_tenant_usage(
         path="/admin/tenants/{tenant_id:str}/usage",
         summary="Say how many bytes a tenant may keep. Less than it keeps removes nothing, and refuses more.",
         permission="operator",
-        body=wire.Quota,
-        returns=wire.TenantUsage,
+        body=wire.tenants.Quota,
+        returns=wire.tenants.TenantUsage,
         problems=("not-found", "commit-unknown"),
     )
 )
@@ -766,7 +766,7 @@ async def set_tenant_quota(
 ) -> Response[bytes]:
     """Set quotas."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.Quota)
+    request, _, _ = await exchange.body(wire.tenants.Quota)
     wanted = path_uuid(tenant_id, TenantNotFound)
     setting = services.store.tenants.set_quota(
         wanted, request.quota_bytes, principal.actor, rows_quota_bytes=request.rows_quota_bytes

@@ -29,9 +29,9 @@ class AuditQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     verify: bool = True
 
 
-def _event(record: AuditRecord) -> wire.AuditEvent:
+def _event(record: AuditRecord) -> wire.audit.AuditEvent:
     entry, event = record.entry, record.event
-    return wire.AuditEvent(
+    return wire.audit.AuditEvent(
         sequence=entry.sequence,
         at=event.at if event else None,
         actor=event.actor if event else None,
@@ -53,7 +53,7 @@ async def _page(exchange: Exchange, services: Services, principal: Principal, sc
     reading = audit.page(scope, principal.actor, int(after[0]) if after else 0, query.limit, verify=query.verify)
     page = await services.commits.run(reading)
     return exchange.reply(
-        wire.AuditPage(
+        wire.audit.AuditPage(
             origin=origin,
             events=[_event(record) for record in page.items],
             next_cursor=services.cursors.write(binding, page.after),
@@ -61,8 +61,8 @@ async def _page(exchange: Exchange, services: Services, principal: Principal, sc
     )
 
 
-def _anchor(anchor: Anchor) -> wire.AuditAnchor:
-    return wire.AuditAnchor(
+def _anchor(anchor: Anchor) -> wire.audit.AuditAnchor:
+    return wire.audit.AuditAnchor(
         origin=anchor.text.origin,
         sequence=anchor.text.sequence,
         hash=anchor.text.hash.hex(),
@@ -84,7 +84,7 @@ async def _now(exchange: Exchange, services: Services, scope: AnyChain) -> Respo
 async def _public_key(exchange: Exchange, services: Services, scope: AnyChain) -> Response[bytes]:
     exchange.no_query()
     note_key = await services.store.anchors.public_key(scope)
-    return exchange.reply(wire.AuditKey(origin=note_key.name, public_key=str(note_key)))
+    return exchange.reply(wire.audit.AuditKey(origin=note_key.name, public_key=str(note_key)))
 
 
 @route(
@@ -95,7 +95,7 @@ async def _public_key(exchange: Exchange, services: Services, scope: AnyChain) -
         summary="Events of the tenant's audit log, oldest first; the beginning of a reading is recorded itself.",
         permission="tenant:admin",
         query=AuditQuery,
-        returns=wire.AuditPage,
+        returns=wire.audit.AuditPage,
         problems=("integrity-failure",),
     )
 )
@@ -116,7 +116,7 @@ async def read_audit(
         path="/audit/anchor",
         summary="The newest anchor of the tenant's audit log in the object store.",
         permission="tenant:admin",
-        returns=wire.AuditAnchor,
+        returns=wire.audit.AuditAnchor,
         problems=_ANCHOR_PROBLEMS,
     )
 )
@@ -134,7 +134,7 @@ async def get_audit_anchor(
         path="/audit/anchor",
         summary="Anchor the tenant's audit log where it is now; safe to repeat.",
         permission="tenant:admin",
-        returns=wire.AuditAnchor,
+        returns=wire.audit.AuditAnchor,
         problems=_ANCHOR_PROBLEMS,
     )
 )
@@ -152,7 +152,7 @@ async def anchor_audit(
         path="/audit/key",
         summary="The public key that the tenant's anchors are signed with.",
         permission="tenant:admin",
-        returns=wire.AuditKey,
+        returns=wire.audit.AuditKey,
         problems=("integrity-failure", "key-unavailable"),
     )
 )
@@ -171,7 +171,7 @@ async def get_audit_key(
         summary="Events of the operators' audit log, oldest first; the beginning of a reading is recorded itself.",
         permission="operator",
         query=AuditQuery,
-        returns=wire.AuditPage,
+        returns=wire.audit.AuditPage,
         problems=("integrity-failure",),
     )
 )
@@ -192,7 +192,7 @@ async def read_operator_audit(
         path="/admin/audit/anchor",
         summary="The newest anchor of the operators' audit log in the object store.",
         permission="operator",
-        returns=wire.AuditAnchor,
+        returns=wire.audit.AuditAnchor,
         problems=_ANCHOR_PROBLEMS,
     )
 )
@@ -212,7 +212,7 @@ async def get_operator_audit_anchor(
         path="/admin/audit/anchor",
         summary="Anchor the operators' audit log where it is now; safe to repeat.",
         permission="operator",
-        returns=wire.AuditAnchor,
+        returns=wire.audit.AuditAnchor,
         problems=_ANCHOR_PROBLEMS,
     )
 )
@@ -232,7 +232,7 @@ async def anchor_operator_audit(
         path="/admin/audit/key",
         summary="The public key that the operators' anchors are signed with.",
         permission="operator",
-        returns=wire.AuditKey,
+        returns=wire.audit.AuditKey,
         problems=("integrity-failure", "key-unavailable"),
     )
 )

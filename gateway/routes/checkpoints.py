@@ -25,7 +25,7 @@ from gateway.problems import InvalidRequest, MalformedBody, pointer
 from gateway.scanning import Format, Values, scan
 from gateway.services import Services
 from gateway.slices import Work
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage import model
 from storage.encoding import decode_json, encode_json, encode_msgpack
 from storage.errors import InvalidState, LimitExceeded, PreconditionRequired
@@ -37,7 +37,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 LATEST = "latest"  # so no checkpoint can have this id
-_PRIVATE = wire.PRIVATE_PREFIX
+_PRIVATE = wire.base.PRIVATE_PREFIX
 _TIMES = Annotated[datetime, Meta(tz=True)]
 _LIMIT = Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)]
 # What is done in one slice of what takes longer: channels below `limits.SLICED_BYTES_MIN` each, and elements.
@@ -50,30 +50,30 @@ _MARK_LENGTH_MAX = 512
 class WritesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Which namespace, and how its values come."""
 
-    namespace: wire.Namespace = ""
-    view: wire.View = "state"
-    pieces: wire.Pieces = "resolved"
+    namespace: wire.base.Namespace = ""
+    view: wire.base.View = "state"
+    pieces: wire.base.Pieces = "resolved"
 
 
 class LoadQuery(WritesQuery, kw_only=True, forbid_unknown_fields=True):
     """Which namespace, how its values come, and whether the artifacts they name come along."""
 
-    resolve: wire.Resolve = "pointers"
+    resolve: wire.base.Resolve = "pointers"
 
 
 class HistoryFilter(Struct, kw_only=True, forbid_unknown_fields=True):
     """Filters of a thread's history. ``namespace`` absent: all; ``filter``: a JSON object of metadata."""
 
-    namespace: wire.Namespace | None = None
-    before: wire.CheckpointIdText | None = None
-    status: wire.Status | None = None
+    namespace: wire.base.Namespace | None = None
+    before: wire.base.CheckpointIdText | None = None
+    status: wire.base.Status | None = None
     step: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    run_id: wire.Name | None = None
-    source: wire.Word | None = None
+    run_id: wire.base.Name | None = None
+    source: wire.base.Word | None = None
     filter: str | None = None
-    view: wire.View = "none"
-    pieces: wire.Pieces = "resolved"
-    resolve: wire.Resolve = "pointers"
+    view: wire.base.View = "none"
+    pieces: wire.base.Pieces = "resolved"
+    resolve: wire.base.Resolve = "pointers"
     limit: _LIMIT = limits.PAGE_ITEMS_DEFAULT
     cursor: str | None = None
 
@@ -81,7 +81,7 @@ class HistoryFilter(Struct, kw_only=True, forbid_unknown_fields=True):
 class SearchFilter(HistoryFilter, kw_only=True, forbid_unknown_fields=True):
     """Filters of a search over all threads; ``since`` and ``until`` bound ``created_at``."""
 
-    agent: wire.Name | None = None
+    agent: wire.base.Name | None = None
     since: _TIMES | None = None
     until: _TIMES | None = None
 
@@ -89,9 +89,9 @@ class SearchFilter(HistoryFilter, kw_only=True, forbid_unknown_fields=True):
 class ChannelHistoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Which channels of which namespace; ``channel`` may repeat. ``mark``: an earlier answer's for the same ones."""
 
-    channel: Annotated[list[wire.Name], Meta(min_length=1, max_length=limits.CHANNELS_MAX)]
-    namespace: wire.Namespace = ""
-    pieces: wire.Pieces = "resolved"
+    channel: Annotated[list[wire.base.Name], Meta(min_length=1, max_length=limits.CHANNELS_MAX)]
+    namespace: wire.base.Namespace = ""
+    pieces: wire.base.Pieces = "resolved"
     mark: Annotated[str, Meta(max_length=_MARK_LENGTH_MAX)] | None = None
 
 
@@ -145,7 +145,9 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _content(request: wire.SaveRequest, name: Format, values: Values) -> Work[model.FullState | model.Patch]:
+def _content(
+    request: wire.checkpoints.SaveRequest, name: Format, values: Values
+) -> Work[model.FullState | model.Patch]:
     given = [form for form in ("state", "changes", "channels") if getattr(request, form) is not UNSET]
     if len(given) != 1:
         raise InvalidRequest(Fault(detail="send exactly one of state, changes and channels", pointer=""))
@@ -184,7 +186,7 @@ def _counted(value: Value | None, values: Values) -> Work[None]:
         yield from scan("json" if value.encoding == "json" else "msgpack", value.data, values, depth_max=None)
 
 
-def _channel(sent: wire.ChannelIn, channel: str) -> model.ChannelValue:
+def _channel(sent: wire.checkpoints.ChannelIn, channel: str) -> model.ChannelValue:
     version = _check_version(sent.version, channel, "version")
     value = None if sent.data is UNSET else Value(sent.encoding, sent.data, tuple(sent.holes))
     if sent.append_to is UNSET:
@@ -195,13 +197,13 @@ def _channel(sent: wire.ChannelIn, channel: str) -> model.ChannelValue:
     return model.ChannelValue(version, value, _check_version(sent.append_to, channel, "append_to"))
 
 
-def _check_version(version: wire.Version | None, channel: str, member: str) -> wire.Version | None:
+def _check_version(version: wire.base.Version | None, channel: str, member: str) -> wire.base.Version | None:
     if isinstance(version, float) and not math.isfinite(version):
         raise InvalidState("a version must be a number or text", pointer("channels", channel, member))
     return version
 
 
-def _patch(changes: wire.Changes, name: Format) -> Work[model.Patch]:
+def _patch(changes: wire.checkpoints.Changes, name: Format) -> Work[model.Patch]:
     _check_count(len(changes.set) + len(changes.append) + len(changes.remove), "/changes")
     patch = model.Patch(
         set={},
@@ -230,7 +232,9 @@ def _precondition(exchange: Exchange) -> model.Precondition | None:
     return model.Precondition(absent=True) if absent else believed
 
 
-def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: Format, body: bytes) -> Work[model.Save]:
+def _save(
+    exchange: Exchange, thread_id: str, request: wire.checkpoints.SaveRequest, name: Format, body: bytes
+) -> Work[model.Save]:
     content = yield from _content(request, name, exchange.values)
     _check_count(len(request.delta_channels), "/delta_channels")
     for index, channel in enumerate(request.delta_channels):
@@ -272,7 +276,7 @@ def _save(exchange: Exchange, thread_id: str, request: wire.SaveRequest, name: F
     )
 
 
-def _model(sent: wire.Model) -> dict[str, Any]:
+def _model(sent: wire.checkpoints.Model) -> dict[str, Any]:
     _check_name(sent.name, "model", "name")
     _check_optional_name(sent.hash, "model", "hash")
     for member in ("temperature", "top_p"):
@@ -284,9 +288,9 @@ def _model(sent: wire.Model) -> dict[str, Any]:
 
 
 def _check_namespace(namespace: str, **where: str) -> str:
-    """A namespace: `wire.NAMESPACE_BYTES_MAX` bytes; ``where`` is ``pointer=`` or ``parameter=``."""
-    if len(namespace.encode()) > wire.NAMESPACE_BYTES_MAX:
-        detail = f"a namespace has at most {wire.NAMESPACE_BYTES_MAX:,} bytes"
+    """A namespace: `wire.base.NAMESPACE_BYTES_MAX` bytes; ``where`` is ``pointer=`` or ``parameter=``."""
+    if len(namespace.encode()) > wire.base.NAMESPACE_BYTES_MAX:
+        detail = f"a namespace has at most {wire.base.NAMESPACE_BYTES_MAX:,} bytes"
         raise InvalidRequest(Fault(detail=detail, **where), limit="NAMESPACE_BYTES_MAX")
     return namespace
 
@@ -298,7 +302,7 @@ def _moment(moment: datetime | None, parameter: str) -> datetime | None:
         raise InvalidRequest(Fault(detail="must be a time of the years 1 to 9999", parameter=parameter)) from None
 
 
-def _new_writes(request: wire.WritesRequest, name: Format, values: Values) -> Work[list[model.NewWrite]]:
+def _new_writes(request: wire.checkpoints.WritesRequest, name: Format, values: Values) -> Work[list[model.NewWrite]]:
     writes: list[model.NewWrite] = []
     for index, sent in enumerate(request.writes):
         writes.append((yield from _new_write(sent, index, name, values)))
@@ -307,7 +311,7 @@ def _new_writes(request: wire.WritesRequest, name: Format, values: Values) -> Wo
     return writes
 
 
-def _new_write(sent: wire.WriteIn, index: int, name: Format, values: Values) -> Work[model.NewWrite]:
+def _new_write(sent: wire.checkpoints.WriteIn, index: int, name: Format, values: Values) -> Work[model.NewWrite]:
     where = pointer("writes", index)
     _check_name(sent.channel, "writes", index, "channel")
     if (sent.value is UNSET) == (sent.data is UNSET) or (sent.value is not UNSET and sent.encoding is not UNSET):
@@ -324,8 +328,10 @@ def _new_write(sent: wire.WriteIn, index: int, name: Format, values: Values) -> 
 # --- out ------------------------------------------------------------------------------------------
 
 
-def _write_out(write: model.PendingWrite, view: wire.View, name: Format) -> Work[wire.WriteOut]:
-    shown = wire.WriteOut(task_id=write.task_id, idx=write.idx, channel=write.channel, task_path=write.task_path)
+def _write_out(write: model.PendingWrite, view: wire.base.View, name: Format) -> Work[wire.checkpoints.WriteOut]:
+    shown = wire.checkpoints.WriteOut(
+        task_id=write.task_id, idx=write.idx, channel=write.channel, task_path=write.task_path
+    )
     if view == "state":
         raw = shown.value = yield from value_out(name, write.value)
         shown.holes = holes_out(write.value, raw) or UNSET
@@ -338,15 +344,15 @@ def _write_out(write: model.PendingWrite, view: wire.View, name: Format) -> Work
     return shown
 
 
-def _channel_out(channel: model.Channel) -> wire.ChannelOut:
+def _channel_out(channel: model.Channel) -> wire.checkpoints.ChannelOut:
     value = channel.value
     holes = list(value.holes) or UNSET
-    return wire.ChannelOut(version=channel.version, encoding=value.encoding, data=value.data, holes=holes)
+    return wire.checkpoints.ChannelOut(version=channel.version, encoding=value.encoding, data=value.data, holes=holes)
 
 
 async def checkpoints_out(
-    exchange: Exchange, checkpoints: Sequence[model.Checkpoint], view: wire.View
-) -> list[wire.Checkpoint]:
+    exchange: Exchange, checkpoints: Sequence[model.Checkpoint], view: wire.base.View
+) -> list[wire.checkpoints.Checkpoint]:
     """Checkpoints as they are shown in ``view``, made in slices if they are large."""
     size_bytes = sum(len(value.data) for value in shown_values(checkpoints, view))
     return await exchange.share.run(
@@ -354,7 +360,9 @@ async def checkpoints_out(
     )
 
 
-async def _writes_out(exchange: Exchange, writes: Sequence[model.PendingWrite], view: wire.View) -> list[wire.WriteOut]:
+async def _writes_out(
+    exchange: Exchange, writes: Sequence[model.PendingWrite], view: wire.base.View
+) -> list[wire.checkpoints.WriteOut]:
     size_bytes = sum(len(write.value.data) for write in writes)
     return await exchange.share.run(_each(writes, lambda write: _write_out(write, view, exchange.format)), size_bytes)
 
@@ -368,11 +376,13 @@ def _each(items: Iterable[T], show: Callable[[T], Work[R]]) -> Work[list[R]]:
     return shown
 
 
-def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format) -> Work[wire.Checkpoint]:
+def _checkpoint_out(
+    checkpoint: model.Checkpoint, view: wire.base.View, name: Format
+) -> Work[wire.checkpoints.Checkpoint]:
     state: dict[str, Raw] | msgspec.UnsetType = UNSET
     state_holes: dict[str, list[int]] | msgspec.UnsetType = UNSET
-    channels: dict[str, wire.ChannelOut] | msgspec.UnsetType = UNSET
-    writes: list[wire.WriteOut] | msgspec.UnsetType = UNSET
+    channels: dict[str, wire.checkpoints.ChannelOut] | msgspec.UnsetType = UNSET
+    writes: list[wire.checkpoints.WriteOut] | msgspec.UnsetType = UNSET
     if view != "none" and not checkpoint.withheld:
         held = checkpoint.channels or {}
         if view == "state":
@@ -387,7 +397,7 @@ def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format)
         else:
             channels = {channel: _channel_out(found) for channel, found in held.items()}
         writes = yield from _each(checkpoint.writes or (), lambda write: _write_out(write, view, name))
-    return wire.Checkpoint(
+    return wire.checkpoints.Checkpoint(
         thread_id=checkpoint.thread_id,
         namespace=checkpoint.namespace,
         checkpoint_id=checkpoint.checkpoint_id,
@@ -400,8 +410,8 @@ def _checkpoint_out(checkpoint: model.Checkpoint, view: wire.View, name: Format)
         created_at=checkpoint.created_at,
         state_schema=checkpoint.state_schema,
         state_version=checkpoint.state_version,
-        model=None if checkpoint.model is None else wire.Model(**checkpoint.model),
-        usage=None if checkpoint.usage is None else wire.Usage(**checkpoint.usage),
+        model=None if checkpoint.model is None else wire.checkpoints.Model(**checkpoint.model),
+        usage=None if checkpoint.usage is None else wire.checkpoints.Usage(**checkpoint.usage),
         metadata=checkpoint.metadata,
         delta_channels=list(checkpoint.delta_channels),
         state=state,
@@ -433,8 +443,8 @@ _SAVE_PROBLEMS = (
         path="/threads/{thread_id:str}/checkpoints",
         summary="Save a checkpoint; the first save creates the thread. 200: it had been stored before.",
         permission="state:write",
-        body=wire.SaveRequest,
-        returns=wire.SaveReceipt,
+        body=wire.checkpoints.SaveRequest,
+        returns=wire.checkpoints.SaveReceipt,
         statuses=(201, 200),
         headers=("If-Match", "If-None-Match", "Idempotency-Key", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         etag=True,
@@ -452,7 +462,7 @@ async def save_checkpoint(
 ) -> Response[bytes]:
     """Save."""
     exchange.no_query()
-    request, name, body = await exchange.body(wire.SaveRequest)
+    request, name, body = await exchange.body(wire.checkpoints.SaveRequest)
     thread = path_id(thread_id, "thread_id")
     try:
         save = await exchange.share.run(_save(exchange, thread, request, name, body), len(body))
@@ -464,7 +474,7 @@ async def save_checkpoint(
 
 
 def _saved_out(exchange: Exchange, saved: model.Saved) -> Response[bytes]:
-    receipt = wire.SaveReceipt(
+    receipt = wire.checkpoints.SaveReceipt(
         thread_id=saved.thread_id,
         namespace=saved.namespace,
         checkpoint_id=saved.checkpoint_id,
@@ -487,7 +497,7 @@ def _saved_out(exchange: Exchange, saved: model.Saved) -> Response[bytes]:
 
 
 def _compaction(
-    exchange: Exchange, thread_id: str, request: wire.CompactRequest, name: Format, body: bytes
+    exchange: Exchange, thread_id: str, request: wire.checkpoints.CompactRequest, name: Format, body: bytes
 ) -> Work[model.Compaction]:
     summary: tuple[bytes, ...] = ()
     if request.summary is not UNSET:
@@ -523,8 +533,8 @@ def _compaction(
         summary="Save a checkpoint whose list channel is a summary and the newest elements of the head's; history "
         "keeps the whole list. 200: it had been stored before.",
         permission="state:write",
-        body=wire.CompactRequest,
-        returns=wire.SaveReceipt,
+        body=wire.checkpoints.CompactRequest,
+        returns=wire.checkpoints.SaveReceipt,
         statuses=(201, 200),
         headers=("If-Match", "Idempotency-Key", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         etag=True,
@@ -548,7 +558,7 @@ async def compact_thread(
 ) -> Response[bytes]:
     """Compact a list channel."""
     exchange.no_query()
-    request, name, body = await exchange.body(wire.CompactRequest)
+    request, name, body = await exchange.body(wire.checkpoints.CompactRequest)
     thread = path_id(thread_id, "thread_id")
     try:
         compaction = await exchange.share.run(_compaction(exchange, thread, request, name, body), len(body))
@@ -566,7 +576,7 @@ async def compact_thread(
         summary="Load a checkpoint, or latest: state and pending writes. The ETag is its namespace's head.",
         permission="state:read",
         query=LoadQuery,
-        returns=wire.Checkpoint,
+        returns=wire.checkpoints.Checkpoint,
         statuses=(200, 304),
         headers=("Accept-State-Version", "If-None-Match-Head", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         etag=True,
@@ -656,7 +666,7 @@ def _binding(exchange: Exchange, query: HistoryFilter, *place: object) -> bytes:
     return encode_msgpack((exchange.route, *place, msgspec.to_builtins(filters)))
 
 
-def _refs(exchange: Exchange, pieces: wire.Pieces, view: wire.View) -> bool:
+def _refs(exchange: Exchange, pieces: wire.base.Pieces, view: wire.base.View) -> bool:
     """Whether placeholders may stand for large leaves: they are MessagePack, and JSON has nothing like them."""
     return pieces == "refs" and view != "none" and exchange.format == "msgpack"
 
@@ -702,7 +712,7 @@ async def _history(
         _query(query, thread_id, after, known_token, refs=_refs(exchange, query.pieces, query.view)),
         exchange.client_share(),
     )
-    shown = wire.CheckpointPage(
+    shown = wire.checkpoints.CheckpointPage(
         checkpoints=await checkpoints_out(exchange, page.items, query.view),
         next_cursor=services.cursors.write(binding, page.after),
     )
@@ -720,7 +730,7 @@ async def _history(
         summary="A thread's history, newest first. Go on until next_cursor is null; pages may be short.",
         permission="state:read",
         query=HistoryFilter,
-        returns=wire.CheckpointPage,
+        returns=wire.checkpoints.CheckpointPage,
         headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         problems=("thread-not-found", "integrity-failure", "rollback-detected", "key-destroyed", *_LOADING, *_ARCHIVED),
         subject=True,
@@ -745,7 +755,7 @@ async def list_checkpoints(
         summary="Checkpoints over all threads of the subject, or of the tenant, newest first; not of archived ones.",
         permission="state:read",
         query=SearchFilter,
-        returns=wire.CheckpointPage,
+        returns=wire.checkpoints.CheckpointPage,
         headers=("Accept-State-Version", "Stateroom-Client-Share"),
         problems=("integrity-failure", "key-destroyed", *_LOADING),
         subject=True,
@@ -781,7 +791,7 @@ async def _tenant_listing(
     for checkpoint, item in zip(shown, page.items, strict=True):
         checkpoint.subject_id = item.subject_id
     return exchange.reply(
-        wire.CheckpointPage(checkpoints=shown, next_cursor=services.cursors.write(binding, page.after))
+        wire.checkpoints.CheckpointPage(checkpoints=shown, next_cursor=services.cursors.write(binding, page.after))
     )
 
 
@@ -793,7 +803,7 @@ async def _tenant_listing(
         summary="Writes to channels since their nearest stored value, oldest first; the id may be latest.",
         permission="state:read",
         query=ChannelHistoryQuery,
-        returns=wire.ChannelHistories,
+        returns=wire.checkpoints.ChannelHistories,
         headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         problems=(
             "checkpoint-not-found",
@@ -828,10 +838,10 @@ async def channel_history(
         mark=query.mark,
     )
     return exchange.reply(
-        wire.ChannelHistories(
+        wire.checkpoints.ChannelHistories(
             mark=found.mark,
             channels={
-                channel: wire.ChannelHistory(
+                channel: wire.checkpoints.ChannelHistory(
                     writes=await _writes_out(exchange, history.writes, "channels"),
                     seed=UNSET if history.seed is None else _channel_out(history.seed),
                     continues=history.continues,
@@ -853,8 +863,8 @@ _WRITES_PATH = "/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/writes/
         path=_WRITES_PATH,
         summary="Store a task's pending writes; at idx >= 0 the first counts, at idx < 0 the last.",
         permission="state:write",
-        body=wire.WritesRequest,
-        returns=wire.WritesReceipt,
+        body=wire.checkpoints.WritesRequest,
+        returns=wire.checkpoints.WritesReceipt,
         headers=("Stateroom-Known-Token", "Stateroom-Client-Share"),
         token=True,
         problems=(
@@ -886,7 +896,7 @@ async def put_writes(
 ) -> Response[bytes]:
     """Store pending writes."""
     exchange.no_query()
-    request, name, body = await exchange.body(wire.WritesRequest)
+    request, name, body = await exchange.body(wire.checkpoints.WritesRequest)
     thread = path_id(thread_id, "thread_id")
     try:
         writes = await exchange.share.run(_new_writes(request, name, exchange.values), len(body))
@@ -910,7 +920,9 @@ async def put_writes(
             state_version=request.state_version,
         ),
     )
-    return exchange.reply(wire.WritesReceipt(stored=receipt.stored, unchanged=receipt.unchanged), token=receipt.token)
+    return exchange.reply(
+        wire.checkpoints.WritesReceipt(stored=receipt.stored, unchanged=receipt.unchanged), token=receipt.token
+    )
 
 
 @route(
@@ -921,7 +933,7 @@ async def put_writes(
         summary="A task's pending writes.",
         permission="state:read",
         query=WritesQuery,
-        returns=wire.TaskWrites,
+        returns=wire.checkpoints.TaskWrites,
         headers=("Accept-State-Version", "Stateroom-Client-Share"),
         problems=("thread-not-found", "integrity-failure", "key-destroyed", *_LOADING, *_ARCHIVED),
         subject=True,
@@ -947,7 +959,9 @@ async def get_writes(
         exchange.client_share(),
         refs=_refs(exchange, query.pieces, query.view),
     )
-    return exchange.reply(wire.TaskWrites(writes=await _writes_out(exchange, writes, query.view)), compressed=True)
+    return exchange.reply(
+        wire.checkpoints.TaskWrites(writes=await _writes_out(exchange, writes, query.view)), compressed=True
+    )
 
 
 ROUTES = [

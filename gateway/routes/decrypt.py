@@ -19,13 +19,13 @@ from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
 from gateway.routes.checkpoints import checkpoints_out
 from gateway.services import Services
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.administration.audit import Opening
 from storage.errors import InvalidState, TenantNotFound
 from storage.scope import OperatorScope, check_id, check_subject
 
 
-def _opening(tenant_id: str, request: wire.DecryptRequest) -> Opening:
+def _opening(tenant_id: str, request: wire.checkpoints.DecryptRequest) -> Opening:
     tenant = path_uuid(tenant_id, TenantNotFound)
     checks: list[tuple[str, Any]] = [
         ("subject_id", lambda: check_subject(request.subject_id)),
@@ -37,8 +37,8 @@ def _opening(tenant_id: str, request: wire.DecryptRequest) -> Opening:
             check()
         except InvalidState as error:
             raise InvalidRequest(Fault(detail=str(error), pointer=f"/{member}")) from None
-    if len(request.namespace.encode()) > wire.NAMESPACE_BYTES_MAX:
-        detail = f"a namespace has at most {wire.NAMESPACE_BYTES_MAX:,} bytes"
+    if len(request.namespace.encode()) > wire.base.NAMESPACE_BYTES_MAX:
+        detail = f"a namespace has at most {wire.base.NAMESPACE_BYTES_MAX:,} bytes"
         raise InvalidRequest(Fault(detail=detail, pointer="/namespace"), limit="NAMESPACE_BYTES_MAX")
     return Opening(
         tenant_id=tenant,
@@ -57,8 +57,8 @@ def _opening(tenant_id: str, request: wire.DecryptRequest) -> Opening:
         path="/admin/tenants/{tenant_id:str}/decrypt",
         summary="Break-glass: read one checkpoint of a subject; the tenant's audit log says so before it is opened.",
         permission="decrypt-any",
-        body=wire.DecryptRequest,
-        returns=wire.Checkpoint,
+        body=wire.checkpoints.DecryptRequest,
+        returns=wire.checkpoints.Checkpoint,
         headers=("Accept-State-Version",),
         problems=(
             "not-found", "checkpoint-not-found", "client-share-required", "integrity-failure", "key-destroyed",
@@ -75,7 +75,7 @@ async def decrypt(
 ) -> Response[bytes]:
     """Record, then read."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.DecryptRequest)
+    request, _, _ = await exchange.body(wire.checkpoints.DecryptRequest)
     opening = _opening(tenant_id, request)
     receipt = await services.commits.run(services.store.audit.break_glass(principal.actor, opening))
     scope = auth.break_glass_scope(principal, receipt)

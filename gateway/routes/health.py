@@ -12,7 +12,7 @@ from gateway.services import Services
 from storage.encoding import encode_json
 
 
-class Alive(wire.Response):
+class Alive(wire.base.Response):
     """The process answers."""
 
     alive: bool = True

@@ -17,7 +17,7 @@ from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
 from gateway.routes.admin import PageQuery, repeated_as
 from gateway.services import Services
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.administration.jobs import Job
 from storage.encoding import encode_msgpack
 from storage.errors import InvalidState, JobNotFound, TenantNotFound
@@ -32,7 +32,7 @@ _SHRED_PROBLEMS = ("blob-store-unavailable", "key-unavailable", "not-found")
 class KeysQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Whose keys to show besides the tenant's."""
 
-    subject_id: Annotated[str, Meta(min_length=1, max_length=wire.NAME_BYTES_MAX)] | None = None
+    subject_id: Annotated[str, Meta(min_length=1, max_length=wire.base.NAME_BYTES_MAX)] | None = None
 
 
 def _subject(tenant_id: UUID, text: str, fault: Fault) -> Scope:
@@ -52,8 +52,8 @@ def _subject(tenant_id: UUID, text: str, fault: Fault) -> Scope:
         path="/keys:rotate",
         summary="Make a new tenant key, or a new data key of a subject, active now; a job does the rest.",
         permission="tenant:admin",
-        body=wire.RotateRequest,
-        returns=wire.Rotation,
+        body=wire.keys.RotateRequest,
+        returns=wire.keys.Rotation,
         statuses=(202,),
         headers=("Idempotency-Key",),
         problems=(*_KEY_PROBLEMS, "idempotency-key-reused"),
@@ -67,7 +67,7 @@ async def rotate_key(
 ) -> Response[bytes]:
     """Rotate a key."""
     exchange.no_query()
-    request, name, body = await exchange.body(wire.RotateRequest)
+    request, name, body = await exchange.body(wire.keys.RotateRequest)
     repeated = repeated_as(exchange, services, tenant_scope.tenant_id, name, body)
     wanted = None if repeated is None else repeated.uuid()
     rotation = services.store.rotation
@@ -81,7 +81,7 @@ async def rotate_key(
         scope = _subject(tenant_scope.tenant_id, request.subject_id, Fault(detail="", pointer="/subject_id"))
         rotated = await services.commits.run(rotation.rotate_subject(scope, principal.actor, wanted))
     job = await services.store.jobs.get(tenant_scope, rotated.job_id)
-    answer = as_job(job, wire.Rotation, level=request.level, key_version=rotated.key_version)
+    answer = as_job(job, wire.keys.Rotation, level=request.level, key_version=rotated.key_version)
     location = job_place(tenant_scope, rotated.job_id)
     return exchange.reply(answer, status=202, location=location, replayed=not rotated.created)
 
@@ -93,7 +93,7 @@ async def rotate_key(
         path="/keys:rewrap",
         summary="Wrap every subject key that is under an older tenant key again; a job does it.",
         permission="tenant:admin",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         statuses=(202,),
     )
 )
@@ -117,7 +117,7 @@ async def rewrap_subject_keys(
         summary="The versions of the tenant's key and, when named, of a subject's keys; never a key.",
         permission="tenant:admin",
         query=KeysQuery,
-        returns=wire.KeyStatus,
+        returns=wire.keys.KeyStatus,
         problems=("not-found",),
     )
 )
@@ -132,7 +132,7 @@ async def get_keys(
         scope = _subject(tenant_scope.tenant_id, query.subject_id, Fault(detail="", parameter="subject_id"))
         found = await rotation.subject_status(scope)
         subject_keys = [
-            wire.SubjectKey(
+            wire.keys.SubjectKey(
                 purpose=each.purpose,
                 key_version=each.key_version,
                 tenant_key_version=each.tenant_key_version,
@@ -144,7 +144,7 @@ async def get_keys(
             for each in found
         ]
     tenant_keys = [
-        wire.TenantKey(
+        wire.keys.TenantKey(
             key_version=each.key_version,
             state=each.state,
             provider=each.provider,
@@ -155,7 +155,7 @@ async def get_keys(
         )
         for each in await rotation.tenant_status(tenant_scope)
     ]
-    return exchange.reply(wire.KeyStatus(tenant_keys=tenant_keys, subject_keys=subject_keys))
+    return exchange.reply(wire.keys.KeyStatus(tenant_keys=tenant_keys, subject_keys=subject_keys))
 
 
 @route(
@@ -165,7 +165,7 @@ async def get_keys(
         path="/admin/keys:rewrap",
         summary="Wrap every tenant key again under the active root key; a job does it. No payload is touched.",
         permission="operator",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         statuses=(202,),
     )
 )
@@ -188,7 +188,7 @@ async def rewrap_tenant_keys(
         path="/admin/keys",
         summary="Which versions of which root keys wrap how many tenant keys.",
         permission="operator",
-        returns=wire.RootKeyStatus,
+        returns=wire.keys.RootKeyStatus,
     )
 )
 async def get_root_keys(
@@ -199,7 +199,7 @@ async def get_root_keys(
     """Show root keys."""
     exchange.no_query()
     uses = [
-        wire.RootKeyUse(
+        wire.keys.RootKeyUse(
             provider=each.provider,
             root_key_id=each.root_key_id,
             root_key_version=each.root_key_version,
@@ -207,7 +207,7 @@ async def get_root_keys(
         )
         for each in await services.store.rotation.root_status()
     ]
-    return exchange.reply(wire.RootKeyStatus(root_keys=uses))
+    return exchange.reply(wire.keys.RootKeyStatus(root_keys=uses))
 
 
 # --- shredding -------------------------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ async def get_root_keys(
         path="/subjects/{subject_id:str}/shred",
         summary="Destroy a subject's keys, for ever: nothing it stored can be opened again. The body repeats its id.",
         permission="tenant:admin",
-        body=wire.ShredRequest,
-        returns=wire.Shredded,
+        body=wire.keys.ShredRequest,
+        returns=wire.keys.Shredded,
         statuses=(202,),
         problems=(*_SHRED_PROBLEMS, "legal-hold"),
     )
@@ -237,7 +237,7 @@ async def shred_subject(
     exchange.no_query()
     text = subject_id if subject_id == SHARED_SUBJECT else path_id(subject_id, "subject_id")
     scope = _subject(tenant_scope.tenant_id, text, Fault(detail="", parameter="subject_id"))
-    request, _, _ = await exchange.body(wire.ShredRequest)
+    request, _, _ = await exchange.body(wire.keys.ShredRequest)
     done = await services.commits.run(services.store.shred.subject(scope, request.confirm, principal.actor))
     job = await services.store.jobs.get(tenant_scope, done.job_id)
     return _shredded(exchange, done, job, job_place(tenant_scope, done.job_id))
@@ -250,8 +250,8 @@ async def shred_subject(
         path="/admin/tenants/{tenant_id:str}/shred",
         summary="Destroy all keys of a tenant and of its subjects, for ever. The body repeats the tenant's id.",
         permission="operator",
-        body=wire.ShredRequest,
-        returns=wire.Shredded,
+        body=wire.keys.ShredRequest,
+        returns=wire.keys.Shredded,
         statuses=(202,),
         problems=(*_SHRED_PROBLEMS, "legal-hold"),
     )
@@ -266,14 +266,14 @@ async def shred_tenant(
     """Shred a tenant."""
     exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    request, _, _ = await exchange.body(wire.ShredRequest)
+    request, _, _ = await exchange.body(wire.keys.ShredRequest)
     done = await services.commits.run(services.store.shred.tenant(wanted, request.confirm, principal.actor))
     job = await services.store.jobs.of_tenant(operator_scope, wanted, done.job_id, _BY_OPERATORS)
     return _shredded(exchange, done, job, place("admin", "tenants", tenant_id, "jobs", str(done.job_id)))
 
 
 def _shredded(exchange: Exchange, done: Shredded, job: Job, location: str) -> Response[bytes]:
-    answer = as_job(job, wire.Shredded, shred_effective_at=done.shred_effective_at, tombstone=done.tombstone)
+    answer = as_job(job, wire.keys.Shredded, shred_effective_at=done.shred_effective_at, tombstone=done.tombstone)
     return exchange.reply(answer, status=202, location=location)
 
 
@@ -286,7 +286,9 @@ async def _jobs(exchange: Exchange, services: Services, scope: TenantScope | Ope
     binding = encode_msgpack((exchange.route, tenant))
     page = await services.store.jobs.list(scope, query.limit, services.cursors.read(binding, query.cursor))
     return exchange.reply(
-        wire.JobPage(jobs=[shown(job) for job in page.items], next_cursor=services.cursors.write(binding, page.after))
+        wire.jobs.JobPage(
+            jobs=[shown(job) for job in page.items], next_cursor=services.cursors.write(binding, page.after)
+        )
     )
 
 
@@ -321,7 +323,7 @@ async def _supersede(
         summary="The tenant's jobs, newest first.",
         permission="tenant:admin",
         query=PageQuery,
-        returns=wire.JobPage,
+        returns=wire.jobs.JobPage,
     )
 )
 async def list_jobs(
@@ -338,7 +340,7 @@ async def list_jobs(
         path="/jobs/{job_id:str}",
         summary="A job on a thread of the subject, and how far it is; tenant:admin without a subject sees any.",
         permission="state:write",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         problems=("not-found",),
         subject=True,
         tenant_listing=True,
@@ -364,7 +366,7 @@ async def get_job(
         summary="The deployment's own jobs, newest first.",
         permission="operator",
         query=PageQuery,
-        returns=wire.JobPage,
+        returns=wire.jobs.JobPage,
     )
 )
 async def list_deployment_jobs(
@@ -383,7 +385,7 @@ async def list_deployment_jobs(
         path="/admin/jobs/{job_id:str}",
         summary="A job of the deployment, and how far it is.",
         permission="operator",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         problems=("not-found",),
     )
 )
@@ -405,7 +407,7 @@ async def get_deployment_job(
         summary="End a job before its time: one on a thread of the subject; tenant:admin without a subject ends any "
         "that may be ended so: archiving, restoring, verifying, migrating, exporting, importing.",
         permission="state:write",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         problems=("not-found", "job-not-cancellable", "commit-unknown"),
         subject=True,
         tenant_listing=True,
@@ -431,7 +433,7 @@ async def cancel_job(
         path="/admin/jobs/{job_id:str}/cancel",
         summary="End a job of the deployment before its time: a verification.",
         permission="operator",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         problems=("not-found", "job-not-cancellable", "commit-unknown"),
     )
 )
@@ -453,7 +455,7 @@ async def cancel_deployment_job(
         path="/jobs/{job_id:str}/supersede",
         summary="Put a damaged job of the tenant aside for good, on the record.",
         permission="tenant:admin",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         problems=("not-found", "job-not-damaged", "commit-unknown"),
     )
 )
@@ -475,7 +477,7 @@ async def supersede_job(
         path="/admin/jobs/{job_id:str}/supersede",
         summary="Put a damaged job of the deployment aside for good, on the record.",
         permission="operator",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         problems=("not-found", "job-not-damaged", "commit-unknown"),
     )
 )
@@ -497,7 +499,7 @@ async def supersede_deployment_job(
         path="/admin/tenants/{tenant_id:str}/jobs/{job_id:str}",
         summary="A job that operators began at a tenant (its shredding), and how far it is.",
         permission="operator",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         problems=("not-found",),
     )
 )

@@ -35,8 +35,8 @@ def _piece_id(text: str) -> bytes:
         path="/threads/{thread_id:str}/pieces",
         summary="Upload a large leaf of a value, so that saves can name it. 200: the thread had it before.",
         permission="state:write",
-        body=wire.PieceRequest,
-        returns=wire.PieceReceipt,
+        body=wire.checkpoints.PieceRequest,
+        returns=wire.checkpoints.PieceReceipt,
         statuses=(201, 200),
         headers=("Stateroom-Client-Share",),
         problems=(
@@ -54,14 +54,14 @@ async def put_piece(
 ) -> Response[bytes]:
     """Store a leaf."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.PieceRequest)
+    request, _, _ = await exchange.body(wire.checkpoints.PieceRequest)
     thread = path_id(thread_id, "thread_id")
     stored = await services.write(
         subject_scope,
         thread,
         services.store.pieces.put(subject_scope, thread, request.data, exchange.client_share()),
     )
-    receipt = wire.PieceReceipt(piece=stored.piece_id, size_bytes=stored.size_bytes)
+    receipt = wire.checkpoints.PieceReceipt(piece=stored.piece_id, size_bytes=stored.size_bytes)
     piece = base64.urlsafe_b64encode(stored.piece_id).rstrip(b"=").decode("ascii")
     location = place("threads", thread, "pieces", piece)
     return exchange.reply(receipt, status=201, location=location, replayed=not stored.created)
@@ -74,7 +74,7 @@ async def put_piece(
         path="/threads/{thread_id:str}/pieces/{piece:str}",
         summary="A large leaf of a value, by the id in its placeholder (base64url without padding).",
         permission="state:read",
-        returns=wire.PieceContent,
+        returns=wire.checkpoints.PieceContent,
         headers=("Stateroom-Client-Share",),
         problems=(
             "piece-not-found",
@@ -99,7 +99,7 @@ async def get_piece(
     thread = path_id(thread_id, "thread_id")
     piece_id = _piece_id(path_id(piece, "piece"))
     data = await services.store.pieces.get(subject_scope, thread, piece_id, exchange.client_share())
-    return exchange.reply(wire.PieceContent(data=data))
+    return exchange.reply(wire.checkpoints.PieceContent(data=data))
 
 
 ROUTES = [put_piece, get_piece]

@@ -18,7 +18,7 @@ from gateway.exchange import Exchange, path_id, path_uuid
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, MalformedBody, PermissionDenied
 from gateway.services import Services
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.encoding import encode_msgpack
 from storage.errors import InvalidState, LimitExceeded, TenantNotFound
 from storage.retention import planner as retention
@@ -35,14 +35,14 @@ T = TypeVar("T")
 class RetentionQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Whose policy: an agent's, or without one the tenant's."""
 
-    agent: wire.Name | None = None
+    agent: wire.base.Name | None = None
 
 
 class PreviewQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """What to preview: what is said now, or ``draft`` (a policy as JSON) for the tenant or for ``agent`` instead."""
 
     draft: Annotated[str, Meta(max_length=4096)] | None = None
-    agent: wire.Name | None = None
+    agent: wire.base.Name | None = None
     limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = PREVIEW_THREADS_DEFAULT
     cursor: str | None = None
 
@@ -52,34 +52,34 @@ def _as(shape: type[T], value: object) -> T:
     return msgspec.convert(msgspec.to_builtins(value), shape)
 
 
-def _effective(policy: retention.Effective) -> wire.EffectiveRetention:
-    return _as(wire.EffectiveRetention, policy)
+def _effective(policy: retention.Effective) -> wire.retention.EffectiveRetention:
+    return _as(wire.retention.EffectiveRetention, policy)
 
 
-def _retention(policies: TenantPolicies, agent: str | None) -> wire.Retention:
+def _retention(policies: TenantPolicies, agent: str | None) -> wire.retention.Retention:
     stored = policies.tenant if agent is None else policies.agents.get(agent, Stored())
-    return wire.Retention(
+    return wire.retention.Retention(
         agent=agent,
-        policy=_as(wire.RetentionPolicy, stored.policy),
+        policy=_as(wire.retention.RetentionPolicy, stored.policy),
         effective=None if policies.damages(agent) else _effective(policies.effective(agent)),
-        ceilings=_as(wire.RetentionCeilings, policies.capped.ceilings),
+        ceilings=_as(wire.retention.RetentionCeilings, policies.capped.ceilings),
         agents=[name for name, each in policies.agents.items() if each.policy != retention.NOTHING_SAID],
         damaged=[
-            wire.DamagedRetention(level=level, agent=target or None)  # type: ignore[arg-type]  # as the table allows
+            wire.retention.DamagedRetention(level=level, agent=target or None)  # type: ignore[arg-type]  # as the table allows
             for level, target in sorted(policies.damaged)
         ],
         updated_at=stored.updated_at,
     )
 
 
-def _thread_retention(thread_id: str, found: ThreadRetention) -> wire.ThreadRetention:
+def _thread_retention(thread_id: str, found: ThreadRetention) -> wire.retention.ThreadRetention:
     step = found.next
-    return wire.ThreadRetention(
+    return wire.retention.ThreadRetention(
         thread_id=thread_id,
-        policy=_as(wire.RetentionPolicy, found.own.policy),
+        policy=_as(wire.retention.RetentionPolicy, found.own.policy),
         effective=None if found.effective is None else _effective(found.effective),
         damaged=found.damaged,
-        next=None if step is None else wire.RetentionStep(action=step.action, reason=step.reason, at=step.at),
+        next=None if step is None else wire.retention.RetentionStep(action=step.action, reason=step.reason, at=step.at),
         updated_at=found.own.updated_at,
     )
 
@@ -92,7 +92,7 @@ def _thread_retention(thread_id: str, found: ThreadRetention) -> wire.ThreadRete
         summary="What is said of how long threads are kept: for the tenant, or for an agent.",
         permission="tenant:admin",
         query=RetentionQuery,
-        returns=wire.Retention,
+        returns=wire.retention.Retention,
     )
 )
 async def get_retention(
@@ -111,9 +111,9 @@ async def get_retention(
         summary="Say how long threads are kept, for the tenant or for an agent. It replaces what was said there; a "
         "legal hold stays unless it is mentioned.",
         permission="tenant:admin",
-        body=wire.RetentionPolicy,
+        body=wire.retention.RetentionPolicy,
         query=RetentionQuery,
-        returns=wire.Retention,
+        returns=wire.retention.Retention,
         problems=("conflict", "commit-unknown"),
     )
 )
@@ -125,7 +125,7 @@ async def put_retention(
 ) -> Response[bytes]:
     """Set a policy."""
     query = exchange.query(RetentionQuery)
-    request, _, _ = await exchange.body(wire.RetentionPolicy)
+    request, _, _ = await exchange.body(wire.retention.RetentionPolicy)
     policy = _as(retention.Policy, request)
     work = services.store.retention_policies.put(tenant_scope, query.agent, policy, principal.actor)
     return exchange.reply(_retention(await services.commits.run(work), query.agent))
@@ -138,7 +138,7 @@ async def put_retention(
         path="/threads/{thread_id:str}/retention",
         summary="What holds for a thread, and what becomes of it next.",
         permission="state:read",
-        returns=wire.ThreadRetention,
+        returns=wire.retention.ThreadRetention,
         problems=("thread-not-found",),
         subject=True,
     )
@@ -165,8 +165,8 @@ async def get_thread_retention(
         summary="Say how long one thread is kept. What can remove state also takes state:delete, and a legal hold "
         "tenant:admin.",
         permission="state:write",
-        body=wire.RetentionPolicy,
-        returns=wire.ThreadRetention,
+        body=wire.retention.RetentionPolicy,
+        returns=wire.retention.ThreadRetention,
         problems=("thread-not-found", "thread-busy", "commit-unknown"),
         subject=True,
     )
@@ -181,7 +181,7 @@ async def put_thread_retention(
     """Set a thread's policy."""
     exchange.no_query()
     name = path_id(thread_id, "thread_id")
-    request, _, _ = await exchange.body(wire.RetentionPolicy)
+    request, _, _ = await exchange.body(wire.retention.RetentionPolicy)
     policy = _as(retention.Policy, request)
     if policy.legal_hold is not None and "tenant:admin" not in principal.permissions:
         raise PermissionDenied("a legal hold takes the permission tenant:admin")
@@ -205,7 +205,9 @@ def _draft(query: PreviewQuery) -> tuple[str | None, retention.Policy] | None:
     if query.draft is None:
         return None
     try:
-        return query.agent, _as(retention.Policy, decode_body("json", query.draft.encode(), wire.RetentionPolicy))
+        return query.agent, _as(
+            retention.Policy, decode_body("json", query.draft.encode(), wire.retention.RetentionPolicy)
+        )
     except (MalformedBody, LimitExceeded):
         raise InvalidRequest(Fault(detail="must be a policy as JSON", parameter="draft")) from None
     except InvalidRequest as error:
@@ -213,14 +215,14 @@ def _draft(query: PreviewQuery) -> tuple[str | None, retention.Policy] | None:
         raise InvalidRequest(*faults, limit=error.limit) from None
 
 
-def _preview(page: PreviewPage, cursor: str | None) -> wire.RetentionPreview:
-    return wire.RetentionPreview(
+def _preview(page: PreviewPage, cursor: str | None) -> wire.retention.RetentionPreview:
+    return wire.retention.RetentionPreview(
         at=page.now,
         threads=page.threads,
         held=page.held,
         damaged=page.damaged,
         actions=[
-            wire.RetentionForeseen(
+            wire.retention.RetentionForeseen(
                 action=action,
                 threads=found.threads,
                 bytes=found.bytes,
@@ -241,7 +243,7 @@ def _preview(page: PreviewPage, cursor: str | None) -> wire.RetentionPreview:
         summary="What would happen now, to how many threads and bytes, by what is said or by a draft. Changes nothing.",
         permission="tenant:admin",
         query=PreviewQuery,
-        returns=wire.RetentionPreview,
+        returns=wire.retention.RetentionPreview,
     )
 )
 async def preview_retention(
@@ -277,7 +279,7 @@ async def preview_retention(
         path="/retention/round",
         summary="How far the round is that acts on what is said, and what the last one left.",
         permission="tenant:admin",
-        returns=wire.RetentionRound,
+        returns=wire.retention.RetentionRound,
     )
 )
 async def get_retention_round(
@@ -295,7 +297,7 @@ async def get_retention_round(
         path="/retention/round",
         summary="Have the round begin as soon as a process is free, instead of when it is due.",
         permission="tenant:admin",
-        returns=wire.RetentionRound,
+        returns=wire.retention.RetentionRound,
         statuses=(202,),
         problems=("commit-unknown",),
     )
@@ -309,15 +311,15 @@ async def begin_retention_round(
     return exchange.reply(_round(found), status=202)
 
 
-def _round(found: RoundStanding | None) -> wire.RetentionRound:
+def _round(found: RoundStanding | None) -> wire.retention.RetentionRound:
     if found is None:
-        return wire.RetentionRound(state="none")
+        return wire.retention.RetentionRound(state="none")
     counts = found.counts
     by_action: dict[str, dict[str, int]] = {
         what: {action: counts[name] for action in retention.ACTIONS if (name := f"{what}_{action}") in counts}
         for what in ("done", "due")
     }
-    return wire.RetentionRound(
+    return wire.retention.RetentionRound(
         state=found.state,
         lease_until=found.lease_until,
         due_at=found.due_at,
@@ -333,10 +335,10 @@ def _round(found: RoundStanding | None) -> wire.RetentionRound:
     )
 
 
-def _ceilings(tenant_id: UUID, capped: Capped) -> wire.TenantRetentionCeilings:
-    return wire.TenantRetentionCeilings(
+def _ceilings(tenant_id: UUID, capped: Capped) -> wire.retention.TenantRetentionCeilings:
+    return wire.retention.TenantRetentionCeilings(
         tenant_id=str(tenant_id),
-        ceilings=_as(wire.RetentionCeilings, capped.ceilings),
+        ceilings=_as(wire.retention.RetentionCeilings, capped.ceilings),
         updated_at=capped.updated_at,
     )
 
@@ -348,7 +350,7 @@ def _ceilings(tenant_id: UUID, capped: Capped) -> wire.TenantRetentionCeilings:
         path="/admin/tenants/{tenant_id:str}/retention-ceilings",
         summary="How long a tenant may keep threads at most.",
         permission="operator",
-        returns=wire.TenantRetentionCeilings,
+        returns=wire.retention.TenantRetentionCeilings,
         problems=("not-found",),
     )
 )
@@ -371,8 +373,8 @@ async def get_retention_ceilings(
         path="/admin/tenants/{tenant_id:str}/retention-ceilings",
         summary="Say how long a tenant may keep threads at most. What is beyond it is due at once.",
         permission="operator",
-        body=wire.RetentionCeilings,
-        returns=wire.TenantRetentionCeilings,
+        body=wire.retention.RetentionCeilings,
+        returns=wire.retention.TenantRetentionCeilings,
         problems=("not-found", "commit-unknown"),
     )
 )
@@ -385,7 +387,7 @@ async def put_retention_ceilings(
 ) -> Response[bytes]:
     """Set ceilings."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.RetentionCeilings)
+    request, _, _ = await exchange.body(wire.retention.RetentionCeilings)
     wanted = path_uuid(tenant_id, TenantNotFound)
     ceilings = _as(retention.Ceilings, request)
     work = services.store.retention_policies.set_ceilings(wanted, ceilings, principal.actor)

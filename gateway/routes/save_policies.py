@@ -20,14 +20,14 @@ from storage.scope import TenantScope
 class SavePolicyQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Whose policy: an agent's, or without one the tenant's."""
 
-    agent: wire.Name | None = None
+    agent: wire.base.Name | None = None
 
 
-def _shown(said: TenantSavePolicies, agent: str | None) -> wire.SavePolicies:
+def _shown(said: TenantSavePolicies, agent: str | None) -> wire.retention.SavePolicies:
     here = said.of(agent)
-    return wire.SavePolicies(
+    return wire.retention.SavePolicies(
         agent=agent,
-        policy=wire.SavePolicy(strict=here.strict),
+        policy=wire.retention.SavePolicy(strict=here.strict),
         strict=said.effective(agent),
         agents=[*said.agents],
         damaged=[name or None for name in sorted(said.damaged)],
@@ -43,7 +43,7 @@ def _shown(said: TenantSavePolicies, agent: str | None) -> wire.SavePolicies:
         summary="Whether saves must name the head they follow: of the tenant, or of an agent.",
         permission="tenant:admin",
         query=SavePolicyQuery,
-        returns=wire.SavePolicies,
+        returns=wire.retention.SavePolicies,
     )
 )
 async def get_save_policy(
@@ -62,9 +62,9 @@ async def get_save_policy(
         summary="Say whether saves must name the head they follow, for the tenant or for an agent. It replaces what was"
         " said there, and holds for every save that begins after the answer.",
         permission="tenant:admin",
-        body=wire.SavePolicy,
+        body=wire.retention.SavePolicy,
         query=SavePolicyQuery,
-        returns=wire.SavePolicies,
+        returns=wire.retention.SavePolicies,
         problems=("conflict", "feature-off", "commit-unknown"),
     )
 )
@@ -76,7 +76,7 @@ async def put_save_policy(
 ) -> Response[bytes]:
     """Set a policy."""
     query = exchange.query(SavePolicyQuery)
-    request, _, _ = await exchange.body(wire.SavePolicy)
+    request, _, _ = await exchange.body(wire.retention.SavePolicy)
     work = services.store.save_policies.put(tenant_scope, query.agent, request.strict, principal.actor)
     return exchange.reply(_shown(await services.commits.run(work), query.agent))
 

@@ -19,7 +19,7 @@ from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, pointer
 from gateway.routes.admin import PageQuery
 from gateway.services import Services
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.encoding import encode_msgpack
 from storage.errors import LimitExceeded
 from storage.migration import jobs as migrating
@@ -45,7 +45,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _definition(request: wire.StateSchemaDefinition) -> Definition:
+def _definition(request: wire.schemas.StateSchemaDefinition) -> Definition:
     for index, channel in enumerate(request.ephemeral):
         size = len(channel.encode())
         if size > limits.NAME_BYTES_MAX:
@@ -61,9 +61,9 @@ def _definition(request: wire.StateSchemaDefinition) -> Definition:
     )
 
 
-def _version_out(version: SchemaVersion) -> wire.StateSchemaVersion:
+def _version_out(version: SchemaVersion) -> wire.schemas.StateSchemaVersion:
     given = version.definition
-    return wire.StateSchemaVersion(
+    return wire.schemas.StateSchemaVersion(
         state_schema=version.schema,
         state_version=version.number,
         label=given.label,
@@ -86,8 +86,8 @@ def _version_out(version: SchemaVersion) -> wire.StateSchemaVersion:
         summary="Register the next version of a state schema; versions are written once. 200: it was registered. One "
         "that is damaged is superseded.",
         permission="tenant:admin",
-        body=wire.StateSchemaDefinition,
-        returns=wire.StateSchemaVersion,
+        body=wire.schemas.StateSchemaDefinition,
+        returns=wire.schemas.StateSchemaVersion,
         statuses=(201, 200),
         problems=("state-schema-exists", "limit-exceeded", "too-costly", "tenant-too-costly", "commit-unknown"),
     )
@@ -103,7 +103,7 @@ async def put_state_schema_version(
     """Register a version."""
     exchange.no_query()
     name, version_number = _schema(state_schema), _number(state_version)
-    request, _, _ = await exchange.body(wire.StateSchemaDefinition)
+    request, _, _ = await exchange.body(wire.schemas.StateSchemaDefinition)
     work = services.store.state_schemas.put(tenant_scope, name, version_number, _definition(request), principal.actor)
     version, added = await services.commits.run(work)
     location = place("state-schemas", name, "versions", state_version)
@@ -118,7 +118,7 @@ async def put_state_schema_version(
         summary="The tenant's state schemas, by name.",
         permission="tenant:admin",
         query=PageQuery,
-        returns=wire.StateSchemaPage,
+        returns=wire.schemas.StateSchemaPage,
     )
 )
 async def list_state_schemas(
@@ -130,9 +130,9 @@ async def list_state_schemas(
     after = services.cursors.read(binding, query.cursor)
     page = await services.store.state_schemas.names(tenant_scope, query.limit, after)
     return exchange.reply(
-        wire.StateSchemaPage(
+        wire.schemas.StateSchemaPage(
             state_schemas=[
-                wire.StateSchemaName(state_schema=name, newest_version=newest) for name, newest in page.items
+                wire.schemas.StateSchemaName(state_schema=name, newest_version=newest) for name, newest in page.items
             ],
             next_cursor=services.cursors.write(binding, page.after),
         )
@@ -146,7 +146,7 @@ async def list_state_schemas(
         path="/state-schemas/{state_schema:str}",
         summary="A state schema with all its versions.",
         permission="tenant:admin",
-        returns=wire.StateSchema,
+        returns=wire.schemas.StateSchema,
         problems=("state-schema-not-found",),
     )
 )
@@ -160,7 +160,7 @@ async def get_state_schema(
     exchange.no_query()
     versions = await services.store.state_schemas.list(tenant_scope, _schema(state_schema))
     return exchange.reply(
-        wire.StateSchema(
+        wire.schemas.StateSchema(
             state_schema=versions[-1].schema,
             newest_version=versions[-1].number,
             versions=[_version_out(each) for each in versions],
@@ -168,8 +168,8 @@ async def get_state_schema(
     )
 
 
-def _adoption_out(adoption: Adoption, *, authentic: bool = True) -> wire.StateAdoption:
-    return wire.StateAdoption(
+def _adoption_out(adoption: Adoption, *, authentic: bool = True) -> wire.schemas.StateAdoption:
+    return wire.schemas.StateAdoption(
         state_schema=adoption.state_schema,
         state_version=adoption.state_version,
         agent=adoption.agent,
@@ -187,8 +187,8 @@ def _adoption_out(adoption: Adoption, *, authentic: bool = True) -> wire.StateAd
         summary="Say at which version an agent's unversioned state is that was saved until now, once; from then on the "
         "agent's saves name a version. 200: it was said.",
         permission="tenant:admin",
-        body=wire.StateAdoptionRequest,
-        returns=wire.StateAdoption,
+        body=wire.schemas.StateAdoptionRequest,
+        returns=wire.schemas.StateAdoption,
         statuses=(201, 200),
         problems=(
             "state-schema-not-found", "state-too-new", "adoption-exists", "adoption-built-on", "feature-off",
@@ -206,7 +206,7 @@ async def adopt_state(
     """Adopt unversioned state."""
     exchange.no_query()
     name = _schema(state_schema)
-    request, _, _ = await exchange.body(wire.StateAdoptionRequest)
+    request, _, _ = await exchange.body(wire.schemas.StateAdoptionRequest)
     work = services.store.adoptions.adopt(
         tenant_scope,
         request.agent,
@@ -229,7 +229,7 @@ async def adopt_state(
         summary="Which unversioned state was adopted under a schema, all of it: a tenant has at most "
         f"{ADOPTIONS_MAX:,} adoptions.",
         permission="tenant:admin",
-        returns=wire.StateAdoptionList,
+        returns=wire.schemas.StateAdoptionList,
         problems=("state-schema-not-found", "key-unavailable"),
     )
 )
@@ -245,7 +245,7 @@ async def list_state_adoptions(
     await services.store.state_schemas.require(tenant_scope, name)
     found = await services.store.adoptions.list(tenant_scope)
     shown = [_adoption_out(each, authentic=authentic) for each, authentic in found if each.state_schema == name]
-    return exchange.reply(wire.StateAdoptionList(adoptions=shown))
+    return exchange.reply(wire.schemas.StateAdoptionList(adoptions=shown))
 
 
 def _job(
@@ -253,7 +253,9 @@ def _job(
     word: str,
     kind: migrating.Kind,
     summary: str,
-    body: type[wire.StateMigrationRequest | wire.StateRollbackRequest] = wire.StateMigrationRequest,
+    body: type[
+        wire.schemas.StateMigrationRequest | wire.schemas.StateRollbackRequest
+    ] = wire.schemas.StateMigrationRequest,
 ) -> HTTPRouteHandler:
     """The operation that begins one kind of job over a schema's state."""
 
@@ -265,7 +267,7 @@ def _job(
             summary=summary,
             permission="tenant:admin",
             body=body,
-            returns=wire.Job,
+            returns=wire.jobs.Job,
             statuses=(202,),
             problems=("state-schema-not-found", "state-too-new", "commit-unknown"),
         )
@@ -308,7 +310,7 @@ roll_back_state = _job(
     "rollback",
     migrating.STATE_ROLLBACK_KIND,
     "Save again what migrated heads were made of, where nobody has saved since and it is not pruned; a job does it.",
-    wire.StateRollbackRequest,
+    wire.schemas.StateRollbackRequest,
 )
 
 
@@ -319,7 +321,7 @@ roll_back_state = _job(
         path="/state-schemas/{state_schema:str}/status",
         summary="How many heads are at which version, and what the last plan, migration and rollback came to.",
         permission="tenant:admin",
-        returns=wire.StateMigrationStatus,
+        returns=wire.jobs.StateMigrationStatus,
         problems=("state-schema-not-found",),
     )
 )
@@ -338,11 +340,13 @@ async def get_state_migration(
     unversioned = await store.adoptions.unversioned(tenant_scope)
     jobs = await store.migrating.jobs(tenant_scope, name)
     return exchange.reply(
-        wire.StateMigrationStatus(
+        wire.jobs.StateMigrationStatus(
             state_schema=name,
             newest_version=newest,
-            heads=[wire.StateHeads(state_version=number, heads=count) for number, count in heads.items()],
-            unversioned=[wire.UnversionedThreads(agent=agent, threads=count) for agent, count in unversioned.items()],
+            heads=[wire.schemas.StateHeads(state_version=number, heads=count) for number, count in heads.items()],
+            unversioned=[
+                wire.schemas.UnversionedThreads(agent=agent, threads=count) for agent, count in unversioned.items()
+            ],
             jobs=[shown(each) for each in jobs],
         )
     )

@@ -25,8 +25,8 @@ from storage.errors import TenantNotFound
 from storage.scope import OperatorScope
 
 
-def _tenant(tenant: model.Tenant) -> wire.Tenant:
-    return wire.Tenant(
+def _tenant(tenant: model.Tenant) -> wire.tenants.Tenant:
+    return wire.tenants.Tenant(
         tenant_id=str(tenant.tenant_id),
         name=tenant.name,
         created_at=tenant.created_at,
@@ -42,8 +42,8 @@ def _tenant(tenant: model.Tenant) -> wire.Tenant:
         summary="Make a tenant and its first administration key, which is in this answer and nowhere else. 200: it was "
         "made before, and comes without the key.",
         permission="operator",
-        body=wire.TenantRequest,
-        returns=wire.TenantCreated,
+        body=wire.tenants.TenantRequest,
+        returns=wire.tenants.TenantCreated,
         statuses=(201, 200),
         headers=("Idempotency-Key",),
         problems=("idempotency-key-reused", "tenant-name-taken"),
@@ -57,7 +57,7 @@ async def create_tenant(
 ) -> Response[bytes]:
     """Make a tenant."""
     exchange.no_query()
-    request, name, body = await exchange.body(wire.TenantRequest)
+    request, name, body = await exchange.body(wire.tenants.TenantRequest)
     repeated = repeated_as(exchange, services, None, name, body)
     tenant_id = UUID(str(uuid7())) if repeated is None else repeated.uuid()
     tenant = model.Tenant(tenant_id=tenant_id, name=request.name, created_at=services.clock.now())
@@ -73,7 +73,7 @@ async def create_tenant(
     founding = replace(operator_scope, founding=tenant.tenant_id)
     stored = await services.commits.run(services.store.tenants.create(founding, tenant, record, principal.actor))
     made = stored is tenant
-    shown = wire.TenantCreated(**msgspec.structs.asdict(_tenant(stored)), api_key=text if made else None)
+    shown = wire.tenants.TenantCreated(**msgspec.structs.asdict(_tenant(stored)), api_key=text if made else None)
     location = place("admin", "tenants", str(stored.tenant_id))
     return exchange.reply(shown, status=201, location=location, replayed=not made)
 
@@ -86,7 +86,7 @@ async def create_tenant(
         summary="List tenants, newest first.",
         permission="operator",
         query=PageQuery,
-        returns=wire.TenantPage,
+        returns=wire.tenants.TenantPage,
     )
 )
 async def list_tenants(
@@ -99,7 +99,7 @@ async def list_tenants(
     binding = encode_msgpack((exchange.route,))
     page = await services.store.tenants.list(operator_scope, query.limit, services.cursors.read(binding, query.cursor))
     return exchange.reply(
-        wire.TenantPage(
+        wire.tenants.TenantPage(
             tenants=[_tenant(tenant) for tenant in page.items],
             next_cursor=services.cursors.write(binding, page.after),
         )
@@ -113,7 +113,7 @@ async def list_tenants(
         path="/admin/tenants/{tenant_id:str}",
         summary="Show a tenant.",
         permission="operator",
-        returns=wire.Tenant,
+        returns=wire.tenants.Tenant,
         problems=("not-found",),
     )
 )
@@ -136,8 +136,8 @@ async def get_tenant(
         path="/admin/tenants/{tenant_id:str}",
         summary="Give a tenant another name, which no other tenant has.",
         permission="operator",
-        body=wire.TenantRequest,
-        returns=wire.Tenant,
+        body=wire.tenants.TenantRequest,
+        returns=wire.tenants.Tenant,
         problems=("not-found", "tenant-name-taken"),
     )
 )
@@ -151,7 +151,7 @@ async def rename_tenant(
     """Rename a tenant."""
     exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    request, _, _ = await exchange.body(wire.TenantRequest)
+    request, _, _ = await exchange.body(wire.tenants.TenantRequest)
     return exchange.reply(
         _tenant(await services.commits.run(services.store.tenants.rename(wanted, request.name, principal.actor)))
     )
@@ -164,8 +164,8 @@ async def rename_tenant(
         path="/admin/tenants/{tenant_id:str}/suspend",
         summary="Refuse all keys of a tenant: at once here, within seconds in other processes. What it stored is kept.",
         permission="operator",
-        body=wire.TenantSuspension,
-        returns=wire.Tenant,
+        body=wire.tenants.TenantSuspension,
+        returns=wire.tenants.Tenant,
         problems=("not-found",),
     )
 )
@@ -179,7 +179,7 @@ async def suspend_tenant(
     """Suspend a tenant."""
     exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    request, _, _ = await exchange.body(wire.TenantSuspension)
+    request, _, _ = await exchange.body(wire.tenants.TenantSuspension)
     found = await services.commits.run(services.store.tenants.suspend(wanted, request.reason, principal.actor))
     services.authenticator.forget_tenant(wanted)
     return exchange.reply(_tenant(found))
@@ -192,7 +192,7 @@ async def suspend_tenant(
         path="/admin/tenants/{tenant_id:str}/resume",
         summary="Take the keys of a suspended tenant again.",
         permission="operator",
-        returns=wire.Tenant,
+        returns=wire.tenants.Tenant,
         problems=("not-found",),
     )
 )
@@ -219,8 +219,8 @@ async def resume_tenant(
         summary="Make an administration key for a tenant that lost its own; its audit log says so. 200: it was made "
         "before, and comes without its secret.",
         permission="operator",
-        body=wire.TenantRecovery,
-        returns=wire.ApiKeyCreated,
+        body=wire.tenants.TenantRecovery,
+        returns=wire.api_keys.ApiKeyCreated,
         statuses=(201, 200),
         headers=("Idempotency-Key",),
         problems=("idempotency-key-reused", "not-found"),
@@ -236,7 +236,7 @@ async def recover_tenant(
     """Recover a tenant."""
     exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    request, name, body = await exchange.body(wire.TenantRecovery)
+    request, name, body = await exchange.body(wire.tenants.TenantRecovery)
     if request.expires_at is not None:
         check_expiry(request.expires_at, services.clock.now())
     repeated = repeated_as(exchange, services, wanted, name, body)

@@ -14,7 +14,7 @@ from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, pointer
 from gateway.routes.archives import described, thread_out
 from gateway.services import Services
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage import model
 from storage.encoding import encode_msgpack
 from storage.errors import InvalidState
@@ -24,8 +24,8 @@ from storage.scope import Scope, check_id
 class ThreadsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Filters of the list of threads."""
 
-    status: wire.Status | None = None
-    agent: wire.Name | None = None
+    status: wire.base.Status | None = None
+    agent: wire.base.Name | None = None
     tier: Literal["hot", "archive"] | None = None
     limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
     cursor: str | None = None
@@ -39,8 +39,8 @@ def _id(text: str, *where: str | int) -> str:
         raise InvalidRequest(Fault(detail=str(error), pointer=pointer(*where))) from None
 
 
-def _removal(removal: model.Removal) -> wire.RemovalReceipt:
-    return wire.RemovalReceipt(
+def _removal(removal: model.Removal) -> wire.threads.RemovalReceipt:
+    return wire.threads.RemovalReceipt(
         threads=removal.threads, checkpoints=removal.checkpoints, pending_writes=removal.pending_writes
     )
 
@@ -53,7 +53,7 @@ def _removal(removal: model.Removal) -> wire.RemovalReceipt:
         summary="List the subject's threads, newest first; archived ones as well, with all that is shown here.",
         permission="state:read",
         query=ThreadsQuery,
-        returns=wire.ThreadPage,
+        returns=wire.threads.ThreadPage,
         subject=True,
     )
 )
@@ -81,7 +81,7 @@ async def list_threads(
         after=services.cursors.read(binding, query.cursor),
     )
     return exchange.reply(
-        wire.ThreadPage(
+        wire.threads.ThreadPage(
             threads=[thread_out(thread) for thread in page.items],
             next_cursor=services.cursors.write(binding, page.after),
         )
@@ -95,7 +95,7 @@ async def list_threads(
         path="/threads/{thread_id:str}",
         summary="Show a thread; of an archived one also what its archive is and how far away.",
         permission="state:read",
-        returns=wire.Thread,
+        returns=wire.threads.Thread,
         problems=("thread-not-found",),
         subject=True,
     )
@@ -122,8 +122,8 @@ async def get_thread(
         path="/threads/{thread_id:str}",
         summary="Change some of a thread's settings; 201: there was no such thread, and it was made with them.",
         permission="state:write",
-        body=wire.ThreadSettings,
-        returns=wire.Thread,
+        body=wire.threads.ThreadSettings,
+        returns=wire.threads.Thread,
         statuses=(200, 201),
         headers=("Stateroom-Client-Share",),
         problems=("thread-busy", "thread-archived"),
@@ -138,7 +138,7 @@ async def update_thread(
 ) -> Response[bytes]:
     """Change settings."""
     exchange.no_query()
-    settings, _, _ = await exchange.body(wire.ThreadSettings)
+    settings, _, _ = await exchange.body(wire.threads.ThreadSettings)
     if settings.agent is not UNSET and settings.agent is not None:
         _id(settings.agent, "agent")
     name = path_id(thread_id, "thread_id")
@@ -189,8 +189,8 @@ async def delete_thread(
         path="/threads/{thread_id:str}/copy",
         summary="Copy a thread, history and pending writes included, to a new id.",
         permission="state:write",
-        body=wire.CopyRequest,
-        returns=wire.CopyReceipt,
+        body=wire.threads.CopyRequest,
+        returns=wire.threads.CopyReceipt,
         statuses=(201, 200),
         headers=("Idempotency-Key", "Stateroom-Client-Share"),
         problems=("thread-not-found", "thread-exists", "thread-busy", "thread-archived", "idempotency-key-reused"),
@@ -205,7 +205,7 @@ async def copy_thread(
 ) -> Response[bytes]:
     """Copy a thread."""
     exchange.no_query()
-    request, name, body = await exchange.body(wire.CopyRequest)
+    request, name, body = await exchange.body(wire.threads.CopyRequest)
     source = path_id(thread_id, "thread_id")
     target = _id(request.target_thread_id, "target_thread_id")
     copying = services.store.threads.copy(
@@ -216,7 +216,7 @@ async def copy_thread(
         share=exchange.client_share(),
     )
     copied = await services.write(subject_scope, source, copying)
-    receipt = wire.CopyReceipt(
+    receipt = wire.threads.CopyReceipt(
         thread_id=copied.thread_id, checkpoints=copied.checkpoints, pending_writes=copied.pending_writes
     )
     return exchange.reply(receipt, status=201, location=place("threads", copied.thread_id))
@@ -229,8 +229,8 @@ async def copy_thread(
         path="/threads:prune",
         summary="Remove history: keep each namespace's head, or delete whole threads.",
         permission="state:delete",
-        body=wire.PruneRequest,
-        returns=wire.RemovalReceipt,
+        body=wire.threads.PruneRequest,
+        returns=wire.threads.RemovalReceipt,
         headers=("Stateroom-Client-Share",),
         subject=True,
         problems=("legal-hold",),
@@ -241,7 +241,7 @@ async def prune(
 ) -> Response[bytes]:
     """Prune threads."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.PruneRequest)
+    request, _, _ = await exchange.body(wire.threads.PruneRequest)
     thread_ids = [_id(thread_id, "thread_ids", index) for index, thread_id in enumerate(request.thread_ids)]
     share = exchange.client_share()
     removal = await services.commits.run(
@@ -257,8 +257,8 @@ async def prune(
         path="/runs:delete",
         summary="Remove all checkpoints, and their pending writes, of some runs.",
         permission="state:delete",
-        body=wire.RunsDeleteRequest,
-        returns=wire.RemovalReceipt,
+        body=wire.threads.RunsDeleteRequest,
+        returns=wire.threads.RemovalReceipt,
         headers=("Stateroom-Client-Share",),
         problems=("delta-chain-needed", "legal-hold"),
         subject=True,
@@ -269,7 +269,7 @@ async def delete_runs(
 ) -> Response[bytes]:
     """Remove runs."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.RunsDeleteRequest)
+    request, _, _ = await exchange.body(wire.threads.RunsDeleteRequest)
     run_ids = [_id(run_id, "run_ids", index) for index, run_id in enumerate(request.run_ids)]
     share = exchange.client_share()
     removal = await services.commits.run(services.store.threads.delete_runs(subject_scope, run_ids, share))

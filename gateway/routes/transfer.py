@@ -22,13 +22,13 @@ from gateway.exchange import Exchange, path_id, path_uuid
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest, PermissionDenied
 from gateway.services import Services
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.errors import InvalidState, TenantNotFound
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.transfer.exporting import Export, Recipient, recipient_of
 
 if TYPE_CHECKING:
-    from gateway.wire import Permission
+    from gateway.wire.api_keys import Permission
 
 MEDIA_TYPE = "application/vnd.stateroom.export"
 _SHARE = ("Stateroom-Client-Share",)
@@ -46,7 +46,7 @@ def _also(principal: Principal, permission: "Permission") -> None:
         raise PermissionDenied(f"this needs the permissions tenant:admin and {permission}")
 
 
-def _recipient(request: wire.ExportRequest) -> Recipient:
+def _recipient(request: wire.transfer.ExportRequest) -> Recipient:
     try:
         return recipient_of(request.recipient)
     except InvalidState as error:
@@ -71,7 +71,7 @@ async def _file(export: Export, name: str, held: contextlib.ExitStack) -> Respon
         summary="A whole thread as a file that only the receiving tenant takes in. Needs state:read and "
         "subject:act_as, too.",
         permission="tenant:admin",
-        body=wire.ThreadExportRequest,
+        body=wire.transfer.ThreadExportRequest,
         headers=_SHARE,
         problems=("thread-not-found", "thread-archived", "transfer-busy", *_STORES),
         content=True,
@@ -90,7 +90,7 @@ async def export_thread(
     _also(principal, "state:read")
     _also(principal, "subject:act_as")
     thread = path_id(thread_id, "thread_id")
-    request, _, _ = await exchange.body(wire.ThreadExportRequest)
+    request, _, _ = await exchange.body(wire.transfer.ThreadExportRequest)
     recipient = _recipient(request)
     try:
         scope = Scope(tenant_scope.tenant_id, request.subject_id)
@@ -112,7 +112,7 @@ async def export_thread(
         summary="All threads of the tenant, of all its subjects, as a file that only the receiving tenant takes in. "
         "Needs state:read and subject:act_as, too.",
         permission="tenant:admin",
-        body=wire.ExportRequest,
+        body=wire.transfer.ExportRequest,
         headers=_SHARE,
         problems=("transfer-busy", *_STORES),
         content=True,
@@ -129,7 +129,7 @@ async def export_tenant(
     exchange.no_query()
     _also(principal, "state:read")
     _also(principal, "subject:act_as")
-    request, _, _ = await exchange.body(wire.ExportRequest)
+    request, _, _ = await exchange.body(wire.transfer.ExportRequest)
     recipient = _recipient(request)
     with contextlib.ExitStack() as admitted:
         admitted.enter_context(services.admission.transfer(tenant_scope.tenant_id))
@@ -149,7 +149,7 @@ async def export_tenant(
         permission="tenant:admin",
         query=ImportQuery,
         raw_body=True,
-        returns=wire.ImportReport,
+        returns=wire.transfer.ImportReport,
         headers=_SHARE,
         problems=(
             "import-refused", "import-for-other", "import-unbound", "import-conflict", "thread-exists",
@@ -185,7 +185,7 @@ async def import_threads(
             await exchange.drain(limits.REFUSED_SECONDS_MAX)
             raise
     return exchange.reply(
-        wire.ImportReport(
+        wire.transfer.ImportReport(
             export_id=str(done.export_id),
             job_id=str(done.job_id),
             threads=done.threads,
@@ -196,7 +196,7 @@ async def import_threads(
             verified=done.verified,
             passed_over=done.passed_over,
             passed=[
-                wire.PassedOver(subject_id=each.subject_id, thread_id=each.thread_id, reason=each.reason)
+                wire.transfer.PassedOver(subject_id=each.subject_id, thread_id=each.thread_id, reason=each.reason)
                 for each in done.passed
             ],
         )
@@ -210,7 +210,7 @@ async def import_threads(
         path="/transfer-key",
         summary="The public key that exports for this tenant are sealed for; it is made if there is none.",
         permission="tenant:admin",
-        returns=wire.TransferKey,
+        returns=wire.transfer.TransferKey,
         problems=("commit-unknown",),
     )
 )
@@ -222,7 +222,9 @@ async def get_transfer_key(
     """Show the transfer key."""
     exchange.no_query()
     recipient = await services.store.transfer_keys.recipient(tenant_scope)
-    return exchange.reply(wire.TransferKey(public_key=str(recipient), fingerprint=recipient.public_key.fingerprint))
+    return exchange.reply(
+        wire.transfer.TransferKey(public_key=str(recipient), fingerprint=recipient.public_key.fingerprint)
+    )
 
 
 @route(
@@ -233,7 +235,7 @@ async def get_transfer_key(
         summary="Let a tenant take in one export of an earlier format, which names a deployment and no tenant. Whoever "
         "accepts knows whose it is; the tenant's audit log says who did.",
         permission="operator",
-        body=wire.UnboundImport,
+        body=wire.transfer.UnboundImport,
         statuses=(204,),
         problems=("not-found", "commit-unknown"),
     )
@@ -248,7 +250,7 @@ async def accept_unbound_import(
     """Accept it."""
     exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    request, _, _ = await exchange.body(wire.UnboundImport)
+    request, _, _ = await exchange.body(wire.transfer.UnboundImport)
     await services.store.importing.unbound.accept(wanted, request.export_id, principal.actor)
     return Response(None, status_code=204)
 

@@ -14,7 +14,7 @@ from gateway.jobs import begun
 from gateway.operations import Operation, route
 from gateway.problems import InvalidRequest
 from gateway.services import Services
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from storage.encoding import encode_msgpack
 from storage.errors import InvalidState
 from storage.scope import OperatorScope, Scope, TenantScope, check_id
@@ -35,8 +35,8 @@ def _thread_id(text: str) -> str:
         summary="Open every row of a thread, or of a stretch of the subject's threads, and report damage. Repeat with "
         "next_cursor until it is null.",
         permission="state:read",
-        body=wire.VerifyRequest,
-        returns=wire.VerifyReport,
+        body=wire.verification.VerifyRequest,
+        returns=wire.verification.VerifyReport,
         problems=("thread-not-found", "key-destroyed", "blob-store-unavailable"),
         subject=True,
     )
@@ -46,7 +46,7 @@ async def verify(
 ) -> Response[bytes]:
     """Verify."""
     exchange.no_query()
-    request, _, _ = await exchange.body(wire.VerifyRequest)
+    request, _, _ = await exchange.body(wire.verification.VerifyRequest)
     binding = encode_msgpack((exchange.route, subject_scope.tenant_id, subject_scope.subject_id))
     if request.thread_id is not None:
         if request.cursor is not None:
@@ -56,7 +56,7 @@ async def verify(
         after = services.cursors.read(binding, request.cursor)
         report = await services.store.verification.subject(subject_scope, after[0] if after else "")
     return exchange.reply(
-        wire.VerifyReport(
+        wire.verification.VerifyReport(
             threads=report.threads,
             threads_skipped=report.threads_skipped,
             threads_frozen=report.threads_frozen,
@@ -64,7 +64,7 @@ async def verify(
             pending_writes=report.pending_writes,
             pieces=report.pieces,
             findings=[
-                wire.VerifyFinding(
+                wire.verification.VerifyFinding(
                     code=each.code,
                     detail=each.detail,
                     thread_id=each.thread_id,
@@ -93,7 +93,7 @@ class SubjectsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
         summary="List the tenant's subjects that have keys, hence data, by id.",
         permission="tenant:admin",
         query=SubjectsQuery,
-        returns=wire.SubjectPage,
+        returns=wire.tenants.SubjectPage,
     )
 )
 async def list_subjects(
@@ -106,8 +106,8 @@ async def list_subjects(
         tenant_scope, query.limit, services.cursors.read(binding, query.cursor)
     )
     return exchange.reply(
-        wire.SubjectPage(
-            subjects=[wire.Subject(subject_id=each) for each in page.items],
+        wire.tenants.SubjectPage(
+            subjects=[wire.tenants.Subject(subject_id=each) for each in page.items],
             next_cursor=services.cursors.write(binding, page.after),
         )
     )
@@ -121,7 +121,7 @@ async def list_subjects(
         summary="Verify all threads of all subjects, and that no subject is gone; a job does it. Its note, when it is "
         "done, is a JSON text: counts, and the first findings.",
         permission="tenant:admin",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         statuses=(202,),
     )
 )
@@ -145,7 +145,7 @@ async def verify_tenant(
         summary="Verify every tenant, each by a job of its own; this job's note has counts, and codes by tenant. It "
         "names neither subjects nor threads.",
         permission="operator",
-        returns=wire.Job,
+        returns=wire.jobs.Job,
         statuses=(202,),
     )
 )

@@ -13,7 +13,7 @@ import pytest
 
 from gateway import limits
 from gateway.inlining import inlined
-from gateway.wire import InlinedArtifact
+from gateway.wire.checkpoints import InlinedArtifact
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import BlobsNotConfigured, IntegrityFailure

@@ -104,7 +104,7 @@ def test_a_key_that_comes_twice_is_shown_twice():
 def test_maps_that_are_read_as_they_are_have_names_only(member):
     keyed = {member: [{(-1, -2): 0}]} if member in {"up", "down"} else {member: {"a": {(-1, -2): 0}}}
     with pytest.raises(InvalidRequest) as refused:
-        codec.decode_body("msgpack", msgpack.packb(keyed), wire.SaveRequest)
+        codec.decode_body("msgpack", msgpack.packb(keyed), wire.checkpoints.SaveRequest)
     assert refused.value.faults[0].pointer == f"/{member}"
 
 
@@ -142,7 +142,7 @@ def nested(depth: int, name: str) -> bytes:
 @pytest.mark.parametrize("depth", [65, 5_000, 200_000])
 def test_deep_bodies_exceed_a_limit_and_are_not_internal(name, depth):
     with pytest.raises(LimitExceeded, match="DEPTH_MAX"):
-        codec.decode_body(name, nested(depth, name), wire.SaveRequest)
+        codec.decode_body(name, nested(depth, name), wire.checkpoints.SaveRequest)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,16 @@ def test_deep_bodies_exceed_a_limit_and_are_not_internal(name, depth):
 )
 def test_bodies_that_do_not_parse_are_malformed(body):
     with pytest.raises(MalformedBody):
-        codec.decode_body("json", body, wire.SaveRequest)
+        codec.decode_body("json", body, wire.checkpoints.SaveRequest)
 
 
 def test_invalid_utf8_inside_a_channel_is_malformed():
     with pytest.raises(MalformedBody):
-        stored_as("json", codec.decode_body("json", b'{"state":{"a":"\xff"}}', wire.SaveRequest).state["a"], "/state/a")
+        stored_as(
+            "json",
+            codec.decode_body("json", b'{"state":{"a":"\xff"}}', wire.checkpoints.SaveRequest).state["a"],
+            "/state/a",
+        )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,7 @@ def test_invalid_utf8_inside_a_channel_is_malformed():
 )
 def test_a_wrong_member_is_pointed_at_without_its_value(body, pointer):
     with pytest.raises(InvalidRequest) as refused:
-        codec.decode_body("json", body, wire.SaveRequest)
+        codec.decode_body("json", body, wire.checkpoints.SaveRequest)
     (fault,) = refused.value.faults
     assert fault.pointer == pointer
     assert "secret" not in fault.detail

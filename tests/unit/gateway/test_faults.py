@@ -55,7 +55,7 @@ def packed(name: Format, tree: Any) -> bytes:
     return json.dumps(tree).encode() if name == "json" else msgpack.packb(tree)
 
 
-def refusal(name: Format, body: bytes, shape: Any = wire.SaveRequest) -> InvalidRequest:
+def refusal(name: Format, body: bytes, shape: Any = wire.checkpoints.SaveRequest) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as refused:
         codec.decode_body(name, body, shape)
     return refused.value
@@ -83,9 +83,11 @@ def test_one_fault_is_told_as_the_detail_itself() -> None:
 
 def test_what_is_in_a_map_is_called_by_the_maps_name_and_pointed_at_by_its_own() -> None:
     [fault] = refusal("json", b'{"channels":{"agent":"secret"}}').faults
-    assert fault == wire.Fault(detail="what is in channels must be an object, not text", pointer="/channels/agent")
+    assert fault == wire.problems.Fault(
+        detail="what is in channels must be an object, not text", pointer="/channels/agent"
+    )
     [fault] = refusal("json", b'{"channels":{"":{}}}').faults
-    assert fault == wire.Fault(detail="a name in channels must have 1 to 255 characters", pointer="/channels")
+    assert fault == wire.problems.Fault(detail="a name in channels must have 1 to 255 characters", pointer="/channels")
 
 
 @pytest.mark.parametrize("name", ["json", "msgpack"])
@@ -104,7 +106,7 @@ def test_no_more_faults_are_told_than_the_limit_says_and_it_is_said_that_there_a
 
 
 def test_a_list_that_is_too_long_is_told_beside_what_is_wrong_in_it() -> None:
-    refused = refusal("json", packed("json", {"searchable": ["a"] * 16 + [""]}), wire.StateSchemaDefinition)
+    refused = refusal("json", packed("json", {"searchable": ["a"] * 16 + [""]}), wire.schemas.StateSchemaDefinition)
     assert pointers(refused) == ["/searchable", "/searchable/16"]
 
 
@@ -128,13 +130,13 @@ def test_a_body_that_names_a_member_twice_is_malformed_before_anything_is_made_o
     """Of two members that are hashed, a check that sees one of them says nothing."""
     twice = b"\x83" + b"".join(msgpack.packb(each) for each in ("metadata", {"a": {1: 2}}, "step", "x", "metadata", {}))
     with pytest.raises(codec.MalformedBody):
-        codec.decode_body("msgpack", twice, wire.SaveRequest)
+        codec.decode_body("msgpack", twice, wire.checkpoints.SaveRequest)
 
 
 @pytest.mark.parametrize("body", [b'{"step":"x"', b'{"step":"x"}}', b'{"step":"x","agent":"\xff"}', b'{"step":"x",}'])
 def test_a_body_that_does_not_parse_behind_its_first_fault_is_malformed(body: bytes) -> None:
     with pytest.raises(codec.MalformedBody):
-        codec.decode_body("json", body, wire.SaveRequest)
+        codec.decode_body("json", body, wire.checkpoints.SaveRequest)
 
 
 # --- the validator and the walk agree ------------------------------------------------------------------------------
@@ -205,16 +207,16 @@ def test_the_example_of_every_operation_has_no_fault(operation: str) -> None:
 
 # As many values as there may be, and the only fault at the end.
 WORST: dict[str, tuple[Any, bytes]] = {
-    "numbers": (wire.SaveRequest, b'{"channels":{"a":{"holes":[' + b"0," * MANY + b"-1]}}}"),
-    "whole numbers": (wire.SaveRequest, b'{"channels":{"a":{"holes":[' + b"5.0," * MANY + b"-1]}}}"),
-    "names": (wire.SaveRequest, b'{"delta_channels":[' + b'"a",' * MANY + b'""]}'),
+    "numbers": (wire.checkpoints.SaveRequest, b'{"channels":{"a":{"holes":[' + b"0," * MANY + b"-1]}}}"),
+    "whole numbers": (wire.checkpoints.SaveRequest, b'{"channels":{"a":{"holes":[' + b"5.0," * MANY + b"-1]}}}"),
+    "names": (wire.checkpoints.SaveRequest, b'{"delta_channels":[' + b'"a",' * MANY + b'""]}'),
     "maps": (
-        wire.SaveRequest,
+        wire.checkpoints.SaveRequest,
         b'{"channels":{' + b",".join(b'"%d":{}' % each for each in range(MANY // 2)) + b'},"x":1}',
     ),
-    "writes": (wire.WritesRequest, b'{"writes":[' + b'{"channel":"a","idx":0},' * (MANY // 5) + b"{}]}"),
+    "writes": (wire.checkpoints.WritesRequest, b'{"writes":[' + b'{"channel":"a","idx":0},' * (MANY // 5) + b"{}]}"),
     "unknown members": (
-        wire.SaveRequest,
+        wire.checkpoints.SaveRequest,
         ("{" + ",".join(f'"ä{each}":0' for each in range(MANY // 2)) + "}").encode(),
     ),
 }
@@ -237,7 +239,7 @@ def test_as_many_values_as_allowed_are_looked_at_in_slices(name: str) -> None:
 
 def test_nothing_is_looked_at_behind_one_fault_more_than_are_told() -> None:
     body = b'{"delta_channels":[' + b'"",' * MANY + b'""]}'
-    work = faults.check_shape("json", body, wire.SaveRequest)
+    work = faults.check_shape("json", body, wire.checkpoints.SaveRequest)
     with pytest.raises(InvalidRequest):
         next(work)
     assert list(work) == []
@@ -246,7 +248,7 @@ def test_nothing_is_looked_at_behind_one_fault_more_than_are_told() -> None:
 def test_large_values_are_each_a_slice_of_their_own() -> None:
     data = b"A" * (4 * 1024 * 1024)
     body = b'{"channels":{' + b",".join(b'"%d":{"data":"%b"}' % (each, data) for each in range(7)) + b'},"x":1}'
-    assert slices_of(wire.SaveRequest, body) >= 7
+    assert slices_of(wire.checkpoints.SaveRequest, body) >= 7
 
 
 # --- over HTTP -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from gateway import limits
 from gateway.app import create_app
 from gateway.exchange import decode_id, encode_id
 from gateway.problems import InvalidRequest
-from gateway.wire import Fault
+from gateway.wire.problems import Fault
 from gateway.write_outcomes import REFUSED_MIN
 from storage.blobs.store import BlobUnavailable
 from storage.control.clock_check import ClockOffset

@@ -29,7 +29,7 @@ def rows(*titles):
 def saved(text):
     """What a save of one channel with this JSON text keeps of it."""
     body = f'{{"state":{{"x":{text}}}}}'.encode()
-    request, _ = finish(codec.read_body("json", body, wire.SaveRequest, Values(len(body))))
+    request, _ = finish(codec.read_body("json", body, wire.checkpoints.SaveRequest, Values(len(body))))
     assert isinstance(request.state, dict)
     return finish(codec.value_in("json", request.state["x"], "/state/x"))
 
@@ -82,5 +82,5 @@ def test_the_advice_of_a_refused_word_is_the_way_to_send_it():
 
 def test_words_mean_nothing_in_metadata():
     body = b'{"state":{},"metadata":{"$bytes":"x"}}'
-    request, _ = finish(codec.read_body("json", body, wire.SaveRequest, Values(len(body))))
+    request, _ = finish(codec.read_body("json", body, wire.checkpoints.SaveRequest, Values(len(body))))
     assert request.metadata == {"$bytes": "x"}

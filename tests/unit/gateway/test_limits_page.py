@@ -39,4 +39,4 @@ def test_the_numbers_of_shapes_are_those_of_the_page():
     for (_, bound), name in problems._LIMITS.items():
         if bound.isdecimal() and name in by_name:
             assert by_name[name] == int(bound), name
-    assert wire.NAME_BYTES_MAX == limits.NAME_BYTES_MAX
+    assert wire.base.NAME_BYTES_MAX == limits.NAME_BYTES_MAX

@@ -8,6 +8,8 @@ import pytest
 from crypto.errors import CryptoError, KeyDenied, KeyUnavailable, RootKeyInvalid
 from gateway import limits, problems, wire
 from gateway.openapi import golden
+from gateway.wire.checkpoints import DecryptRequest, SaveRequest, WritesRequest
+from gateway.wire.schemas import StateRollbackRequest
 from storage.errors import HeadMoved, StateTooLarge, StorageError
 from storage.ledger.streams import BlobTooLarge
 
@@ -109,7 +111,7 @@ def test_what_is_too_large_names_its_limit(error, limit):
 def test_what_is_wrong_is_found_at_once_however_long_a_name_is(body, what, steps):
     def seconds(length: int) -> float:
         with pytest.raises(msgspec.ValidationError) as wrong:
-            msgspec.json.decode(body % ("n" * length), type=wire.SaveRequest)
+            msgspec.json.decode(body % ("n" * length), type=SaveRequest)
         begun = time.process_time()
         assert problems.explain(wrong.value)[:2] == (what, steps)
         return time.process_time() - begun
@@ -120,8 +122,8 @@ def test_what_is_wrong_is_found_at_once_however_long_a_name_is(body, what, steps
 @pytest.mark.parametrize(
     ("shape", "sent", "pointer"),
     [
-        (wire.SaveRequest, {"status": "running"}, ("status",)),
-        (wire.WritesRequest, {"writes": [], "status": "paused"}, ("status",)),
+        (SaveRequest, {"status": "running"}, ("status",)),
+        (WritesRequest, {"writes": [], "status": "paused"}, ("status",)),
     ],
 )
 def test_what_is_not_one_of_the_allowed_words_is_told_which_they_are(shape, sent, pointer):
@@ -137,26 +139,26 @@ def test_what_is_not_one_of_the_allowed_words_is_told_which_they_are(shape, sent
 @pytest.mark.parametrize(
     ("shape", "sent", "what", "limit"),
     [
-        (wire.ArtifactUrlRequest, {"ttl_seconds": 901}, "ttl_seconds must be 1 to 900 seconds", None),
-        (wire.StateRollbackRequest, {"threads_per_second": 0}, "threads_per_second must be 1 to 1,000 a second", None),
-        (wire.SaveRequest, {"agent": ""}, "agent must have 1 to 255 characters", None),
-        (wire.SaveRequest, {"agent": "a" * 256}, "agent must have 1 to 255 characters", "NAME_BYTES_MAX"),
-        (wire.SaveRequest, {"namespace": "n" * 1025}, "namespace must have at most 1,024 characters",
+        (wire.artifacts.ArtifactUrlRequest, {"ttl_seconds": 901}, "ttl_seconds must be 1 to 900 seconds", None),
+        (StateRollbackRequest, {"threads_per_second": 0}, "threads_per_second must be 1 to 1,000 a second", None),
+        (SaveRequest, {"agent": ""}, "agent must have 1 to 255 characters", None),
+        (SaveRequest, {"agent": "a" * 256}, "agent must have 1 to 255 characters", "NAME_BYTES_MAX"),
+        (SaveRequest, {"namespace": "n" * 1025}, "namespace must have at most 1,024 characters",
          "NAMESPACE_BYTES_MAX"),
-        (wire.SaveRequest, {"step": 2**31}, "step must be -2,147,483,648 to 2,147,483,647", None),
-        (wire.SaveRequest, {"step": "1"}, "step must be an integer, not text", None),
-        (wire.SaveRequest, {"delta_channels": ["a", ""]}, "delta_channels[1] must have 1 to 255 characters", None),
-        (wire.SaveRequest, {"source": "a b"}, "source must match ^[A-Za-z0-9._:-]{1,64}", None),
-        (wire.SaveRequest, {"agent": "a\0b"}, "agent must not hold the character NUL (U+0000)", None),
-        (wire.SaveRequest, {"channels": {"c": {"holes": [-1]}}}, "what is in channels must be at least 0", None),
-        (wire.DecryptRequest, {"reason": " "}, "reason must not be blank", None),
-        (wire.WritesRequest, {}, "writes is required", None),
-        (wire.WritesRequest, {"writes": [{"channel": "a", "idx": 0}] * 1001}, "writes must have at most 1,000 elements",
+        (SaveRequest, {"step": 2**31}, "step must be -2,147,483,648 to 2,147,483,647", None),
+        (SaveRequest, {"step": "1"}, "step must be an integer, not text", None),
+        (SaveRequest, {"delta_channels": ["a", ""]}, "delta_channels[1] must have 1 to 255 characters", None),
+        (SaveRequest, {"source": "a b"}, "source must match ^[A-Za-z0-9._:-]{1,64}", None),
+        (SaveRequest, {"agent": "a\0b"}, "agent must not hold the character NUL (U+0000)", None),
+        (SaveRequest, {"channels": {"c": {"holes": [-1]}}}, "what is in channels must be at least 0", None),
+        (DecryptRequest, {"reason": " "}, "reason must not be blank", None),
+        (WritesRequest, {}, "writes is required", None),
+        (WritesRequest, {"writes": [{"channel": "a", "idx": 0}] * 1001}, "writes must have at most 1,000 elements",
          "WRITES_MAX"),
-        (wire.UnboundImport, {"export_id": "x"},
+        (wire.transfer.UnboundImport, {"export_id": "x"},
          "export_id must be a UUID, such as 01988d2e-7c31-7f60-9a3b-0d4c5e6f7081",
          None),
-        (wire.SaveRequest, [], "must be an object, not a list", None),
+        (SaveRequest, [], "must be an object, not a list", None),
     ],
 )  # fmt: skip
 def test_a_bound_is_told_with_its_member_its_unit_and_both_ends(shape, sent, what, limit):
@@ -167,7 +169,7 @@ def test_a_bound_is_told_with_its_member_its_unit_and_both_ends(shape, sent, wha
 
 
 def test_no_word_of_the_validators_is_left_for_any_bound_of_a_body():
-    for shape in (one for one in vars(wire).values() if isinstance(one, type) and issubclass(one, wire.Request)):
+    for shape in (one for one in wire.SHAPES.values() if issubclass(one, wire.base.Request)):
         for member in msgspec.structs.fields(shape):
             for wrong in (-(2**70), 2**70, "", "x" * 300_000, [], [""] * 20_000, {}, None, 1.5, True):
                 try:

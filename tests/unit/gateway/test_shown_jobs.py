@@ -19,5 +19,5 @@ def test_nothing_that_a_verification_counted_is_left_out_of_the_answer(report):
         note=msgspec.json.encode(report).decode(), created_at=NOW, updated_at=NOW, position="",
     )  # fmt: skip
     found = shown(job).verification
-    assert isinstance(found, wire.Verification)
+    assert isinstance(found, wire.jobs.Verification)
     assert msgspec.to_builtins(found) == msgspec.to_builtins(report)

@@ -23,7 +23,7 @@ BODIES = {
 }
 
 
-def read(text: str, shape: Any = wire.SaveRequest) -> tuple[Any, bytes]:
+def read(text: str, shape: Any = wire.checkpoints.SaveRequest) -> tuple[Any, bytes]:
     body = text.encode()
     return finish(codec.read_body("json", body, shape, Values(len(body))))
 
@@ -43,7 +43,7 @@ def test_what_is_no_whole_number_or_not_exact_is_refused(written: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read(f'{{"state":{{}},"step":{written}}}')
     assert refused.value.faults == [
-        wire.Fault(
+        wire.problems.Fault(
             detail="step must be an integer, not a float; in JSON, a whole number up to 2^53 may have a point or an "
             "exponent",
             pointer="/step",
@@ -83,7 +83,7 @@ def test_a_channels_version_stays_the_float_that_its_program_counts_in() -> None
 def test_messagepack_has_two_kinds_of_numbers() -> None:
     body = msgspec.msgpack.encode({"state": {}, "step": 5.0})
     with pytest.raises(InvalidRequest, match="step must be an integer, not a float"):
-        codec.decode_body("msgpack", body, wire.SaveRequest)
+        codec.decode_body("msgpack", body, wire.checkpoints.SaveRequest)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,6 @@ def test_only_numbers_that_are_integers_are_taken_for_them(whole: int, number: f
 def test_a_body_of_many_numbers_is_worked_on_in_slices() -> None:
     holes = ",".join(["0.0"] * 9_000)
     body = ('{"channels":{' + ",".join(f'"c{n}":{{"holes":[{holes}]}}' for n in range(10)) + "}}").encode()
-    work = codec.read_body("json", body, wire.SaveRequest, Values(len(body)))
+    work = codec.read_body("json", body, wire.checkpoints.SaveRequest, Values(len(body)))
     scanned = len(body) // (64 * 1024) + 1
     assert sum(1 for _ in work) >= scanned + 90_000 // 5_000

@@ -96,7 +96,7 @@ def test_what_has_too_many_values_is_refused_before_anything_is_made_of_it(media
     tracemalloc.start()
     try:
         with pytest.raises(LimitExceeded, match="VALUES_MAX"):
-            codec.decode_body(name, body, wire.SaveRequest)
+            codec.decode_body(name, body, wire.checkpoints.SaveRequest)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.cli.failure import ExitCode
-from gateway.wire import Checkpoint, WriteOut
+from gateway.wire.checkpoints import Checkpoint, WriteOut
 
 JOB = "0190a1b2-0000-7000-8000-000000000002"
 REPORT = {

@@ -1,0 +1,98 @@
+"""Bodies of threads."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.wire.base import Name, Request, Response, Status
+
+
+class ThreadArchive(Response):
+    """Where an archived thread's rows are: in one object, and how far away that is.
+
+    ``state``: ``ready``, the thread can be read where it is, and a write brings it back; ``frozen``, it must be thawed,
+    which a restore asks for; ``thawing``, that was asked for; ``unknown``, the object store does not answer, or this
+    deployment has none. ``hot_bytes`` are what its rows take in the database, ``size_bytes`` the object.
+    ``job_id`` is the restore that is under way, ``progress`` how far its thaw is, from 0 to 1.
+    """
+
+    state: Literal["ready", "frozen", "thawing", "unknown"]
+    storage_class: str
+    checkpoints: int
+    pending_writes: int
+    hot_bytes: int
+    size_bytes: int
+    archived_at: datetime
+    retry_after_seconds: float
+    progress: float | None
+    job_id: str | None
+
+
+class Thread(Response):
+    """A thread: its settings and its root namespace's latest status.
+
+    ``archive`` is there when one thread is shown and it is in the archive tier; lists leave it out. ``damaged`` is in
+    lists: the thread was made or altered outside the gateway; its verification tells more.
+    """
+
+    thread_id: str
+    agent: str | None
+    status: Status
+    tier: Literal["hot", "archive"]
+    strict: bool
+    client_share: bool
+    created_at: datetime
+    updated_at: datetime
+    head_id: str | None
+    archive: ThreadArchive | UnsetType = UNSET
+    damaged: bool | UnsetType = UNSET
+
+
+class ThreadPage(Response):
+    """Threads, newest first."""
+
+    threads: list[Thread]
+    next_cursor: str | None
+
+
+class ThreadSettings(Request):
+    """Settings of a thread; what is absent stays. ``strict`` makes If-Match mandatory for saves."""
+
+    strict: bool | UnsetType = UNSET
+    agent: Name | UnsetType | None = UNSET
+
+
+class CopyRequest(Request):
+    """Copy a whole thread, history and pending writes included, to a thread that does not exist yet."""
+
+    target_thread_id: Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class CopyReceipt(Response):
+    """What a copy holds."""
+
+    thread_id: str
+    checkpoints: int
+    pending_writes: int
+
+
+class PruneRequest(Request):
+    """``keep_latest`` keeps the heads and what they need, but no finished calls; ``delete`` removes everything."""
+
+    thread_ids: Annotated[list[str], Meta(max_length=1000)]
+    strategy: Literal["keep_latest", "delete"] = "keep_latest"
+
+
+class RunsDeleteRequest(Request):
+    """Remove all checkpoints, and their pending writes, of these runs."""
+
+    run_ids: Annotated[list[Name], Meta(max_length=1000)]
+
+
+class RemovalReceipt(Response):
+    """How much was removed."""
+
+    threads: int
+    checkpoints: int
+    pending_writes: int

@@ -1,0 +1,63 @@
+"""Bodies of exports and imports."""
+
+from typing import Annotated
+from uuid import UUID
+
+from msgspec import Meta
+
+from gateway.wire.base import Name, Request, Response
+
+
+class TransferKey(Response):
+    """What exports for this tenant are sealed for; compare the fingerprint, the deployment's, over another way."""
+
+    public_key: str
+    fingerprint: str
+
+
+class ExportRequest(Request):
+    """Who shall be able to open the export: the transfer key that the receiving tenant is shown."""
+
+    recipient: Annotated[str, Meta(max_length=200)]
+
+
+class UnboundImport(Request):
+    """An export of an earlier format: the id in its file's name, and in the audit log of who exported it."""
+
+    export_id: UUID
+
+
+class ThreadExportRequest(ExportRequest):
+    """Whose thread it is, and who shall be able to open its export."""
+
+    subject_id: Name
+
+
+class PassedOver(Response):
+    """A thread that was not imported, and why.
+
+    ``there``: an earlier run brought it; ``exists``: it was here before; ``client-share``: its share was not sent, here
+    or at the export; ``archived``, ``damaged``: it could not be read there.
+    """
+
+    subject_id: str
+    thread_id: str
+    reason: str
+
+
+class ImportReport(Response):
+    """What was imported; ``verified`` threads were read back and are what was exported.
+
+    The others were written to before they could be compared. ``passed`` names the first 1,000 of ``passed_over``.
+    """
+
+    export_id: str
+    job_id: str
+    threads: int
+    checkpoints: int
+    pending_writes: int
+    artifacts: int
+    state_schemas: int
+    verified: int
+    passed_over: int
+    passed: list[PassedOver]
