@@ -67,11 +67,34 @@ class AiohttpTransport:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=None, connect=attempt, sock_connect=connect),
             ) as response:
-                return Reply(response.status, _lower(response), await response.read())
+                reply = Reply(response.status, _lower(response), await response.read())
+            if isinstance(response, _Response):
+                response.end_if_unsent()
+            return reply
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._session.mine().close()
+
+
+class _Response(aiohttp.ClientResponse):
+    """Knows its connection after it let go of it, which is before a small answer is read."""
+
+    _sent_on: asyncio.Transport | None = None
+
+    async def start(self, connection: Any) -> "_Response":
+        """Begin to read."""
+        self._sent_on = connection.transport
+        await super().start(connection)
+        return self
+
+    def end_if_unsent(self) -> None:
+        """End the connection if it was answered before the request was sent whole.
+
+        Nobody takes the rest, so that the connection would stay open, and a loop that ends would leave it so.
+        """
+        if self._sent_on is not None and self._sent_on.get_write_buffer_size():
+            self._sent_on.abort()
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -91,5 +114,6 @@ def _new_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=_Connector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEPALIVE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
+        response_class=_Response,
         read_bufsize=_UNPAUSED_BYTES,
     )
