@@ -38,6 +38,7 @@ def write() -> None:
     """Write what `run` would do as SQL, with no connection."""
     context.configure(
         dialect_name="postgresql",
+        dialect_opts={"paramstyle": "named"},  # with another one, a percent sign in a function's body would be two
         literal_binds=True,
         version_table=_VERSION_TABLE,
         version_table_schema=SCHEMA,
