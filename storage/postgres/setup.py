@@ -28,6 +28,9 @@ from storage.postgres import functions, policies
 from storage.postgres.tables import SCHEMA
 
 POSTGRES_VERSION_MIN = 160000
+# Revisions that no release had, of which the baseline a34 is the sum; and the last commit that upgrades from them.
+RETIRED = frozenset(f"a{number}" for number in range(1, 34))
+LAST_WITH_RETIRED = "871834a"
 
 # Alembic keeps the running migration in module globals, so one process runs one at a time.
 _ALEMBIC = threading.Lock()
@@ -57,8 +60,23 @@ def db_revision_required() -> str:
 
 @functools.cache
 def known_revisions() -> frozenset[str]:
-    """Every revision this build knows; another one in the database is newer than this build."""
-    return frozenset(each.revision for each in ScriptDirectory.from_config(_config()).walk_revisions())
+    """Every revision this build knows, retired ones too; another one in the database is newer than this build."""
+    return RETIRED | {each.revision for each in ScriptDirectory.from_config(_config()).walk_revisions()}
+
+
+def _check_known(found: str | None) -> None:
+    """Return if this build has a way from the revision ``found``.
+
+    Raises:
+        SetupError: the revision is retired, or newer than this build.
+    """
+    if found in RETIRED:
+        raise SetupError(
+            f"the schema is at revision {found}, which is retired; first run 'stateroom db upgrade' of commit"
+            f" {LAST_WITH_RETIRED} of the repository, which brings it to a34, and then of this build"
+        )
+    if found is not None and found not in known_revisions():
+        raise SetupError(f"the schema is at revision {found}, which is newer than this build")
 
 
 async def upgrade(owner_url: str) -> None:
@@ -90,6 +108,10 @@ async def _upgrade(owner_url: str) -> None:
         number = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
         if number < POSTGRES_VERSION_MIN:
             raise SetupError(f"{_too_old(number)}; nothing was changed")
+        if connection.exec_driver_sql(f"SELECT to_regclass('{SCHEMA}.db_revision')").scalar_one() is not None:
+            _check_known(
+                connection.exec_driver_sql(f"SELECT version_num FROM {SCHEMA}.db_revision").scalar_one_or_none()
+            )
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
@@ -124,8 +146,7 @@ async def script(owner_url: str) -> str:
         found = await _revision(connection)
     finally:
         await connection.close()
-    if found is not None and found not in known_revisions():
-        raise SetupError(f"the schema is at revision {found}, which is newer than this build")
+    _check_known(found)
 
     def run() -> str:
         written = io.StringIO()

@@ -1,5 +1,8 @@
 import asyncio
+import gzip
+import subprocess
 import sys
+from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
@@ -7,9 +10,11 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from gateway.cli.embedded import _postgres_bin
 from storage.errors import SetupError
 from storage.postgres.setup import _config, current, db_revision_required, prepare, script, upgrade
 from storage.postgres.tables import SCHEMA, metadata
@@ -18,6 +23,8 @@ from tests.support.interleaving import blocked
 from tests.support.stores import APP_PASSWORD, OWNER_PASSWORD
 
 ADVISORY_LOCK = 5_370_001
+# What `pg_dump --schema-only` said of the schema that the 34 revisions made which the baseline a34 is the sum of.
+RETIRED_WAY = Path(__file__).parents[2] / "golden" / "schema-a34.sql.gz"
 
 
 @pytest.fixture
@@ -28,6 +35,12 @@ async def own_database(postgres):
         postgres.superuser_url(), database=name, owner_password=OWNER_PASSWORD, app_password=APP_PASSWORD
     )
     await drop_database(postgres, name)
+
+
+def psql(postgres, owner_url, text):
+    """Run a script as a superuser."""
+    url = postgres.superuser_url(make_url(owner_url).database).replace("+asyncpg", "", 1)
+    subprocess.run([_postgres_bin() / "psql", "-qX", "-v", "ON_ERROR_STOP=1", url], input=text, text=True, check=True)
 
 
 async def on(url, work):
@@ -50,7 +63,7 @@ async def migrate(url, step, revision):
 
 
 def shape(connection):
-    """Everything the catalog says of the schema: columns, constraints, indexes, policies, grants, storage."""
+    """Everything the catalog says of the schema: columns, constraints, indexes, policies, grants, functions."""
     queries = (
         (
             "SELECT table_name, column_name, data_type, is_nullable, collation_name FROM information_schema.columns"
@@ -74,8 +87,12 @@ def shape(connection):
             " JOIN pg_class c ON c.oid = attrelid WHERE relnamespace = 'stateroom'::regnamespace AND attnum > 0"
         ),
         (
-            "SELECT proname, proacl::text, proowner::regrole::text, prosecdef FROM pg_proc"
+            "SELECT pg_get_functiondef(oid), proacl::text, proowner::regrole::text FROM pg_proc"
             " WHERE pronamespace = 'stateroom'::regnamespace"
+        ),
+        (
+            "SELECT pg_get_triggerdef(g.oid) FROM pg_trigger g JOIN pg_class c ON c.oid = tgrelid"
+            " WHERE relnamespace = 'stateroom'::regnamespace AND NOT tgisinternal"
         ),
     )
     return [sorted(map(repr, connection.exec_driver_sql(query).fetchall())) for query in queries]
@@ -131,14 +148,14 @@ async def test_the_script_of_an_upgrade_makes_what_the_upgrade_makes(own_databas
     owner_url, _ = own_database
     assert await script(owner_url) == ""
     before = await on(owner_url, shape)
-    await migrate(owner_url, command.downgrade, "a17")
+    await migrate(owner_url, command.downgrade, "a34")
     rest = await script(owner_url)
     connection = await asyncpg.connect(owner_url.replace("+asyncpg", "", 1))
     try:
         await connection.execute("DROP SCHEMA stateroom CASCADE")
         await connection.execute(await script(owner_url))
         assert await on(owner_url, shape) == before
-        await migrate(owner_url, command.downgrade, "a17")
+        await migrate(owner_url, command.downgrade, "a34")
         await connection.execute(rest)
     finally:
         await connection.close()
@@ -198,49 +215,37 @@ async def test_an_unreachable_database_is_named_as_such():
     assert "secret-word" not in str(caught.value)
 
 
-async def test_pending_writes_without_members_are_refused_by_name(own_database):
+@pytest.fixture
+async def retired_way(own_database, postgres):
+    """The owner's URL of a database that the retired revisions made, at a34."""
     owner_url, _ = own_database
-    await migrate(owner_url, command.downgrade, "a6")
-    connection = await asyncpg.connect(owner_url.replace("+asyncpg", "", 1))
-    try:
-        await connection.execute(
-            "INSERT INTO stateroom.pending_writes VALUES"
-            " ($1, 'user', 't', '', 'c', 'task', 0, '', 'a', NULL, now(), 1, '', '\\x00')",
-            uuid4(),
-        )
-        with pytest.raises(SetupError, match="unreleased format"):
-            await upgrade(owner_url)
-        assert await current(owner_url) == "a6"
-        await connection.execute("DELETE FROM stateroom.pending_writes")
-    finally:
-        await connection.close()
-    await upgrade(owner_url)
-    assert await current(owner_url) == db_revision_required()
+    await asyncio.to_thread(psql, postgres, owner_url, "DROP SCHEMA stateroom CASCADE")
+    await asyncio.to_thread(psql, postgres, owner_url, gzip.decompress(RETIRED_WAY.read_bytes()).decode())
+    await asyncio.to_thread(psql, postgres, owner_url, "INSERT INTO stateroom.db_revision VALUES ('a34')")
+    return owner_url
 
 
-@pytest.mark.parametrize(
-    ("table", "row"),
-    [
-        (
-            "checkpoints",
-            "($1, 'user', 't', '', 'c', NULL, 0, 'active'" + ", NULL" * 10 + ", now(), 1, '', '\\x00')",
-        ),
-        ("chunks", "($1, 'user', 't', decode(repeat('00', 17), 'hex'), 1, NULL, '\\x00')"),
-        ("pending_writes", "($1, 'user', 't', '', 'c', 'task', 0, '', 'a', NULL, now(), 1, '', '\\x00', $2)"),
-    ],
-)
-async def test_rows_whose_seals_name_no_blobs_are_refused_by_name(own_database, table, row):
-    owner_url, _ = own_database
-    await migrate(owner_url, command.downgrade, "a7")
-    connection = await asyncpg.connect(owner_url.replace("+asyncpg", "", 1))
+async def test_a_database_that_the_retired_revisions_made_becomes_what_a_new_one_is(retired_way, own_database):
+    assert await current(retired_way) == "a34"
+    assert any("save_on_5" in each for each in (await on(retired_way, shape))[-2])
+    await upgrade(retired_way)
+    found = await on(retired_way, shape)
+    await migrate(retired_way, command.downgrade, "base")
+    await upgrade(retired_way)
+    assert found == await on(retired_way, shape)
+
+
+async def test_a_revision_that_is_retired_is_refused_by_name_and_changed_by_nobody(retired_way):
+    connection = await asyncpg.connect(retired_way.replace("+asyncpg", "", 1))
     try:
-        given = [uuid4(), bytes(16)][: 1 + ("$2" in row)]
-        await connection.execute(f"INSERT INTO stateroom.{table} VALUES {row}", *given)  # noqa: S608  of this test
-        with pytest.raises(SetupError, match="unreleased format"):
-            await upgrade(owner_url)
-        assert await current(owner_url) == "a7"
-        await connection.execute(f"DELETE FROM stateroom.{table}")  # noqa: S608
+        await connection.execute("UPDATE stateroom.db_revision SET version_num = 'a21'")
+        for way in (upgrade, script):
+            with pytest.raises(SetupError, match=r"a21, which is retired; first run .* of commit 871834a"):
+                await way(retired_way)
+        assert await current(retired_way) == "a21"
+        await connection.execute("UPDATE stateroom.db_revision SET version_num = 'b1'")
+        for way in (upgrade, script):
+            with pytest.raises(SetupError, match="b1, which is newer than this build"):
+                await way(retired_way)
     finally:
         await connection.close()
-    await upgrade(owner_url)
-    assert await current(owner_url) == db_revision_required()

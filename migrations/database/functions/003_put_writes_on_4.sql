@@ -1,0 +1,64 @@
+-- Pending writes on top of a head that the gateway remembers, or before their checkpoint.
+--
+-- It is what builds before 0.1.0 call, which may still run while an upgrade rolls; how it differs from the one in use
+-- is said there.
+CREATE FUNCTION stateroom.put_writes_on_4(
+    uuid, text, text, integer, bytea[], bytea[], bytea[], text, text, text, text, text, timestamptz, integer[],
+    text[], bytea[], bytea[], bytea[], text, integer, text, bytea, bytea, bigint, bytea, bytea
+) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off
+AS $body$
+DECLARE
+    written bigint;
+BEGIN
+    EXECUTE format('SET LOCAL app.tenant_id = %L; SET LOCAL app.subject_id = %L; SET LOCAL app.operator = %L;'
+        ' SET LOCAL app.tenant_listing = %L', $1, $2, '', '');
+    UPDATE stateroom.threads t SET
+        activity = t.activity + 1, updated_at = $13, status = coalesce($21, t.status), seal = $23
+    WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3 AND t.tier = 'hot' AND t.seal = $22;
+    IF NOT FOUND THEN
+        RAISE serialization_failure USING MESSAGE = 'the thread is not as it was';
+    END IF;
+    IF cardinality($5) > 0 THEN
+        INSERT INTO stateroom.chunks AS c (tenant_id, subject_id, thread_id, piece_id, key_version, children, envelope)
+        SELECT $1, $2, $3, p.piece_id, $4, p.children, p.envelope
+        FROM unnest($5, $6, $7) AS p(piece_id, children, envelope)
+        ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
+            SET key_version = excluded.key_version, envelope = excluded.envelope, named_ids = NULL
+            WHERE c.key_version <> excluded.key_version;
+    END IF;
+    INSERT INTO stateroom.pending_writes
+        (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status,
+         created_at, key_version, piece_ids, state_schema, state_version, value, member)
+    SELECT $1, $2, $3, $8, $9, $10, p.idx, $11, p.channel, $12, $13, $4, p.piece_ids, $19, $20, p.value, p.member
+    FROM unnest($14, $15, $16, $17, $18) AS p(idx, channel, piece_ids, value, member)
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS written = ROW_COUNT;
+    IF written <> cardinality($14) THEN
+        RAISE serialization_failure USING MESSAGE = 'the thread is not as it was';
+    END IF;
+    IF $26 IS NULL THEN
+        PERFORM FROM stateroom.heads h
+        WHERE h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $8
+          AND h.sequence = $24 AND h.seal = $25;
+    ELSE
+        UPDATE stateroom.heads h SET sequence = $24, seal = $26
+        WHERE h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $8
+          AND h.head_id = $9 AND h.sequence = $24 - 1 AND h.seal = $25;
+    END IF;
+    IF NOT FOUND THEN
+        RAISE serialization_failure USING MESSAGE = 'the thread is not as it was';
+    END IF;
+    IF $12 IS NOT NULL THEN
+        UPDATE stateroom.checkpoints c SET outcome = $12
+        WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $8
+          AND c.checkpoint_id = $9;
+    END IF;
+    IF NOT EXISTS (SELECT FROM stateroom.subject_keys k
+        WHERE k.tenant_id = $1 AND k.subject_id = $2 AND k.purpose = 'data' AND k.key_version = $4
+          AND k.state = 'active') THEN
+        RAISE serialization_failure USING MESSAGE = 'the thread is not as it was';
+    END IF;
+END
+$body$;
+REVOKE ALL ON FUNCTION stateroom.put_writes_on_4 FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION stateroom.put_writes_on_4 TO gw_app;

@@ -1,0 +1,26 @@
+"""Files of SQL that revisions run: numbered functions and the tables of the baseline.
+
+A file is never edited once it is released: a changed function gets a new name and a new file. The files are read
+statement by statement, because the driver prepares each by itself.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+# A statement ends with a semicolon at the end of a line, but not within the body of a function.
+_STATEMENT = re.compile(r"(?:\$body\$.*?\$body\$|[^$;]|;(?!\n)|\$(?!body\$))+", re.DOTALL)
+_COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
+
+
+def statements(path: Path, words: Mapping[str, str] | None = None) -> list[str]:
+    """The statements of a file, without comments.
+
+    Args:
+        path: The file.
+        words: What each ``@word@`` in it stands for.
+    """
+    text = path.read_text()
+    for word, meaning in (words or {}).items():
+        text = text.replace(f"@{word}@", meaning)
+    return [each.strip() for each in _STATEMENT.findall(_COMMENT.sub("", text)) if each.strip()]
