@@ -11,6 +11,13 @@ from pathlib import Path
 # A statement ends with a semicolon at the end of a line, but not within the body of a function.
 _STATEMENT = re.compile(r"(?:\$body\$.*?\$body\$|[^$;]|;(?!\n)|\$(?!body\$))+", re.DOTALL)
 _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
+_FUNCTION = re.compile(r"^CREATE FUNCTION stateroom\.(\w+).*?^AS \$body\$(.*?)\$body\$;", re.DOTALL | re.MULTILINE)
+
+
+def bodies(folder: Path) -> dict[str, str]:
+    """What the functions in a folder of files do, by their names."""
+    texts = (path.read_text() for path in sorted(folder.glob("*.sql")))
+    return {name: body for text in texts for name, body in _FUNCTION.findall(text)}
 
 
 def statements(path: Path, words: Mapping[str, str] | None = None) -> list[str]:

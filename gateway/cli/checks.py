@@ -378,9 +378,12 @@ async def _check_row_level_security(connection: Any) -> Finding:
 
 async def _check_functions(connection: Any) -> Finding:
     if found := await setup.function_faults(connection):
-        fix = "Run stateroom db upgrade, which gives them back; then see who changed them: docs/operations/backup.md."
+        fix = (
+            "stateroom db upgrade gives owners back, and not what a function does; then see who changed them:"
+            " docs/operations/backup.md."
+        )
         return failed("functions", "; ".join(found), fix)
-    return ok("functions", "each runs with the rights it was made with")
+    return ok("functions", "each does what it was made to do, with the rights it was made with")
 
 
 async def _check_writable(connection: Any) -> Finding:

@@ -1,19 +1,24 @@
-"""Whose the schema's functions are, and with whose rights they run, as the revisions made them.
+"""Whose the schema's functions are, with whose rights they run, and what they do, as the revisions made them.
 
 Owns what `storage.postgres.setup` and `stateroom doctor` compare the catalog with. A restore as a role that may not
 give functions away leaves them to that role: a credential look-up that belongs to the owner of the tables, who is bound
-by no policy, would read every row with its rights. What the functions do is not compared here.
+by no policy, would read every row with its rights. One whose body was edited may leave out what a save depends on.
 """
 
+import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import migrations
+from migrations.sql_files import bodies
 
 LOOK_UP_OWNER = "gw_auth"  # owns what runs with its owner's rights, and nothing else
 LOOK_UPS = ("look_up_api_key(text)", "look_up_api_key_2(text)")  # what the revisions gave it
 _SEARCH_PATH = "search_path=pg_catalog"  # so that nobody's tables are found instead of ours
 
 OF_THE_SCHEMA = """
-SELECT p.proname AS name, p.proowner::regrole::text AS owner, p.prosecdef AS definer,
+SELECT p.proname AS name, p.prosrc AS body, p.proowner::regrole::text AS owner, p.prosecdef AS definer,
     coalesce(p.proconfig, '{}') AS settings,
     (SELECT c.relowner::regrole::text FROM pg_class c
      WHERE c.relnamespace = p.pronamespace AND c.relname = 'deployment') AS tables_owner
@@ -30,18 +35,31 @@ GIVE_BACK = (
 )
 
 
-def faults(rows: list[Mapping[str, Any]]) -> list[str]:
-    """What is wrong with the owners and rights of functions, a line each.
+@functools.cache
+def _made() -> dict[str, str]:
+    """What this build's revisions make the functions do."""
+    return bodies(Path(migrations.__file__).parent / "database" / "functions")
+
+
+def faults(rows: list[Mapping[str, Any]], *, newer: bool) -> list[str]:
+    """What is wrong with the functions, a line each.
 
     Args:
         rows: What `OF_THE_SCHEMA` found.
+        newer: Whether the schema is of a later release, which may have dropped some of this one's.
     """
-    found = []
+    missing = [] if newer else sorted(_made().keys() - {row["name"] for row in rows})
+    found = [f"function {name} is missing: CREATE it from migrations/database/functions" for name in missing]
     for row in rows:
         name, owner = row["name"], row["owner"]
         expected = LOOK_UP_OWNER if row["definer"] else row["tables_owner"]
         if owner != expected:
             found.append(f"function {name} belongs to {owner} instead of {expected}: ALTER FUNCTION ... OWNER TO")
+        if row["body"] != _made().get(name, row["body"]):
+            found.append(
+                f"function {name} does something else than this build's revisions made it do:"
+                " CREATE OR REPLACE it from migrations/database/functions"
+            )
         if row["definer"] and _SEARCH_PATH not in row["settings"]:
             found.append(f"function {name} runs as {owner} without {_SEARCH_PATH}")
     return found

@@ -311,13 +311,16 @@ async def policy_faults(connection: Any) -> list[str]:
     """What is wrong with the policies that hold for this connection's role, of this release's schema or a newer one."""
     if await _role_faults(connection):
         return []  # no policy binds such a role, or all of them do
-    newer = await _revision(connection) not in known_revisions()
-    return policies.faults(await connection.fetch(policies.OF_THIS_ROLE), newer=newer)
+    return policies.faults(await connection.fetch(policies.OF_THIS_ROLE), newer=await _is_newer(connection))
 
 
 async def function_faults(connection: Any) -> list[str]:
-    """What is wrong with the owners and rights of the schema's functions."""
-    return functions.faults(await connection.fetch(functions.OF_THE_SCHEMA))
+    """What is wrong with the schema's functions: their owners, their rights, and what they do."""
+    return functions.faults(await connection.fetch(functions.OF_THE_SCHEMA), newer=await _is_newer(connection))
+
+
+async def _is_newer(connection: Any) -> bool:
+    return await _revision(connection) not in known_revisions()
 
 
 async def _role_faults(connection: Any) -> list[str]:

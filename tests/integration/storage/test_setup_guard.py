@@ -317,6 +317,11 @@ async def test_so_is_one_that_the_role_or_the_database_may_not_have(database, ad
         await admin.execute(f"ALTER {target} CONNECTION LIMIT -1")
 
 
+# Replaces some text in the body of the function that says when a thread was written to.
+EDIT = """DO $$ BEGIN EXECUTE
+    replace(pg_get_functiondef('stateroom.touch_thread_2()'::regprocedure), '{}', '{}'); END $$"""
+
+
 @pytest.mark.parametrize(
     ("change", "back", "said"),
     [
@@ -335,9 +340,19 @@ async def test_so_is_one_that_the_role_or_the_database_may_not_have(database, ad
             "DROP FUNCTION stateroom.everything()",
             "function everything belongs to postgres instead of gw_auth",
         ),
+        (
+            "ALTER FUNCTION stateroom.save_on_6 RENAME TO save_on_0",
+            "ALTER FUNCTION stateroom.save_on_0 RENAME TO save_on_6",
+            "function save_on_6 is missing",
+        ),
+        (
+            EDIT.format("RETURN NEW;", "NEW.updated_at = -infinity; RETURN NEW;"),
+            EDIT.format("NEW.updated_at = -infinity; RETURN NEW;", "RETURN NEW;"),
+            "function touch_thread_2 does something else",
+        ),
     ],
 )
-async def test_a_function_with_other_rights_than_it_was_made_with_is_refused(database, admin, change, back, said):
+async def test_a_function_that_is_not_as_it_was_made_is_refused(database, admin, change, back, said):
     await admin.execute(change)
     try:
         assert said in await refusal(database.app_url)
