@@ -76,7 +76,7 @@ async def test_a_backup_is_restored_by_the_commands_of_the_page_and_by_nobody_wi
         code, output = await shell(script, environ, tmp_path)
         assert code == 0, output
         assert "ERROR" not in output, output
-    assert "functions           each runs with the rights it was made with" in output
+    assert "functions           each does what it was made to do" in output
     restored = replace(bucketed, database=NEW, environ=bucketed.environ | {
         "STATEROOM_DATABASE_URL": environ["STATEROOM_DATABASE_URL"]
     })  # fmt: skip
