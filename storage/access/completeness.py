@@ -39,6 +39,7 @@ STRETCH_ROWS = 500
 BEFORE_WRITES: tuple[str, str, str, int] = ("", "", "", -(2**31))
 _MARKER_CHARACTERS = 32
 _CURSOR_PARTS = 3
+_THREAD_REMOVED = "a thread was removed outside the gateway, but not what belongs to it"
 
 
 def compare_namespaces(sealer: Sealer, thread: ThreadSeal, namespaces: Iterable[str]) -> None:
@@ -70,12 +71,10 @@ class RowSeals(msgspec.Struct, frozen=True):
                 a newer checkpoint than the head.
         """
         if row["at_thread_seal"] is None:
-            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
+            raise IntegrityFailure(_THREAD_REMOVED)
         thread = open_thread(sealer, thread_id, row["at_thread_created_at"], row["at_thread_seal"])
         head_id = row["at_head_id"]
-        head = open_head(sealer, thread_id, namespace, head_id, row["at_sequence"], row["at_head_seal"])
-        if head.incarnation != thread.incarnation:
-            raise IntegrityFailure("the head belongs to another life of this thread")
+        head = open_head(sealer, thread_id, thread, namespace, head_id, row["at_sequence"], row["at_head_seal"])
         if row["at_newer"]:
             raise IntegrityFailure("a checkpoint is newer than the head")
         return cls(head_id, thread, head)
@@ -97,10 +96,7 @@ def open_own_head(sealer: Sealer, thread_id: str, thread: ThreadSeal, row: Any) 
     Raises:
         IntegrityFailure: it does not.
     """
-    head = open_head(sealer, thread_id, row["namespace"], row["head_id"], row["sequence"], row["seal"])
-    if head.incarnation != thread.incarnation:
-        raise IntegrityFailure("the head belongs to another life of this thread")
-    return head
+    return open_head(sealer, thread_id, thread, row["namespace"], row["head_id"], row["sequence"], row["seal"])
 
 
 def open_listed(sealer: Sealer, row: Any) -> ThreadSeal:
@@ -163,6 +159,16 @@ class Writes:
         """All of them."""
         counts, totals = zip(*self._of.values(), strict=True) if self._of else ((), ())
         return NO_WRITES.join(LiveSet(sum(counts), sum(totals)))
+
+
+def compare_checkpoints(found: LiveSet, expected: LiveSet) -> None:
+    """Compare the checkpoints of a namespace, or of some, with what their heads say of them.
+
+    Raises:
+        IntegrityFailure: one is missing, or was put back.
+    """
+    if found != expected:
+        raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
 
 
 def compare_writes(found: LiveSet, expected: LiveSet) -> None:
@@ -384,10 +390,15 @@ async def begin_listing(
     """
     assert query.thread_id is not None  # noqa: S101  for the type checker: see `leaves_nothing_out`
     place = (scope.tenant_id, scope.subject_id, query.thread_id)
+    row = await transaction.fetchrow(threads_sql.READ, *place)
     heads = _wanted(await transaction.fetch(threads_sql.HEADS, *place), query.namespace)
     newest = max(heads, key=lambda row: row["head_id"].encode(), default=None)
     if newest is not None:
-        open_head(sealer, query.thread_id, newest["namespace"], newest["head_id"], newest["sequence"], newest["seal"])
+        if row is None:
+            raise IntegrityFailure(_THREAD_REMOVED)
+        open_own_head(
+            sealer, query.thread_id, open_thread(sealer, query.thread_id, row["created_at"], row["seal"]), newest
+        )
     if (newest and newest["head_id"]) != (first and first.columns.checkpoint_id):
         raise IntegrityFailure("the newest checkpoint is not the head")
     return Listing(_marker(heads), LiveSet())
@@ -408,7 +419,7 @@ async def end_listing(
     wanted = _wanted(heads, query.namespace)
     if row is None:
         if wanted or (listing.read.count and listing.marker == _marker(wanted)):
-            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
+            raise IntegrityFailure(_THREAD_REMOVED)
         return
     thread = open_thread(sealer, query.thread_id, row["created_at"], row["seal"])
     compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
@@ -422,5 +433,4 @@ async def end_listing(
         for each in wanted:
             async for opened in walk(transaction, scope, sealer, query.thread_id, each["namespace"]):
                 found = found.add(opened.member)
-    if found != expected:
-        raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
+    compare_checkpoints(found, expected)

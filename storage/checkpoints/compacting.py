@@ -17,7 +17,7 @@ from typing import Final
 
 from crypto import Sealer
 from storage.access.access import Access
-from storage.access.completeness import check_absent
+from storage.access.completeness import RowSeals, check_absent
 from storage.access.idempotency import replayed
 from storage.access.strictness import Strictness, checking, precondition_required
 from storage.checkpoints.reading import one, read_chunks
@@ -34,7 +34,7 @@ from storage.errors import (
     ThreadArchived,
     WritesPending,
 )
-from storage.format.chain import NO_WRITES, ThreadSeal
+from storage.format.chain import NO_WRITES
 from storage.format.leaves import escaped
 from storage.format.manifest import ChannelRecord
 from storage.format.pieces import (
@@ -51,7 +51,7 @@ from storage.format.pieces import (
     piece_ids_of,
     read_composite,
 )
-from storage.format.record import OpenedCheckpoint, PieceReader, open_checkpoint, open_head, open_thread, piece_columns
+from storage.format.record import OpenedCheckpoint, PieceReader, open_thread, piece_columns
 from storage.model import ChannelValue, ChannelVersion, Compaction, FullState, Precondition, Save, Saved, Value
 from storage.postgres import checkpoints as sql
 from storage.postgres import threads as threads_sql
@@ -171,7 +171,7 @@ class Compacting:
             policies = await transaction.fetchrow(sql.POLICIES_OF, scope.tenant_id, row["agent"], compaction.agent)
             strictness = Strictness.read(self._access.control, scope.tenant_id, policies)
             base, sequence = await _stand(
-                transaction, scope, sealer, compaction, thread, strict=row["strict"], strictness=strictness
+                transaction, scope, sealer, compaction, strict=row["strict"], strictness=strictness
             )
             held = _list_of(base, compaction.channel)
             count = _count(held)
@@ -245,7 +245,6 @@ async def _stand(
     scope: Scope,
     sealer: Sealer,
     compaction: Compaction,
-    thread: ThreadSeal,
     *,
     strict: bool,
     strictness: Strictness,
@@ -264,16 +263,13 @@ async def _stand(
     if row is None:
         await check_absent(transaction, scope, sealer, *place)
         raise CheckpointNotFound
-    head_id = row["at_head_id"]
-    head = open_head(sealer, *place, head_id, row["at_sequence"], row["at_head_seal"])
-    if head.incarnation != thread.incarnation:
-        raise IntegrityFailure("the head belongs to another life of this thread")
+    seals = RowSeals.open(sealer, *place, row)
     if row["checkpoint_id"] is None:
         raise IntegrityFailure("the head's checkpoint is missing")
-    _check_believed(compaction, head_id, strictness, strict=strict)
-    if head.writes != NO_WRITES:
+    _check_believed(compaction, seals.head_id, strictness, strict=strict)
+    if seals.head.writes != NO_WRITES:
         raise WritesPending
-    return open_checkpoint(sealer, row), head.sequence
+    return seals.checkpoint(sealer, row), seals.head.sequence
 
 
 def _check_believed(compaction: Compaction, head_id: str, strictness: Strictness, *, strict: bool) -> None:

@@ -693,9 +693,7 @@ class _Standing:
         head_id = row["head_id"]
         if head_id is None:
             return cls(thread, None, None, strictness, is_new_thread=row["thread_seal"] == own_seal)
-        head = open_head(sealer, save.thread_id, save.namespace, head_id, row["sequence"], row["head_seal"])
-        if head.incarnation != thread.incarnation:
-            raise IntegrityFailure("the head belongs to another life of this thread")
+        head = open_head(sealer, save.thread_id, thread, save.namespace, head_id, row["sequence"], row["head_seal"])
         return cls(thread, head_id, head, strictness)
 
     def check(self, save: Save, strict: bool) -> None:

@@ -296,10 +296,8 @@ def _open_seals(sealer: Sealer, new: TaskWrites, row: Any) -> tuple[ThreadSeal, 
     thread = open_thread(sealer, new.thread_id, row["thread_created_at"], row["thread_seal"])
     if row["head_id"] is None:
         return thread, None
-    head = open_head(sealer, new.thread_id, new.namespace, row["head_id"], row["sequence"], row["head_seal"])
-    if head.incarnation != thread.incarnation:
-        raise IntegrityFailure("the head belongs to another life of this thread")
-    return thread, head
+    place = (new.namespace, row["head_id"], row["sequence"], row["head_seal"])
+    return thread, open_head(sealer, new.thread_id, thread, *place)
 
 
 async def _stored(

@@ -460,17 +460,21 @@ def seal_head(sealer: Sealer, thread_id: str, namespace: str, head_id: str, head
     )
 
 
-def open_head(sealer: Sealer, thread_id: str, namespace: str, head_id: str, sequence: int, seal: bytes) -> HeadSeal:
-    """Open a head row and compare it with its clear columns.
+def open_head(
+    sealer: Sealer, thread_id: str, thread: ThreadSeal, namespace: str, head_id: str, sequence: int, seal: bytes
+) -> HeadSeal:
+    """Open a head row, and compare it with its clear columns and with the thread that it must be a head of.
 
     Raises:
-        IntegrityFailure: they do not belong together.
+        IntegrityFailure: they do not belong together, or the head is of another life of the thread.
     """
     with _AUTHENTICATED:
         plaintext = sealer.open(Kind.HEAD, head_location(thread_id, namespace, head_id, sequence), seal)
     head = HeadSeal.decode(plaintext)
     if head.sequence != sequence:
         raise IntegrityFailure
+    if head.incarnation != thread.incarnation:
+        raise IntegrityFailure("the head belongs to another life of this thread")
     return head
 
 

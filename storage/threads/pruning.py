@@ -21,7 +21,13 @@ from typing import Any, NamedTuple
 
 from crypto import Sealer
 from storage.access.access import Access
-from storage.access.completeness import check_writes, compare_namespaces, compare_writes, open_own_head
+from storage.access.completeness import (
+    check_writes,
+    compare_checkpoints,
+    compare_namespaces,
+    compare_writes,
+    open_own_head,
+)
 from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound, Unavailable
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.pieces import unpack_ids
@@ -458,8 +464,7 @@ class Pruning:
             async for opened in _walk(transaction, request, sealer, each["namespace"]):
                 found = found.add(opened.member)
                 entries[opened.columns.checkpoint_id] = _entry(opened)
-            if found != head.live:
-                raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
+            compare_checkpoints(found, head.live)
             plan.thread[each["namespace"]] = _Namespace(each["head_id"], head.sequence, head.live, entries)
         return plan
 

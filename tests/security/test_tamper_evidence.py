@@ -12,7 +12,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.errors import CheckpointNotFound, IntegrityFailure, RollbackDetected, ThreadNotFound
 from storage.format.ids import mint_checkpoint_id
 from storage.format.token import ThreadToken
-from storage.model import HistoryQuery, Idempotency, Parent, Precondition, Save
+from storage.model import Compaction, HistoryQuery, Idempotency, Parent, Precondition, Save
 from storage.postgres.keys import HAS_ANYTHING
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare, Scope, TenantScope
@@ -632,6 +632,16 @@ async def test_a_save_does_not_write_over_an_edited_head(guarded, other, scope, 
         with pytest.raises(IntegrityFailure):
             await call
     assert await attacker.copy("heads") == edited
+
+
+async def test_a_compaction_does_not_stand_on_a_head_that_was_put_back(other, scope, attacker):
+    head = await save(other, scope, content=state(messages=[1, 2, 3]))
+    await put(other, scope, head.checkpoint_id, write(0, "messages", 4))
+    old = await attacker.copy("heads")
+    await save(other, scope, content=state(messages=[1, 2, 3, 4]))
+    await attacker.put_back(old)
+    with pytest.raises(IntegrityFailure):  # not that writes of the older head are still to be applied
+        await other.compacting.compact(scope, Compaction(thread_id="t1", channel="messages", keep_last=2))
 
 
 # --- channels of pending writes ---------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from storage.errors import CheckpointExists
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.format.pieces import ELEMENTS, SEGMENT, Piece, PieceList, list_bounds
-from storage.format.record import open_checkpoint, open_head, seal_checkpoint, seal_head, seal_piece
+from storage.format.record import open_checkpoint, open_head, open_thread, seal_checkpoint, seal_head, seal_piece
 from storage.model import ChannelValue, FullState, Idempotency, Precondition, Value
 from tests.support.archive_rows import opened
 from tests.support.states import contents, history, load, packed, patch, save, state
@@ -54,7 +54,9 @@ async def as_an_older_release_stored_it(store, admin, scope):
     sealed = seal_checkpoint(sealer, columns, msgspec.structs.replace(opened.manifest, channels=channels))
     head_row = await admin.fetchrow("SELECT * FROM stateroom.heads WHERE tenant_id = $1", scope.tenant_id)
     place = ("t1", "", columns.checkpoint_id)
-    head = open_head(sealer, *place, head_row["sequence"], head_row["seal"])
+    thread_row = await admin.fetchrow("SELECT * FROM stateroom.threads WHERE tenant_id = $1", scope.tenant_id)
+    thread = open_thread(sealer, "t1", thread_row["created_at"], thread_row["seal"])
+    head = open_head(sealer, "t1", thread, *place[1:], head_row["sequence"], head_row["seal"])
     head = msgspec.structs.replace(head, live=head.live.subtract(opened.member).add(sealed.member))
     head_seal = seal_head(sealer, *place, head)
     async with admin.transaction():
