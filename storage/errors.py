@@ -326,6 +326,8 @@ class ClientShareUnexpected(StorageError):
 class IntegrityFailure(StorageError):
     """Stored state is missing pieces or does not authenticate; it was edited, lost or moved outside the gateway."""
 
+    counted = False  # by whoever observes damage, which passes through several of them
+
 
 class RollbackDetected(IntegrityFailure):
     """The thread is older than, or another one than, what this client has seen; it was rolled back or replaced."""
@@ -381,6 +383,10 @@ class CommitUnknown(Unavailable):
 
 class LostRaceError(Unavailable):
     """A concurrent transaction changed what this one was built on; storage runs it again by itself."""
+
+
+class Unfinished(Exception):
+    """Why an attempt ended that another one may complete, once this was answered (`storage.access.sealing`)."""
 
 
 class UploadExpired(LostRaceError):

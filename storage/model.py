@@ -1,5 +1,6 @@
 """Frozen values that storage takes and gives. No behaviour, no I/O."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
@@ -288,6 +289,35 @@ class NewWrite:
     idx: int
     channel: str
     value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWrites:
+    """What a task wrote, to be stored against a checkpoint that may not exist yet.
+
+    Attributes:
+        thread_id: The thread of the checkpoint.
+        namespace: The namespace of the checkpoint.
+        checkpoint_id: The checkpoint.
+        task_id: The task.
+        task_path: Where the task stands in its graph.
+        writes: The writes; each has another ``idx``.
+        status: The outcome of the checkpoint that the task makes; None: it makes none.
+        known_token: What the caller has seen of the thread before.
+        state_schema: The schema of the writes; None, as the next: they are at their checkpoint's version.
+        state_version: Its version.
+    """
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    task_id: str
+    task_path: str
+    writes: Sequence[NewWrite]
+    status: Status | None = None
+    known_token: str | None = None
+    state_schema: str | None = None
+    state_version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from storage.access.archive_views import ArchiveViews
 from storage.access.head_anchors import HeadAnchors
 from storage.access.offload import Offload
 from storage.access.row_quotas import RowQuotas
+from storage.access.sealing import Parts, Sealing
 from storage.administration.anchors import Anchors, Restored
 from storage.administration.audit import Audit
 from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Jobs, Runner
@@ -130,15 +131,18 @@ class Store:
         self.archive_writer = None if archive is None else BlobWriter(archive, bytes_max=ARCHIVE_BYTES_MAX)
         self.archive_reader = None if archive is None else BlobReader(archive, bytes_max=ARCHIVE_BYTES_MAX)
         objects = ArchiveObjects(archive, self.archive_reader)
-        access = Access(
-            self.unit_of_work, self.keys, clock, observer, self.head_anchors,
+        parts = Parts(
+            self.unit_of_work, self.keys, clock, observer, self.control, self.head_anchors,
             Offload(
                 self.unit_of_work, self.ledger, piece_writer,
                 None if blobs is None else BlobReader(blobs, bytes_max=PIECE_BYTES_MAX), clock, offload_bytes_min,
             ),
-            ArchiveViews(self.unit_of_work, objects), control=self.control,
-            row_quotas=(row_quotas := RowQuotas(self.unit_of_work)),
+            row_quotas := RowQuotas(self.unit_of_work),
         )  # fmt: skip
+        self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
+        self.jobs = Jobs(self.unit_of_work, self.control)
+        self.archives = Archives(Sealing(parts), objects, archive, self.archive_writer, self.jobs, self.audit)
+        access = Access(parts, self.archives, ArchiveViews(self.unit_of_work, objects))
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
         self.pruning = Pruning(access)
@@ -151,13 +155,9 @@ class Store:
         self.places = Places(blobs, archive)
         self.sweep = Sweep(self.unit_of_work, self.places, backup_retention_days, clock=clock)
         self.fsck = Fsck(self.unit_of_work, self.ledger, self.places, clock)
-        self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
         self.anchors = Anchors(self.unit_of_work, self.audit, root_key, blobs, deployment_id, clock)
         self.tenants = Tenants(self.unit_of_work, self.audit, self.control.features, clock, row_quotas, default_quotas)
         self.upgrades = Upgrades(self.unit_of_work, self.control.features, self.audit, clock)
-        self.jobs = Jobs(self.unit_of_work, self.control)
-        self.archives = Archives(access, objects, archive, self.archive_writer, self.jobs, self.audit)
-        access.restorer, access.thaw_progress = self.archives.bring_back, self.archives.thaw_progress
         self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, self.pruning, self.control)
         self.retaining = Retaining(
             self.unit_of_work, self.audit, clock, self.threads, self.pruning, self.archives, self.control

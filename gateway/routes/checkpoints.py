@@ -30,7 +30,7 @@ from storage import model
 from storage.encoding import decode_json, encode_json, encode_msgpack
 from storage.errors import InvalidState, LimitExceeded, PreconditionRequired
 from storage.format.pieces import list_bounds
-from storage.model import Value
+from storage.model import TaskWrites, Value
 from storage.scope import Scope, TenantListing, is_plain_id
 
 T = TypeVar("T")
@@ -907,17 +907,19 @@ async def put_writes(
         thread,
         services.store.states.put_writes(
             subject_scope,
-            thread,
-            _check_namespace(request.namespace, pointer="/namespace"),
-            _named_checkpoint(checkpoint_id),
-            path_id(task_id, "task_id"),
-            request.task_path,
-            writes,
-            request.status,
+            TaskWrites(
+                thread,
+                _check_namespace(request.namespace, pointer="/namespace"),
+                _named_checkpoint(checkpoint_id),
+                path_id(task_id, "task_id"),
+                request.task_path,
+                writes,
+                request.status,
+                exchange.known_token(),
+                state_schema=request.state_schema,
+                state_version=request.state_version,
+            ),
             exchange.client_share(),
-            exchange.known_token(),
-            state_schema=request.state_schema,
-            state_version=request.state_version,
         ),
     )
     return exchange.reply(

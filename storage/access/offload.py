@@ -10,7 +10,7 @@ dies it is left to the sweeper: `storage.ledger.ledger`. It promises nothing abo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -30,6 +30,7 @@ from storage.errors import (
     LostRaceError,
     StateTooLarge,
     StorageError,
+    Unfinished,
 )
 from storage.format.leaves import OFFLOAD_BYTES_MIN, Pointer, find_pointers
 from storage.format.pieces import BlobChunk, Piece
@@ -45,13 +46,11 @@ from storage.scope import Scope
 TRANSFERS_AT_ONCE = 8
 # What the values of one answer may take, put together: they must fit the gateway's memory several times.
 RESOLVED_BYTES_MAX = 64 * 1024 * 1024
-# Uploads of one save: each round is for pieces that no round before knew of, so that two are enough but for races.
-_ROUNDS_MAX = 8
 
 T = TypeVar("T")
 
 
-class UploadNeeded(Exception):
+class UploadNeeded(Unfinished):
     """The attempt needs these pieces in the object store before it can commit."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -113,24 +112,6 @@ class Offload:
 
     # --- saving ----------------------------------------------------------------------------------------------------
 
-    async def completing(
-        self, scope: Scope, sealer: Sealer, uploads: Uploads, attempt: Callable[[], Awaitable[T]]
-    ) -> T:
-        """Run an attempt, upload what it needs, run it again.
-
-        Raises:
-            QuotaExceeded: the tenant has no room for a piece.
-            BlobUnavailable: the object store does not answer.
-            LostRaceError: as ``attempt``.
-        """
-        for _ in range(_ROUNDS_MAX):
-            try:
-                return await attempt()
-            except UploadNeeded as needed:
-                pieces = needed.pieces
-            await self._upload(scope, sealer, pieces, uploads)
-        raise LostRaceError("large pieces of a save were removed as often as they were uploaded")
-
     def request(self, scope: Scope) -> "_Request":
         """What one request uploads; at its end, what was not settled is given up.
 
@@ -181,8 +162,13 @@ class Offload:
         uploads.settled = {each.blob_id for each in written.values()}
         return {**{piece_id: named[each.blob_id] for piece_id, each in written.items()}, **known}
 
-    async def _upload(self, scope: Scope, sealer: Sealer, pieces: Sequence[Piece], uploads: Uploads) -> None:
-        """Find or write the blobs of large pieces; no transaction is open meanwhile."""
+    async def upload(self, scope: Scope, sealer: Sealer, pieces: Sequence[Piece], uploads: Uploads) -> None:
+        """Find or write the blobs of large pieces, while no transaction is open.
+
+        Raises:
+            QuotaExceeded: the tenant has no room for a piece.
+            BlobUnavailable: the object store does not answer.
+        """
         async with self._unit_of_work.snapshot(scope) as transaction:
             known = await self.ledger.known(transaction, scope, [each.piece_id for each in pieces])
         uploads.known.update(known)

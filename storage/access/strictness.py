@@ -8,14 +8,14 @@ A row that no gateway wrote (`storage.control.rows`) may have asked for it: a sa
 any other is refused by name. Owns the resolution and the refusals; `storage.schemas.save_policies` has the verbs.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from storage.control.rows import ControlRows, Proof, save_policy_row
-from storage.errors import IntegrityFailure, LostRaceError, PreconditionRequired
+from storage.errors import IntegrityFailure, PreconditionRequired, Unfinished
 
 T = TypeVar("T")
 
@@ -23,25 +23,12 @@ T = TypeVar("T")
 EVERY_AGENT = ""
 
 
-class ControlKeyNeeded(Exception):
+class ControlKeyNeeded(Unfinished):
     """The root key has to be asked for what policies are checked with, which nobody does within a transaction."""
 
 
-class AgentUnsure(LostRaceError):
+class AgentUnsure(Unfinished):
     """Somebody wrote to the thread while its lock was waited for: who has the lock first knows which agent it has."""
-
-
-async def checking(control: ControlRows, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Make an attempt that reads a `Strictness`; where there is no policy, the root key is not asked for anything.
-
-    Raises:
-        CryptoError, IntegrityFailure, Unavailable: as `ControlRows.ready_to_check`.
-    """
-    try:
-        return await attempt()
-    except ControlKeyNeeded:
-        await control.ready_to_check()
-    return await attempt()
 
 
 class Strictness(msgspec.Struct, frozen=True):
@@ -66,7 +53,7 @@ class Strictness(msgspec.Struct, frozen=True):
         """What counts for a save, by what `storage.postgres.checkpoints.OPEN` gave.
 
         Raises:
-            ControlKeyNeeded: there are policies, and nothing to check them with (`checking`).
+            ControlKeyNeeded: there are policies, and nothing to check them with.
         """
         if row["policy_rows"] and not control.can_check:
             raise ControlKeyNeeded

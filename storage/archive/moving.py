@@ -30,8 +30,8 @@ import msgspec
 
 from crypto import CryptoError, Sealer
 from crypto.blob import PART_BYTES, object_bytes
-from storage.access.access import Access
 from storage.access.archive_objects import ArchiveObjects, Standing, thaw_progress
+from storage.access.sealing import Sealing
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Job, Jobs, Lease, Slice, thread_of, thread_target
 from storage.archive.check import ArchiveCheck
@@ -175,7 +175,7 @@ class Archives:
 
     def __init__(
         self,
-        access: Access,
+        sealing: Sealing,
         objects: ArchiveObjects,
         store: BlobStore | None,
         writer: BlobWriter | None,
@@ -187,7 +187,7 @@ class Archives:
     ) -> None:
         """Use the object store of archives, whose life is the caller's; None: nothing can be archived."""
         self.objects = objects
-        self._access = access
+        self._sealing = sealing
         self._store = store
         self._writer = writer
         self._jobs = jobs
@@ -231,12 +231,12 @@ class Archives:
         _check_class(storage_class)
         if self._store is None or self._writer is None:
             raise ArchiveUnavailable
-        run = _Archiving(self._access, self.objects, self._store, self._writer, self._audit, self._bytes_max)
+        run = _Archiving(self._sealing, self.objects, self._store, self._writer, self._audit, self._bytes_max)
 
         async def work(sealer: Sealer) -> Archived:
             return await run.attempt(scope, sealer.without_share, thread_id, actor, storage_class, activity)
 
-        return await self._access.moving(scope, work, ThreadNotFound())
+        return await self._sealing.run(scope, work, ThreadNotFound())
 
     # --- restoring -------------------------------------------------------------------------------------------------
 
@@ -264,12 +264,12 @@ class Archives:
         async def work(sealer: Sealer) -> Restored:
             return await self._restore_once(scope, sealer.without_share, thread_id, actor)
 
-        return await self._access.moving(scope, work, ThreadNotFound())
+        return await self._sealing.run(scope, work, ThreadNotFound())
 
     async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str) -> Restored:
         place = (scope.tenant_id, scope.subject_id, thread_id)
-        async with self._access.unit_of_work.snapshot(scope) as transaction:
-            await self._access.check_keys_in(transaction, scope, sealer)
+        async with self._sealing.unit_of_work.snapshot(scope) as transaction:
+            await self._sealing.check_keys_in(transaction, scope, sealer)
             standing = await transaction.fetchrow(sql.STANDING, *place)
             if standing is None:
                 raise ThreadNotFound
@@ -283,7 +283,7 @@ class Archives:
             raise IntegrityFailure("rows of an archived thread are in the database, too")
         if stub.hot_bytes > self._restoring.bytes_max:
             raise ArchiveTooLarge
-        self._access.row_quotas.require_room(scope)
+        self._sealing.row_quotas.require_room(scope)
         moved = stub.checkpoints + stub.pending_writes + stub.chunks
         async with self._restoring.holding(stub.hot_bytes + moved * ROW_BYTES, scope.tenant_id):
             check = ArchiveCheck(sealer, thread_id, standing, heads)
@@ -305,21 +305,21 @@ class Archives:
 
     async def _flip_back(self, scope: Scope, sealer: Sealer, stub: Stub, rows: ThreadRows, actor: str) -> None:
         place = (scope.tenant_id, scope.subject_id, stub.thread_id)
-        async with self._access.unit_of_work.begin(scope) as transaction:
+        async with self._sealing.unit_of_work.begin(scope) as transaction:
             locked = await transaction.fetchrow(sql.LOCK, *place)
             found = await transaction.fetchrow(sql.LOCK_STUB, *place)
             if locked is None or locked["tier"] == "hot" or found is None or Stub.of(found) != stub:
                 raise LostRaceError  # deleted, restored or archived anew meanwhile
-            await self._access.check_keys_in(transaction, scope, sealer)
+            await self._sealing.check_keys_in(transaction, scope, sealer)
             for table in TABLES:
                 names = sql.COLUMNS[table]
                 values = [(*place[:2], *(row[name] for name in names)) for row in rows.of(table)]
                 for at in range(0, len(values), PAGE_ROWS):
                     await transaction.executemany(sql.ADD[table], values[at : at + PAGE_ROWS])
             await transaction.fetchrow(sql.DELETE_STUB, *place)
-            await transaction.execute(sql.OUT_OF_ARCHIVE, *place, self._access.clock.now())
+            await transaction.execute(sql.OUT_OF_ARCHIVE, *place, self._sealing.clock.now())
             # The rows are back, and name what they named: only the archive's own object loses its reference.
-            await self._access.offload.ledger.keep(transaction, scope, stub.thread_id)
+            await self._sealing.offload.ledger.keep(transaction, scope, stub.thread_id)
             await self._audit.append(
                 transaction, scope.tenant_id, actor, "thread.restore", _named(scope, stub.thread_id), _told(stub)
             )
@@ -352,11 +352,11 @@ class Archives:
         Returns:
             What was removed; nothing if the thread is not archived any more, or as another object.
         """
-        sealer = await self._access.sealer_if_any(scope)
+        sealer = await self._sealing.sealer_if_any(scope)
         place = (scope.tenant_id, scope.subject_id, thread_id)
 
         async def attempt() -> Removal:
-            async with self._access.unit_of_work.begin(scope) as transaction:
+            async with self._sealing.unit_of_work.begin(scope) as transaction:
                 locked = await transaction.fetchrow(sql.LOCK, *place)
                 row = await transaction.fetchrow(sql.LOCK_STUB, *place)
                 if locked is None or locked["tier"] == "hot" or row is None:
@@ -365,14 +365,14 @@ class Archives:
                 if blob_id is not None and stub.blob_id != blob_id:
                     return NOTHING
                 removal = await remove_thread(
-                    transaction, self._access.control, scope, sealer, thread_id, self._access.clock.now(), guard
+                    transaction, self._sealing.control, scope, sealer, thread_id, self._sealing.clock.now(), guard
                 )
-                await self._access.offload.ledger.drop(transaction, scope, thread_id)
+                await self._sealing.offload.ledger.drop(transaction, scope, thread_id)
                 named = _named(scope, thread_id)
                 await self._audit.append(transaction, scope.tenant_id, actor, "thread.expire", named, _told(stub))
             return removal
 
-        return await self._access.unit_of_work.retrying(attempt)
+        return await self._sealing.unit_of_work.retrying(attempt)
 
     # --- what shows ------------------------------------------------------------------------------------------------
 
@@ -384,7 +384,7 @@ class Archives:
             IntegrityFailure: Its stub or its object is missing.
         """
         await self._jobs.ready()
-        async with self._access.unit_of_work.snapshot(scope) as transaction:
+        async with self._sealing.unit_of_work.snapshot(scope) as transaction:
             row = await transaction.fetchrow(threads_sql.ONE, scope.tenant_id, scope.subject_id, thread_id)
             if row is None:
                 raise ThreadNotFound
@@ -415,7 +415,7 @@ class Archives:
             job: Job = await self._jobs.get(TenantScope(scope.tenant_id), job_id)
         except JobNotFound:
             return None
-        return thaw_progress(self._access.clock.now() - job.created_at, standing.thaw_seconds)
+        return thaw_progress(self._sealing.clock.now() - job.created_at, standing.thaw_seconds)
 
     async def thaw_progress(self, scope: Scope, thread_id: str) -> float | None:
         """How far the thaw is that a restore of the thread waits for, from 0 to 1; None: none does, or nobody knows."""
@@ -445,13 +445,13 @@ class Archives:
             ThreadNotFound: There is none.
             RowQuotaExceeded: Its rows would come back to a tenant that may store no more.
         """
-        self._access.row_quotas.require_room(scope)
+        self._sealing.row_quotas.require_room(scope)
         return await self._begin(scope, thread_id, RESTORE_KIND, _Order(actor=actor))
 
     async def _begin(self, scope: Scope, thread_id: str, kind: str, order: _Order) -> UUID:
         target = thread_target(scope, thread_id)
         await self._jobs.ready()
-        async with self._access.unit_of_work.begin(scope) as transaction:
+        async with self._sealing.unit_of_work.begin(scope) as transaction:
             # The lock has others who begin the same at this moment find this job.
             if await transaction.fetchrow(sql.LOCK, scope.tenant_id, scope.subject_id, thread_id) is None:
                 raise ThreadNotFound
@@ -480,14 +480,14 @@ class Archives:
         except ThreadNotFound:
             return Slice(ended=True, note="the thread was deleted meanwhile")
         except ThreadArchived:
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
+            async with self._sealing.unit_of_work.snapshot(scope) as transaction:
                 stub = await self.objects.stub(transaction, scope, thread_id)
             if stub is None:  # somebody else restored it
                 return Slice(ended=False)
             standing = await self.objects.thaw(scope, stub)
             if not order.thaw_begun:
                 order.thaw_begun = True
-                async with self._access.unit_of_work.begin(scope) as transaction:
+                async with self._sealing.unit_of_work.begin(scope) as transaction:
                     await lease.advance(transaction, encode_json(order).decode())
             again = min(standing.retry_after_seconds, self._thaw_look_seconds)
             return Slice(ended=False, again_seconds=again, waits_for="thaw")
@@ -495,7 +495,7 @@ class Archives:
         return Slice(ended=True)
 
     async def _done(self, lease: Lease) -> None:
-        async with self._access.unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
+        async with self._sealing.unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
             await lease.advance(transaction, lease.position, 1)
 
 
@@ -504,14 +504,14 @@ class _Archiving:
 
     def __init__(
         self,
-        access: Access,
+        sealing: Sealing,
         objects: ArchiveObjects,
         store: BlobStore,
         writer: BlobWriter,
         audit: Audit,
         bytes_max: int,
     ) -> None:
-        self._access = access
+        self._sealing = sealing
         self._objects = objects
         self._store = store
         self._writer = writer
@@ -528,8 +528,8 @@ class _Archiving:
         activity: int | None,
     ) -> Archived:
         """One attempt, with an object of its own."""
-        async with self._access.unit_of_work.snapshot(scope) as transaction:
-            await self._access.check_keys_in(transaction, scope, sealer)
+        async with self._sealing.unit_of_work.snapshot(scope) as transaction:
+            await self._sealing.check_keys_in(transaction, scope, sealer)
             read = await self._first(transaction, scope, thread_id)
             if read is None:
                 stub = await self._objects.stub(transaction, scope, thread_id)
@@ -543,16 +543,16 @@ class _Archiving:
         if size > self._bytes_max:
             raise ArchiveTooLarge
         blob_id = new_blob_id()
-        now = self._access.clock.now()
+        now = self._sealing.clock.now()
         new = NewBlob(blob_id, "archive", object_bytes(size), place="archive")
-        await self._access.offload.ledger.reserve(scope, sealer, [new], now)
+        await self._sealing.offload.ledger.reserve(scope, sealer, [new], now)
         try:
             return await self._moved(scope, sealer, thread_id, read, blob_id, now, actor, storage_class)
         except CommitUnknown:
             raise  # it may be settled
         except Exception:
             with suppress(StorageError):
-                await self._access.offload.ledger.abandon(scope, blob_id)
+                await self._sealing.offload.ledger.abandon(scope, blob_id)
             raise
 
     async def _moved(
@@ -634,7 +634,7 @@ class _Archiving:
         if whole is not None and len(whole) < PART_BYTES:
             written = await self._writer.write_bytes(location, cipher, whole, storage_class=storage_class)
         else:
-            ledger = self._access.offload.ledger
+            ledger = self._sealing.offload.ledger
 
             async def on_multipart(multipart_id: str) -> None:
                 await ledger.name_multipart(scope, location.blob_id, multipart_id)
@@ -669,7 +669,7 @@ class _Archiving:
             if len(page) < PAGE_ROWS:
                 return
             after = tuple(page[-1][name] for name in sql.ORDER[table])
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
+            async with self._sealing.unit_of_work.snapshot(scope) as transaction:
                 page = await transaction.fetch(sql.PAGE[table], *place, *after, PAGE_ROWS)
 
     async def _checked(
@@ -688,7 +688,7 @@ class _Archiving:
                     await check.take(table, page)
             check.end()
         except IntegrityFailure:
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
+            async with self._sealing.unit_of_work.snapshot(scope) as transaction:
                 place = (scope.tenant_id, scope.subject_id, thread_id)
                 now = await transaction.fetchrow(sql.ACTIVITY, *place)
             if now is None or (now["tier"], now["activity"]) != ("hot", read.standing["activity"]):
@@ -703,17 +703,17 @@ class _Archiving:
     ) -> None:
         owner = (scope.tenant_id, scope.subject_id)
         place = (*owner, stub.thread_id)
-        async with self._access.unit_of_work.begin(scope) as transaction:
+        async with self._sealing.unit_of_work.begin(scope) as transaction:
             locked = await transaction.fetchrow(sql.LOCK, *place)
             if locked is None or (locked["tier"], locked["activity"]) != ("hot", stub.activity):
                 raise ThreadActive
-            await self._access.check_keys_in(transaction, scope, sealer)
+            await self._sealing.check_keys_in(transaction, scope, sealer)
             held = await transaction.fetch(sql.HOLD_KEY_VERSIONS, *owner, list(stub.key_versions))
             if len(held) != len(stub.key_versions):
                 # Re-sealed while it was read: the rows of now need none of the versions that are being given up.
                 raise LostRaceError
             settlement = Settlement(stub.blob_id, stub.size_bytes, BlobPointer(record.blob_key, record.content_bytes))
-            await self._access.offload.ledger.settle(transaction, scope, sealer, [settlement], stub.thread_id)
+            await self._sealing.offload.ledger.settle(transaction, scope, sealer, [settlement], stub.thread_id)
             await transaction.execute(sql.ADD_STUB, *owner, *_columns(stub))
             for table, statement in sql.REMOVE.items():
                 if await transaction.execute(statement, *place) != check.counts[table]:

@@ -19,7 +19,7 @@ from crypto import Sealer
 from storage.access.access import Access
 from storage.access.completeness import RowSeals, check_absent
 from storage.access.idempotency import replayed
-from storage.access.strictness import Strictness, checking, precondition_required
+from storage.access.strictness import Strictness, precondition_required
 from storage.checkpoints.reading import one, read_chunks
 from storage.checkpoints.states import States
 from storage.errors import (
@@ -134,7 +134,7 @@ class Compacting:
         for is_last in [False] * (_ROUNDS_MAX - 1) + [True]:
             found = await self._access.reading(
                 scope,
-                lambda sealer: checking(self._access.control, lambda: self._read(scope, sealer, compaction)),
+                lambda sealer: self._read(scope, sealer, compaction),
                 CheckpointNotFound(),
                 share,
             )

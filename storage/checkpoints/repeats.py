@@ -15,7 +15,7 @@ import msgspec
 from crypto import Sealer
 from storage.access.offload import Offload
 from storage.checkpoints.reading import read_chunks
-from storage.errors import CheckpointExists
+from storage.errors import CheckpointExists, Unfinished
 from storage.format.manifest import CheckpointColumns, Manifest
 from storage.format.pieces import LEAF, Cutter, Opened, join_holed, open_piece, unpack_ids
 from storage.format.record import OpenedCheckpoint, PieceReader
@@ -24,7 +24,7 @@ from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 
 
-class CutOtherwiseError(Exception):
+class CutOtherwiseError(Unfinished):
     """A save is what is stored but for its pieces: `Repeat.compare` when no transaction is open, then save again."""
 
     def __init__(self, repeat: "Repeat") -> None:

@@ -1,14 +1,15 @@
-"""One save: lock and verify what it stands on, compose the new checkpoint, seal what is new, write it.
+"""One save: what it stands on, the new checkpoint, what is sealed of it, and the statement that writes it.
 
-`save_once` is one transaction. It relies on `storage.postgres.checkpoints` for what each statement may believe of the
-other's; every condition that fails there starts the whole save over on a fresh snapshot. What this process remembers of
-the thread (`storage.access.standings`) spares it the reading; it holds no other state between saves.
+`Saving` is one request to save. Each of its attempts is one transaction: what it stands on is remembered by this
+process (`storage.access.standings`), or is locked, read and verified; either is a `Ground`. On it the checkpoint is
+composed (`storage.checkpoints.composing`), sealed and written. A transaction relies on `storage.postgres.checkpoints`
+for what each statement may believe of the other's; every condition that fails there ends the attempt, and another one
+begins on a fresh snapshot (`storage.access.sealing`).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from functools import partial
 from typing import Any, Never, TypeVar
 
 import msgspec
@@ -17,9 +18,21 @@ from crypto import Sealer
 from storage.access.access import Access
 from storage.access.completeness import admit, check_acknowledged, check_count, check_token
 from storage.access.idempotency import claim, settle
-from storage.access.offload import Uploads, artifacts_in, pack_artifacts
+from storage.access.offload import Uploads
 from storage.access.standings import Standing, reachable
-from storage.access.strictness import AgentUnsure, Strictness, checking, precondition_required
+from storage.access.storing import Storing
+from storage.access.strictness import AgentUnsure, Strictness, precondition_required
+from storage.checkpoints.composing import (
+    Draft,
+    Stored,
+    at_version,
+    check_removals,
+    columns_of,
+    compose,
+    data_of,
+    manifest_of,
+    tails_of,
+)
 from storage.checkpoints.piece_rows import sealed_pieces
 from storage.checkpoints.reading import one, read_chunks
 from storage.checkpoints.repeats import CutOtherwiseError, Repeat, same_but_for_pieces
@@ -38,26 +51,16 @@ from storage.errors import (
     StateSchemaMismatch,
     StorageError,
     ThreadArchived,
+    Unfinished,
 )
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.ids import mint_checkpoint_id
-from storage.format.leaves import Pointer, escaped, find_pointer, may_name, may_point
-from storage.format.manifest import FORMAT, ChannelRecord, CheckpointColumns, Manifest
-from storage.format.pieces import (
-    LEAF,
-    Body,
-    Cutter,
-    Opened,
-    is_long_to_cut,
-    list_bounds,
-    list_count,
-    list_header,
-    look_up_own,
-    tail_ids,
-)
+from storage.format.manifest import ChannelRecord, CheckpointColumns, Manifest
+from storage.format.pieces import LEAF, Cutter, is_long_to_cut, look_up_own, tail_ids
 from storage.format.record import (
     OpenedCheckpoint,
     PieceReader,
+    SealedCheckpoint,
     new_thread,
     open_checkpoint,
     open_head,
@@ -67,637 +70,116 @@ from storage.format.record import (
     seal_thread,
 )
 from storage.format.token import ThreadToken
-from storage.ledger.ledger import pack_named_ids, unpack_named_ids
-from storage.model import ChannelValue, FullState, Patch, Save, Saved, Value
+from storage.model import FullState, Patch, Save, Saved
 from storage.postgres import checkpoints as sql
 from storage.postgres import threads as threads_sql
 from storage.postgres.unit_of_work import Transaction
-from storage.schemas.tags import Tagging, tagging_of
 from storage.schemas.versions import OtherVersionError, is_control
 from storage.scope import Scope
 
 T = TypeVar("T")
+# What a save has to be to stand on a parent of another version, or of one where it names none.
+AtVersion = Callable[[Save, OtherVersionError], Awaitable[Save]]
 
 
-def _at_version(save: Save, base: OpenedCheckpoint | None) -> Save:
-    """The save, if its version is its parent's where it has to be.
-
-    Raises:
-        ChannelUnchangedUnknown: an unchanged or appended channel is at another version, or its parent at none.
-        OtherVersionError: a patch is, or its parent; or it names none, and so has not been checked by its parent's.
-    """
-    if base is None:
-        return save
-    at = (base.columns.state_schema, base.columns.state_version)
-    if isinstance(save.content, Patch):
-        if (save.state_schema, save.state_version) != at:
-            raise OtherVersionError(base.columns.checkpoint_id, *at)
-    elif save.state_schema is not None and (save.state_schema, save.state_version) != at:
-        for name, each in save.content.channels.items():
-            if each.value is None or each.append_to is not None:
-                raise ChannelUnchangedUnknown(name)
-    return save
-
-
-async def save_once(access: Access, scope: Scope, sealer: Sealer, save: Save, uploads: Uploads) -> Saved:
-    """One attempt at a save, in a transaction of its own. ``uploads``: what is in the object store for it.
-
-    Raises:
-        UploadNeeded: upload these pieces, then run it again.
-        LostRaceError: run it again.
-        StorageError: as `Checkpoints.save`.
-    """
-    try:
-        return await _save_in_turn(access, scope, sealer, save, await _draft(access, scope, sealer, save), uploads)
-    except CutOtherwiseError as other:  # nothing is fetched under a lock
-        same = await other.repeat.compare(scope, sealer, access.offload)
-    return await _save_in_turn(access, scope, sealer, save, await _draft(access, scope, sealer, save), uploads, same)
-
-
-async def _save_in_turn(
-    access: Access,
-    scope: Scope,
-    sealer: Sealer,
-    save: Save,
-    draft: "_Draft",
-    uploads: Uploads,
-    same: bytes | None = None,
-) -> Saved:
-    async with access.standings.turn(scope, save.thread_id):
-        known = access.standings.take(scope, sealer, save.thread_id, save.namespace)
-        if known is not None and access.row_quotas.has_room(scope) and _goes_on(access, save, known, draft):
-            return await _save_on(access, scope, sealer, save, known, draft)
-        reading = partial(_save_reading, access, scope, sealer, save, draft, uploads, same)
-        try:
-            saved = await checking(access.control, reading)
-        except AgentUnsure:
-            saved = await checking(access.control, partial(reading, lock_first=True))
-    if saved.token:
-        access.acknowledge(scope, sealer, save.thread_id, ThreadToken.parse(saved.token))
-    return saved
-
-
-class _Draft(msgspec.Struct, frozen=True):
-    """What a save makes of its values before it knows what it stands on.
-
-    Attributes:
-        now: When.
-        cutter: Has the pieces.
-        cut: The channels that came with a whole value.
-        named: The artifacts that values name, by channel.
-        tagging: What the checkpoint is found by, if its schema declares anything.
-    """
-
-    now: datetime
-    cutter: Cutter
-    cut: dict[str, Body]
-    named: dict[str, list[Pointer]]
-    tagging: Tagging | None
-
-    @classmethod
-    def of(cls, access: Access, sealer: Sealer, save: Save) -> "_Draft":
-        now = access.clock.now()
-        cutter = Cutter(sealer, offload_bytes_min=access.offload.bytes_min)
-        given = save.content.channels if isinstance(save.content, FullState) else {}
-        named = _named(save.content)
-        cut = {
-            name: _cut(cutter, save.content, name, each.value)
-            for name, each in given.items()
-            if each.value is not None and each.append_to is None
-        }
-        return cls(now, cutter, cut, named, tagging_of(sealer, save))
-
-
-def _cut(cutter: Cutter, content: FullState | Patch, name: str, value: Value) -> Body:
-    """Cut a channel's value; a fault of its placeholders is said where the client named them."""
-    try:
-        return cutter.cut(value)
-    except InvalidState as error:
-        plain = isinstance(content, FullState) and content.root == "/state"
-        where = f"/state_holes/{escaped(name)}" if plain else f"/channels/{escaped(name)}{error.pointer}"
-        raise InvalidState(str(error), where) from None
-
-
-async def _draft(access: Access, scope: Scope, sealer: Sealer, save: Save) -> _Draft:
-    return await _cutting(scope, save.content, lambda: _Draft.of(access, sealer, save))
-
-
-async def _cutting(scope: Scope, content: FullState | Patch, work: Callable[[], T]) -> T:
-    """Do ``work``, which cuts ``content``: beside the event loop, if that is long."""
-    return await compute(scope.tenant_id, work) if is_long_to_cut(_data_of(content)) else work()
-
-
-def _data_of(content: FullState | Patch) -> Iterator[bytes]:
-    if isinstance(content, FullState):
-        yield from (each.value.data for each in content.channels.values() if each.value is not None)
-        return
-    yield from (value.data for value in content.set.values())
-    for elements in content.append.values():
-        yield list_header(len(elements))
-        yield from elements
-
-
-async def _save_reading(
-    access: Access,
-    scope: Scope,
-    sealer: Sealer,
-    save: Save,
-    draft: _Draft,
-    uploads: Uploads,
-    same: bytes | None,
-    *,
-    lock_first: bool = False,
-) -> Saved:
-    """A save that reads what it stands on, under the thread's lock.
+class Saving(Storing[Saved]):
+    """A request to save.
 
     Args:
         access: The way to the rows.
-        scope: Whose.
-        sealer: Of the scope.
-        save: What to save.
-        draft: What it makes of its values.
-        uploads: What is in the object store for it.
-        same: As `_saved_before`.
-        lock_first: Whether the lock is waited for in a statement of its own, so that nothing is `AgentUnsure`.
+        scope: The subject whose state is saved.
+        save: The new checkpoint.
+        at_version: What answers a parent of another version; None: that is the caller's to see.
     """
-    now, cutter, cut, named = draft.now, draft.cutter, draft.cut, draft.named
-    acknowledged = access.standings.acknowledged(scope, save.thread_id, save.namespace)
-    full = save.content if isinstance(save.content, FullState) else None
-    needs_parent = full is None or len(cut) < len(full.channels) or save.step is None
-    async with access.unit_of_work.begin(scope) as transaction:
-        if save.idempotency is not None:
-            replayed = await claim(transaction, scope, sealer, save.idempotency, now, Saved)
-            if replayed is not None:
-                await admit(transaction, scope, sealer, save.thread_id)
-                return dataclasses.replace(replayed, created=False)
-        own_seal = seal_thread(sealer, save.thread_id, now, new_thread(sealer, save.thread_id))
-        row = await _open(
-            access, transaction, scope, sealer, save, draft, own_seal, needs_parent, lock_first=lock_first
-        )
-        if save.known_token is not None:
-            await check_token(transaction, scope, sealer, save.thread_id, save.known_token)
-        strictness = Strictness.read(access.control, scope.tenant_id, row)
-        standing = _Standing.open(sealer, save, row, own_seal, strictness)
-        await check_acknowledged(
-            transaction, scope, sealer, save.thread_id, acknowledged, standing.head_id, standing.head
-        )
-        base = None if row["checkpoint_id"] is None else open_checkpoint(sealer, row)
-        if row["stored_before"]:
-            saved = await _saved_before(access, transaction, scope, sealer, save, standing, cut, cutter, named, same)
-            await _settle(transaction, scope, sealer, save, saved)
-            return saved
-        if not save.makes_room:
-            access.row_quotas.require_room(scope)
-        standing.check(save, row["strict"])
-        await _check_early(transaction, scope, save, row)
-        if not cutter.referenced.keys() <= {*(row["present_ids"] or ())}:
-            raise PieceUnknown
-        parent_id = standing.head_id if save.parent is None else save.parent.checkpoint_id
-        if base is None and parent_id is not None and (needs_parent or parent_id != standing.head_id):
-            # It may be newer than the snapshot of the statement that waited for the lock.
-            parent = await one(transaction, scope, sealer, save.thread_id, save.namespace, parent_id)
-            if parent is None:
-                await _refuse_parent(transaction, scope, save, standing, parent_id)
-            base = parent if needs_parent else None
-        save = _at_version(save, base)
-        reader = PieceReader(sealer, refs=True)
-        channels = await _compose(transaction, scope, reader, save, cut, cutter, base, named, base)
-        await access.offload.name_artifacts(
-            transaction, scope, save.thread_id, [each for some in named.values() for each in some]
-        )
-        columns = _columns(
-            save,
-            channels,
-            checkpoint_id=save.checkpoint_id or mint_checkpoint_id(now, standing.head_id),
-            parent_id=parent_id,
-            step=save.step if save.step is not None else (base.columns.step + 1 if base else 0),
-            created_at=now,
-            piece_ids=cutter.listed.pack(),
-        )
-        saved, left = await _write(
-            access,
-            transaction,
-            scope,
-            sealer,
-            save,
-            standing,
-            columns,
-            channels,
-            cutter,
-            reader,
-            row,
-            uploads,
-            draft.tagging,
-        )
-        await _settle(transaction, scope, sealer, save, saved)
-    if left is not None:
-        access.standings.remember(scope, sealer, left)
-    return saved
+
+    def __init__(self, access: Access, scope: Scope, save: Save, at_version: AtVersion | None = None) -> None:
+        super().__init__(access, scope)
+        self._save = save
+        self._at_version = at_version
+        self._same: bytes | None = None
+        self._lock_first = False
+
+    async def _attempt(self, sealer: Sealer) -> Saved:
+        access, scope, save = self._access, self._scope, self._save
+        now, bytes_min = access.clock.now(), access.offload.bytes_min
+        draft = await _cutting(scope, save, lambda: Draft.of(sealer, save, now, bytes_min))
+        attempt = _Attempt(access, scope, sealer, save, draft)
+        async with access.standings.turn(scope, save.thread_id):
+            known = access.standings.take(scope, sealer, save.thread_id, save.namespace)
+            if known is not None and access.row_quotas.has_room(scope) and attempt.goes_on(known):
+                return await attempt.on_remembered(known)
+            return await attempt.under_lock(self._uploads, self._same, lock_first=self._lock_first)
+
+    async def _answer(self, sealer: Sealer, reason: Unfinished) -> None:
+        match reason:
+            case CutOtherwiseError():
+                self._same = await reason.repeat.compare(self._scope, sealer, self._access.offload)
+            case AgentUnsure():
+                self._lock_first = True
+            case OtherVersionError() if self._at_version is not None:
+                self._save = await self._at_version(self._save, reason)
+            case _:
+                await super()._answer(sealer, reason)
 
 
-async def _open(
-    access: Access,
-    transaction: Transaction,
-    scope: Scope,
-    sealer: Sealer,
-    save: Save,
-    draft: _Draft,
-    own_seal: bytes,
-    needs_parent: bool,
-    *,
-    lock_first: bool,
-) -> Any:
-    """What a save stands on, under the thread's lock.
+async def _cutting(scope: Scope, save: Save, work: Callable[[], T]) -> T:
+    """Do ``work``, which cuts what is saved: beside the event loop, if that is long."""
+    return await compute(scope.tenant_id, work) if is_long_to_cut(data_of(save.content)) else work()
 
-    Raises:
-        KeyDestroyed: the subject's keys are gone.
-        ThreadArchived: it is to be restored first.
+
+class Ground(msgspec.Struct, frozen=True):
+    """What a save stands on, verified: remembered, or read under the thread's lock.
+
+    Attributes:
+        thread_created_at: The moment that is bound into the thread's seal.
+        thread_seal: The stored bytes of `thread`.
+        thread: The thread's seal.
+        strict: Whether the thread itself asks a save to name what it stands on.
+        strictness: Whether save policies ask for that.
+        head_id: The namespace's head; None: it has none.
+        head: The head's seal.
+        is_new_thread: Whether this transaction made the thread.
     """
-    if lock_first:
-        await transaction.fetchrow(threads_sql.LOCK, scope.tenant_id, scope.subject_id, save.thread_id)
-    row = await transaction.fetchrow(
-        sql.OPEN,
-        scope.tenant_id,
-        scope.subject_id,
-        save.thread_id,
-        save.agent,
-        save.status if save.namespace == "" else None,
-        draft.now,
-        own_seal,
-        sealer.active_key_version,
-        save.namespace,
-        save.checkpoint_id,
-        [*draft.cutter.pieces, *draft.cutter.referenced],
-        needs_parent,
-        save.parent is None,
-        save.parent.checkpoint_id if save.parent else None,
-        sealer.shared,
-        None if draft.tagging is None else draft.tagging.keys,
-    )
-    access.check_keys(scope, sealer, row["keys_hash"])
-    if row["tier"] != "hot":
-        raise ThreadArchived(save.thread_id)
-    return row
 
-
-async def _refuse_parent(
-    transaction: Transaction, scope: Scope, save: Save, standing: "_Standing", parent_id: str
-) -> Never:
-    """Say why a parent is not there.
-
-    Raises:
-        ParentUnknown: it was removed, or never was.
-        IntegrityFailure: it must be there: it is the head, or fewer checkpoints are there than the seals say.
-    """
-    if parent_id == standing.head_id:
-        raise IntegrityFailure("the head's checkpoint is missing")
-    if standing.head is not None:
-        await check_count(transaction, scope, save.thread_id, save.namespace, standing.head)
-    raise ParentUnknown
-
-
-def _appended_to(content: FullState, base: OpenedCheckpoint | None) -> list[bytes] | None:
-    """The pieces that appending looks at: the open tails of the parent's lists. None: it has not all of these lists."""
-    ids = base.ids if base else []
-    tails: list[bytes] = []
-    for name, each in content.channels.items():
-        if each.append_to is not None:
-            held = _held(base, name)
-            if held is None or held.version != each.append_to:
-                return None
-            tails += tail_ids(held.body, ids)
-    return tails
-
-
-def _is_blind(save: Save) -> bool:
-    """Whether a save does not say which head it follows."""
-    believed = save.precondition
-    return (believed is None or believed.exists) and save.parent is None
-
-
-def _goes_on(access: Access, save: Save, known: Standing, draft: _Draft) -> bool:
-    """Whether a save adds to a head that is remembered, and needs nothing else from the database."""
-    return (
-        isinstance(save.content, FullState)
-        and save.idempotency is None
-        and (save.known_token is None or save.known_token == known.token)
-        and (save.parent is None or save.parent.checkpoint_id == known.head_id)
-        and (save.checkpoint_id is None or save.checkpoint_id.encode() > known.head_id.encode())
-        and not draft.named
-        and draft.tagging is None
-        and (tails := _appended_to(save.content, known.base)) is not None
-        and known.tails.keys() >= {*tails}
-        and known.covers(draft.cutter, access.offload.is_large)
-    )
-
-
-async def _save_on(access: Access, scope: Scope, sealer: Sealer, save: Save, known: Standing, draft: _Draft) -> Saved:
-    """A save on top of a head that is remembered: nothing is read.
-
-    Raises:
-        LostRaceError: begin by reading; what is remembered is another state, or the save would be refused on it.
-    """
-    standing = _Standing(known.thread, known.head_id, known.head, known.strictness)
-    cutter = draft.cutter
-    assert isinstance(save.content, FullState)  # noqa: S101  for the type checker: the caller looked
-    try:
-        standing.check(save, known.strict)
-        _at_version(save, known.base)
-        content, look_up = save.content, look_up_own(known.tails)
-        channels = await _cutting(
-            scope, content, lambda: _composed(content, draft.cut, cutter, known.base, known.base, {}, look_up)
-        )
-    except StorageError:
-        raise LostRaceError from None
-    if cutter.referenced.keys() - known.pieces.keys():
-        raise LostRaceError
-    base = known.base.columns
-    columns = _columns(
-        save,
-        channels,
-        checkpoint_id=save.checkpoint_id or mint_checkpoint_id(draft.now, known.head_id),
-        parent_id=known.head_id,
-        step=base.step + 1 if save.step is None else save.step,
-        created_at=draft.now,
-        piece_ids=cutter.listed.pack(),
-    )
-    manifest = _manifest(save, channels)
-    sealed = seal_checkpoint(sealer, columns, manifest)
-    early = known.early.get(columns.checkpoint_id, NO_WRITES)
-    if early.count and save.state_schema is not None and base.state_schema is None:
-        raise LostRaceError  # the writes may name no version
-    head = standing.with_member(sealed.member, early)
-    head_seal = seal_head(sealer, save.thread_id, save.namespace, columns.checkpoint_id, head)
-    fresh = [each for each in cutter.pieces.values() if each.piece_id not in known.pieces]
-    if any(map(access.offload.is_large, fresh)):  # among what was appended
-        raise LostRaceError
-    envelopes = await sealed_pieces(sealer, ((each, None) for each in fresh))
-    await access.unit_of_work.call(
-        sql.SAVE_ON,
-        scope,
-        save.thread_id,
-        sealer.active_key_version,
-        [each.piece_id for each in fresh],
-        [each.children for each in fresh],
-        envelopes,
-        *columns.location()[1:-1],
-        sealed.envelope,
-        columns.checkpoint_id,
-        head.sequence,
-        head_seal,
-        save.status if save.namespace == "" else None,
-        known.thread_seal,
-        known.strict,
-        columns.named_ids,
-        known.head_seal,
-        early.count,
-        known.strictness.compared() if _is_blind(save) else None,
-        sealer.keys_hash,
-    )
-    seen = known.seen.after(sealer.without_share, columns.checkpoint_id, head)
-    access.acknowledge(scope, sealer, save.thread_id, seen)
-    token = seen.encode(sealer.without_share, save.thread_id)
-    left = msgspec.structs.replace(
-        known,
-        strictness=known.strictness.of_thread(save.agent or known.strictness.agent),
-        head_id=columns.checkpoint_id,
-        head_seal=head_seal,
-        head=head,
-        base=OpenedCheckpoint(columns, manifest, sealed.member, None),
-        pieces=_left_pieces(cutter, known.pieces),
-        tails=_left_tails(channels, cutter, known.tails),
-        early={each: known.early[each] for each in known.early if each.encode() > columns.checkpoint_id.encode()},
-        seen=seen,
-        token=token,
-    )
-    access.standings.remember(scope, sealer, left)
-    return _saved(columns, head, token, head_id=columns.checkpoint_id, created=True)
-
-
-def _left_pieces(cutter: Cutter, before: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
-    """The pieces that a record just cut consists of, as far as they are known."""
-    own = {each.piece_id: each.children for each in cutter.pieces.values()}
-    return reachable(cutter.listed.ids, own, before)
-
-
-def _left_tails(channels: Iterable[ChannelRecord], cutter: Cutter, before: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The pieces of open tails, as far as they are known; a large leaf among them is read when it is needed."""
-    left: dict[bytes, bytes] = {}
-    for each in channels:
-        for piece_id in tail_ids(each.body, cutter.listed.ids):
-            piece = cutter.pieces.get(piece_id)
-            plaintext = before.get(piece_id) if piece is None else piece.plaintext
-            if plaintext is not None and plaintext[0] != LEAF:
-                left[piece_id] = plaintext
-    return left
-
-
-async def _write(
-    access: Access,
-    transaction: Transaction,
-    scope: Scope,
-    sealer: Sealer,
-    save: Save,
-    standing: "_Standing",
-    columns: CheckpointColumns,
-    channels: list[ChannelRecord],
-    cutter: Cutter,
-    reader: PieceReader,
-    row: Any,
-    uploads: Uploads,
-    tagging: Tagging | None,
-) -> tuple[Saved, Standing | None]:
-    """Write what was composed; returns the answer, and what is left to stand on, if it is the head."""
-    manifest = _manifest(save, channels)
-    sealed = seal_checkpoint(sealer, columns, manifest)
-    head_id = max(standing.head_id or "", columns.checkpoint_id, key=str.encode)
-    head = standing.with_member(
-        sealed.member, _early(sealer, columns, row) if head_id == columns.checkpoint_id else None
-    )
-    head_seal = seal_head(sealer, save.thread_id, save.namespace, head_id, head)
-    present = set(row["present_ids"] or ())
-    fresh = [piece for piece in cutter.pieces.values() if piece.piece_id not in present]
-    blobs = await access.offload.place(transaction, scope, sealer, save.thread_id, fresh, uploads)
-    blob_ids = [blobs.get(piece.piece_id) for piece in fresh]
-    written = await transaction.fetchrow(
-        sql.WRITE if tagging is None else sql.WRITE_TAGGED,
-        scope.tenant_id,
-        scope.subject_id,
-        save.thread_id,
-        sealer.active_key_version,
-        [piece.piece_id for piece in fresh],
-        [piece.children for piece in fresh],
-        await sealed_pieces(sealer, zip(fresh, blob_ids, strict=True)),
-        columns.namespace,
-        columns.checkpoint_id,
-        columns.parent_id,
-        columns.step,
-        columns.status,
-        columns.source,
-        columns.agent,
-        columns.run_id,
-        columns.model,
-        columns.state_schema,
-        columns.state_version,
-        columns.input_tokens,
-        columns.output_tokens,
-        columns.cost_micros,
-        columns.created_at,
-        columns.piece_ids,
-        sealed.envelope,
-        head_id,
-        head.sequence,
-        head_seal,
-        standing.head is not None,
-        [None if blob_id is None else blob_id.bytes for blob_id in blob_ids],
-        columns.named_ids,
-        standing.is_new_thread,
-        *(() if tagging is None else (tagging.keys, tagging.tags)),
-    )
-    access.check_keys(scope, sealer, written["keys_hash"])
-    # Written are the checkpoint, and the head on top of the one that was read.
-    if written["written"] != 2 or written["early_members"] != row["early_members"]:
-        raise LostRaceError
-    if written["newest_id"] != standing.head_id:
-        raise IntegrityFailure("the newest checkpoint is not the head")
-    if written["left_over"]:
-        raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
-    thread, thread_seal = standing.thread, row["thread_seal"]
-    if standing.head is None:
-        thread = standing.thread.with_namespace(sealer, save.namespace)
-        thread_seal = seal_thread(sealer, save.thread_id, row["thread_created_at"], thread)
-        await transaction.execute(sql.SEAL_THREAD, scope.tenant_id, scope.subject_id, save.thread_id, thread_seal)
-    seen = ThreadToken.of(sealer.without_share, columns.namespace, head_id, head)
-    token = seen.encode(sealer.without_share, columns.thread_id)
-    saved = _saved(columns, head, token, head_id=head_id, created=True)
-    if head_id != columns.checkpoint_id:
-        return saved, None
-    left = Standing(
-        thread_created_at=row["thread_created_at"],
-        thread_seal=thread_seal,
-        thread=thread,
-        strict=row["strict"],
-        strictness=standing.strictness.of_thread(row["thread_agent"]),
-        head_id=head_id,
-        head_seal=head_seal,
-        head=head,
-        base=OpenedCheckpoint(columns, manifest, sealed.member, None),
-        pieces=_left_pieces(cutter, {}),
-        tails=_left_tails(channels, cutter, reader.plaintexts()),
-        early={},
-        seen=seen,
-        token=token,
-    )
-    return saved, left
-
-
-async def _saved_before(
-    access: Access,
-    transaction: Transaction,
-    scope: Scope,
-    sealer: Sealer,
-    save: Save,
-    standing: "_Standing",
-    cut: dict[str, Body],
-    cutter: Cutter,
-    named: Mapping[str, Sequence[Pointer]],
-    same: bytes | None,
-) -> Saved:
-    """Answer a save whose id is stored: the same save again is a no-op, another one a conflict.
-
-    ``same``: the member of the checkpoint whose values were found to be this save's, although they are other pieces.
-
-    Raises:
-        CutOtherwiseError: they may be.
-    """
-    stored = await one(transaction, scope, sealer, save.thread_id, save.namespace, save.checkpoint_id)
-    await _check_newest(transaction, scope, save)
-    if stored is None or standing.head is None or standing.head_id is None:
-        raise LostRaceError
-    # An unchanged channel is compared with what was stored; a patch or elements are applied to the same parent again.
-    base: OpenedCheckpoint | None = stored
-    parent: OpenedCheckpoint | None = stored
-    appends = isinstance(save.content, FullState) and any(
-        each.append_to is not None for each in save.content.channels.values()
-    )
-    if appends or isinstance(save.content, Patch):
-        parent = await one(transaction, scope, sealer, save.thread_id, save.namespace, stored.columns.parent_id)
-    if isinstance(save.content, Patch):
-        base = parent
-        if base is None and stored.columns.parent_id is not None:
-            raise CheckpointExists
-    try:
-        save = _at_version(save, base)
-        reader = PieceReader(sealer, refs=True)
-        channels = await _compose(transaction, scope, reader, save, cut, cutter, base, named, parent)
-    except (ChannelUnchangedUnknown, InvalidState):
-        if appends:  # the parent may be gone: whole values show whether it is the same save
-            raise
-        raise CheckpointExists from None
-    again = _columns(
-        save,
-        channels,
-        checkpoint_id=stored.columns.checkpoint_id,
-        parent_id=stored.columns.parent_id if save.parent is None else save.parent.checkpoint_id,
-        step=stored.columns.step if save.step is None else save.step,
-        created_at=stored.columns.created_at,
-        piece_ids=cutter.listed.pack(),
-    )
-    manifest = _manifest(save, channels)
-    if (again, manifest) != (stored.columns, stored.manifest):
-        if not same_but_for_pieces(stored, again, manifest):
-            raise CheckpointExists
-        if same != stored.member:
-            offload = access.offload
-            raise CutOtherwiseError(await Repeat.read(transaction, scope, sealer, offload, stored, manifest, cutter))
-    macs = sealer.without_share
-    seen = ThreadToken.of(macs, stored.columns.namespace, standing.head_id, standing.head)
-    token = seen.encode(macs, stored.columns.thread_id)
-    return _saved(stored.columns, standing.head, token, head_id=standing.head_id, created=False)
-
-
-async def _check_newest(transaction: Transaction, scope: Scope, save: Save) -> None:
-    """Compare the head with the newest checkpoint, as both are under the lock.
-
-    Raises:
-        IntegrityFailure: one was put back, or taken away.
-    """
-    place = (scope.tenant_id, scope.subject_id, save.thread_id, save.namespace)
-    row = await transaction.fetchrow(sql.HEAD_AND_NEWEST, *place)
-    if row["newest_id"] != row["head_id"]:
-        raise IntegrityFailure("the newest checkpoint is not the head")
-
-
-class _Standing:
-    """What a save stands on: the thread's and the namespace's seals, verified, and what save policies ask of it."""
-
-    def __init__(
-        self,
-        thread: ThreadSeal,
-        head_id: str | None,
-        head: HeadSeal | None,
-        strictness: Strictness,
-        *,
-        is_new_thread: bool = False,
-    ) -> None:
-        self.thread = thread
-        self.head_id = head_id
-        self.head = head
-        self.strictness = strictness
-        self.is_new_thread = is_new_thread
+    thread_created_at: datetime
+    thread_seal: bytes
+    thread: ThreadSeal
+    strict: bool
+    strictness: Strictness
+    head_id: str | None
+    head: HeadSeal | None
+    is_new_thread: bool = False
 
     @classmethod
-    def open(cls, sealer: Sealer, save: Save, row: Any, own_seal: bytes, strictness: Strictness) -> "_Standing":
-        """Open what `OPEN` gave; ``own_seal``: the seal that a thread has which it made."""
-        thread = open_thread(sealer, save.thread_id, row["thread_created_at"], row["thread_seal"])
-        head_id = row["head_id"]
-        if head_id is None:
-            return cls(thread, None, None, strictness, is_new_thread=row["thread_seal"] == own_seal)
-        head = open_head(sealer, save.thread_id, thread, save.namespace, head_id, row["sequence"], row["head_seal"])
-        return cls(thread, head_id, head, strictness)
+    def remembered(cls, known: Standing) -> "Ground":
+        """As this process left it."""
+        return cls(
+            known.thread_created_at, known.thread_seal, known.thread, known.strict, known.strictness,
+            known.head_id, known.head,
+        )  # fmt: skip
 
-    def check(self, save: Save, strict: bool) -> None:
-        """Compare with what the caller believes of the head; ``strict``: the thread itself asks for that."""
+    @classmethod
+    def read(cls, sealer: Sealer, save: Save, row: Any, own_seal: bytes, strictness: Strictness) -> "Ground":
+        """Open what `OPEN` gave; ``own_seal``: the seal that a thread has which the statement made.
+
+        Raises:
+            IntegrityFailure: a seal does not authenticate, or they do not belong together.
+        """
+        created_at, seal = row["thread_created_at"], row["thread_seal"]
+        thread = open_thread(sealer, save.thread_id, created_at, seal)
+        head_id, head = row["head_id"], None
+        if head_id is not None:
+            head = open_head(sealer, save.thread_id, thread, save.namespace, head_id, row["sequence"], row["head_seal"])
+        is_new = head_id is None and seal == own_seal
+        return cls(created_at, seal, thread, row["strict"], strictness, head_id, head, is_new)
+
+    def check(self, save: Save) -> None:
+        """Compare with what the caller believes of the head.
+
+        Raises:
+            HeadExists, HeadMoved: it is another.
+            PreconditionRequired: the caller has to say.
+        """
         believed = save.precondition
         if believed is not None:
             if believed.absent and self.head_id is not None:
@@ -711,19 +193,19 @@ class _Standing:
         if isinstance(save.content, Patch):
             raise PreconditionRequired
         if not save.fork or save.parent is None:  # without a parent it is the head's, whatever it calls itself
-            self._check_parent(save, strict)
+            self._check_parent(save)
 
-    def _check_parent(self, save: Save, strict: bool) -> None:
+    def _check_parent(self, save: Save) -> None:
         """Refuse a save that names no head, or another one, where the thread or a save policy asks for that."""
         # An adapter names its parent with every save; that says as much as If-Match.
         names_head = save.parent is not None and save.parent.checkpoint_id == self.head_id
         # Nothing is lost by the first save of a namespace: only a thread asks for that one, too.
-        if names_head or (self.head_id is None and not strict):
+        if names_head or (self.head_id is None and not self.strict):
             return
-        who = None if strict else self.strictness.asked_by(save.agent)
-        if (strict or who is not None) and save.parent is not None:
+        who = None if self.strict else self.strictness.asked_by(save.agent)
+        if (self.strict or who is not None) and save.parent is not None:
             raise HeadMoved(self.head_id)
-        if strict:
+        if self.strict:
             raise PreconditionRequired
         if who is not None:
             raise precondition_required(who)
@@ -736,21 +218,468 @@ class _Standing:
         return HeadSeal(self.head.incarnation, self.head.sequence + 1, self.head.live.add(member), writes)
 
 
-async def _check_early(transaction: Transaction, scope: Scope, save: Save, row: Any) -> None:
-    """Compare the version of a save with that of its pending writes that came before it: those without one have none.
+class _Composed(msgspec.Struct, frozen=True):
+    """A new checkpoint, sealed, and the head that there is then."""
 
-    Raises:
-        StateSchemaMismatch: there are some to channels of the state.
-    """
-    if save.state_schema is None or not row["early_tasks"]:
-        return
-    place = (scope.tenant_id, scope.subject_id, save.thread_id, save.namespace, save.checkpoint_id)
-    found = await transaction.fetch(sql.UNVERSIONED_CHANNELS, *place)
-    if any(not is_control(row["channel"]) for row in found):
-        raise StateSchemaMismatch(
-            "pending writes that name no version came before their checkpoint: nothing says that they are at"
-            f" version {save.state_version} of {save.state_schema!r}"
+    columns: CheckpointColumns
+    channels: list[ChannelRecord]
+    manifest: Manifest
+    sealed: SealedCheckpoint
+    head_id: str
+    head: HeadSeal
+    head_seal: bytes
+
+    @property
+    def is_head(self) -> bool:
+        return self.head_id == self.columns.checkpoint_id
+
+    def saved(self, token: str) -> Saved:
+        return _saved(self.columns, self.head, token, head_id=self.head_id, created=True)
+
+    def left(self, ground: Ground, agent: str | None, pieces: "_Left", seen: ThreadToken, token: str) -> Standing:
+        """What the next save can stand on."""
+        assert self.is_head  # noqa: S101  for the reader: nothing stands on another checkpoint than the head
+        return Standing(
+            thread_created_at=ground.thread_created_at,
+            thread_seal=ground.thread_seal,
+            thread=ground.thread,
+            strict=ground.strict,
+            strictness=ground.strictness.of_thread(agent),
+            head_id=self.head_id,
+            head_seal=self.head_seal,
+            head=self.head,
+            base=OpenedCheckpoint(self.columns, self.manifest, self.sealed.member, None),
+            pieces=pieces.pieces,
+            tails=pieces.tails,
+            early=pieces.early,
+            seen=seen,
+            token=token,
         )
+
+
+class _Left(msgspec.Struct, frozen=True):
+    """What is known of the pieces of a new head, and of pending writes that came before their checkpoints."""
+
+    pieces: dict[bytes, bytes | None]
+    tails: dict[bytes, bytes]
+    early: dict[str, LiveSet]
+
+    @classmethod
+    def of(cls, composed: _Composed, cutter: Cutter, before: Standing | None, tails: Mapping[bytes, bytes]) -> "_Left":
+        """By what was cut, what was known before, and the open tails that composing looked at."""
+        pieces: Mapping[bytes, bytes | None] = {} if before is None else before.pieces
+        early = {} if before is None else before.early
+        head_id = composed.head_id.encode()
+        own = {each.piece_id: each.children for each in cutter.pieces.values()}
+        return cls(
+            reachable(cutter.listed.ids, own, pieces),
+            _tails(composed.channels, cutter, tails),
+            {each: early[each] for each in early if each.encode() > head_id},
+        )
+
+
+def _tails(channels: Iterable[ChannelRecord], cutter: Cutter, before: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The pieces of open tails, as far as they are known; a large leaf among them is read when it is needed."""
+    left: dict[bytes, bytes] = {}
+    for each in channels:
+        for piece_id in tail_ids(each.body, cutter.listed.ids):
+            piece = cutter.pieces.get(piece_id)
+            plaintext = before.get(piece_id) if piece is None else piece.plaintext
+            if plaintext is not None and plaintext[0] != LEAF:
+                left[piece_id] = plaintext
+    return left
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One attempt at a save."""
+
+    access: Access
+    scope: Scope
+    sealer: Sealer
+    save: Save
+    draft: Draft
+
+    def _compose(
+        self, ground: Ground, channels: list[ChannelRecord], base: OpenedCheckpoint | None, parent_id: str | None,
+        early_of: Callable[[CheckpointColumns], LiveSet],
+    ) -> _Composed:  # fmt: skip
+        """Seal the checkpoint that consists of these channels, and the head that there is then."""
+        save, sealer = self.save, self.sealer
+        columns = columns_of(
+            save,
+            channels,
+            self.draft.cutter,
+            checkpoint_id=save.checkpoint_id or mint_checkpoint_id(self.draft.now, ground.head_id),
+            parent_id=parent_id,
+            step=save.step if save.step is not None else (base.columns.step + 1 if base else 0),
+            created_at=self.draft.now,
+        )
+        manifest = manifest_of(save, channels)
+        sealed = seal_checkpoint(sealer, columns, manifest)
+        head_id = max(ground.head_id or "", columns.checkpoint_id, key=str.encode)
+        early = early_of(columns) if head_id == columns.checkpoint_id else None
+        head = ground.with_member(sealed.member, early)
+        head_seal = seal_head(sealer, save.thread_id, save.namespace, head_id, head)
+        return _Composed(columns, channels, manifest, sealed, head_id, head, head_seal)
+
+    # --- on what is remembered -------------------------------------------------------------------------------------
+
+    def goes_on(self, known: Standing) -> bool:
+        """Whether the save adds to a head that is remembered, and needs nothing else from the database."""
+        save, draft = self.save, self.draft
+        return (
+            isinstance(save.content, FullState)
+            and save.idempotency is None
+            and (save.known_token is None or save.known_token == known.token)
+            and (save.parent is None or save.parent.checkpoint_id == known.head_id)
+            and (save.checkpoint_id is None or save.checkpoint_id.encode() > known.head_id.encode())
+            and not draft.named
+            and draft.tagging is None
+            and (tails := tails_of(save.content, known.base)) is not None
+            and known.tails.keys() >= {*tails}
+            and known.covers(draft.cutter, self.access.offload.is_large)
+        )
+
+    async def on_remembered(self, known: Standing) -> Saved:
+        """Save on top of a head that is remembered: nothing is read.
+
+        Raises:
+            LostRaceError: begin by reading; what is remembered is another state, or the save would be refused on it.
+        """
+        access, scope, sealer, save, cutter = self.access, self.scope, self.sealer, self.save, self.draft.cutter
+        ground = Ground.remembered(known)
+        try:
+            ground.check(save)
+            at_version(save, known.base)
+            stored = Stored(known.base, known.base, look_up_own(known.tails))
+            channels = await _cutting(scope, save, lambda: compose(save.content, self.draft, stored))
+        except (StorageError, Unfinished):
+            raise LostRaceError from None
+        if cutter.referenced.keys() - known.pieces.keys():
+            raise LostRaceError
+        composed = self._compose(
+            ground,
+            channels,
+            known.base,
+            known.head_id,
+            lambda columns: known.early.get(columns.checkpoint_id, NO_WRITES),
+        )
+        columns, early = composed.columns, composed.head.writes
+        if early.count and save.state_schema is not None and known.base.columns.state_schema is None:
+            raise LostRaceError  # the writes may name no version
+        fresh = [each for each in cutter.pieces.values() if each.piece_id not in known.pieces]
+        if any(map(access.offload.is_large, fresh)):  # among what was appended
+            raise LostRaceError
+        envelopes = await sealed_pieces(sealer, ((each, None) for each in fresh))
+        await access.unit_of_work.call(
+            sql.SAVE_ON,
+            scope,
+            save.thread_id,
+            sealer.active_key_version,
+            [each.piece_id for each in fresh],
+            [each.children for each in fresh],
+            envelopes,
+            *columns.location()[1:-1],
+            composed.sealed.envelope,
+            columns.checkpoint_id,
+            composed.head.sequence,
+            composed.head_seal,
+            save.status if save.namespace == "" else None,
+            known.thread_seal,
+            known.strict,
+            columns.named_ids,
+            known.head_seal,
+            early.count,
+            known.strictness.compared() if _is_blind(save) else None,
+            sealer.keys_hash,
+        )
+        seen = known.seen.after(sealer.without_share, columns.checkpoint_id, composed.head)
+        access.acknowledge(scope, sealer, save.thread_id, seen)
+        token = seen.encode(sealer.without_share, save.thread_id)
+        pieces = _Left.of(composed, cutter, known, known.tails)
+        agent = save.agent or known.strictness.agent
+        access.standings.remember(scope, sealer, composed.left(ground, agent, pieces, seen, token))
+        return composed.saved(token)
+
+    # --- on what is read -------------------------------------------------------------------------------------------
+
+    async def under_lock(self, uploads: Uploads, same: bytes | None, *, lock_first: bool) -> Saved:
+        """Save on what is read under the thread's lock.
+
+        Args:
+            uploads: What is in the object store for the save.
+            same: As `_saved_before`.
+            lock_first: Whether the lock is waited for in a statement of its own, so that nothing is `AgentUnsure`.
+        """
+        access, scope, sealer, save = self.access, self.scope, self.sealer, self.save
+        acknowledged = access.standings.acknowledged(scope, save.thread_id, save.namespace)
+        async with access.unit_of_work.begin(scope) as transaction:
+            if save.idempotency is not None:
+                replayed = await claim(transaction, scope, sealer, save.idempotency, self.draft.now, Saved)
+                if replayed is not None:
+                    await admit(transaction, scope, sealer, save.thread_id)
+                    return self._acknowledged(dataclasses.replace(replayed, created=False))
+            own_seal = seal_thread(sealer, save.thread_id, self.draft.now, new_thread(sealer, save.thread_id))
+            row = await self._open(transaction, own_seal, lock_first=lock_first)
+            if save.known_token is not None:
+                await check_token(transaction, scope, sealer, save.thread_id, save.known_token)
+            ground = Ground.read(sealer, save, row, own_seal, Strictness.read(access.control, scope.tenant_id, row))
+            await check_acknowledged(
+                transaction, scope, sealer, save.thread_id, acknowledged, ground.head_id, ground.head
+            )
+            if row["stored_before"]:
+                saved, left = await self._saved_before(transaction, ground, same), None
+            else:
+                saved, left = await self._write(transaction, ground, row, uploads)
+            if save.idempotency is not None:
+                await settle(transaction, scope, sealer, save.idempotency, saved)
+        if left is not None:
+            access.standings.remember(scope, sealer, left)
+        return self._acknowledged(saved)
+
+    def _acknowledged(self, saved: Saved) -> Saved:
+        if saved.token:
+            self.access.acknowledge(self.scope, self.sealer, self.save.thread_id, ThreadToken.parse(saved.token))
+        return saved
+
+    async def _open(self, transaction: Transaction, own_seal: bytes, *, lock_first: bool) -> Any:
+        """What the save stands on, under the thread's lock.
+
+        Raises:
+            KeyDestroyed: the keys are not the stored ones any more.
+            ThreadArchived: it is to be restored first.
+        """
+        scope, sealer, save, draft = self.scope, self.sealer, self.save, self.draft
+        if lock_first:
+            await transaction.fetchrow(threads_sql.LOCK, scope.tenant_id, scope.subject_id, save.thread_id)
+        row = await transaction.fetchrow(
+            sql.OPEN,
+            scope.tenant_id,
+            scope.subject_id,
+            save.thread_id,
+            save.agent,
+            save.status if save.namespace == "" else None,
+            draft.now,
+            own_seal,
+            sealer.active_key_version,
+            save.namespace,
+            save.checkpoint_id,
+            [*draft.cutter.pieces, *draft.cutter.referenced],
+            draft.needs_parent(save),
+            save.parent is None,
+            save.parent.checkpoint_id if save.parent else None,
+            sealer.shared,
+            None if draft.tagging is None else draft.tagging.keys,
+        )
+        self.access.check_keys(scope, sealer, row["keys_hash"])
+        if row["tier"] != "hot":
+            raise ThreadArchived(save.thread_id)
+        return row
+
+    async def _parent(
+        self, transaction: Transaction, ground: Ground, row: Any
+    ) -> tuple[str | None, OpenedCheckpoint | None]:
+        """The parent's id, and the parent, if composing needs it.
+
+        Raises:
+            ParentUnknown: it was removed, or never was.
+            IntegrityFailure: it must be there: it is the head, or fewer checkpoints are there than the seals say.
+        """
+        save = self.save
+        base = None if row["checkpoint_id"] is None else open_checkpoint(self.sealer, row)
+        parent_id = ground.head_id if save.parent is None else save.parent.checkpoint_id
+        needs_parent = self.draft.needs_parent(save)
+        if base is None and parent_id is not None and (needs_parent or parent_id != ground.head_id):
+            # It may be newer than the snapshot of the statement that waited for the lock.
+            base = await one(transaction, self.scope, self.sealer, save.thread_id, save.namespace, parent_id)
+            if base is None:
+                await self._refuse_parent(transaction, ground, parent_id)
+        return parent_id, base if needs_parent else None
+
+    async def _refuse_parent(self, transaction: Transaction, ground: Ground, parent_id: str) -> Never:
+        if parent_id == ground.head_id:
+            raise IntegrityFailure("the head's checkpoint is missing")
+        if ground.head is not None:
+            await check_count(transaction, self.scope, self.save.thread_id, self.save.namespace, ground.head)
+        raise ParentUnknown
+
+    async def _channels(
+        self,
+        transaction: Transaction,
+        reader: PieceReader,
+        base: OpenedCheckpoint | None,
+        parent: OpenedCheckpoint | None,
+    ) -> list[ChannelRecord]:
+        """The channels of the new checkpoint, composed on what is read of these two with ``reader``."""
+        save, content = self.save, self.save.content
+        at_version(save, base)
+        appended_to = parent if isinstance(content, FullState) else base
+        if isinstance(content, Patch):
+            check_removals(content, base)
+        await read_chunks(transaction, self.scope, reader, save.thread_id, tails_of(content, appended_to) or ())
+        if isinstance(content, FullState) and reader.in_blobs():  # nothing is fetched under a lock
+            raise ChannelUnchangedUnknown(
+                next(name for name, each in content.channels.items() if each.append_to is not None)
+            )
+        stored = Stored(base, parent, reader.look_up)
+        if isinstance(content, FullState) and not _appends(save):  # all were cut before
+            return compose(content, self.draft, stored)
+        return await _cutting(self.scope, save, lambda: compose(content, self.draft, stored))
+
+    async def _check_early(self, transaction: Transaction, row: Any) -> None:
+        """Compare the version of the save with that of its pending writes that came before it.
+
+        Raises:
+            StateSchemaMismatch: there are some to channels of the state, and those have no version.
+        """
+        save = self.save
+        if save.state_schema is None or not row["early_tasks"]:
+            return
+        place = (self.scope.tenant_id, self.scope.subject_id, save.thread_id, save.namespace, save.checkpoint_id)
+        found = await transaction.fetch(sql.UNVERSIONED_CHANNELS, *place)
+        if any(not is_control(each["channel"]) for each in found):
+            raise StateSchemaMismatch(
+                "pending writes that name no version came before their checkpoint: nothing says that they are at"
+                f" version {save.state_version} of {save.state_schema!r}"
+            )
+
+    async def _write(
+        self, transaction: Transaction, ground: Ground, row: Any, uploads: Uploads
+    ) -> tuple[Saved, Standing | None]:
+        """Compose and write; returns the answer, and what is left to stand on, if the checkpoint is the head."""
+        access, scope, sealer, save, cutter = self.access, self.scope, self.sealer, self.save, self.draft.cutter
+        if not save.makes_room:
+            access.row_quotas.require_room(scope)
+        ground.check(save)
+        await self._check_early(transaction, row)
+        present = {*(row["present_ids"] or ())}
+        if not cutter.referenced.keys() <= present:
+            raise PieceUnknown
+        parent_id, base = await self._parent(transaction, ground, row)
+        reader = PieceReader(sealer, refs=True)
+        channels = await self._channels(transaction, reader, base, base)
+        named = [each for some in self.draft.named.values() for each in some]
+        await access.offload.name_artifacts(transaction, scope, save.thread_id, named)
+        composed = self._compose(ground, channels, base, parent_id, lambda columns: _early(sealer, columns, row))
+        fresh = [piece for piece in cutter.pieces.values() if piece.piece_id not in present]
+        blobs = await access.offload.place(transaction, scope, sealer, save.thread_id, fresh, uploads)
+        blob_ids = [blobs.get(piece.piece_id) for piece in fresh]
+        columns, tagging = composed.columns, self.draft.tagging
+        written = await transaction.fetchrow(
+            sql.WRITE if tagging is None else sql.WRITE_TAGGED,
+            scope.tenant_id,
+            scope.subject_id,
+            save.thread_id,
+            sealer.active_key_version,
+            [piece.piece_id for piece in fresh],
+            [piece.children for piece in fresh],
+            await sealed_pieces(sealer, zip(fresh, blob_ids, strict=True)),
+            *columns.location()[1:-1],
+            composed.sealed.envelope,
+            composed.head_id,
+            composed.head.sequence,
+            composed.head_seal,
+            ground.head is not None,
+            [None if blob_id is None else blob_id.bytes for blob_id in blob_ids],
+            columns.named_ids,
+            ground.is_new_thread,
+            *(() if tagging is None else (tagging.keys, tagging.tags)),
+        )
+        access.check_keys(scope, sealer, written["keys_hash"])
+        # Written are the checkpoint, and the head on top of the one that was read.
+        if written["written"] != 2 or written["early_members"] != row["early_members"]:
+            raise LostRaceError
+        if written["newest_id"] != ground.head_id:
+            raise IntegrityFailure("the newest checkpoint is not the head")
+        if written["left_over"]:
+            raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
+        if ground.head is None:
+            thread = ground.thread.with_namespace(sealer, save.namespace)
+            seal = seal_thread(sealer, save.thread_id, ground.thread_created_at, thread)
+            await transaction.execute(sql.SEAL_THREAD, scope.tenant_id, scope.subject_id, save.thread_id, seal)
+            ground = msgspec.structs.replace(ground, thread=thread, thread_seal=seal)
+        seen = ThreadToken.of(sealer.without_share, columns.namespace, composed.head_id, composed.head)
+        token = seen.encode(sealer.without_share, columns.thread_id)
+        if not composed.is_head:
+            return composed.saved(token), None
+        pieces = _Left.of(composed, cutter, None, reader.plaintexts())
+        return composed.saved(token), composed.left(ground, row["thread_agent"], pieces, seen, token)
+
+    async def _saved_before(self, transaction: Transaction, ground: Ground, same: bytes | None) -> Saved:
+        """Answer a save whose id is stored: the same save again is a no-op, another one a conflict.
+
+        ``same``: the member of the checkpoint whose values were found to be this save's, although they are other
+        pieces.
+
+        Raises:
+            CheckpointExists: it is another one.
+            CutOtherwiseError: it may be.
+        """
+        scope, sealer, save, cutter = self.scope, self.sealer, self.save, self.draft.cutter
+        stored = await one(transaction, scope, sealer, save.thread_id, save.namespace, save.checkpoint_id)
+        await self._check_newest(transaction)
+        if stored is None or ground.head is None or ground.head_id is None:
+            raise LostRaceError
+        # An unchanged channel is compared with what was stored; a patch or elements are applied to the same parent.
+        base: OpenedCheckpoint | None = stored
+        parent: OpenedCheckpoint | None = stored
+        if _appends(save) or isinstance(save.content, Patch):
+            parent = await one(transaction, scope, sealer, save.thread_id, save.namespace, stored.columns.parent_id)
+        if isinstance(save.content, Patch):
+            base = parent
+            if base is None and stored.columns.parent_id is not None:
+                raise CheckpointExists
+        try:
+            channels = await self._channels(transaction, PieceReader(sealer, refs=True), base, parent)
+        except (ChannelUnchangedUnknown, InvalidState):
+            if _appends(save):  # the parent may be gone: whole values show whether it is the same save
+                raise
+            raise CheckpointExists from None
+        again = columns_of(
+            save,
+            channels,
+            cutter,
+            checkpoint_id=stored.columns.checkpoint_id,
+            parent_id=stored.columns.parent_id if save.parent is None else save.parent.checkpoint_id,
+            step=stored.columns.step if save.step is None else save.step,
+            created_at=stored.columns.created_at,
+        )
+        manifest = manifest_of(save, channels)
+        if (again, manifest) != (stored.columns, stored.manifest):
+            if not same_but_for_pieces(stored, again, manifest):
+                raise CheckpointExists
+            if same != stored.member:
+                offload = self.access.offload
+                repeat = await Repeat.read(transaction, scope, sealer, offload, stored, manifest, cutter)
+                raise CutOtherwiseError(repeat)
+        macs = sealer.without_share
+        seen = ThreadToken.of(macs, stored.columns.namespace, ground.head_id, ground.head)
+        token = seen.encode(macs, stored.columns.thread_id)
+        return _saved(stored.columns, ground.head, token, head_id=ground.head_id, created=False)
+
+    async def _check_newest(self, transaction: Transaction) -> None:
+        """Compare the head with the newest checkpoint, as both are under the lock.
+
+        Raises:
+            IntegrityFailure: one was put back, or taken away.
+        """
+        place = (self.scope.tenant_id, self.scope.subject_id, self.save.thread_id, self.save.namespace)
+        row = await transaction.fetchrow(sql.HEAD_AND_NEWEST, *place)
+        if row["newest_id"] != row["head_id"]:
+            raise IntegrityFailure("the newest checkpoint is not the head")
+
+
+def _is_blind(save: Save) -> bool:
+    """Whether a save does not say which head it follows."""
+    believed = save.precondition
+    return (believed is None or believed.exists) and save.parent is None
+
+
+def _appends(save: Save) -> bool:
+    """Whether a complete state has lists of which only new elements were sent."""
+    content = save.content
+    return isinstance(content, FullState) and any(each.append_to is not None for each in content.channels.values())
 
 
 def _early(sealer: Sealer, columns: CheckpointColumns, row: Any) -> LiveSet:
@@ -760,79 +689,6 @@ def _early(sealer: Sealer, columns: CheckpointColumns, row: Any) -> LiveSet:
     for task_id, idx, member in zip(*arrived, strict=True):
         early = early.add(write_mac(sealer, columns.namespace, columns.checkpoint_id, task_id, idx, member))
     return early
-
-
-def _named(content: FullState | Patch) -> dict[str, list[Pointer]]:
-    """The artifacts that the values of a save name, by channel, and where."""
-    if isinstance(content, FullState):
-        return _named_in_state(content)
-    named: dict[str, list[Pointer]] = {}
-    for name, value in content.set.items():
-        where = f"/changes/set/{escaped(name)}"
-        if found := find_pointer(name, where) + artifacts_in(value, where):
-            named[name] = found
-    for name, elements in content.append.items():
-        for position, element in enumerate(elements):
-            where = f"/changes/append/{escaped(name)}/{position}"
-            if found := artifacts_in(Value("msgpack", element), where):
-                named.setdefault(name, []).extend(found)
-    return named
-
-
-def _named_in_state(content: FullState) -> dict[str, list[Pointer]]:
-    named: dict[str, list[Pointer]] = {}
-    for name, each in content.channels.items():
-        # A channel's name is part of the state, too.
-        if may_point(name) or (each.value is not None and may_name(each.value.encoding, each.value.data)):
-            where = f"{content.root}/{escaped(name)}"
-            found = find_pointer(name, where)
-            if each.value is not None:
-                found += artifacts_in(each.value, where)
-            if found:
-                named[name] = found
-    return named
-
-
-def _columns(
-    save: Save,
-    channels: Sequence[ChannelRecord],
-    *,
-    checkpoint_id: str,
-    parent_id: str | None,
-    step: int,
-    created_at: datetime,
-    piece_ids: bytes,
-) -> CheckpointColumns:
-    usage = save.usage or {}
-    return CheckpointColumns(
-        thread_id=save.thread_id,
-        namespace=save.namespace,
-        checkpoint_id=checkpoint_id,
-        parent_id=parent_id,
-        step=step,
-        status=save.status,
-        source=save.source,
-        agent=save.agent,
-        run_id=save.run_id,
-        model=save.model["name"] if save.model else None,
-        state_schema=save.state_schema,
-        state_version=save.state_version,
-        input_tokens=usage.get("input_tokens"),
-        output_tokens=usage.get("output_tokens"),
-        cost_micros=usage.get("cost_micros"),
-        created_at=created_at,
-        piece_ids=piece_ids,
-        named_ids=_union(each.artifacts for each in channels),
-    )
-
-
-def _union(packed: Iterable[bytes | None]) -> bytes | None:
-    given = [each for each in packed if each is not None]
-    return pack_named_ids(each for some in given for each in unpack_named_ids(some)) if given else None
-
-
-def _manifest(save: Save, channels: list[ChannelRecord]) -> Manifest:
-    return Manifest(FORMAT, channels, save.metadata, save.model, save.delta_channels)
 
 
 def _saved(columns: CheckpointColumns, head: HeadSeal, token: str, *, head_id: str, created: bool) -> Saved:
@@ -849,183 +705,3 @@ def _saved(columns: CheckpointColumns, head: HeadSeal, token: str, *, head_id: s
         head_id=head_id,
         token=token,
     )
-
-
-async def _compose(
-    transaction: Transaction,
-    scope: Scope,
-    reader: PieceReader,
-    save: Save,
-    cut: Mapping[str, Body],
-    cutter: Cutter,
-    base: OpenedCheckpoint | None,
-    named: Mapping[str, Sequence[Pointer]],
-    parent: OpenedCheckpoint | None,
-) -> list[ChannelRecord]:
-    """The channels of the new checkpoint; ``base`` is what unchanged channels and patches refer to, mostly ``parent``.
-
-    Elements are appended to what ``parent`` holds.
-    """
-    if isinstance(save.content, FullState):
-        await read_chunks(transaction, scope, reader, save.thread_id, _appended_to(save.content, parent) or ())
-        if reader.in_blobs():  # nothing is fetched under a lock
-            raise ChannelUnchangedUnknown(
-                next(name for name, each in save.content.channels.items() if each.append_to is not None)
-            )
-        content = save.content
-        if all(each.append_to is None for each in content.channels.values()):  # all were cut before
-            return _composed(content, cut, cutter, base, parent, named, reader.look_up)
-        return await _cutting(
-            scope, content, lambda: _composed(content, cut, cutter, base, parent, named, reader.look_up)
-        )
-    return await _apply(transaction, scope, reader, save.content, cutter, base, save.thread_id, named)
-
-
-def _composed(
-    content: FullState,
-    cut: Mapping[str, Body],
-    cutter: Cutter,
-    base: OpenedCheckpoint | None,
-    parent: OpenedCheckpoint | None,
-    named: Mapping[str, Sequence[Pointer]],
-    look_up: Callable[[bytes], Opened],
-) -> list[ChannelRecord]:
-    """The channels of a complete state; ``look_up`` gives the open tails of the parent's lists that are appended to."""
-    channels = []
-    for name, each in content.channels.items():
-        if each.append_to is not None:
-            channels.append(_with_elements(name, each, parent, cutter, named.get(name, ()), look_up))
-            continue
-        if each.value is not None:
-            artifacts = pack_artifacts(named.get(name, ()))
-            channels.append(ChannelRecord(name, each.version, each.value.encoding, cut[name], artifacts))
-            continue
-        held = _held(base, name)
-        if base is None or held is None or held.version != each.version:
-            raise ChannelUnchangedUnknown(name)
-        channels.append(msgspec.structs.replace(held, body=_adopt(held.body, base.ids, cutter)))
-    return channels
-
-
-def _with_elements(
-    name: str,
-    sent: ChannelValue,
-    parent: OpenedCheckpoint | None,
-    cutter: Cutter,
-    named: Sequence[Pointer],
-    look_up: Callable[[bytes], Opened],
-) -> ChannelRecord:
-    """A list of the parent with the elements that were sent after its own.
-
-    Raises:
-        ChannelUnchangedUnknown: there is no such list, or these are no elements: the whole value says what is meant.
-    """
-    held = _held(parent, name)
-    bounds = None
-    if sent.value is not None and sent.value.encoding == "msgpack" and not sent.value.holes:
-        bounds = list_bounds(sent.value.data)
-    if parent is None or held is None or held.version != sent.append_to or sent.value is None or bounds is None:
-        raise ChannelUnchangedUnknown(name)
-    elements = sent.value.data[bounds[0] :]
-    try:
-        body = _appended(name, held, parent.ids, (len(bounds) - 1, elements), cutter, look_up)
-    except InvalidState:
-        raise ChannelUnchangedUnknown(name) from None
-    artifacts = _union((held.artifacts, pack_artifacts(named)))
-    return ChannelRecord(name, sent.version, "msgpack", body, artifacts)
-
-
-def _held(base: OpenedCheckpoint | None, name: str) -> ChannelRecord | None:
-    channels = base.manifest.channels if base else []
-    return next((each for each in channels if each.name == name), None)
-
-
-def _adopt(body: Body, ids: Sequence[bytes], cutter: Cutter) -> Body:
-    """A body of another record, renumbered for this one; its pieces are alive as long as that record is."""
-    if isinstance(body, bytes):
-        return body
-    prefix, leaves, closed = body
-    return (
-        prefix,
-        [leaf if isinstance(leaf, bytes) else cutter.listed.number(ids[leaf]) for leaf in leaves],
-        closed,
-    )
-
-
-async def _apply(
-    transaction: Transaction,
-    scope: Scope,
-    reader: PieceReader,
-    patch: Patch,
-    cutter: Cutter,
-    base: OpenedCheckpoint | None,
-    thread_id: str,
-    named: Mapping[str, Sequence[Pointer]],
-) -> list[ChannelRecord]:
-    held = {each.name: each for each in (base.manifest.channels if base else [])}
-    ids = base.ids if base else []
-    for position, name in enumerate(patch.remove):
-        if name not in held:
-            raise InvalidState(f"there is no channel {name!r} to remove", f"/changes/remove/{position}")
-    tails: list[bytes] = []
-    for name in patch.append:
-        if name in held:
-            tails += tail_ids(held[name].body, ids)
-    await read_chunks(transaction, scope, reader, thread_id, tails)
-    return await _cutting(scope, patch, lambda: _patched(patch, cutter, base, named, reader))
-
-
-def _patched(
-    patch: Patch,
-    cutter: Cutter,
-    base: OpenedCheckpoint | None,
-    named: Mapping[str, Sequence[Pointer]],
-    reader: PieceReader,
-) -> list[ChannelRecord]:
-    """The channels of a state with the changes; what they name is there."""
-    held = {each.name: each for each in (base.manifest.channels if base else [])}
-    ids = base.ids if base else []
-    channels: dict[str, ChannelRecord] = {}
-    for name, each in held.items():
-        if name not in patch.remove and name not in patch.set and name not in patch.append:
-            channels[name] = msgspec.structs.replace(each, body=_adopt(each.body, ids, cutter))
-    for name, value in patch.set.items():
-        if value.holes:
-            raise InvalidState("placeholders come in channels", f"/changes/set/{escaped(name)}")
-        artifacts = pack_artifacts(named.get(name, ()))
-        channels[name] = ChannelRecord(name, None, value.encoding, cutter.cut(value), artifacts)
-    for name, elements in patch.append.items():
-        body = _appended(name, held.get(name), ids, (len(elements), b"".join(elements)), cutter, reader.look_up)
-        before = held[name].artifacts if name in held else None
-        artifacts = _union((before, pack_artifacts(named.get(name, ()))))
-        channels[name] = ChannelRecord(name, None, "msgpack", body, artifacts)
-    order = [*held, *(name for name in channels if name not in held)]
-    return [channels[name] for name in order if name in channels]
-
-
-def _appended(
-    name: str,
-    held: ChannelRecord | None,
-    ids: Sequence[bytes],
-    elements: tuple[int, bytes],
-    cutter: Cutter,
-    look_up: Callable[[bytes], Opened],
-) -> Body:
-    """A list with elements, which are so many and these bytes, after its own."""
-    more, added = elements
-    if held is None:
-        return cutter.cut(Value("msgpack", list_header(more) + added))
-    if held.encoding == "msgpack" and isinstance(held.body, bytes):
-        bounds = list_bounds(held.body)
-        if bounds is not None:
-            count = len(bounds) - 1 + more
-            return cutter.cut(Value("msgpack", list_header(count) + held.body[bounds[0] :] + added))
-    if held.encoding == "msgpack" and not isinstance(held.body, bytes) and held.body[0]:
-        header = list_header(list_count(held.body[0]) + more)
-        return cutter.append(header, held.body, ids, look_up, added)
-    raise InvalidState(f"channel {name!r} is not a list", f"/changes/append/{name}")
-
-
-async def _settle(transaction: Transaction, scope: Scope, sealer: Sealer, save: Save, saved: Saved) -> None:
-    if save.idempotency is not None:
-        await settle(transaction, scope, sealer, save.idempotency, saved)

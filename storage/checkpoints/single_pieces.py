@@ -11,7 +11,8 @@ from crypto import Sealer
 from storage.access.access import Access
 from storage.access.archive_views import Snapshot
 from storage.access.completeness import admit_reader
-from storage.access.offload import Uploads, answering
+from storage.access.offload import answering
+from storage.access.storing import Storing
 from storage.checkpoints.reading import read_chunks
 from storage.errors import InvalidState, PieceNotFound, ThreadArchived
 from storage.format.leaves import names_artifacts
@@ -28,6 +29,51 @@ class PieceReceipt:
     piece_id: bytes
     size_bytes: int
     created: bool
+
+
+class _Putting(Storing[PieceReceipt]):
+    """A request to store a piece."""
+
+    def __init__(self, access: Access, scope: Scope, thread_id: str, data: bytes) -> None:
+        super().__init__(access, scope)
+        self._thread_id = thread_id
+        self._data = data
+
+    async def _attempt(self, sealer: Sealer) -> PieceReceipt:
+        scope = self._scope
+        piece = leaf_piece(sealer, self._data)
+        now = self._access.clock.now()
+        place = (scope.tenant_id, scope.subject_id, self._thread_id)
+        async with self._access.unit_of_work.begin(scope) as transaction:
+            row = await transaction.fetchrow(
+                sql.OPEN,
+                *place,
+                now,
+                seal_thread(sealer, self._thread_id, now, new_thread(sealer, self._thread_id)),
+                sealer.shared,
+                piece.piece_id,
+                sealer.active_key_version,
+            )
+            open_thread(sealer, self._thread_id, row["created_at"], row["seal"])
+            if row["tier"] != "hot":
+                raise ThreadArchived(self._thread_id)
+            if not row["present"]:
+                self._access.row_quotas.require_room(scope)
+                blobs = await self._access.offload.place(
+                    transaction, scope, sealer, self._thread_id, [piece], self._uploads
+                )
+                blob_id = blobs.get(piece.piece_id)
+                await transaction.execute(
+                    sql.PUT,
+                    *place,
+                    piece.piece_id,
+                    sealer.active_key_version,
+                    None if blob_id is None else blob_id.bytes,
+                    seal_piece(sealer, piece, blob_id),
+                )
+            # In a statement after the lock was granted: what was sealed while a shred went by must not stay.
+            await self._access.check_keys_in(transaction, scope, sealer)
+        return PieceReceipt(piece.piece_id, piece.size, not row["present"])
 
 
 class Pieces:
@@ -55,50 +101,8 @@ class Pieces:
         check_id(thread_id, "thread id")
         if names_artifacts(data):
             raise InvalidState("a piece cannot name artifacts; send the value as it is", "/data")
-        offload = self._access.offload
-        async with offload.request(scope) as uploads:
-
-            async def attempt(sealer: Sealer) -> PieceReceipt:
-                return await offload.completing(
-                    scope, sealer, uploads, lambda: self._put_once(scope, sealer, thread_id, data, uploads)
-                )
-
-            return await self._access.writing(scope, attempt, share)
-
-    async def _put_once(
-        self, scope: Scope, sealer: Sealer, thread_id: str, data: bytes, uploads: Uploads
-    ) -> PieceReceipt:
-        piece = leaf_piece(sealer, data)
-        now = self._access.clock.now()
-        place = (scope.tenant_id, scope.subject_id, thread_id)
-        async with self._access.unit_of_work.begin(scope) as transaction:
-            row = await transaction.fetchrow(
-                sql.OPEN,
-                *place,
-                now,
-                seal_thread(sealer, thread_id, now, new_thread(sealer, thread_id)),
-                sealer.shared,
-                piece.piece_id,
-                sealer.active_key_version,
-            )
-            open_thread(sealer, thread_id, row["created_at"], row["seal"])
-            if row["tier"] != "hot":
-                raise ThreadArchived(thread_id)
-            if not row["present"]:
-                self._access.row_quotas.require_room(scope)
-                blobs = await self._access.offload.place(transaction, scope, sealer, thread_id, [piece], uploads)
-                blob_id = blobs.get(piece.piece_id)
-                await transaction.execute(
-                    sql.PUT,
-                    *place,
-                    piece.piece_id,
-                    sealer.active_key_version,
-                    None if blob_id is None else blob_id.bytes,
-                    seal_piece(sealer, piece, blob_id),
-                )
-            # In a statement after the lock was granted: what was sealed while a shred went by must not stay.
-            await self._access.check_keys_in(transaction, scope, sealer)
-        return PieceReceipt(piece.piece_id, piece.size, not row["present"])
+        async with _Putting(self._access, scope, thread_id, data) as putting:
+            return await putting.stored(share)
 
     async def get(self, scope: Scope, thread_id: str, piece_id: bytes, share: ClientShare | None = None) -> bytes:
         """A leaf of a thread.

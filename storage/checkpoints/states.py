@@ -11,6 +11,7 @@ for it, and nothing about how much a tenant may do at once.
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from storage.checkpoints.verbs import Checkpoints
@@ -28,13 +29,12 @@ from storage.model import (
     FullState,
     HistoryQuery,
     Loaded,
-    NewWrite,
     Page,
     Patch,
     PendingWrite,
     Save,
     Saved,
-    Status,
+    TaskWrites,
     WritesReceipt,
 )
 from storage.postgres.unit_of_work import Observer
@@ -110,15 +110,15 @@ class States:
         save = await self.checked(scope, save)
         if save.state_schema is None:
             await self._require_version(scope, save, share)
-        try:
-            return await self._checkpoints.save(scope, save, share)
-        except OtherVersionError as other:
-            if save.state_schema is None and other.state_schema is not None:
-                at = replace(save, state_schema=other.state_schema, state_version=other.state_version)
-                ready = await self.checked(scope, at)
-            else:
-                ready = await self._on_converted(scope, save, other.base_id, share)
-        return await self._checkpoints.save(scope, ready, share)
+        async with self._checkpoints.saving(scope, save, partial(self._at_version, scope, share)) as saving:
+            return await saving.stored(share)
+
+    async def _at_version(self, scope: Scope, share: ClientShare | None, save: Save, other: OtherVersionError) -> Save:
+        """The save as it can be stored on a parent of another version."""
+        if save.state_schema is None and other.state_schema is not None:
+            at = replace(save, state_schema=other.state_schema, state_version=other.state_version)
+            return await self.checked(scope, at)
+        return await self._on_converted(scope, save, other.base_id, share)
 
     async def checked(self, scope: Scope, save: Save) -> Save:
         """The save as its schema lets it be stored: without ephemeral channels.
@@ -173,22 +173,7 @@ class States:
         # The parent may hold what is not stored any more at this version.
         return without_ephemeral(replace(save, content=patched(base, patch)), known.ephemeral(number))
 
-    async def put_writes(
-        self,
-        scope: Scope,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str,
-        task_id: str,
-        task_path: str,
-        writes: Sequence[NewWrite],
-        status: Status | None,
-        share: ClientShare | None = None,
-        known_token: str | None = None,
-        *,
-        state_schema: str | None = None,
-        state_version: int | None = None,
-    ) -> WritesReceipt:
+    async def put_writes(self, scope: Scope, new: TaskWrites, share: ClientShare | None = None) -> WritesReceipt:
         """Store a task's writes; see `Checkpoints.put_writes`. They may be at another version than their checkpoint.
 
         Writes without a version are at their checkpoint's; where that is not saved yet, nothing is known of them.
@@ -198,36 +183,27 @@ class States:
             StateVersionRequired: they name none, and their checkpoint is of an agent whose state was adopted at one.
             StorageError: as `Checkpoints.put_writes`.
         """
-        check_pair(state_schema, state_version)
-        if state_schema is None:
+        check_pair(new.state_schema, new.state_version)
+        if new.state_schema is None:
             adopted = await self.adoptions.known(scope)
-            if adopted.may_cover(namespace) and not all(is_control(each.channel) for each in writes):
-                await self._require_version_on(scope, adopted, (thread_id, namespace, checkpoint_id), share)
+            if adopted.may_cover(new.namespace) and not all(is_control(each.channel) for each in new.writes):
+                place = (new.thread_id, new.namespace, new.checkpoint_id)
+                await self._require_version_on(scope, adopted, place, share)
+        given, new = new.writes, await self._without_ephemeral(scope, new)
 
-        async def put(schema: str | None, number: int | None) -> WritesReceipt:
-            kept = writes
-            if schema is not None and number is not None:
-                known = await self._schemas.known(scope, schema, number)
-                kept = writes_without_ephemeral(writes, known.ephemeral(number))
-            return await self._checkpoints.put_writes(
-                scope,
-                thread_id,
-                namespace,
-                checkpoint_id,
-                task_id,
-                task_path,
-                kept,
-                status,
-                share,
-                known_token,
-                state_schema=schema,
-                state_version=number,
-            )
+        async def at_version(new: TaskWrites, other: OtherVersionError) -> TaskWrites:
+            at = replace(new, writes=given, state_schema=other.state_schema, state_version=other.state_version)
+            return await self._without_ephemeral(scope, at)
 
-        try:
-            return await put(state_schema, state_version)
-        except OtherVersionError as other:
-            return await put(other.state_schema, other.state_version)
+        async with self._checkpoints.writing(scope, new, at_version) as writing:
+            return await writing.stored(share)
+
+    async def _without_ephemeral(self, scope: Scope, new: TaskWrites) -> TaskWrites:
+        """The writes as their version lets them be stored."""
+        if new.state_schema is None or new.state_version is None:
+            return new
+        known = await self._schemas.known(scope, new.state_schema, new.state_version)
+        return replace(new, writes=writes_without_ephemeral(new.writes, known.ephemeral(new.state_version)))
 
     async def _require_version(self, scope: Scope, save: Save, share: ClientShare | None) -> None:
         """Refuse a save without a version where its agent's state, or what a patch applies to, was adopted at one."""

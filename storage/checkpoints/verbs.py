@@ -25,7 +25,7 @@ from storage.access.completeness import (
     leaves_nothing_out,
 )
 from storage.access.offload import answering
-from storage.checkpoints import channel_histories
+from storage.checkpoints import channel_histories, writing
 from storage.checkpoints.loading import Wanted, load_at_once, load_in
 from storage.checkpoints.piece_rows import open_writes, values_of
 from storage.checkpoints.reading import (
@@ -39,8 +39,7 @@ from storage.checkpoints.reading import (
     scan,
     with_state,
 )
-from storage.checkpoints.saving import save_once
-from storage.checkpoints.writing import TaskWrites, put_once
+from storage.checkpoints.saving import AtVersion, Saving
 from storage.errors import CheckpointNotFound, InvalidState, RollbackDetected, ThreadNotFound
 from storage.format.record import (
     OpenedCheckpoint,
@@ -52,12 +51,11 @@ from storage.model import (
     HistoryQuery,
     ListedCheckpoint,
     Loaded,
-    NewWrite,
     Page,
     PendingWrite,
     Save,
     Saved,
-    Status,
+    TaskWrites,
     WritesReceipt,
 )
 from storage.postgres import checkpoints as sql
@@ -91,20 +89,15 @@ class Checkpoints:
             IntegrityFailure: what the save stands on does not authenticate.
             Unavailable: nothing was saved; or, as CommitUnknown, perhaps.
         """
+        async with self.saving(scope, save) as saving:
+            return await saving.stored(share)
+
+    def saving(self, scope: Scope, save: Save, at_version: AtVersion | None = None) -> Saving:
+        """As `save`, for whoever knows what to do about a parent of another version."""
         check_id(save.thread_id, "thread id")
         if save.checkpoint_id is not None:
             check_id(save.checkpoint_id, "checkpoint id")
-
-        offload = self._access.offload
-
-        async with offload.request(scope) as uploads:
-
-            async def attempt(sealer: Sealer) -> Saved:
-                return await offload.completing(
-                    scope, sealer, uploads, lambda: save_once(self._access, scope, sealer, save, uploads)
-                )
-
-            return await self._access.writing(scope, attempt, share)
+        return Saving(self._access, scope, save, at_version)
 
     async def load(
         self,
@@ -246,56 +239,32 @@ class Checkpoints:
         place = (last["subject_id"], last["thread_id"], last["namespace"], last["checkpoint_id"])
         return Page(listed, (last["created_at"].isoformat(), *place))
 
-    async def put_writes(
-        self,
-        scope: Scope,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str,
-        task_id: str,
-        task_path: str,
-        writes: Sequence[NewWrite],
-        status: Status | None,
-        share: ClientShare | None = None,
-        known_token: str | None = None,
-        *,
-        state_schema: str | None = None,
-        state_version: int | None = None,
-    ) -> WritesReceipt:
+    async def put_writes(self, scope: Scope, new: TaskWrites, share: ClientShare | None = None) -> WritesReceipt:
         """Store a task's writes against a checkpoint that may not exist yet; when this returns, they are durable.
 
-        A write at ``idx`` >= 0 is kept as first written, one below is replaced. ``status`` is what the task's
-        outcome makes of the checkpoint. ``known_token`` is what the caller has seen of the thread before. Without a
-        state version of their own the writes are at their checkpoint's, if that is not saved yet.
+        A write at ``idx`` >= 0 is kept as first written, one below is replaced. Without a state version of their own
+        the writes are at their checkpoint's, if that is not saved yet.
 
         Raises:
             OtherVersionError: they have none, but their checkpoint has; see `States.put_writes`.
             InvalidState: an id cannot be stored, or an ``idx`` occurs twice.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
             ThreadArchived: the thread is not in the hot tier.
-            RollbackDetected: the thread is older than ``known_token``, or another one; nothing was stored.
+            RollbackDetected: the thread is older than what the caller has seen, or another one; nothing was stored.
             IntegrityFailure: what the writes stand on does not authenticate.
             Unavailable: nothing was stored; or, as CommitUnknown, perhaps.
         """
-        check_id(thread_id, "thread id")
-        check_id(checkpoint_id, "checkpoint id")
-        check_id(task_id, "task id")
-        if len({write.idx for write in writes}) != len(writes):
+        async with self.writing(scope, new) as request:
+            return await request.stored(share)
+
+    def writing(self, scope: Scope, new: TaskWrites, at_version: writing.AtVersion | None = None) -> writing.Writing:
+        """As `put_writes`, for whoever knows what to do about a checkpoint at a version."""
+        check_id(new.thread_id, "thread id")
+        check_id(new.checkpoint_id, "checkpoint id")
+        check_id(new.task_id, "task id")
+        if len({write.idx for write in new.writes}) != len(new.writes):
             raise InvalidState("an idx occurs twice in one request", "/writes")
-
-        place = (thread_id, namespace, checkpoint_id, task_id, task_path)
-        new = TaskWrites(*place, writes, status, known_token, state_schema, state_version)
-
-        offload = self._access.offload
-
-        async with offload.request(scope) as uploads:
-
-            async def attempt(sealer: Sealer) -> WritesReceipt:
-                return await offload.completing(
-                    scope, sealer, uploads, lambda: put_once(self._access, scope, sealer, new, uploads)
-                )
-
-            return await self._access.writing(scope, attempt, share)
+        return writing.Writing(self._access, scope, new, at_version)
 
     async def task_writes(
         self,

@@ -29,7 +29,7 @@ from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantS
 T = TypeVar("T")
 
 # Losing a race against a concurrent writer of the same thread; each attempt sees a fresh snapshot.
-ATTEMPTS_MAX = 5
+RACES_MAX = 5
 
 # Of the connections of a process, those that one tenant uses at once: so many keep the process busy. Its other requests
 # wait among themselves, so that another tenant's finds few before it and, in a pool of more than three, a free one.
@@ -353,7 +353,7 @@ class UnitOfWork:
         Raises:
             Unavailable: it lost every time.
         """
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(RACES_MAX):
             try:
                 return await attempt()
             except LostRaceError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from storage.errors import InvalidState, StateSchemaMismatch
+from storage.errors import InvalidState, StateSchemaMismatch, Unfinished
 from storage.format.manifest import CheckpointColumns
 from storage.format.pieces import list_bounds, list_header
 from storage.model import Channel, ChannelValue, ChannelVersion, Checkpoint, FullState, Patch, PendingWrite, Value
@@ -71,7 +71,7 @@ def is_control(name: str) -> bool:
     return name.startswith(_CONTROL)
 
 
-class OtherVersionError(Exception):
+class OtherVersionError(Unfinished):
     """What is to be stored names another state version than the checkpoint that it applies to, or none at all.
 
     A patch of another version needs somebody to convert its parent. What names none is at its checkpoint's version, and

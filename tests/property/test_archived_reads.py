@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
 from storage.errors import StorageError
-from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Precondition, Save
+from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Precondition, Save, TaskWrites
 from storage.scope import ClientShare, Scope
 from storage.service import Store
 from tests.support.states import document, packed, patch, write
@@ -123,9 +123,12 @@ class Thread:
             if verb == "write":
                 new = [write(parts["idx"], parts["channel"], parts["value"])]
                 await checkpoints.put_writes(
-                    self.scope, "t1", namespace, self.at(parts["on"]), parts["task"], parts["path"], new,
-                    parts["status"], self.share,
-                )  # fmt: skip
+                    self.scope,
+                    TaskWrites(
+                        "t1", namespace, self.at(parts["on"]), parts["task"], parts["path"], new, parts["status"]
+                    ),
+                    self.share,
+                )
                 return
             on, state, patched = parts.pop("on"), parts.pop("state"), parts.pop("patch")
             if patched:

@@ -29,7 +29,7 @@ from storage.errors import ClientShareUnexpected as Unexpected
 from storage.errors import ClientShareWrong as Wrong
 from storage.format.chain import head_location, thread_location
 from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
-from storage.model import HistoryQuery, Idempotency, Precondition, Save
+from storage.model import HistoryQuery, Idempotency, Precondition, Save, TaskWrites
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare
 from storage.service import Store
@@ -100,7 +100,9 @@ async def load(store, scope, share=None, thread_id="t1", **parts):
 
 
 async def put(store, scope, share, checkpoint_id, *writes, thread_id="t1"):
-    return await store.checkpoints.put_writes(scope, thread_id, "", checkpoint_id, "task", "", writes, None, share)
+    return await store.checkpoints.put_writes(
+        scope, TaskWrites(thread_id, "", checkpoint_id, "task", "", writes, None), share
+    )
 
 
 async def rows_of(admin, scope, table):

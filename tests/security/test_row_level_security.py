@@ -15,7 +15,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
 from storage.control.features import SAVE_POLICIES
 from storage.ledger.ledger import NewBlob, UploadedPart, new_blob_id
-from storage.model import Idempotency
+from storage.model import Idempotency, TaskWrites
 from storage.postgres import (
     archives,
     artifacts,
@@ -88,7 +88,9 @@ async def scopes(store, database, root_key):
             searchable=("k",),
         )  # fmt: skip
         await put(store, each, "c", write(0, "a", document("b")))
-        await store.checkpoints.put_writes(each, "t1", "", "early", "task", "", [write(-1, "__error__", 1)], "failed")
+        await store.checkpoints.put_writes(
+            each, TaskWrites("t1", "", "early", "task", "", [write(-1, "__error__", 1)], "failed")
+        )
         await store.threads.put(each, "gone")
         await store.threads.delete(each, "gone")
         await keep_blobs(store, each)

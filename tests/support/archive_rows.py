@@ -14,7 +14,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobStore
 from storage.clock import Clock
 from storage.collection.fsck import FsckReport
-from storage.model import HistoryQuery, Save
+from storage.model import HistoryQuery, Save, TaskWrites
 from storage.postgres.unit_of_work import Observer
 from storage.scope import ClientShare, Scope
 from storage.service import Store
@@ -66,11 +66,11 @@ async def fill(store: Store, scope: Scope, thread_id: str = "t1", share: ClientS
     image = document("picture", 90_000)
     head = await add(content=state(messages=messages, image=image), run_id="run-2", agent="writer")
     await add(content=state(inner=document("inner", 3000)), namespace="sub|1")
-    place = (scope, thread_id, "", head, "task", "path")
+    place = (thread_id, "", head, "task", "path")
     writes = [write(0, "messages", document("written", 2000)), write(-1, "__error__", "oops")]
-    await store.checkpoints.put_writes(*place, writes, None, **options)
-    place = (scope, thread_id, "", "never-saved", "early", "")
-    await store.checkpoints.put_writes(*place, [write(0, "c", 1)], None, **options)
+    await store.checkpoints.put_writes(scope, TaskWrites(*place, writes), **options)
+    place = (thread_id, "", "never-saved", "early", "")
+    await store.checkpoints.put_writes(scope, TaskWrites(*place, [write(0, "c", 1)]), **options)
     ids.append(first)
     return ids
 

@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from storage.access.access import Access
+from storage.access.sealing import Parts
 from storage.checkpoints.verbs import Checkpoints
 from storage.clock import SystemClock
 from storage.postgres.unit_of_work import Silent, Transaction, UnitOfWork
@@ -133,7 +134,7 @@ class Steered:
         before: Callable[[str], Awaitable[None]] = _go_on,
     ) -> None:
         self.unit_of_work = SteeredUnitOfWork(store._engine, variants or {}, before)
-        access = Access(self.unit_of_work, store.keys, SystemClock(), Silent(), control=store.control)
+        access = Access(Parts(self.unit_of_work, store.keys, SystemClock(), Silent(), store.control))
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
         self.pruning = Pruning(access)

@@ -21,12 +21,13 @@ from crypto.keyring import SecretKey
 from crypto.roots.local import LocalRootKey
 from storage.access.access import Access
 from storage.access.offload import Offload
+from storage.access.sealing import Parts
 from storage.blobs.s3 import S3BlobStore, S3Location
 from storage.checkpoints.verbs import Checkpoints
 from storage.clock import SystemClock
 from storage.ledger.ledger import BlobLedger
 from storage.ledger.streams import BlobReader, BlobWriter
-from storage.model import ChannelValue, FullState, NewWrite, Save, Value
+from storage.model import ChannelValue, FullState, NewWrite, Save, TaskWrites, Value
 from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope
 from storage.service import Store
@@ -76,7 +77,7 @@ async def _save(job: dict[str, Any], point: int, s3: S3BlobStore) -> None:
     ledger = BlobLedger(steered, intent_seconds=INTENT_SECONDS)
     offload = Offload(steered, ledger, BlobWriter(bucket), BlobReader(bucket), SystemClock())
     checkpoints = Checkpoints(
-        Access(steered, store.keys, SystemClock(), Silent(), None, offload, control=store.control)
+        Access(Parts(steered, store.keys, SystemClock(), Silent(), store.control, offload=offload))
     )
     checkpoint_id = f"1f0-{point:04}"
     texts = (f"{point}" + "A" * 100_000, "shared" + "B" * 100_000)
@@ -87,7 +88,7 @@ async def _save(job: dict[str, Any], point: int, s3: S3BlobStore) -> None:
     thread_id = job["thread_id"]
     await checkpoints.save(scope, Save(thread_id=thread_id, checkpoint_id=checkpoint_id, content=FullState(channels)))
     write = NewWrite(idx=0, channel="c", value=Value("msgpack", msgpack.packb(f"w{point}" + "C" * 100_000)))
-    await checkpoints.put_writes(scope, thread_id, "", checkpoint_id, "task", "", [write], None)
+    await checkpoints.put_writes(scope, TaskWrites(thread_id, "", checkpoint_id, "task", "", [write], None))
 
 
 def main() -> None:

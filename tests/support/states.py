@@ -5,7 +5,18 @@ from typing import Any
 import msgpack
 
 from storage.format.pieces import GROUP_BYTES_MAX, INDEX_CHILDREN_MAX
-from storage.model import ChannelValue, Checkpoint, FullState, HistoryQuery, NewWrite, Patch, Save, Saved, Value
+from storage.model import (
+    ChannelValue,
+    Checkpoint,
+    FullState,
+    HistoryQuery,
+    NewWrite,
+    Patch,
+    Save,
+    Saved,
+    TaskWrites,
+    Value,
+)
 from storage.scope import Scope
 from storage.service import Store
 
@@ -82,9 +93,19 @@ async def put(
     **state_version: Any,
 ) -> Any:
     return await store.checkpoints.put_writes(
-        scope, thread_id, namespace, checkpoint_id, task_id, task_path, writes, status, known_token=known_token,
-        **state_version,
-    )  # fmt: skip
+        scope,
+        TaskWrites(
+            thread_id,
+            namespace,
+            checkpoint_id,
+            task_id,
+            task_path,
+            writes,
+            status,
+            known_token=known_token,
+            **state_version,
+        ),
+    )
 
 
 def document(name: str, size: int = 6000) -> str:

@@ -21,7 +21,7 @@ from storage.errors import (
 )
 from storage.format.ids import mint_checkpoint_id
 from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, read_position
-from storage.model import ChannelValue, Compaction, FullState, HistoryQuery, Precondition, Save
+from storage.model import ChannelValue, Compaction, FullState, HistoryQuery, Precondition, Save, TaskWrites
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import Scope, TenantScope
@@ -80,7 +80,7 @@ async def test_what_an_agent_saved_before_is_read_at_versions_everywhere(store, 
     first = await save(store, scope)
     second = await save(store, scope, content=state(user_pref="window"))
     place = ("t1", "", second.checkpoint_id)
-    await store.states.put_writes(scope, *place, "task", "", [write(0, "user_pref", "x")], None)
+    await store.states.put_writes(scope, TaskWrites(*place, "task", "", [write(0, "user_pref", "x")], None))
     assert contents(await load(store, scope)) == {"user_pref": "window"}, "nobody adopted it"
     await adopt(store, tenant)
 
@@ -114,9 +114,11 @@ async def test_from_then_on_the_agent_names_a_version_with_everything_it_saves(s
     with pytest.raises(StateVersionRequired):
         await save(store, scope, content=patch(put={"a": 1}), agent=None, precondition=head)
     with pytest.raises(StateVersionRequired):
-        await store.states.put_writes(scope, "t1", "", saved.checkpoint_id, "t", "", [write(0, "a", 1)], None)
+        await store.states.put_writes(
+            scope, TaskWrites("t1", "", saved.checkpoint_id, "t", "", [write(0, "a", 1)], None)
+        )
     control = [write(0, "__error__", "x")]
-    await store.states.put_writes(scope, "t1", "", saved.checkpoint_id, "t", "", control, None)
+    await store.states.put_writes(scope, TaskWrites("t1", "", saved.checkpoint_id, "t", "", control, None))
     await save(store, scope, namespace="inner:1")
     await save(store, scope, "of-another", agent="billing")
     await save(store, scope, "of-nobody", agent=None)
@@ -229,13 +231,17 @@ async def test_pending_writes_that_name_no_version_are_not_taken_for_their_check
         if thread_id == "remembered":
             await save(store, scope, thread_id, **at)
         checkpoint_id = mint_checkpoint_id(datetime.now(UTC), None)
-        await store.states.put_writes(scope, thread_id, "", checkpoint_id, "t", "", [write(0, "user_pref", "x")], None)
+        await store.states.put_writes(
+            scope, TaskWrites(thread_id, "", checkpoint_id, "t", "", [write(0, "user_pref", "x")], None)
+        )
         with pytest.raises(StateSchemaMismatch, match="pending writes that name no version"):
             await save(store, scope, thread_id, checkpoint_id=checkpoint_id, agent="billing", **at)
     checkpoint_id = mint_checkpoint_id(datetime.now(UTC), None)
     early = ("ok", "", checkpoint_id, "t", "", [write(0, "user_profile", "x")], None)
-    await store.states.put_writes(scope, *early, state_schema="travel", state_version=2)
-    await store.states.put_writes(scope, "ok", "", checkpoint_id, "u", "", [write(0, "__error__", "x")], None)
+    await store.states.put_writes(scope, TaskWrites(*early, state_schema="travel", state_version=2))
+    await store.states.put_writes(
+        scope, TaskWrites("ok", "", checkpoint_id, "u", "", [write(0, "__error__", "x")], None)
+    )
     await save(store, scope, "ok", checkpoint_id=checkpoint_id, **at)
 
 

@@ -12,6 +12,7 @@ import pytest
 from crypto import KeyDestroyed
 from storage.access.access import Access
 from storage.access.archive_views import ArchiveViews
+from storage.access.sealing import Parts
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
@@ -30,7 +31,7 @@ from storage.errors import (
     ThreadArchived,
     ThreadNotFound,
 )
-from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Precondition, Save, Value
+from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Precondition, Save, TaskWrites, Value
 from storage.postgres.unit_of_work import Silent
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
@@ -91,7 +92,7 @@ async def fill(store, scope, thread_id="t1", share=None):
 
     async def written(checkpoint_id, *writes, namespace="", task_id="task", task_path="", status=None):
         await checkpoints.put_writes(
-            scope, thread_id, namespace, checkpoint_id, task_id, task_path, writes, status, share
+            scope, TaskWrites(thread_id, namespace, checkpoint_id, task_id, task_path, writes, status), share
         )
 
     ids = [await saved(content=state(log=["a", "b"], note=document("n1"), big=document("big", 70_000)), agent="x")]
@@ -447,7 +448,7 @@ async def test_a_hot_read_costs_what_it_did(database, root_key, scope, clock, bu
 
 
 def reading_through(store, clock, views):
-    return Checkpoints(Access(store.unit_of_work, store.keys, clock, Silent(), views=views, control=store.control))
+    return Checkpoints(Access(Parts(store.unit_of_work, store.keys, clock, Silent(), store.control), views=views))
 
 
 async def test_an_archive_larger_than_a_read_may_hold_is_restored_first(store, scope, bucket, clock):

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from crypto import KeyDestroyed
-from storage.access.access import Access
 from storage.access.offload import Offload
+from storage.access.sealing import Parts, Sealing
 from storage.archive.moving import Archives
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
@@ -498,9 +498,9 @@ async def test_no_version_is_given_up_between_the_flip_and_its_commit(database, 
         bucket.hook = reseal_meanwhile
         steered = SteeredUnitOfWork(store._engine, {}, stop)
         offload = Offload(steered, BlobLedger(steered), None, None, SystemClock())
-        access = Access(steered, store.keys, SystemClock(), Silent(), None, offload, control=store.control)
+        sealing = Sealing(Parts(steered, store.keys, SystemClock(), Silent(), store.control, offload=offload))
         parts = (store.archives.objects, store.archive, store.archive_writer, store.jobs, store.audit)
-        archiving = asyncio.create_task(Archives(access, *parts).archive(scope, "t1"))
+        archiving = asyncio.create_task(Archives(sealing, *parts).archive(scope, "t1"))
         await reached.wait()
         ending = asyncio.create_task(finished(store, scope, rotated.job_id))
         await blocked(admin)

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from storage.errors import CheckpointNotFound, IntegrityFailure, ParentUnknown
-from storage.model import ChannelHistories, ChannelHistory, Parent, Save
+from storage.model import ChannelHistories, ChannelHistory, Parent, Save, TaskWrites
 from storage.scope import ClientShare, Scope
 from tests.support.states import document, put, save, state, write
 
@@ -262,7 +262,7 @@ async def test_under_a_clients_share_it_is_the_same(store, scope):
     for number in range(3):
         saved = await store.checkpoints.save(scope, Save(thread_id="t1", content=state(x=number)), share)
         await store.checkpoints.put_writes(
-            scope, "t1", "", saved.checkpoint_id, "task", "", [write(0, "d", str(number))], None, share
+            scope, TaskWrites("t1", "", saved.checkpoint_id, "task", "", [write(0, "d", str(number))], None), share
         )
         found = await reader.given()
     assert (values(found["d"]), found["d"].continues) == (["1"], True)

@@ -10,6 +10,7 @@ from crypto import CryptoError, KeyDenied, KeyDestroyed, KeyUnavailable, MemoryR
 from storage.clock import SystemClock
 from storage.errors import IntegrityFailure
 from storage.keys.keys import HARD_TTL_SECONDS, SOFT_TTL_SECONDS, Keys
+from storage.model import TaskWrites
 from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope
 from storage.service import Store
@@ -171,7 +172,7 @@ async def test_a_destroyed_key_refuses_at_once_though_it_is_cached(store, scope,
         lambda: load(store, scope),
         lambda: save(store, scope),
         lambda: history(store, scope),
-        lambda: store.checkpoints.put_writes(scope, "t1", "", "c", "task", "", [], None),
+        lambda: store.checkpoints.put_writes(scope, TaskWrites("t1", "", "c", "task", "", [], None)),
         lambda: store.checkpoints.task_writes(scope, "t1", "", "c", "task"),
     ]
     for verb in verbs:
@@ -191,7 +192,7 @@ async def test_a_warm_cache_does_not_outlive_its_key(store, scope, admin, verb):
         "load": lambda: load(store, scope),
         "save": lambda: save(store, scope),
         "history": lambda: history(store, scope),
-        "put_writes": lambda: store.checkpoints.put_writes(scope, "t1", "", "c", "task", "", [], None),
+        "put_writes": lambda: store.checkpoints.put_writes(scope, TaskWrites("t1", "", "c", "task", "", [], None)),
         "task_writes": lambda: store.checkpoints.task_writes(scope, "t1", "", "c", "task"),
         "channel_history": lambda: store.checkpoints.channel_history(scope, "t1", "", None, ["a"]),
         "prune": lambda: store.threads.prune(scope, ["t1"], "keep_latest"),

@@ -17,7 +17,7 @@ from storage.errors import (
     TenantNotFound,
     ThreadNotFound,
 )
-from storage.model import Tenant
+from storage.model import TaskWrites, Tenant
 from storage.postgres import retention as retention_sql
 from storage.retention.planner import Ceilings, Effective, Plan, Policy, Thinning
 from storage.retention.rounds import Retaining
@@ -296,14 +296,18 @@ async def test_what_did_not_change_is_not_opened_again_until_its_policy_changes(
 async def test_pending_writes_that_nobody_resumes_from_go(store, scope, tenant, clock):
     await store.retention_policies.put(tenant, None, Policy(pending_writes_seconds=DAY))
     first = await save(store, scope, "t1", content=state(note=1))
-    await store.checkpoints.put_writes(scope, "t1", "", first.checkpoint_id, "task", "", [write(0, "note", "w")], None)
+    await store.checkpoints.put_writes(
+        scope, TaskWrites("t1", "", first.checkpoint_id, "task", "", [write(0, "note", "w")], None)
+    )
     assert await perform(store, clock, tenant) == {"threads": 1}
     await save(store, scope, "t1", content=state(note=2))
     await clock.go_on(DAY + 1)
     assert await perform(store, clock, tenant) == {"threads": 1, "thinned": 1, "pending_writes": 1}
     assert await perform(store, clock, tenant) == {"threads": 1}
     head = await load(store, scope, "t1")
-    await store.checkpoints.put_writes(scope, "t1", "", head.checkpoint_id, "task", "", [write(0, "note", "w")], None)
+    await store.checkpoints.put_writes(
+        scope, TaskWrites("t1", "", head.checkpoint_id, "task", "", [write(0, "note", "w")], None)
+    )
     await clock.go_on(DAY + 1)
     assert await perform(store, clock, tenant) == {"threads": 1}, "the head's are resumed from"
 

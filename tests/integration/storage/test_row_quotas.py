@@ -15,7 +15,7 @@ from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.checkpoints.compacting import SUMMARY_OVER_QUOTA_BYTES_MAX
 from storage.errors import QuotaExceeded, RowQuotaExceeded
-from storage.model import ApiKeyRecord, Compaction, Idempotency, Precondition, Tenant
+from storage.model import ApiKeyRecord, Compaction, Idempotency, Precondition, TaskWrites, Tenant
 from storage.postgres import row_usage
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import OperatorScope, Scope, TenantScope
@@ -339,7 +339,7 @@ async def test_what_reads_or_makes_room_goes_on(store, scope, postgres, migrated
 
     assert (await load(store, scope)).checkpoint_id == second.checkpoint_id
     repeated = await store.checkpoints.put_writes(
-        scope, "t1", "", second.checkpoint_id, "task", "", [write(0, "a", 1)], None
+        scope, TaskWrites("t1", "", second.checkpoint_id, "task", "", [write(0, "a", 1)], None)
     )
     assert (repeated.stored, repeated.unchanged) == (0, 1)
     thread, created = await store.threads.put(scope, "t1", strict=True)

@@ -9,7 +9,7 @@ import pytest
 
 from storage.errors import HeadMoved, StateSchemaNotFound
 from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating, read_position
-from storage.model import HistoryQuery, Precondition, Save
+from storage.model import HistoryQuery, Precondition, Save, TaskWrites
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.schemas.workers import KILLS_MAX
@@ -68,7 +68,9 @@ async def world(store, scope):
     await save(store, scope, "there-already", 2, state(user_profile={}))
     await save(store, scope, "for-somebody", status="waiting")
     written = await save(store, scope, "written-to")
-    await store.states.put_writes(scope, "written-to", "", written.checkpoint_id, "t", "", [write(0, "a", 1)], None)
+    await store.states.put_writes(
+        scope, TaskWrites("written-to", "", written.checkpoint_id, "t", "", [write(0, "a", 1)], None)
+    )
     await save(store, scope, "broken", content=state(user_pref={}, age="secret"))
     await store.states.save(
         scope,
@@ -174,7 +176,9 @@ async def test_the_input_of_a_run_is_left_to_the_conversion_at_load_and_not_held
 async def test_a_pending_write_that_comes_between_read_and_save_stops_the_save(store, scope, tenant):
     saved = await save(store, scope, "t1")
     loaded = await store.checkpoints.load(scope, "t1", "", None, with_state=True)
-    await store.states.put_writes(scope, "t1", "", saved.checkpoint_id, "task", "", [write(0, "a", 1)], None)
+    await store.states.put_writes(
+        scope, TaskWrites("t1", "", saved.checkpoint_id, "task", "", [write(0, "a", 1)], None)
+    )
     from storage.migration.jobs import _save
 
     shown = await store.states.at(scope, WantedVersions(any_schema=2), loaded.checkpoint)

@@ -17,7 +17,7 @@ from storage.errors import (
     TooCostly,
 )
 from storage.format.ids import mint_checkpoint_id
-from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Patch, Precondition, Save, Value
+from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Patch, Precondition, Save, TaskWrites, Value
 from storage.postgres.unit_of_work import Silent
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
@@ -78,7 +78,7 @@ async def test_state_of_a_schema_that_its_reader_does_not_name_is_never_given_to
     travel = WantedVersions(by_schema={"travel": 1})
     saved = await save(store, scope, 2, schema="other")
     await store.states.put_writes(
-        scope, "t1", "", saved.checkpoint_id, "task", "", [write(0, "user_profile", "x")], None
+        scope, TaskWrites("t1", "", saved.checkpoint_id, "task", "", [write(0, "user_profile", "x")], None)
     )
     with pytest.raises(StateSchemaMismatch, match=r"under schema 'other'.*knows state of 'travel'"):
         await load(store, scope, travel)
@@ -93,9 +93,19 @@ async def test_state_of_a_schema_that_its_reader_does_not_name_is_never_given_to
     # A write has a schema of its own; without state there is nothing to mistake, and whoever names it gets it.
     mine = await save(store, scope, 1, "t2")
     await store.states.put_writes(
-        scope, "t2", "", mine.checkpoint_id, "task", "", [write(0, "user_profile", "x")], None,
-        state_schema="other", state_version=2,
-    )  # fmt: skip
+        scope,
+        TaskWrites(
+            "t2",
+            "",
+            mine.checkpoint_id,
+            "task",
+            "",
+            [write(0, "user_profile", "x")],
+            None,
+            state_schema="other",
+            state_version=2,
+        ),
+    )
     with pytest.raises(StateSchemaMismatch):
         await load(store, scope, travel, thread_id="t2")
     assert len((await store.states.history(scope, travel, HistoryQuery(thread_id="t1"))).items) == 2
@@ -135,11 +145,19 @@ async def test_pending_writes_go_by_their_own_version(store, scope):
     await register(store, scope)
     saved = await save(store, scope, 1, status="waiting")
     place = ("t1", "", saved.checkpoint_id)
-    await store.states.put_writes(scope, *place, "old", "", [write(0, "user_pref", "of v1")], None)
+    await store.states.put_writes(scope, TaskWrites(*place, "old", "", [write(0, "user_pref", "of v1")], None))
     await store.states.put_writes(
-        scope, *place, "new", "", [write(0, "user_profile", "of v2"), write(1, "__interrupt__", "?")], None,
-        state_schema="travel", state_version=2,
-    )  # fmt: skip
+        scope,
+        TaskWrites(
+            *place,
+            "new",
+            "",
+            [write(0, "user_profile", "of v2"), write(1, "__interrupt__", "?")],
+            None,
+            state_schema="travel",
+            state_version=2,
+        ),
+    )
     at_two, at_one = await load(store, scope, V2), await load(store, scope, V1)
     assert writes_of(at_two) == [
         ("new", 0, "user_profile", "of v2"), ("new", 1, "__interrupt__", "?"), ("old", 0, "user_profile", "of v1")
@@ -159,9 +177,19 @@ async def test_the_version_of_a_pending_write_cannot_be_edited(store, scope, adm
     await register(store, scope)
     saved = await save(store, scope, 1)
     await store.states.put_writes(
-        scope, "t1", "", saved.checkpoint_id, "task", "", [write(0, "user_profile", "x")], None,
-        state_schema="travel", state_version=2,
-    )  # fmt: skip
+        scope,
+        TaskWrites(
+            "t1",
+            "",
+            saved.checkpoint_id,
+            "task",
+            "",
+            [write(0, "user_profile", "x")],
+            None,
+            state_schema="travel",
+            state_version=2,
+        ),
+    )
     for change in ("state_version = 1", "state_schema = NULL, state_version = NULL"):
         await admin.execute(f"UPDATE stateroom.pending_writes SET {change} WHERE tenant_id = $1", scope.tenant_id)  # noqa: S608
         with pytest.raises(Exception, match=r"not authenticate|altered|edited|missing"):
@@ -181,14 +209,26 @@ async def test_a_delta_channel_that_was_renamed_is_followed_through_its_ancestor
         parent = saved.checkpoint_id
         ids.append(parent)
         await store.states.put_writes(
-            scope, "t1", "", parent, f"task{number}", "", [write(0, name, [f"m{number}"])], None,
-            state_schema="travel", state_version=version,
-        )  # fmt: skip
+            scope,
+            TaskWrites(
+                "t1",
+                "",
+                parent,
+                f"task{number}",
+                "",
+                [write(0, name, [f"m{number}"])],
+                None,
+                state_schema="travel",
+                state_version=version,
+            ),
+        )
     # A client of version 1 answers a checkpoint of version 2.
     await store.states.put_writes(
-        scope, "t1", "", ids[2], "late", "", [write(0, "msgs", ["late"])], None,
-        state_schema="travel", state_version=1,
-    )  # fmt: skip
+        scope,
+        TaskWrites(
+            "t1", "", ids[2], "late", "", [write(0, "msgs", ["late"])], None, state_schema="travel", state_version=1
+        ),
+    )
     for wanted, name in ((V1, "msgs"), (V2, "messages")):
         found = await store.states.channel_history(scope, wanted, "t1", "", ids[3], [name])
         history = found.channels[name]
@@ -236,9 +276,19 @@ async def test_ephemeral_channels_are_stored_nowhere(store, scope, admin):
     await register(store, scope, first={"ephemeral": ("token",)}, ephemeral=("token",))
     saved = await save(store, scope, 1, content=state(user_pref="x", token="secret"), delta_channels=("token",))
     await store.states.put_writes(
-        scope, "t1", "", saved.checkpoint_id, "task", "", [write(0, "token", "secret"), write(1, "user_pref", "y")],
-        None, state_schema="travel", state_version=1,
-    )  # fmt: skip
+        scope,
+        TaskWrites(
+            "t1",
+            "",
+            saved.checkpoint_id,
+            "task",
+            "",
+            [write(0, "token", "secret"), write(1, "user_pref", "y")],
+            None,
+            state_schema="travel",
+            state_version=1,
+        ),
+    )
     found = await load(store, scope, AS_SAVED)
     assert (contents(found), found.delta_channels) == ({"user_pref": "x"}, ())
     assert writes_of(found) == [("task", 1, "user_pref", "y")]
@@ -255,7 +305,7 @@ async def test_what_names_no_version_is_held_to_its_checkpoints(store, scope):
     place = ("t1", "", saved.checkpoint_id)
     writes = [write(0, "token", "secret"), write(1, "user_pref", "y")]
     for stored, unchanged in ((1, 0), (0, 1)):
-        receipt = await store.states.put_writes(scope, *place, "task", "", writes, None)
+        receipt = await store.states.put_writes(scope, TaskWrites(*place, "task", "", writes, None))
         assert (receipt.stored, receipt.unchanged) == (stored, unchanged)
     assert writes_of(await load(store, scope, AS_SAVED)) == [("task", 1, "user_pref", "y")]
     assert writes_of(await load(store, scope, V2)) == [("task", 1, "user_profile", "y")]
@@ -316,7 +366,9 @@ async def test_writes_that_a_step_is_still_needed_for_are_counted(database, root
     try:
         await register(opened, scope)
         old = await save(opened, scope, 1, content=state(other=1), delta_channels=("user_pref",))
-        await opened.states.put_writes(scope, "t1", "", old.checkpoint_id, "a", "", [write(0, "user_pref", "x")], None)
+        await opened.states.put_writes(
+            scope, TaskWrites("t1", "", old.checkpoint_id, "a", "", [write(0, "user_pref", "x")], None)
+        )
         await save(opened, scope, 2, content=state(other=2), delta_channels=("user_profile",))
         name = {1: "user_pref", 2: "user_profile"}[wanted.any_schema]
         found = await opened.states.channel_history(scope, wanted, "t1", "", None, [name])

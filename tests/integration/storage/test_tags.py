@@ -11,7 +11,7 @@ import pytest
 from storage.checkpoints.reading import _contains
 from storage.errors import IntegrityFailure, StateSchemaInvalid
 from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_ROLLBACK_KIND
-from storage.model import HistoryQuery, Parent, Save
+from storage.model import HistoryQuery, Parent, Save, TaskWrites
 from storage.postgres import tags as tags_sql
 from storage.schemas.registry import Definition
 from storage.schemas.tags import SEARCHABLE_KEY_BYTES_MAX, SEARCHABLE_KEYS_MAX, tag_of
@@ -275,7 +275,7 @@ async def test_a_thread_that_begins_with_settings_or_writes_is_tagged_by_its_fir
     store, scope, tenant, admin
 ):
     await store.threads.put(scope, "t1")
-    await store.checkpoints.put_writes(scope, "t2", "", "early", "task", "", [], None)
+    await store.checkpoints.put_writes(scope, TaskWrites("t2", "", "early", "task", "", [], None))
     for thread_id in ("t1", "t2"):
         assert await searchable(admin, scope, thread_id) == []
         await save(store, scope, thread_id, metadata={TIER: "gold"})

@@ -89,25 +89,15 @@ class Checkpoints:
         return model.Page(items, self.after)
 
     async def put_writes(
-        self,
-        scope: Scope,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str,
-        task_id: str,
-        task_path: str,
-        writes: Sequence[model.NewWrite],
-        status: model.Status | None,
-        share: ClientShare | None = None,
-        known_token: str | None = None,
+        self, scope: Scope, new: model.TaskWrites, share: ClientShare | None = None
     ) -> model.WritesReceipt:
         self.writes += [
             model.PendingWrite(
-                task_id=task_id, idx=write.idx, task_path=task_path, channel=write.channel, value=write.value
+                task_id=new.task_id, idx=write.idx, task_path=new.task_path, channel=write.channel, value=write.value
             )
-            for write in writes
+            for write in new.writes
         ]
-        return model.WritesReceipt(stored=len(writes), unchanged=0)
+        return model.WritesReceipt(stored=len(new.writes), unchanged=0)
 
     async def task_writes(
         self,
@@ -146,9 +136,7 @@ class States:
         self._checkpoints = checkpoints
         self.wanted: list[WantedVersions] = []
         self.save = checkpoints.save
-
-    async def put_writes(self, *place: Any, state_schema: str | None, state_version: int | None) -> model.WritesReceipt:
-        return await self._checkpoints.put_writes(*place)
+        self.put_writes = checkpoints.put_writes
 
     async def load(self, scope: Scope, wanted: WantedVersions, *place: Any, **how: Any) -> model.Loaded:
         self.wanted.append(wanted)

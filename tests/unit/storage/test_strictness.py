@@ -5,9 +5,9 @@ from uuid import UUID
 
 import pytest
 
-from storage.access.strictness import Strictness
+from storage.access.strictness import AgentUnsure, Strictness
 from storage.control.rows import save_policy_row
-from storage.errors import IntegrityFailure, LostRaceError
+from storage.errors import IntegrityFailure
 from storage.schemas.save_policies import SavePolicy, TenantSavePolicies
 
 TENANT = UUID("00000000-0000-4000-8000-000000000001")
@@ -60,7 +60,7 @@ def test_who_asks_for_certain_is_named_before_what_is_damaged():
 
 
 def test_nobody_answers_while_the_thread_may_have_another_agent():
-    with pytest.raises(LostRaceError):
+    with pytest.raises(AgentUnsure):
         Strictness(agent="a", unsure=True).asked_by("a")
     assert Strictness(agent="a", unsure=True).of_thread("b") == Strictness(agent="b")
 
