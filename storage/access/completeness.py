@@ -381,24 +381,26 @@ def _wanted(heads: Sequence[Any], namespace: str | None) -> list[Any]:
 
 
 async def begin_listing(
-    transaction: Transaction, scope: Scope, sealer: Sealer, query: HistoryQuery, first: OpenedCheckpoint | None
+    transaction: Transaction,
+    scope: Scope,
+    sealer: Sealer,
+    query: HistoryQuery,
+    thread: ThreadSeal | None,
+    first: OpenedCheckpoint | None,
 ) -> Listing:
-    """Start a listing, whose newest checkpoint must be a head.
+    """Start a listing of a thread, whose newest checkpoint must be a head.
 
     Raises:
         IntegrityFailure: it is not: newer ones were taken away, or older ones put back.
     """
     assert query.thread_id is not None  # noqa: S101  for the type checker: see `leaves_nothing_out`
     place = (scope.tenant_id, scope.subject_id, query.thread_id)
-    row = await transaction.fetchrow(threads_sql.READ, *place)
     heads = _wanted(await transaction.fetch(threads_sql.HEADS, *place), query.namespace)
     newest = max(heads, key=lambda row: row["head_id"].encode(), default=None)
     if newest is not None:
-        if row is None:
+        if thread is None:
             raise IntegrityFailure(_THREAD_REMOVED)
-        open_own_head(
-            sealer, query.thread_id, open_thread(sealer, query.thread_id, row["created_at"], row["seal"]), newest
-        )
+        open_own_head(sealer, query.thread_id, thread, newest)
     if (newest and newest["head_id"]) != (first and first.columns.checkpoint_id):
         raise IntegrityFailure("the newest checkpoint is not the head")
     return Listing(_marker(heads), LiveSet())

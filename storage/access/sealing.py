@@ -11,6 +11,7 @@ damage is counted. It knows no verb, and nothing of archives but that a thread m
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Never, TypeVar
 
@@ -148,11 +149,12 @@ class Sealing:
                 reasons[kind] += 1
                 if reasons[kind] >= _AGAIN_MAX.get(kind, ATTEMPTS_MAX):
                     break
-                await self._answer(scope, sealer, reason, answer, bring_back)
+                with suppress(LostRaceError):  # what was done for the attempt was undone: the next one will say so
+                    await self._answer(scope, sealer, reason, answer, bring_back)
             except IntegrityFailure as damage:
                 self._count(damage)
                 raise
-        self._give_up(reasons, reason)
+        raise self._given_up(reasons, reason)
 
     def _count(self, damage: IntegrityFailure) -> None:
         """Count damage once, however many requests within requests it ends."""
@@ -175,14 +177,15 @@ class Sealing:
             case Unfinished():
                 await answer(sealer, reason)
 
-    def _give_up(self, reasons: Counter[type[Exception]], last: Exception) -> Never:
+    def _given_up(self, reasons: Counter[type[Exception]], last: Exception) -> Exception:
+        """What is raised when no attempt finished."""
         if isinstance(last, ThreadArchived):
-            raise last
+            return last
         if reasons[KeyDestroyed] == reasons.total():
             damage = IntegrityFailure("stored state is sealed under a key version that no longer exists")
             self._count(damage)
-            raise damage
-        raise Unavailable("what the request stands on was changed at the same moment, each time it was tried")
+            return damage
+        return Unavailable("what the request stands on was changed at the same moment, each time it was tried")
 
     def _refuse_unkeyed(self, otherwise: NotFound | IntegrityFailure | None) -> Never:
         """Refuse a scope without keys."""

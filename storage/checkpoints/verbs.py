@@ -41,6 +41,7 @@ from storage.checkpoints.reading import (
 )
 from storage.checkpoints.saving import AtVersion, Saving
 from storage.errors import CheckpointNotFound, InvalidState, RollbackDetected, ThreadNotFound
+from storage.format.chain import ThreadSeal
 from storage.format.record import (
     OpenedCheckpoint,
     clear_checkpoint,
@@ -184,7 +185,7 @@ class Checkpoints:
                         transaction, scope, offload, sealers, matches, after, refs=query.refs
                     )
                 opened = [each for each in matches if isinstance(each, OpenedCheckpoint)]
-                page = await _compared(transaction, scope, sealer, query, page, opened)
+                page = await _compared(transaction, scope, sealer, thread, query, page, opened)
                 if thread is None and query.thread_id is not None:
                     raise ThreadNotFound
                 removed = await removed_parents(transaction, scope, [each.matched for each in page.items])
@@ -368,6 +369,7 @@ async def _compared(
     transaction: Transaction,
     scope: Scope,
     sealer: Sealer,
+    thread: ThreadSeal | None,
     query: HistoryQuery,
     page: Page[Unjoined],
     matches: Sequence[OpenedCheckpoint],
@@ -377,7 +379,7 @@ async def _compared(
         return page
     if query.after is None:
         first = matches[0] if matches else None
-        listing: Listing | None = await begin_listing(transaction, scope, sealer, query, first)
+        listing: Listing | None = await begin_listing(transaction, scope, sealer, query, thread, first)
     else:
         listing = Listing.resume(query.after)
     if listing is None:
