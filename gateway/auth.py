@@ -9,7 +9,8 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -237,6 +238,17 @@ class AuthenticationMiddleware(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Authenticate, then go on."""
+        async with self.entered(scope):
+            await next_app(scope, receive, send)
+
+    @asynccontextmanager
+    async def entered(self, scope: Scope) -> AsyncIterator[None]:
+        """Let the caller of a request in, and count it, until it is answered.
+
+        Raises:
+            Unauthenticated: nobody knows the caller.
+            GatewayError: the caller's tenant has too many requests under way.
+        """
         facts = Facts.of(scope)
         if facts.duplicate == "authorization":
             raise Unauthenticated
@@ -248,7 +260,7 @@ class AuthenticationMiddleware(ASGIMiddleware):
             count_with(share.take)
             take_turns_as(principal.tenant_id)
             await loop_turn().take()  # so that many at once, each of which is quick, are not one long turn
-            await next_app(scope, receive, send)
+            yield
 
 
 def requires(permission: Permission) -> Guard:

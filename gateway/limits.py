@@ -9,7 +9,7 @@ times as much. How a tenant's requests share the database's connections with tho
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -341,12 +341,12 @@ class Commits:
         self.outcomes = WriteOutcomes()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def run(self, write: Coroutine[Any, Any, T]) -> T:
-        """Run ``write`` to its end, even if the caller is cancelled; return what it returns."""
+    def run(self, write: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """Begin ``write``, which runs to its end even if whoever waits for it is cancelled; gives what it returns."""
         task = asyncio.create_task(write)
         self._tasks.add(task)
         task.add_done_callback(self._done)
-        return await asyncio.shield(task)
+        return asyncio.shield(task)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -3,7 +3,7 @@
 Handlers get this and a scope injected; a scope is the only way to storage.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ class Services:
     readiness: Readiness
     clock: Clock
 
-    async def write(self, scope: Scope, thread_id: str, operation: Coroutine[Any, Any, T]) -> T:
+    def write(self, scope: Scope, thread_id: str, operation: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """Run a write to a thread when its turn comes, to COMMIT even if the client hangs up.
 
         Raises:
@@ -51,4 +51,4 @@ class Services:
             finally:
                 operation.close()  # a coroutine that never got its turn; no effect on one that ran
 
-        return await self.commits.run(admitted())
+        return self.commits.run(admitted())

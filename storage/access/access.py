@@ -5,7 +5,9 @@ Owns the rule that writing to an archived thread restores it first, and that rea
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
 
 from crypto import Sealer
 from storage.access.archive_views import ArchiveViews, Snapshot
@@ -29,6 +31,21 @@ class Restorer(Protocol):
 
     async def thaw_progress(self, scope: Scope, thread_id: str) -> float | None:
         """How far the thaw of a thread is, from 0 to 1; None where nobody knows."""
+
+
+class AtOnce(msgspec.Struct, Generic[T], frozen=True):
+    """A read that one statement answers, as a transaction of its own.
+
+    Attributes:
+        statement: The call of a function that binds the scope, its first two arguments.
+        arguments: The others.
+        opened: Makes the answer of its row, or None if only a snapshot can tell; raises `ThreadElsewhere` if the rows
+            are not there.
+    """
+
+    statement: str
+    arguments: tuple[object, ...]
+    opened: Callable[[Sealer, Any], Awaitable[T | None]]
 
 
 class Access(Sealing):
@@ -74,7 +91,7 @@ class Access(Sealing):
         otherwise: NotFound | IntegrityFailure,
         share: ClientShare | None = None,
         *,
-        at_once: Callable[[Sealer], Awaitable[T | None]] | None = None,
+        at_once: "AtOnce[T] | None" = None,
     ) -> Awaitable[T]:
         """As `reading`, for what only reads one thread: wherever its rows are, and nothing is restored or thawed.
 
@@ -86,8 +103,7 @@ class Access(Sealing):
                 archive, if they are there.
             otherwise: What to raise if the scope has no keys.
             share: The client's share of the thread's keys.
-            at_once: Tried before ``work`` in the database itself, without a snapshot; raises `ThreadElsewhere` if the
-                rows are not there, and returns None if only ``work`` can tell.
+            at_once: Tried before ``work``, in one round trip.
 
         Raises:
             ThreadArchived: The thread is in the archive tier, and its object has to be thawed first.
@@ -96,9 +112,11 @@ class Access(Sealing):
 
         async def attempt(sealer: Sealer) -> T:
             try:
-                found = None if at_once is None else await at_once(sealer)
-                if found is not None:
-                    return found
+                if at_once is not None:
+                    row = await self.unit_of_work.ask(at_once.statement, scope, *at_once.arguments)
+                    found = await at_once.opened(sealer, row)
+                    if found is not None:
+                        return found
                 return await work(sealer, functools.partial(self.unit_of_work.snapshot, scope))
             except ThreadElsewhere:
                 if self._views is None or thread_id is None:

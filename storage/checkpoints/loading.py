@@ -1,6 +1,6 @@
 """Loading one checkpoint: with one function of the database, or in a snapshot that can ask further.
 
-`load_at_once` is one round trip, and the only one for most loads. What it finds is opened and compared like what a
+`at_once` is one round trip, and the only one for most loads. What it finds is opened and compared like what a
 snapshot finds; it refuses nothing that one moment of several statements would explain better: whatever is missing, is
 older than the caller has seen, or was removed meanwhile is left to `load_in`, which begins anew and says so.
 
@@ -10,13 +10,14 @@ find out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from crypto import Sealer
-from storage.access.access import Access
+from storage.access.access import Access, AtOnce
 from storage.access.archive_views import Snapshot
 from storage.access.archived import ThreadElsewhere, check_tier
 from storage.access.completeness import (
@@ -112,10 +113,16 @@ def _pieces(sealer: Sealer, wanted: Wanted, row: Any) -> tuple[PieceReader, list
     return reader, reader.add(zip(*(row[name] or () for name in _PIECE_ARRAYS), strict=True))
 
 
-async def load_at_once(  # noqa: C901  what is left to a snapshot is said at one place
-    access: Access, scope: Scope, sealer: Sealer, wanted: Wanted
+def at_once(access: Access, scope: Scope, wanted: Wanted) -> AtOnce[Loaded]:
+    """How a load is one round trip."""
+    arguments = (wanted.thread_id, wanted.namespace, wanted.checkpoint_id, wanted.with_state)
+    return AtOnce(sql.LOAD_AT_ONCE, arguments, partial(_open_at_once, access, scope, wanted))
+
+
+async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at one place
+    access: Access, scope: Scope, wanted: Wanted, sealer: Sealer, row: Any
 ) -> Loaded | None:
-    """Load with one call; None: only a snapshot can tell.
+    """Make the answer of what one call found; None: only a snapshot can tell.
 
     Pieces below index pieces, and what opens large ones, are read afterwards, at another moment. A piece is named by
     its content, so that it is the same whenever it is found; if it is not, a prune may have come between.
@@ -126,9 +133,6 @@ async def load_at_once(  # noqa: C901  what is left to a snapshot is said at one
         StateTooLarge, BlobUnavailable, ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `load_in`.
         IntegrityFailure: what was found does not authenticate.
     """
-    row = await access.unit_of_work.ask(
-        sql.LOAD_AT_ONCE, scope, wanted.thread_id, wanted.namespace, wanted.checkpoint_id, wanted.with_state
-    )
     if row is None:
         return None
     access.check_keys(scope, sealer, row["keys_hash"])

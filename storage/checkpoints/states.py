@@ -249,20 +249,17 @@ class States:
             UpcastFailed: a step cannot be applied.
             StorageError: as `Checkpoints.load`.
         """
-
-        async def load(refs: bool) -> Loaded:
-            return await self._checkpoints.load(
-                scope,
-                thread_id,
-                namespace,
-                checkpoint_id,
-                with_state=with_state,
-                known_token=known_token,
-                share=share,
-                refs=refs,
-            )
-
-        loaded = await load(refs)
+        load = partial(
+            self._checkpoints.load,
+            scope,
+            thread_id,
+            namespace,
+            checkpoint_id,
+            with_state=with_state,
+            known_token=known_token,
+            share=share,
+        )
+        loaded = await load(refs=refs)
         if refs and self._differs(wanted, await self._as_adopted(scope, wanted, loaded.checkpoint)):
             loaded = await load(refs=False)
         [shown] = await self._at(scope, wanted, [loaded.checkpoint])

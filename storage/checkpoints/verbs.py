@@ -8,7 +8,7 @@ It promises neither that a caller may do this (the gateway's guards) nor that st
 agent (state migrations).
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -26,7 +26,7 @@ from storage.access.completeness import (
 )
 from storage.access.offload import answering
 from storage.checkpoints import channel_histories, writing
-from storage.checkpoints.loading import Wanted, load_at_once, load_in
+from storage.checkpoints.loading import Wanted, at_once, load_in
 from storage.checkpoints.piece_rows import open_writes, values_of
 from storage.checkpoints.reading import (
     Fetching,
@@ -100,7 +100,7 @@ class Checkpoints:
             check_id(save.checkpoint_id, "checkpoint id")
         return Saving(self._access, scope, save, at_version)
 
-    async def load(
+    def load(
         self,
         scope: Scope,
         thread_id: str,
@@ -111,7 +111,7 @@ class Checkpoints:
         known_token: str | None = None,
         share: ClientShare | None = None,
         refs: bool = False,
-    ) -> Loaded:
+    ) -> Awaitable[Loaded]:
         """Load a checkpoint with its pending writes; ``checkpoint_id`` None: the namespace's head.
 
         Args:
@@ -137,13 +137,13 @@ class Checkpoints:
         access = self._access
         acknowledged = access.standings.acknowledged(scope, thread_id, namespace)
         wanted = Wanted(thread_id, namespace, checkpoint_id, with_state, known_token, refs, acknowledged)
-        return await access.reading_thread(
+        return access.reading_thread(
             scope,
             thread_id,
             lambda sealer, snapshot: load_in(snapshot, access, scope, sealer, wanted),
             _without_keys(known_token),
             share,
-            at_once=lambda sealer: load_at_once(access, scope, sealer, wanted),
+            at_once=at_once(access, scope, wanted),
         )
 
     async def history(self, scope: Scope, query: HistoryQuery, share: ClientShare | None = None) -> Page[Checkpoint]:

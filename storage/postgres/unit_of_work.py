@@ -13,7 +13,7 @@ body must be safe to run again from the start.
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import asyncpg
@@ -244,23 +244,17 @@ class UnitOfWork:
         """How many of them are at work now."""
         return self._engine.pool.checkedout()  # type: ignore[attr-defined,no-any-return]
 
-    @asynccontextmanager
-    async def begin(self, scope: AnyScope) -> AsyncIterator[Transaction]:
+    def begin(self, scope: AnyScope) -> AbstractAsyncContextManager[Transaction]:
         """A read-write transaction, READ COMMITTED."""
-        async with self._transaction("BEGIN", scope) as transaction:
-            yield transaction
+        return self._transaction("BEGIN", scope)
 
-    @asynccontextmanager
-    async def snapshot(self, scope: AnyScope) -> AsyncIterator[Transaction]:
+    def snapshot(self, scope: AnyScope) -> AbstractAsyncContextManager[Transaction]:
         """A read-only transaction that sees one moment, so that a concurrent save cannot look like damage."""
-        async with self._transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", scope) as transaction:
-            yield transaction
+        return self._transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", scope)
 
-    @asynccontextmanager
-    async def frozen(self, scope: AnyScope) -> AsyncIterator[Transaction]:
+    def frozen(self, scope: AnyScope) -> AbstractAsyncContextManager[Transaction]:
         """A read-write transaction that sees one moment (copying)."""
-        async with self._transaction("BEGIN ISOLATION LEVEL REPEATABLE READ", scope) as transaction:
-            yield transaction
+        return self._transaction("BEGIN ISOLATION LEVEL REPEATABLE READ", scope)
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
