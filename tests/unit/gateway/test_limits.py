@@ -214,7 +214,7 @@ async def test_a_write_outlives_its_caller_and_finish_waits_for_it():
         await gate.wait()
         done.append(True)
 
-    caller = asyncio.create_task(commits.run(write()))
+    caller = asyncio.ensure_future(commits.run(write()))
     await asyncio.sleep(0)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
