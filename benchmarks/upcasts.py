@@ -23,7 +23,7 @@ from gateway.cli.embedded import EmbeddedPostgres
 from migrations.state.chain import Chain, PythonDirection, Step
 from migrations.state.declarative import compile_operations
 from migrations.state.document import Encoded
-from storage.model import ChannelValue, FullState, Save, Value
+from storage.model import ChannelValue, FullState, Load, Save, Value
 from storage.postgres.setup import prepare
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
@@ -151,7 +151,7 @@ async def _loads(store: Store) -> None:
         async def spent(wanted: WantedVersions, thread_id: str = thread_id) -> float:
             started = time.perf_counter()
             for _ in range(LOADS):
-                await store.states.load(scope, wanted, thread_id, "", None, with_state=True)
+                await store.states.load(scope, wanted, Load(thread_id, "", None, with_state=True))
             return time.perf_counter() - started
 
         for name, wanted in (("current", WantedVersions(any_schema=1)), ("upcast", WantedVersions(any_schema=2))):

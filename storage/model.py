@@ -1,7 +1,7 @@
 """Frozen values that storage takes and gives. No behaviour, no I/O."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 from uuid import UUID
@@ -289,6 +289,64 @@ class NewWrite:
     idx: int
     channel: str
     value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Which checkpoint to load, and how much of it.
+
+    Attributes:
+        thread_id: The thread.
+        namespace: The namespace.
+        checkpoint_id: The checkpoint; None: the namespace's head.
+        with_state: Whether to read values and pending writes.
+        known_token: What the caller has seen of the thread before.
+        refs: Whether placeholders stand for large leaves (`Value.holes`), which `Pieces.get` gives one by one.
+    """
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None
+    _: KW_ONLY
+    with_state: bool
+    known_token: str | None = None
+    refs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWritesQuery:
+    """Which task's writes against a checkpoint to read; ``refs`` as in `Load`."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    task_id: str
+    _: KW_ONLY
+    refs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelHistoryQuery:
+    """Which channels' histories to read, of which checkpoint.
+
+    Attributes:
+        thread_id: The thread.
+        namespace: The namespace.
+        checkpoint_id: The checkpoint; None: the namespace's head.
+        channels: The channels, by name.
+        known_token: What the caller has seen of the thread before.
+        refs: As in `Load`.
+        mark: The mark of an earlier answer, which is gone on from where the rest of it still holds.
+    """
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None
+    channels: Sequence[str]
+    _: KW_ONLY
+    known_token: str | None = None
+    refs: bool = False
+    mark: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

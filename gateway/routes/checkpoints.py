@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -603,23 +604,24 @@ async def load_checkpoint(
     """Load one checkpoint."""
     query = exchange.query(LoadQuery)
     known_token = exchange.known_token()
-    load = partial(
-        services.store.states.load,
-        subject_scope,
-        exchange.state_versions(),
+    load = model.Load(
         path_id(thread_id, "thread_id"),
         _check_namespace(query.namespace, parameter="namespace"),
         # Not a route of its own: the router would not look for latest/channel-history elsewhere then.
         None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
+        with_state=query.view != "none",
         known_token=known_token,
-        share=exchange.client_share(),
+        refs=_refs(exchange, query.pieces, query.view),
+    )
+    loading = partial(
+        services.store.states.load, subject_scope, exchange.state_versions(), share=exchange.client_share()
     )
     conditional = exchange.header("if-none-match") is not None and query.resolve == "pointers"
     if conditional and known_token is not None:
-        standing = await load(with_state=False)  # opens no state
+        standing = await loading(replace(load, with_state=False, refs=False))  # opens no state
         if standing.token == known_token and _is_known(exchange, standing):
             return exchange.not_modified(etag=standing.head_id, token=standing.token)
-    loaded = await load(with_state=query.view != "none", refs=_refs(exchange, query.pieces, query.view))
+    loaded = await loading(load)
     if conditional and loaded.checkpoint.writes == [] and _is_known(exchange, loaded):
         return exchange.not_modified(etag=loaded.head_id, token=loaded.token)
     [shown] = await checkpoints_out(exchange, [loaded.checkpoint], query.view)
@@ -828,14 +830,16 @@ async def channel_history(
     found = await services.store.states.channel_history(
         subject_scope,
         exchange.state_versions(),
-        path_id(thread_id, "thread_id"),
-        _check_namespace(query.namespace, parameter="namespace"),
-        None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
-        query.channel,
-        known_token=exchange.known_token(),
-        share=exchange.client_share(),
-        refs=_refs(exchange, query.pieces, "channels"),
-        mark=query.mark,
+        model.ChannelHistoryQuery(
+            path_id(thread_id, "thread_id"),
+            _check_namespace(query.namespace, parameter="namespace"),
+            None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
+            query.channel,
+            known_token=exchange.known_token(),
+            refs=_refs(exchange, query.pieces, "channels"),
+            mark=query.mark,
+        ),
+        exchange.client_share(),
     )
     return exchange.reply(
         wire.checkpoints.ChannelHistories(
@@ -954,12 +958,14 @@ async def get_writes(
     writes = await services.store.states.task_writes(
         subject_scope,
         exchange.state_versions(),
-        path_id(thread_id, "thread_id"),
-        _check_namespace(query.namespace, parameter="namespace"),
-        _named_checkpoint(checkpoint_id),
-        path_id(task_id, "task_id"),
+        model.TaskWritesQuery(
+            path_id(thread_id, "thread_id"),
+            _check_namespace(query.namespace, parameter="namespace"),
+            _named_checkpoint(checkpoint_id),
+            path_id(task_id, "task_id"),
+            refs=_refs(exchange, query.pieces, query.view),
+        ),
         exchange.client_share(),
-        refs=_refs(exchange, query.pieces, query.view),
     )
     return exchange.reply(
         wire.checkpoints.TaskWrites(writes=await _writes_out(exchange, writes, query.view)), compressed=True

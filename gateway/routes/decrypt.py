@@ -22,6 +22,7 @@ from gateway.services import Services
 from gateway.wire.problems import Fault
 from storage.administration.audit import Opening
 from storage.errors import InvalidState, TenantNotFound
+from storage.model import Load
 from storage.scope import OperatorScope, check_id, check_subject
 
 
@@ -81,7 +82,9 @@ async def decrypt(
     scope = auth.break_glass_scope(principal, receipt)
     opened = receipt.opening
     loaded = await services.store.states.load(
-        scope, exchange.state_versions(), opened.thread_id, opened.namespace, opened.checkpoint_id, with_state=True
+        scope,
+        exchange.state_versions(),
+        Load(opened.thread_id, opened.namespace, opened.checkpoint_id, with_state=True),
     )
     [shown] = await checkpoints_out(exchange, [loaded.checkpoint], "state")
     return exchange.reply(shown)

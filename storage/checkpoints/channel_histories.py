@@ -11,7 +11,7 @@ A mark opens nothing and grants nothing, and nothing is remembered here: the rea
 asked for at another state version is given whole.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ from storage.format.record import (
     PieceReader,
     open_checkpoint,
 )
-from storage.model import ChannelHistories, ChannelHistory, PendingWrite
+from storage.model import ChannelHistories, ChannelHistory, ChannelHistoryQuery, PendingWrite
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.schemas.versions import Versioned, WantedNames
@@ -51,28 +51,22 @@ _MARK_DIGITS = 32
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What to read; the fields are the arguments of `storage.checkpoints.verbs.Checkpoints.channel_history`."""
+    """What to read; ``names``: under which a reader knows channels, None: those that were stored."""
 
-    thread_id: str
-    namespace: str
-    checkpoint_id: str | None
-    channels: Sequence[str]
-    known_token: str | None
-    refs: bool
+    query: ChannelHistoryQuery
     names: WantedNames | None
-    mark: str | None
 
 
 class _Standing:
     """What the thread's seals count at this moment."""
 
     def __init__(self, sealer: Sealer, wanted: Wanted, row: Any) -> None:
-        seals = RowSeals.open(sealer, wanted.thread_id, wanted.namespace, row)
+        seals = RowSeals.open(sealer, wanted.query.thread_id, wanted.query.namespace, row)
         self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
         self.target = None if row["checkpoint_id"] is None else seals.checkpoint(sealer, row)
         self._macs: Macs = sealer
-        self._namespace = wanted.namespace
-        self._channels = sorted({*wanted.channels})
+        self._namespace = wanted.query.namespace
+        self._channels = sorted({*wanted.query.channels})
 
     def mark(self, checkpoint_id: str, newer: Iterable[OpenedCheckpoint], writes: LiveSet) -> str:
         """The mark of a history: of all that is counted but the checkpoints that came after it and these writes.
@@ -96,24 +90,24 @@ class _Standing:
 
 async def read(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted) -> ChannelHistories:
     """What `storage.checkpoints.verbs.Checkpoints.channel_history` promises, and raises."""
-    place = (scope.tenant_id, scope.subject_id, wanted.thread_id, wanted.namespace)
+    place = (scope.tenant_id, scope.subject_id, wanted.query.thread_id, wanted.query.namespace)
     async with snapshot() as transaction:
-        row = await transaction.fetchrow(sql.LOAD, *place, wanted.checkpoint_id, False)
+        row = await transaction.fetchrow(sql.LOAD, *place, wanted.query.checkpoint_id, False)
         if row is None:  # perhaps because a shred has removed the rows, too
             await access.check_keys_in(transaction, scope, sealer)
         else:
             access.check_keys(scope, sealer, row["keys_hash"])
-        if wanted.known_token is not None:
-            await check_token(transaction, scope, sealer, wanted.thread_id, wanted.known_token)
+        if wanted.query.known_token is not None:
+            await check_token(transaction, scope, sealer, wanted.query.thread_id, wanted.query.known_token)
         if row is None:
-            await check_absent(transaction, scope, sealer, wanted.thread_id, wanted.namespace)
+            await check_absent(transaction, scope, sealer, wanted.query.thread_id, wanted.query.namespace)
             raise CheckpointNotFound
         standing = _Standing(sealer, wanted, row)
         check_tier(transaction, row["at_tier"])
         if standing.target is None:
-            if wanted.checkpoint_id is None or wanted.checkpoint_id == standing.head_id:
+            if wanted.query.checkpoint_id is None or wanted.query.checkpoint_id == standing.head_id:
                 raise IntegrityFailure("the head's checkpoint is missing")
-            await check_count(transaction, scope, wanted.thread_id, wanted.namespace, standing.head)
+            await check_count(transaction, scope, wanted.query.thread_id, wanted.query.namespace, standing.head)
             raise CheckpointNotFound
         together, fetching = await _read(transaction, access, scope, sealer, wanted, standing, standing.target)
     await fetching.fill(access.offload, scope)
@@ -130,11 +124,11 @@ async def _read(
     target: OpenedCheckpoint,
 ) -> tuple[Callable[[], Awaitable[ChannelHistories]], Fetching]:
     """How to put the histories together, and what to fetch for it once the snapshot has ended."""
-    place = (scope.tenant_id, scope.subject_id, wanted.thread_id, wanted.namespace)
+    place = (scope.tenant_id, scope.subject_id, wanted.query.thread_id, wanted.query.namespace)
     line = _Line(transaction, sealer, place, target, wanted)
     newer = None
-    if wanted.mark is not None and wanted.names is None:
-        newer = await _newer_writes(line, standing, wanted.mark)
+    if wanted.query.mark is not None and wanted.names is None:
+        newer = await _newer_writes(line, standing, wanted.query.mark)
     target_id, mark = target.columns.checkpoint_id, None
     if newer is not None:
         own = [row for row in newer if row["checkpoint_id"] == target_id]
@@ -143,17 +137,17 @@ async def _read(
     else:
         await line.walk(None)
         if not line.is_whole:
-            await check_count(transaction, scope, wanted.thread_id, wanted.namespace, standing.head)
+            await check_count(transaction, scope, wanted.query.thread_id, wanted.query.namespace, standing.head)
         if line.ancestors:
-            writes = await check_writes(transaction, scope, sealer, wanted.thread_id, standing.thread)
+            writes = await check_writes(transaction, scope, sealer, wanted.query.thread_id, standing.thread)
             if wanted.names is None:
-                mark = standing.mark(target_id, (), writes.of(wanted.namespace, target_id))
+                mark = standing.mark(target_id, (), writes.of(wanted.query.namespace, target_id))
         rows = await line.writes(line.ancestors)
-    by_channel = await _by_channel(line, wanted.channels, rows)
-    reader = answering(sealer, refs=wanted.refs)
+    by_channel = await _by_channel(line, wanted.query.channels, rows)
+    reader = answering(sealer, refs=wanted.query.refs)
     here = [each for each in line.seeds.values() if not line.is_elsewhere(each)]
     opened = (each for own in by_channel.values() for each in own)
-    await read_chunks(transaction, scope, reader, wanted.thread_id, ids_of([*opened, *here]))
+    await read_chunks(transaction, scope, reader, wanted.query.thread_id, ids_of([*opened, *here]))
 
     async def together() -> ChannelHistories:
         histories = {}
@@ -234,7 +228,7 @@ class _Line:
         self._place = place
         self._names = wanted.names
         self._next_id = target.columns.parent_id
-        self._unseeded = dict.fromkeys(wanted.channels)
+        self._unseeded = dict.fromkeys(wanted.query.channels)
         self._depths: dict[str, int] = {}  # of the ancestors
         self._columns: dict[str, CheckpointColumns] = {}
 

@@ -52,7 +52,7 @@ from storage.format.pieces import (
     read_composite,
 )
 from storage.format.record import OpenedCheckpoint, PieceReader, open_thread, piece_columns
-from storage.model import ChannelValue, ChannelVersion, Compaction, FullState, Precondition, Save, Saved, Value
+from storage.model import ChannelValue, ChannelVersion, Compaction, FullState, Load, Precondition, Save, Saved, Value
 from storage.postgres import checkpoints as sql
 from storage.postgres import threads as threads_sql
 from storage.postgres.unit_of_work import Transaction
@@ -226,7 +226,7 @@ class Compacting:
         assert number is not None  # noqa: S101  likewise: they go together
         versions = WantedVersions(by_schema={schema: number})
         place = (compaction.thread_id, compaction.namespace, base_id)
-        shown = (await self._states.load(scope, versions, *place, with_state=True, share=share)).checkpoint
+        shown = (await self._states.load(scope, versions, Load(*place, with_state=True), share)).checkpoint
         if shown.state_schema != schema:
             raise InvalidState("the head is of another state schema", "/state_schema")
         held = (shown.channels or {}).get(compaction.channel)

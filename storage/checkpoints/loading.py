@@ -37,7 +37,7 @@ from storage.errors import CheckpointNotFound, IntegrityFailure, StorageError
 from storage.format.record import PIECE_COLUMNS, OpenedCheckpoint, OpenedWrite, PieceReader
 from storage.format.token import ThreadToken
 from storage.ledger.ledger import LiveBlob
-from storage.model import Checkpoint, Loaded
+from storage.model import Checkpoint, Load, Loaded
 from storage.postgres import checkpoints as sql
 from storage.scope import Scope
 
@@ -46,14 +46,9 @@ _MEMBER_ARRAYS = ("m_namespace", "m_checkpoint_id", "m_task_id", "m_idx", "m_mem
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What to load; the fields are the arguments of `storage.checkpoints.verbs.Checkpoints.load`."""
+    """What to load, and what this process acknowledged of its namespace."""
 
-    thread_id: str
-    namespace: str
-    checkpoint_id: str | None
-    with_state: bool
-    known_token: str | None
-    refs: bool
+    load: Load
     acknowledged: ThreadToken | None = None
 
 
@@ -61,7 +56,7 @@ class _Standing:
     """A row's seals, and what is answered with them."""
 
     def __init__(self, sealer: Sealer, wanted: Wanted, row: Any) -> None:
-        seals = RowSeals.open(sealer, wanted.thread_id, wanted.namespace, row)
+        seals = RowSeals.open(sealer, wanted.load.thread_id, wanted.load.namespace, row)
         self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
         self._seals = seals
         # A prune may have removed it; then nothing can be read at its name.
@@ -72,8 +67,8 @@ class _Standing:
     def admits(self, known_token: str) -> bool:
         """Whether what the caller has seen can have become this; False: or it is of another namespace or life."""
         macs = self._sealer.without_share
-        token = ThreadToken.decode(macs, self._wanted.thread_id, known_token)
-        return token.namespace == self._wanted.namespace and token.admits(macs, self.head_id, self.head)
+        token = ThreadToken.decode(macs, self._wanted.load.thread_id, known_token)
+        return token.namespace == self._wanted.load.namespace and token.admits(macs, self.head_id, self.head)
 
     def goes_on(self, acknowledged: ThreadToken) -> bool:
         """As `admits`, of what this process acknowledged itself."""
@@ -97,25 +92,25 @@ class _Standing:
 
     def _loaded(self, checkpoint: Checkpoint) -> Loaded:
         macs = self._sealer.without_share
-        token = ThreadToken.of(macs, self._wanted.namespace, self.head_id, self.head)
+        token = ThreadToken.of(macs, self._wanted.load.namespace, self.head_id, self.head)
         if not self._parent_stored:
             checkpoint = replace(checkpoint, parent_id=None)
         return Loaded(
             checkpoint=checkpoint,
             head_id=self.head_id,
-            token=token.encode(macs, self._wanted.thread_id),
+            token=token.encode(macs, self._wanted.load.thread_id),
         )
 
 
 def _pieces(sealer: Sealer, wanted: Wanted, row: Any) -> tuple[PieceReader, list[bytes]]:
     """The pieces that came with a row, and which of those that they name did not."""
-    reader = answering(sealer, refs=wanted.refs)
+    reader = answering(sealer, refs=wanted.load.refs)
     return reader, reader.add(zip(*(row[name] or () for name in _PIECE_ARRAYS), strict=True))
 
 
 def at_once(access: Access, scope: Scope, wanted: Wanted) -> AtOnce[Loaded]:
     """How a load is one round trip."""
-    arguments = (wanted.thread_id, wanted.namespace, wanted.checkpoint_id, wanted.with_state)
+    arguments = (wanted.load.thread_id, wanted.load.namespace, wanted.load.checkpoint_id, wanted.load.with_state)
     return AtOnce(sql.LOAD_AT_ONCE, arguments, partial(_open_at_once, access, scope, wanted))
 
 
@@ -138,12 +133,12 @@ async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at on
     access.check_keys(scope, sealer, row["keys_hash"])
     try:
         standing = _Standing(sealer, wanted, row)
-        if wanted.known_token is not None and not standing.admits(wanted.known_token):
+        if wanted.load.known_token is not None and not standing.admits(wanted.load.known_token):
             return None
         if wanted.acknowledged is not None and not standing.goes_on(wanted.acknowledged):
             return None
     except StorageError:
-        if wanted.known_token is None and wanted.acknowledged is None:
+        if wanted.load.known_token is None and wanted.acknowledged is None:
             raise
         return None  # what the caller has seen may say more than this: that the thread was replaced
     if row["at_tier"] != "hot":
@@ -151,7 +146,7 @@ async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at on
     if row["checkpoint_id"] is None:
         return None
     opened = standing.checkpoint(row)
-    if not wanted.with_state:
+    if not wanted.load.with_state:
         return standing.without_state(opened)
     written = await open_write_arrays(sealer, row)
     opened.check_outcome(statuses_of(written))
@@ -175,7 +170,7 @@ async def _rest(
     """Read the pieces below index pieces and what opens blobs; None: something is not there, or not any more."""
     try:
         async with access.unit_of_work.snapshot(scope) as transaction:
-            await read_chunks(transaction, scope, reader, wanted.thread_id, below)
+            await read_chunks(transaction, scope, reader, wanted.load.thread_id, below)
             return await access.offload.find(transaction, scope, sealer, reader)
     except IntegrityFailure:
         return None
@@ -183,17 +178,23 @@ async def _rest(
 
 async def load_in(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted) -> Loaded:
     """Load at one moment of several statements; what it raises is in `storage.checkpoints.verbs.Checkpoints.load`."""
-    thread_id, namespace = wanted.thread_id, wanted.namespace
+    thread_id, namespace = wanted.load.thread_id, wanted.load.namespace
     async with snapshot() as transaction:
         row = await transaction.fetchrow(
-            sql.LOAD, scope.tenant_id, scope.subject_id, thread_id, namespace, wanted.checkpoint_id, wanted.with_state
+            sql.LOAD,
+            scope.tenant_id,
+            scope.subject_id,
+            thread_id,
+            namespace,
+            wanted.load.checkpoint_id,
+            wanted.load.with_state,
         )
         if row is None:  # perhaps because a shred has removed the rows, too
             await access.check_keys_in(transaction, scope, sealer)
         else:
             access.check_keys(scope, sealer, row["keys_hash"])
-        if wanted.known_token is not None:
-            await check_token(transaction, scope, sealer, thread_id, wanted.known_token)
+        if wanted.load.known_token is not None:
+            await check_token(transaction, scope, sealer, thread_id, wanted.load.known_token)
         if row is None:
             await check_acknowledged(transaction, scope, sealer, thread_id, wanted.acknowledged, None, None)
             await check_absent(transaction, scope, sealer, thread_id, namespace)
@@ -203,12 +204,12 @@ async def load_in(snapshot: Snapshot, access: Access, scope: Scope, sealer: Seal
         await check_acknowledged(transaction, scope, sealer, thread_id, seen, standing.head_id, standing.head)
         check_tier(transaction, row["at_tier"])
         if row["checkpoint_id"] is None:
-            if wanted.checkpoint_id is None or wanted.checkpoint_id == standing.head_id:
+            if wanted.load.checkpoint_id is None or wanted.load.checkpoint_id == standing.head_id:
                 raise IntegrityFailure("the head's checkpoint is missing")
             await check_count(transaction, scope, thread_id, namespace, standing.head)
             raise CheckpointNotFound
         opened = standing.checkpoint(row)
-        if not wanted.with_state:
+        if not wanted.load.with_state:
             return standing.without_state(opened)
         reader, below = _pieces(sealer, wanted, row)
         await read_chunks(transaction, scope, reader, thread_id, below)

@@ -9,7 +9,7 @@ What is checked and converted runs where it can be stopped (`storage.schemas.wor
 for it, and nothing about how much a tenant may do at once.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -25,9 +25,11 @@ from storage.errors import (
 from storage.model import (
     ChannelHistories,
     ChannelHistory,
+    ChannelHistoryQuery,
     Checkpoint,
     FullState,
     HistoryQuery,
+    Load,
     Loaded,
     Page,
     Patch,
@@ -35,6 +37,7 @@ from storage.model import (
     Save,
     Saved,
     TaskWrites,
+    TaskWritesQuery,
     WritesReceipt,
 )
 from storage.postgres.unit_of_work import Observer
@@ -162,7 +165,7 @@ class States:
         assert schema is not None  # noqa: S101  likewise: without one there is no other version
         assert number is not None  # noqa: S101  likewise
         place = (save.thread_id, save.namespace, base_id)
-        base = (await self._checkpoints.load(scope, *place, with_state=True, share=share)).checkpoint
+        base = (await self._checkpoints.load(scope, Load(*place, with_state=True), share)).checkpoint
         base = await self.adopted(scope, base)
         # What nobody adopted is taken as it is: whoever patches it at a version says what it is.
         if base.state_schema is not None:
@@ -218,26 +221,14 @@ class States:
         self, scope: Scope, adopted: Adopted, place: tuple[str, str, str], share: ClientShare | None
     ) -> None:
         try:
-            base = (await self._checkpoints.load(scope, *place, with_state=False, share=share)).checkpoint
+            base = (await self._checkpoints.load(scope, Load(*place, with_state=False), share)).checkpoint
         except CheckpointNotFound:
             return
         adopted.require_version(base.agent, base.namespace)
 
     # --- out -----------------------------------------------------------------------------------------------------
 
-    async def load(
-        self,
-        scope: Scope,
-        wanted: WantedVersions,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str | None,
-        *,
-        with_state: bool,
-        known_token: str | None = None,
-        share: ClientShare | None = None,
-        refs: bool = False,
-    ) -> Loaded:
+    async def load(self, scope: Scope, wanted: WantedVersions, load: Load, share: ClientShare | None = None) -> Loaded:
         """Load a checkpoint at the version its reader knows; see `Checkpoints.load`.
 
         What has to be converted comes with its large parts in place, also where references were asked for.
@@ -249,19 +240,9 @@ class States:
             UpcastFailed: a step cannot be applied.
             StorageError: as `Checkpoints.load`.
         """
-        load = partial(
-            self._checkpoints.load,
-            scope,
-            thread_id,
-            namespace,
-            checkpoint_id,
-            with_state=with_state,
-            known_token=known_token,
-            share=share,
-        )
-        loaded = await load(refs=refs)
-        if refs and self._differs(wanted, await self._as_adopted(scope, wanted, loaded.checkpoint)):
-            loaded = await load(refs=False)
+        loaded = await self._checkpoints.load(scope, load, share)
+        if load.refs and self._differs(wanted, await self._as_adopted(scope, wanted, loaded.checkpoint)):
+            loaded = await self._checkpoints.load(scope, replace(load, refs=False), share)
         [shown] = await self._at(scope, wanted, [loaded.checkpoint])
         return loaded if shown is loaded.checkpoint else replace(loaded, checkpoint=shown)
 
@@ -288,16 +269,7 @@ class States:
         return Page(await self._at(scope, wanted, page.items), page.after)
 
     async def task_writes(
-        self,
-        scope: Scope,
-        wanted: WantedVersions,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str,
-        task_id: str,
-        share: ClientShare | None = None,
-        *,
-        refs: bool = False,
+        self, scope: Scope, wanted: WantedVersions, query: TaskWritesQuery, share: ClientShare | None = None
     ) -> list[PendingWrite]:
         """What one task wrote, at the version its reader knows; see `Checkpoints.task_writes`.
 
@@ -307,39 +279,22 @@ class States:
             StateTooNew, StateTooNewToSave, StateSchemaMismatch, UpcastFailed: as `load`.
             StorageError: as `Checkpoints.task_writes`.
         """
-
-        async def read(refs: bool) -> list[PendingWrite]:
-            return await self._checkpoints.task_writes(
-                scope, thread_id, namespace, checkpoint_id, task_id, share, refs=refs
-            )
-
-        writes = await read(refs and wanted is AS_SAVED)
+        refs = query.refs and wanted is AS_SAVED
+        writes = await self._checkpoints.task_writes(scope, replace(query, refs=refs), share)
         if wanted is AS_SAVED or not writes:
             return writes
         base: Versioned | None = None
         if any(each.state_version is None for each in writes):
             try:
-                loaded = await self._checkpoints.load(
-                    scope, thread_id, namespace, checkpoint_id, with_state=False, share=share
-                )
+                place = (query.thread_id, query.namespace, query.checkpoint_id)
+                loaded = await self._checkpoints.load(scope, Load(*place, with_state=False), share)
                 base = await self.adopted(scope, loaded.checkpoint)
             except CheckpointNotFound:
                 base = None
         return await self._writes_at(scope, wanted, base, writes)
 
     async def channel_history(
-        self,
-        scope: Scope,
-        wanted: WantedVersions,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str | None,
-        channels: Sequence[str],
-        *,
-        known_token: str | None = None,
-        share: ClientShare | None = None,
-        refs: bool = False,
-        mark: str | None = None,
+        self, scope: Scope, wanted: WantedVersions, query: ChannelHistoryQuery, share: ClientShare | None = None
     ) -> ChannelHistories:
         """Channels' histories, by the reader's names of them, at its version; see `Checkpoints.channel_history`.
 
@@ -351,24 +306,10 @@ class States:
             StorageError: as `Checkpoints.channel_history`.
         """
         if wanted is AS_SAVED:
-            return await self._checkpoints.channel_history(
-                scope, thread_id, namespace, checkpoint_id, channels, known_token=known_token, share=share, refs=refs,
-                mark=mark,
-            )  # fmt: skip
+            return await self._checkpoints.channel_history(scope, query, share)
+        whole = replace(query, refs=False, mark=None)
         found = await self._with_names(
-            scope,
-            wanted,
-            lambda names: self._checkpoints.channel_history(
-                scope,
-                thread_id,
-                namespace,
-                checkpoint_id,
-                channels,
-                known_token=known_token,
-                share=share,
-                refs=False,
-                names=names,
-            ),
+            scope, wanted, lambda names: self._checkpoints.channel_history(scope, whole, share, names)
         )
         result: dict[str, ChannelHistory] = {}
         seeds: dict[str, Checkpoint] = {}
@@ -377,9 +318,8 @@ class States:
             seed = history.seed
             if history.seed_at is not None:
                 if history.seed_at not in seeds:
-                    loaded = await self.load(
-                        scope, wanted, thread_id, namespace, history.seed_at, with_state=True, share=share
-                    )
+                    at = Load(query.thread_id, query.namespace, history.seed_at, with_state=True)
+                    loaded = await self.load(scope, wanted, at, share)
                     seeds[history.seed_at] = loaded.checkpoint
                 seed = (seeds[history.seed_at].channels or {}).get(name)
             result[name] = ChannelHistory(writes=[each for each in converted if each.channel == name], seed=seed)

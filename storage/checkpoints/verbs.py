@@ -48,15 +48,18 @@ from storage.format.record import (
 )
 from storage.model import (
     ChannelHistories,
+    ChannelHistoryQuery,
     Checkpoint,
     HistoryQuery,
     ListedCheckpoint,
+    Load,
     Loaded,
     Page,
     PendingWrite,
     Save,
     Saved,
     TaskWrites,
+    TaskWritesQuery,
     WritesReceipt,
 )
 from storage.postgres import checkpoints as sql
@@ -100,29 +103,8 @@ class Checkpoints:
             check_id(save.checkpoint_id, "checkpoint id")
         return Saving(self._access, scope, save, at_version)
 
-    def load(
-        self,
-        scope: Scope,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str | None,
-        *,
-        with_state: bool,
-        known_token: str | None = None,
-        share: ClientShare | None = None,
-        refs: bool = False,
-    ) -> Awaitable[Loaded]:
-        """Load a checkpoint with its pending writes; ``checkpoint_id`` None: the namespace's head.
-
-        Args:
-            scope: whose.
-            thread_id: the thread.
-            namespace: the namespace.
-            checkpoint_id: the checkpoint, or None.
-            with_state: whether to read values and pending writes.
-            known_token: what the caller has seen of the thread before.
-            share: the client's share of the thread's keys.
-            refs: whether placeholders stand for large leaves (`Value.holes`), which `Pieces.get` gives one by one.
+    def load(self, scope: Scope, load: Load, share: ClientShare | None = None) -> Awaitable[Loaded]:
+        """Load a checkpoint with its pending writes.
 
         Raises:
             CheckpointNotFound: there is none.
@@ -135,13 +117,12 @@ class Checkpoints:
             IntegrityFailure: it does not authenticate, or something is missing that should be there.
         """
         access = self._access
-        acknowledged = access.standings.acknowledged(scope, thread_id, namespace)
-        wanted = Wanted(thread_id, namespace, checkpoint_id, with_state, known_token, refs, acknowledged)
+        wanted = Wanted(load, access.standings.acknowledged(scope, load.thread_id, load.namespace))
         return access.reading_thread(
             scope,
-            thread_id,
+            load.thread_id,
             lambda sealer, snapshot: load_in(snapshot, access, scope, sealer, wanted),
-            _without_keys(known_token),
+            _without_keys(load.known_token),
             share,
             at_once=at_once(access, scope, wanted),
         )
@@ -268,15 +249,7 @@ class Checkpoints:
         return writing.Writing(self._access, scope, new, at_version)
 
     async def task_writes(
-        self,
-        scope: Scope,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str,
-        task_id: str,
-        share: ClientShare | None = None,
-        *,
-        refs: bool = False,
+        self, scope: Scope, query: TaskWritesQuery, share: ClientShare | None = None
     ) -> list[PendingWrite]:
         """What one task wrote against a checkpoint, which need not be there; empty if nothing.
 
@@ -291,42 +264,35 @@ class Checkpoints:
         async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> list[PendingWrite]:
             async with snapshot() as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                thread = await admit_reader(transaction, scope, sealer, thread_id)
-                await check_writes(transaction, scope, sealer, thread_id, thread)
+                thread = await admit_reader(transaction, scope, sealer, query.thread_id)
+                await check_writes(transaction, scope, sealer, query.thread_id, thread)
                 if thread is None:
                     raise ThreadNotFound
                 rows = await transaction.fetch(
                     sql.WRITES_OF,
                     scope.tenant_id,
                     scope.subject_id,
-                    thread_id,
-                    namespace,
-                    [checkpoint_id],
+                    query.thread_id,
+                    query.namespace,
+                    [query.checkpoint_id],
                     None,
-                    task_id,
+                    query.task_id,
                 )
                 opened = await open_writes(sealer, rows)
-                reader = answering(sealer, refs=refs)
-                await read_chunks(transaction, scope, reader, thread_id, ids_of(opened))
+                reader = answering(sealer, refs=query.refs)
+                await read_chunks(transaction, scope, reader, query.thread_id, ids_of(opened))
                 blobs = await self._access.offload.find(transaction, scope, sealer, reader)
             await self._access.offload.fill(scope, sealer, reader, blobs)
             return await values_of(opened, reader)
 
-        return await self._access.reading_thread(scope, thread_id, with_sealer, ThreadNotFound(), share)
+        return await self._access.reading_thread(scope, query.thread_id, with_sealer, ThreadNotFound(), share)
 
     async def channel_history(
         self,
         scope: Scope,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str | None,
-        channels: Sequence[str],
-        *,
-        known_token: str | None = None,
+        query: ChannelHistoryQuery,
         share: ClientShare | None = None,
-        refs: bool = False,
         names: WantedNames | None = None,
-        mark: str | None = None,
     ) -> ChannelHistories:
         """For each channel: its value at the nearest ancestor that holds one, and the writes since, oldest first.
 
@@ -342,13 +308,13 @@ class Checkpoints:
             ThreadArchived, RestoreNeeded: as `load`.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
         """
-        wanted = channel_histories.Wanted(thread_id, namespace, checkpoint_id, channels, known_token, refs, names, mark)
+        wanted = channel_histories.Wanted(query, names)
         access = self._access
         return await access.reading_thread(
             scope,
-            thread_id,
+            query.thread_id,
             lambda sealer, snapshot: channel_histories.read(snapshot, access, scope, sealer, wanted),
-            _without_keys(known_token),
+            _without_keys(query.known_token),
             share,
         )
 

@@ -45,7 +45,7 @@ from storage.errors import (
     TooCostly,
 )
 from storage.format.token import ThreadToken
-from storage.model import ChannelValue, Checkpoint, FullState, Loaded, Precondition, Save, Value
+from storage.model import ChannelValue, Checkpoint, FullState, Load, Loaded, Precondition, Save, Value
 from storage.postgres import migrating as sql
 from storage.postgres.completeness import SUBJECTS
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
@@ -332,7 +332,9 @@ class Migrating:
         if left is not None and (lease.kind == STATE_ROLLBACK_KIND or left in {"current", "shared", "archived"}):
             return left
         try:
-            loaded = await self._checkpoints.load(scope, row["thread_id"], row["namespace"], None, with_state=True)
+            loaded = await self._checkpoints.load(
+                scope, Load(row["thread_id"], row["namespace"], None, with_state=True)
+            )
             if lease.kind == STATE_ROLLBACK_KIND:
                 return await self._roll_back(scope, lease.target, loaded)
             done = await self._migrate(lease, scope, at, loaded, only_try=lease.kind == STATE_PLAN_KIND or bool(left))
@@ -376,7 +378,9 @@ class Migrating:
             return "moved"
         if head.writes or head.status == "waiting":
             return "waiting"
-        before = await self._checkpoints.load(scope, head.thread_id, head.namespace, head.parent_id, with_state=True)
+        before = await self._checkpoints.load(
+            scope, Load(head.thread_id, head.namespace, head.parent_id, with_state=True)
+        )
         made_of = await self._states.adopted(scope, before.checkpoint)
         if made_of.state_schema is None:
             raise StateSchemaMismatch("nothing says any more what the state was that was migrated")

@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
 from storage.errors import StorageError
-from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Precondition, Save, TaskWrites
+from storage.model import (
+    ChannelHistoryQuery,
+    ChannelValue,
+    FullState,
+    HistoryQuery,
+    Load,
+    Parent,
+    Precondition,
+    Save,
+    TaskWrites,
+    TaskWritesQuery,
+)
 from storage.scope import ClientShare, Scope
 from storage.service import Store
 from tests.support.states import document, packed, patch, write
@@ -132,7 +143,7 @@ class Thread:
                 return
             on, state, patched = parts.pop("on"), parts.pop("state"), parts.pop("patch")
             if patched:
-                head = await checkpoints.load(self.scope, "t1", namespace, None, with_state=False, share=self.share)
+                head = await checkpoints.load(self.scope, Load("t1", namespace, None, with_state=False), self.share)
                 parts |= {"content": patch(put=state), "precondition": Precondition(head_id=head.head_id)}
             else:
                 content = {name: ChannelValue(None, packed(value)) for name, value in state.items()}
@@ -163,17 +174,25 @@ class Thread:
                     if page.after is None:
                         return read
                     query = replace(query, after=page.after)
-            place = (self.scope, "t1", parts["namespace"], None if parts["on"] is None else self.at(parts["on"]))
+            place = ("t1", parts["namespace"], None if parts["on"] is None else self.at(parts["on"]))
             token = self.token if parts["token"] else None
-            options = {"share": share, "refs": parts["refs"]}
+            options = {"refs": parts["refs"]}
             if verb == "writes":
-                read.append(await checkpoints.task_writes(*place[:3], place[3] or "", parts["task"], **options))
+                read.append(
+                    await checkpoints.task_writes(
+                        self.scope, TaskWritesQuery(*place[:2], place[2] or "", parts["task"], **options), share
+                    )
+                )
             elif verb == "channels":
                 wanted = [*CHANNELS, "never"]
-                read.append(await checkpoints.channel_history(*place, wanted, known_token=token, **options))
+                read.append(
+                    await checkpoints.channel_history(
+                        self.scope, ChannelHistoryQuery(*place, wanted, known_token=token, **options), share
+                    )
+                )
             else:
                 options["with_state"] = parts["with_state"]
-                read.append(await checkpoints.load(*place, known_token=token, **options))
+                read.append(await checkpoints.load(self.scope, Load(*place, known_token=token, **options), share))
         except StorageError as error:
             read.append((type(error), str(error)))
         return read

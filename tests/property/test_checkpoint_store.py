@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from storage.errors import CheckpointExists, CheckpointNotFound, HeadMoved, ThreadExists, ThreadNotFound
 from storage.format.ids import mint_checkpoint_id
 from storage.format.pieces import unpack_ids
-from storage.model import ChannelValue, FullState, Parent, Precondition
+from storage.model import ChannelValue, FullState, Load, Parent, Precondition
 from storage.scope import Scope
 from storage.service import Store
 from tests.support.states import contents, document, history, load, packed, patch, put, save, write, writes_of
@@ -347,7 +347,7 @@ class StoreAndModel(RuleBasedStateMachine):
     def heads_agree(self):
         for thread_id, namespace in ((thread, name) for thread in ("t1", "t2", "t3") for name in ("", "sub")):
             head = self.head(thread_id, namespace)
-            work = self.world.store.checkpoints.load(self.scope, thread_id, namespace, None, with_state=True)
+            work = self.world.store.checkpoints.load(self.scope, Load(thread_id, namespace, None, with_state=True))
             if head is None:
                 self.refuses(CheckpointNotFound, work)
             else:

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import CheckpointNotFound, ParentUnknown
 from storage.format.pieces import unpack_ids
-from storage.model import HistoryQuery, Parent
+from storage.model import ChannelHistoryQuery, HistoryQuery, Load, Parent
 from storage.postgres import threads as threads_sql
 from storage.scope import Scope
 from storage.service import Store
@@ -84,11 +84,13 @@ class Thinned(RuleBasedStateMachine):
         return self.world.runner.run(work)
 
     async def _snapshot(self, checkpoint_id):
-        loaded = await self.world.store.checkpoints.load(self.scope, "t1", "", checkpoint_id, with_state=True)
+        loaded = await self.world.store.checkpoints.load(self.scope, Load("t1", "", checkpoint_id, with_state=True))
         return loaded.checkpoint
 
     async def _delta(self, checkpoint_id):
-        found = await self.world.store.checkpoints.channel_history(self.scope, "t1", "", checkpoint_id, ["d"])
+        found = await self.world.store.checkpoints.channel_history(
+            self.scope, ChannelHistoryQuery("t1", "", checkpoint_id, ["d"])
+        )
         return found.channels["d"]
 
     async def _save(self, content, parent, **parts):

@@ -29,7 +29,16 @@ from storage.errors import ClientShareUnexpected as Unexpected
 from storage.errors import ClientShareWrong as Wrong
 from storage.format.chain import head_location, thread_location
 from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
-from storage.model import HistoryQuery, Idempotency, Precondition, Save, TaskWrites
+from storage.model import (
+    ChannelHistoryQuery,
+    HistoryQuery,
+    Idempotency,
+    Load,
+    Precondition,
+    Save,
+    TaskWrites,
+    TaskWritesQuery,
+)
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare
 from storage.service import Store
@@ -95,7 +104,7 @@ async def save(store, scope, share=None, thread_id="t1", **parts):
 
 
 async def load(store, scope, share=None, thread_id="t1", **parts):
-    loaded = await store.checkpoints.load(scope, thread_id, "", None, with_state=True, share=share, **parts)
+    loaded = await store.checkpoints.load(scope, Load(thread_id, "", None, with_state=True, **parts), share)
     return loaded.checkpoint
 
 
@@ -196,18 +205,18 @@ VERBS = {
     "load": lambda store, scope, share, head: load(store, scope, share),
     "load with a token": lambda store, scope, share, head: load(store, scope, share, known_token=head.token),
     "load nothing": lambda store, scope, share, head: store.checkpoints.load(
-        scope, "t1", "no such namespace", None, with_state=True, share=share
+        scope, Load("t1", "no such namespace", None, with_state=True), share
     ),
     "history": lambda store, scope, share, head: store.checkpoints.history(scope, HistoryQuery(thread_id="t1"), share),
     "filtered history": lambda store, scope, share, head: store.checkpoints.history(
         scope, HistoryQuery(thread_id="t1", step=1, with_state=True), share
     ),
     "channel history": lambda store, scope, share, head: store.checkpoints.channel_history(
-        scope, "t1", "", None, ["a"], share=share
+        scope, ChannelHistoryQuery("t1", "", None, ["a"]), share
     ),
     "writes": lambda store, scope, share, head: put(store, scope, share, head.checkpoint_id, write(1, "a", 1)),
     "task's writes": lambda store, scope, share, head: store.checkpoints.task_writes(
-        scope, "t1", "", head.checkpoint_id, "task", share
+        scope, TaskWritesQuery("t1", "", head.checkpoint_id, "task"), share
     ),
     "settings": lambda store, scope, share, head: store.threads.put(scope, "t1", strict=True, share=share),
     "copy": lambda store, scope, share, head: store.threads.copy(scope, "t1", "t2", share=share),
@@ -246,7 +255,7 @@ async def test_with_the_share_everything_works(watched, watch, scope, share, sha
     page = await watched.checkpoints.history(scope, HistoryQuery(thread_id="t1", with_state=True), share)
     assert [contents(each)["n"] for each in page.items if each.namespace == ""] == [2, 1, 0]
     assert not any(each.withheld for each in page.items)
-    found = await watched.checkpoints.channel_history(scope, "t1", "", None, ["a"], share=share)
+    found = await watched.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["a"]), share)
     assert found.channels["a"].seed is not None
     appended = await save(
         watched, scope, share, content=patch(put={"n": 3}), precondition=Precondition(shared.checkpoint_id)

@@ -13,7 +13,7 @@ from storage.clock import ManualClock
 from storage.control.features import LEAD_SECONDS
 from storage.control.rows import Proof, schema_row
 from storage.errors import IntegrityFailure, InvalidState, JobNotDamaged, LegalHold
-from storage.model import Save
+from storage.model import Load, Save
 from storage.postgres.unit_of_work import Silent
 from storage.retention.planner import Ceilings, Policy
 from storage.schemas.registry import Definition
@@ -118,7 +118,7 @@ async def test_a_step_that_no_gateway_registered_converts_nothing(
     assert await admin.execute(edit, scope.tenant_id) != "UPDATE 0"
     async with opened() as cold:
         with pytest.raises(IntegrityFailure):
-            await cold.states.load(scope, V2, "t1", "", None, with_state=True)
+            await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
         assert watch.failures > 0
         with pytest.raises(IntegrityFailure):
             await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
@@ -136,7 +136,7 @@ async def test_a_version_that_somebody_added_is_none_and_gives_way_to_a_register
         scope.tenant_id,
     )
     async with opened() as cold:
-        loaded = await cold.states.load(scope, V2, "t1", "", None, with_state=True)
+        loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
         assert contents(loaded.checkpoint)["recipient"] == "alice"
         assert watch.failures > 0
         later = Save(thread_id="t2", content=state(a=1), state_schema="pay", state_version=3)
@@ -159,7 +159,7 @@ async def test_a_schema_of_another_tenant_is_none(gateway, opened, registered, s
 
 async def test_another_gateway_converts_by_what_one_registered(opened, registered, scope):
     async with opened() as cold:
-        loaded = await cold.states.load(scope, V2, "t1", "", None, with_state=True)
+        loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
     assert contents(loaded.checkpoint)["recipient"] == "alice"
 
 
@@ -397,11 +397,11 @@ async def test_a_damaged_version_hides_no_lower_one_and_is_registered_again(
         content = state(payee="bob")
         await cold.states.save(scope, Save(thread_id="t2", content=content, state_schema="pay", state_version=1))
         with pytest.raises(IntegrityFailure, match="version 2 of state schema 'pay'"):
-            await cold.states.load(scope, V2, "t1", "", None, with_state=True)
+            await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
         with pytest.raises(IntegrityFailure, match="version 2"):  # what leads to the third is not known yet
             await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
         await cold.state_schemas.put(tenant, "pay", 2, Definition(up=RENAME))
-        loaded = await cold.states.load(scope, V2, "t1", "", None, with_state=True)
+        loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
         assert contents(loaded.checkpoint)["recipient"] == "alice"
         await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
         assert not any(each.damaged for each in await cold.state_schemas.list(tenant, "pay"))
@@ -634,7 +634,7 @@ async def test_what_gateways_do_themselves_is_never_taken_for_forged(
     await clock.go_on(2 * DAY)
     async with opened() as cold:
         await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
-        loaded = await cold.states.load(scope, V2, "t1", "", None, with_state=True)
+        loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
         assert contents(loaded.checkpoint)["recipient"] == "alice"
         round_ = await cold.retaining.tenant(tenant.tenant_id, now=True)
         assert (round_.deleted, round_.failed, round_.held) == (1, 0, 1)

@@ -13,7 +13,7 @@ from migrations.state.errors import UpcastFailed
 from migrations.state.tasks import Learned
 from storage.clock import SystemClock
 from storage.errors import InvalidState, StateSchemaInvalid, TenantTooCostly, TooCostly
-from storage.model import Page, Patch, Save
+from storage.model import Load, Page, Patch, Save
 from storage.schemas.registry import Definition, StateSchemas
 from storage.schemas.versions import WantedVersions
 from storage.schemas.workers import KILLS_MAX
@@ -118,7 +118,7 @@ async def test_a_condition_of_before_stops_nobody_who_reads(store, scope):
     await save(store, scope, a="x" * 1000)
     async with Others() as others:
         with pytest.raises(UpcastFailed, match="cannot be used any more"):
-            await store.states.load(scope, V2, "t", "", None, with_state=True)
+            await store.states.load(scope, V2, Load("t", "", None, with_state=True))
     assert others.longest < others.spent / 2, "others waited for the condition"
 
 
@@ -130,7 +130,7 @@ async def test_a_tenant_is_refused_only_what_needs_a_worker_and_its_neighbour_no
     with pytest.raises(TenantTooCostly):
         await save(store, scope, a=[{"k": 1}])
     saved = await store.checkpoints.save(scope, Save(thread_id="t", content=state(a=1)))
-    loaded = await store.states.load(scope, V2, "t", "", saved.checkpoint_id, with_state=True)
+    loaded = await store.states.load(scope, V2, Load("t", "", saved.checkpoint_id, with_state=True))
     assert contents(loaded.checkpoint) == {"a": 1}
 
 

@@ -12,7 +12,17 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.errors import CheckpointNotFound, IntegrityFailure, RollbackDetected, ThreadNotFound
 from storage.format.ids import mint_checkpoint_id
 from storage.format.token import ThreadToken
-from storage.model import Compaction, HistoryQuery, Idempotency, Parent, Precondition, Save
+from storage.model import (
+    ChannelHistoryQuery,
+    Compaction,
+    HistoryQuery,
+    Idempotency,
+    Load,
+    Parent,
+    Precondition,
+    Save,
+    TaskWritesQuery,
+)
 from storage.postgres.keys import HAS_ANYTHING
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare, Scope, TenantScope
@@ -328,7 +338,7 @@ async def written(guarded, scope, chain):
 
 
 def task_writes(store, scope, checkpoint_id, task_id="one"):
-    return store.checkpoints.task_writes(scope, "t1", "", checkpoint_id, task_id)
+    return store.checkpoints.task_writes(scope, TaskWritesQuery("t1", "", checkpoint_id, task_id))
 
 
 def reads_of_older(store, scope, chain):
@@ -339,7 +349,7 @@ def reads_of_older(store, scope, chain):
         "listing": lambda: listed(store, scope),
         "search": lambda: listed(store, scope, namespace=None, status="active"),
         "channel_history": lambda: store.checkpoints.channel_history(
-            scope, "t1", "", chain[3].checkpoint_id, ["a", "missing"]
+            scope, ChannelHistoryQuery("t1", "", chain[3].checkpoint_id, ["a", "missing"])
         ),
         "prune": lambda: store.threads.prune(scope, ["t1"], "keep_latest"),
         "delete_runs": lambda: store.threads.delete_runs(scope, ["r"]),
@@ -563,9 +573,9 @@ async def test_a_head_that_was_put_back_is_noticed_by_every_load(guarded, scope,
     for checkpoint_id in (None, older.checkpoint_id):
         for with_state in (True, False):
             with pytest.raises(IntegrityFailure):
-                await guarded.checkpoints.load(scope, "t1", namespace, checkpoint_id, with_state=with_state)
+                await guarded.checkpoints.load(scope, Load("t1", namespace, checkpoint_id, with_state=with_state))
         with pytest.raises(IntegrityFailure):
-            await guarded.checkpoints.channel_history(scope, "t1", namespace, checkpoint_id, ["a"])
+            await guarded.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", namespace, checkpoint_id, ["a"]))
 
 
 async def test_ids_compare_bytewise_wherever_the_newest_is_looked_for(guarded, scope, attacker, watch):
@@ -652,14 +662,14 @@ async def test_a_compaction_does_not_stand_on_a_head_that_was_put_back(other, sc
 async def test_a_write_that_was_renamed_is_not_left_out_of_its_channels_history(
     guarded, scope, chain, attacker, edit, marked
 ):
-    asked = (scope, "t1", "", None, ["d"])
+    asked = ("t1", "", None, ["d"])
     await put(guarded, scope, chain[-1].checkpoint_id, write(1, "d", "first"))
     await save(guarded, scope)
-    mark = (await guarded.checkpoints.channel_history(*asked)).mark if marked else None
+    mark = (await guarded.checkpoints.channel_history(scope, ChannelHistoryQuery(*asked))).mark if marked else None
     parent = await save(guarded, scope)
     await put(guarded, scope, parent.checkpoint_id, write(0, "d", "second"), write(1, "b", "other"))
     await save(guarded, scope)
-    given = await guarded.checkpoints.channel_history(*asked, mark=mark)
+    given = await guarded.checkpoints.channel_history(scope, ChannelHistoryQuery(*asked, mark=mark))
     assert [len(given.channels["d"].writes), given.channels["d"].continues] == ([1, True] if marked else [2, False])
     await attacker.execute(
         f"UPDATE stateroom.pending_writes SET {edit}"  # noqa: S608
@@ -667,7 +677,7 @@ async def test_a_write_that_was_renamed_is_not_left_out_of_its_channels_history(
         parent.checkpoint_id,
     )
     with pytest.raises(IntegrityFailure):
-        await guarded.checkpoints.channel_history(*asked, mark=mark)
+        await guarded.checkpoints.channel_history(scope, ChannelHistoryQuery(*asked, mark=mark))
 
 
 async def test_a_write_that_was_given_the_name_of_a_channel_is_not_added_to_its_history(
@@ -679,7 +689,7 @@ async def test_a_write_that_was_given_the_name_of_a_channel_is_not_added_to_its_
         "UPDATE stateroom.pending_writes SET channel = 'd' WHERE tenant_id = $1 AND subject_id = $2 AND channel = 'b'"
     )
     with pytest.raises(IntegrityFailure):
-        await guarded.checkpoints.channel_history(scope, "t1", "", None, ["d"])
+        await guarded.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["d"]))
 
 
 # --- statuses -----------------------------------------------------------------------------------------
@@ -961,10 +971,10 @@ async def test_a_request_whose_receipt_was_taken_away_is_refused_for_good(guarde
 async def known_readers(store, scope, token):
     """Everything that takes a token, as calls."""
     return [
-        lambda: store.checkpoints.load(scope, "t1", "", None, with_state=True, known_token=token),
+        lambda: store.checkpoints.load(scope, Load("t1", "", None, with_state=True, known_token=token)),
         lambda: store.checkpoints.history(scope, HistoryQuery(thread_id="t1", known_token=token)),
         lambda: store.checkpoints.save(scope, Save(thread_id="t1", content=state(a=1), known_token=token)),
-        lambda: store.checkpoints.channel_history(scope, "t1", "", None, ["a"], known_token=token),
+        lambda: store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["a"], known_token=token)),
     ]
 
 
@@ -1049,7 +1059,7 @@ async def test_a_subject_whose_keys_were_replaced_is_noticed_by_who_keeps_a_toke
     forget(guarded, scope)
     guarded.keys.evict(scope)
     with pytest.raises(RollbackDetected):
-        await guarded.checkpoints.load(scope, "t1", "", None, with_state=True, known_token=chain[-1].token)
+        await guarded.checkpoints.load(scope, Load("t1", "", None, with_state=True, known_token=chain[-1].token))
     await save(guarded, scope)
     await refused_as_rollback(guarded, scope, chain[-1].token)
 
@@ -1057,7 +1067,7 @@ async def test_a_subject_whose_keys_were_replaced_is_noticed_by_who_keeps_a_toke
 async def test_a_token_of_another_thread_is_refused(guarded, scope, chain):
     other = await save(guarded, scope, "t2")
     with pytest.raises(RollbackDetected):
-        await guarded.checkpoints.load(scope, "t1", "", None, with_state=True, known_token=other.token)
+        await guarded.checkpoints.load(scope, Load("t1", "", None, with_state=True, known_token=other.token))
 
 
 async def admitted(store, scope, token, *, gone=False):
@@ -1071,7 +1081,7 @@ async def admitted(store, scope, token, *, gone=False):
 async def test_legal_operations_keep_every_token_good(guarded, scope):
     tokens = [(await save(guarded, scope, run_id="first")).token for _ in range(3)]
     tokens.append((await save(guarded, scope, run_id="second")).token)
-    tokens.append((await guarded.checkpoints.load(scope, "t1", "", None, with_state=True)).token)
+    tokens.append((await guarded.checkpoints.load(scope, Load("t1", "", None, with_state=True))).token)
     await guarded.threads.prune(scope, ["t1"], "keep_latest")
     await guarded.threads.copy(scope, "t1", "t2")
     for each in tokens:
@@ -1170,8 +1180,10 @@ async def read_writes(store, scope):
     found = (await store.checkpoints.history(scope, HistoryQuery(thread_id="t1", limit=50))).items
     for each in found[:3]:
         for call in (
-            store.checkpoints.load(scope, "t1", each.namespace, each.checkpoint_id, with_state=True),
-            store.checkpoints.channel_history(scope, "t1", each.namespace, each.checkpoint_id, ["a", "missing"]),
+            store.checkpoints.load(scope, Load("t1", each.namespace, each.checkpoint_id, with_state=True)),
+            store.checkpoints.channel_history(
+                scope, ChannelHistoryQuery("t1", each.namespace, each.checkpoint_id, ["a", "missing"])
+            ),
         ):
             with suppress(CheckpointNotFound):  # pruned meanwhile
                 await call
@@ -1184,7 +1196,7 @@ async def read_on(store, scope):
     known = None
     for _ in range(3):
         try:
-            loaded = await store.checkpoints.load(scope, "t1", "", None, with_state=True, known_token=known)
+            loaded = await store.checkpoints.load(scope, Load("t1", "", None, with_state=True, known_token=known))
         except CheckpointNotFound:  # a run was deleted, and with it all there was
             continue
         known = loaded.token

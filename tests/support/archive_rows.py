@@ -14,7 +14,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobStore
 from storage.clock import Clock
 from storage.collection.fsck import FsckReport
-from storage.model import HistoryQuery, Save, TaskWrites
+from storage.model import ChannelHistoryQuery, HistoryQuery, Load, Save, TaskWrites
 from storage.postgres.unit_of_work import Observer
 from storage.scope import ClientShare, Scope
 from storage.service import Store
@@ -98,10 +98,12 @@ async def seen(store: Store, scope: Scope, thread_id: str = "t1", share: ClientS
     found: list[Any] = [page.items]
     for each in page.items:
         place = (each.thread_id, each.namespace, each.checkpoint_id)
-        found.append(await store.checkpoints.load(scope, *place, with_state=True, **options))
+        found.append(await store.checkpoints.load(scope, Load(*place, with_state=True), **options))
     names = ["messages", "inner"]
     for namespace in sorted({each.namespace for each in page.items}):
-        written = await store.checkpoints.channel_history(scope, thread_id, namespace, None, names, **options)
+        written = await store.checkpoints.channel_history(
+            scope, ChannelHistoryQuery(thread_id, namespace, None, names), **options
+        )
         found.append(written)
     return found
 

@@ -10,6 +10,7 @@ from storage.model import (
     Checkpoint,
     FullState,
     HistoryQuery,
+    Load,
     NewWrite,
     Patch,
     Save,
@@ -71,7 +72,7 @@ async def save(store: Store, scope: Scope, thread_id: str = "t1", **parts: Any) 
 async def load(
     store: Store, scope: Scope, thread_id: str = "t1", checkpoint_id: str | None = None, namespace: str = ""
 ) -> Checkpoint:
-    loaded = await store.checkpoints.load(scope, thread_id, namespace, checkpoint_id, with_state=True)
+    loaded = await store.checkpoints.load(scope, Load(thread_id, namespace, checkpoint_id, with_state=True))
     return loaded.checkpoint
 
 

@@ -21,7 +21,18 @@ from storage.errors import (
 )
 from storage.format.ids import mint_checkpoint_id
 from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, read_position
-from storage.model import ChannelValue, Compaction, FullState, HistoryQuery, Precondition, Save, TaskWrites
+from storage.model import (
+    ChannelHistoryQuery,
+    ChannelValue,
+    Compaction,
+    FullState,
+    HistoryQuery,
+    Load,
+    Precondition,
+    Save,
+    TaskWrites,
+    TaskWritesQuery,
+)
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import Scope, TenantScope
@@ -60,7 +71,7 @@ async def as_a_process_that_has_not_heard(store, scope, thread_id="t1", **parts)
 
 
 async def load(store, scope, wanted=V2, thread_id="t1", checkpoint_id=None, namespace=""):
-    loaded = await store.states.load(scope, wanted, thread_id, namespace, checkpoint_id, with_state=True)
+    loaded = await store.states.load(scope, wanted, Load(thread_id, namespace, checkpoint_id, with_state=True))
     return loaded.checkpoint
 
 
@@ -89,9 +100,13 @@ async def test_what_an_agent_saved_before_is_read_at_versions_everywhere(store, 
     assert writes_of(found) == [("task", 0, "user_profile", "x")]
     page = await store.states.history(scope, V2, HistoryQuery(thread_id="t1", with_state=True))
     assert [contents(each) for each in page.items] == [{"user_profile": "window"}, {"user_profile": "aisle"}]
-    assert [each.channel for each in await store.states.task_writes(scope, V2, *place, "task")] == ["user_profile"]
+    assert [each.channel for each in await store.states.task_writes(scope, V2, TaskWritesQuery(*place, "task"))] == [
+        "user_profile"
+    ]
     third = await save(store, scope, content=state(user_profile="new"), state_schema="travel", state_version=2)
-    told = await store.states.channel_history(scope, V2, "t1", "", third.checkpoint_id, ["user_profile"])
+    told = await store.states.channel_history(
+        scope, V2, ChannelHistoryQuery("t1", "", third.checkpoint_id, ["user_profile"])
+    )
     history = told.channels["user_profile"]
     assert [each.channel for each in history.writes] == ["user_profile"]
     assert history.seed is not None

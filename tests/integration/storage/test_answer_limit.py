@@ -8,7 +8,7 @@ from storage.access.offload import RESOLVED_BYTES_MAX
 from storage.blobs.memory import MemoryBlobStore
 from storage.concurrency.room import count_with
 from storage.errors import StateTooLarge
-from storage.model import HistoryQuery, Precondition
+from storage.model import ChannelHistoryQuery, HistoryQuery, Load, Precondition, TaskWritesQuery
 from storage.service import Store
 from tests.support.states import contents, load, patch, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
@@ -46,16 +46,18 @@ async def writes_beyond_the_limit(store, scope):
 async def test_pending_writes_beyond_the_limit_are_refused_and_come_task_by_task(store, scope, refs):
     saved = await writes_beyond_the_limit(store, scope)
     with pytest.raises(StateTooLarge, match="RESOLVED_BYTES_MAX"):
-        await store.checkpoints.load(scope, "t1", "", None, with_state=True, refs=refs)
+        await store.checkpoints.load(scope, Load("t1", "", None, with_state=True, refs=refs))
     with pytest.raises(StateTooLarge):
-        await store.checkpoints.load(scope, "t1", "", saved.checkpoint_id, with_state=True, refs=refs)
+        await store.checkpoints.load(scope, Load("t1", "", saved.checkpoint_id, with_state=True, refs=refs))
     query = HistoryQuery(thread_id="t1", with_state=True, refs=refs)
     with pytest.raises(StateTooLarge):
         await store.checkpoints.history(scope, query)
     await save(store, scope, parent=None)
     with pytest.raises(StateTooLarge):
-        await store.checkpoints.channel_history(scope, "t1", "", None, ["out"], refs=refs)
-    [own] = await store.checkpoints.task_writes(scope, "t1", "", saved.checkpoint_id, "task-3", refs=refs)
+        await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["out"], refs=refs))
+    [own] = await store.checkpoints.task_writes(
+        scope, TaskWritesQuery("t1", "", saved.checkpoint_id, "task-3", refs=refs)
+    )
     assert len(own.value.data) > 7_900_000
 
 

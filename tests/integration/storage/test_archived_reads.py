@@ -31,7 +31,19 @@ from storage.errors import (
     ThreadArchived,
     ThreadNotFound,
 )
-from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Precondition, Save, TaskWrites, Value
+from storage.model import (
+    ChannelHistoryQuery,
+    ChannelValue,
+    FullState,
+    HistoryQuery,
+    Load,
+    Parent,
+    Precondition,
+    Save,
+    TaskWrites,
+    TaskWritesQuery,
+    Value,
+)
 from storage.postgres.unit_of_work import Silent
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
@@ -137,7 +149,7 @@ async def asked(store, scope, ids, thread_id="t1", share=None, *, crossed=False)
     Every place is asked for, with every filter and every way to read, and, if they are ``crossed``, each with each.
     """
     checkpoints = store.checkpoints
-    token = (await checkpoints.load(scope, thread_id, "", None, with_state=False, share=share)).token
+    token = (await checkpoints.load(scope, Load(thread_id, "", None, with_state=False), share)).token
     read = []
     # Of checkpoints that are elsewhere one each is enough.
     places = [
@@ -148,15 +160,17 @@ async def asked(store, scope, ids, thread_id="t1", share=None, *, crossed=False)
     if crossed:
         places = [*product(("", "sub", "none"), (None, *ids, UNKNOWN_ID, "zzz"))]
     for namespace, checkpoint_id in places:
-        place = (scope, thread_id, namespace, checkpoint_id)
+        place = (thread_id, namespace, checkpoint_id)
         for options in ({"with_state": True}, {"with_state": False}, {"with_state": True, "refs": True}):
-            work = checkpoints.load(*place, share=share, known_token=token, **options)
+            work = checkpoints.load(scope, Load(*place, known_token=token, **options), share)
             read.append(await answered(work))
         wanted = ["log", "delta", "x", "never"]
-        read.append(await answered(checkpoints.channel_history(*place, wanted, share=share)))
+        read.append(await answered(checkpoints.channel_history(scope, ChannelHistoryQuery(*place, wanted), share)))
         read.append(
             await answered(
-                checkpoints.task_writes(scope, thread_id, namespace, checkpoint_id or "", "task", share, refs=True)
+                checkpoints.task_writes(
+                    scope, TaskWritesQuery(thread_id, namespace, checkpoint_id or "", "task", refs=True), share
+                )
             )
         )
     moment = NOW + timedelta(seconds=1)
@@ -171,7 +185,7 @@ async def asked(store, scope, ids, thread_id="t1", share=None, *, crossed=False)
         read += await pages(
             store, scope, HistoryQuery(**{"thread_id": thread_id, "limit": 2, **wanted, **options}), share
         )
-    shown = await checkpoints.load(scope, thread_id, "", ids[0], with_state=True, share=share, refs=True)
+    shown = await checkpoints.load(scope, Load(thread_id, "", ids[0], with_state=True, refs=True), share)
     value = shown.checkpoint.channels["big"].value
     pieces = [value.data[at + 3 : at + 20] for at in value.holes]  # what a placeholder says
     for piece_id in (*pieces, b"\x01" * 17):
@@ -234,13 +248,13 @@ async def test_the_share_is_compared_before_the_object_is_fetched(store, scope, 
     cases = (("t1", None, ClientShareRequired), ("t1", WRONG, ClientShareWrong), ("t2", SHARE, ClientShareUnexpected))
     for thread_id, share, error in cases:
         with pytest.raises(error):
-            await store.checkpoints.load(scope, thread_id, "", None, with_state=True, share=share)
+            await store.checkpoints.load(scope, Load(thread_id, "", None, with_state=True), share)
         with pytest.raises(error):
             await store.checkpoints.history(scope, HistoryQuery(thread_id=thread_id), share)
         with pytest.raises(error):
-            await store.checkpoints.channel_history(scope, thread_id, "", None, ["x"], share=share)
+            await store.checkpoints.channel_history(scope, ChannelHistoryQuery(thread_id, "", None, ["x"]), share)
         with pytest.raises(error):
-            await store.checkpoints.task_writes(scope, thread_id, "", UNKNOWN_ID, "task", share)
+            await store.checkpoints.task_writes(scope, TaskWritesQuery(thread_id, "", UNKNOWN_ID, "task"), share)
     assert bucket.calls == []
 
 
@@ -257,14 +271,14 @@ async def test_a_token_of_a_newer_life_is_refused_from_the_archive(store, scope,
     await save(store, scope)
     old = await admin.fetch("SELECT * FROM stateroom.heads WHERE tenant_id = $1", scope.tenant_id)
     await save(store, scope)
-    token = (await store.checkpoints.load(scope, "t1", "", None, with_state=False)).token
+    token = (await store.checkpoints.load(scope, Load("t1", "", None, with_state=False))).token
     await store.archives.archive(scope, "t1")
     await admin.execute(
         "UPDATE stateroom.heads SET head_id = $2, sequence = $3, seal = $4 WHERE tenant_id = $1",
         scope.tenant_id, old[0]["head_id"], old[0]["sequence"], old[0]["seal"],
     )  # fmt: skip
     with pytest.raises(RollbackDetected):
-        await store.checkpoints.load(scope, "t1", "", None, with_state=True, known_token=token)
+        await store.checkpoints.load(scope, Load("t1", "", None, with_state=True, known_token=token))
     # And without a token: the archive has more than the older head knows of.
     with pytest.raises(IntegrityFailure):
         await store.checkpoints.history(scope, HistoryQuery(thread_id="t1"))
@@ -282,12 +296,12 @@ async def test_a_frozen_archive_says_so_and_is_not_thawed_by_reading(store, scop
     reads = (
         lambda: load(store, scope),
         lambda: load(store, scope, checkpoint_id=ids[0]),
-        lambda: store.checkpoints.load(scope, "t1", "", ids[1], with_state=False),
+        lambda: store.checkpoints.load(scope, Load("t1", "", ids[1], with_state=False)),
         lambda: history(store, scope, thread_id="t1"),
-        lambda: store.checkpoints.channel_history(scope, "t1", "", None, ["log"]),
-        lambda: store.checkpoints.task_writes(scope, "t1", "", ids[0], "task"),
+        lambda: store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["log"])),
+        lambda: store.checkpoints.task_writes(scope, TaskWritesQuery("t1", "", ids[0], "task")),
         lambda: store.pieces.get(scope, "t1", b"\x01" * 17),
-        lambda: store.states.load(scope, AS_SAVED, "t1", "", None, with_state=True),
+        lambda: store.states.load(scope, AS_SAVED, Load("t1", "", None, with_state=True)),
     )
     for read in reads:
         with pytest.raises(ThreadArchived) as refused:
@@ -388,7 +402,7 @@ async def test_a_removed_checkpoint_that_is_put_beside_an_archive_stays_removed(
     await put_back(admin, row)
     for with_state in (True, False):
         with pytest.raises(CheckpointNotFound):
-            await store.checkpoints.load(scope, "t1", "", first.checkpoint_id, with_state=with_state)
+            await store.checkpoints.load(scope, Load("t1", "", first.checkpoint_id, with_state=with_state))
 
 
 async def test_rows_that_are_put_beside_an_archive_are_not_believed(store, scope, admin):
@@ -434,7 +448,7 @@ async def test_a_hot_read_costs_what_it_did(database, root_key, scope, clock, bu
         await save(store, scope)
         for read, count in (
             (lambda: load(store, scope), 1),
-            (lambda: store.checkpoints.load(scope, "t1", "", None, with_state=False), 1),
+            (lambda: store.checkpoints.load(scope, Load("t1", "", None, with_state=False)), 1),
             (lambda: load(store, scope, checkpoint_id=first.checkpoint_id), 1),
             (lambda: history(store, scope, thread_id="t1", limit=1), 7),  # with BEGIN and COMMIT; the parent
             (lambda: history(store, scope), 5),
@@ -458,10 +472,10 @@ async def test_an_archive_larger_than_a_read_may_hold_is_restored_first(store, s
     views = ArchiveViews(store.unit_of_work, store.archives.objects, bytes_max=2000)
     checkpoints = reading_through(store, clock, views)
     with pytest.raises(RestoreNeeded, match="restore the thread"):
-        await checkpoints.load(scope, "t1", "", None, with_state=True)
+        await checkpoints.load(scope, Load("t1", "", None, with_state=True))
     assert bucket.calls == []
     await store.archives.restore(scope, "t1")
-    loaded = await checkpoints.load(scope, "t1", "", None, with_state=True)
+    loaded = await checkpoints.load(scope, Load("t1", "", None, with_state=True))
     assert contents(loaded.checkpoint) == {"x": document("x", 3000)}
 
 
@@ -479,7 +493,7 @@ async def test_readers_share_their_memory_and_give_it_back(store, scope, bucket,
 
     bucket.hook = look
     loaded = await asyncio.gather(
-        *(checkpoints.load(scope, f"t{number}", "", None, with_state=True) for number in range(6))
+        *(checkpoints.load(scope, Load(f"t{number}", "", None, with_state=True)) for number in range(6))
     )
     assert [contents(each.checkpoint) for each in loaded] == [{"x": document("x", 3000)}] * 6
     assert 0 < most <= 9000
@@ -487,7 +501,7 @@ async def test_readers_share_their_memory_and_give_it_back(store, scope, bucket,
     bucket.hook = None
     bucket.inner.available = False
     with pytest.raises(BlobUnavailable):
-        await checkpoints.load(scope, "t1", "", None, with_state=True)
+        await checkpoints.load(scope, Load("t1", "", None, with_state=True))
     assert views.budget.held_bytes == 0
 
 
@@ -543,13 +557,17 @@ async def test_state_of_an_older_version_is_converted_out_of_the_archive(store, 
     async def read():
         return [
             await store.states.load(
-                scope, WantedVersions(any_schema=2), "t1", "", first.checkpoint_id, with_state=True
+                scope, WantedVersions(any_schema=2), Load("t1", "", first.checkpoint_id, with_state=True)
             ),
             await store.states.history(
                 scope, WantedVersions(any_schema=2), HistoryQuery(thread_id="t1", with_state=True, refs=True)
             ),
-            await store.states.channel_history(scope, WantedVersions(any_schema=2), "t1", "", None, ["profile"]),
-            await store.states.task_writes(scope, WantedVersions(any_schema=2), "t1", "", first.checkpoint_id, "task"),
+            await store.states.channel_history(
+                scope, WantedVersions(any_schema=2), ChannelHistoryQuery("t1", "", None, ["profile"])
+            ),
+            await store.states.task_writes(
+                scope, WantedVersions(any_schema=2), TaskWritesQuery("t1", "", first.checkpoint_id, "task")
+            ),
         ]
 
     hot = await read()

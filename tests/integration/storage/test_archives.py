@@ -27,7 +27,7 @@ from storage.errors import (
     ThreadArchived,
     ThreadNotFound,
 )
-from storage.model import Precondition
+from storage.model import Load, Precondition
 from storage.scope import ClientShare, TenantScope
 from tests.support.archive_rows import fill, fsck, moved, opened, rows, seen
 from tests.support.faulty_blobs import FaultyBlobStore
@@ -169,7 +169,7 @@ async def test_whatever_writes_to_a_frozen_thread_is_refused_and_changes_nothing
 async def test_an_archived_thread_is_deleted_without_its_object_being_read(database, root_key, scope, admin):
     async with opened(database, root_key, archive=MemoryBlobStore(storage_class="DEEP_ARCHIVE")) as store:
         await fill(store, scope)
-        token = (await store.checkpoints.load(scope, "t1", "", None, with_state=False)).token
+        token = (await store.checkpoints.load(scope, Load("t1", "", None, with_state=False))).token
         await store.archives.archive(scope, "t1")
         removal = await store.threads.delete(scope, "t1")
         assert (removal.threads, removal.checkpoints, removal.pending_writes) == (1, 4, 3)
@@ -178,7 +178,7 @@ async def test_an_archived_thread_is_deleted_without_its_object_being_read(datab
         assert (await fsck(store, scope)).faults == {}
         # The removal is remembered, so that nobody who holds a token of the thread takes it for an attack.
         with pytest.raises(CheckpointNotFound):
-            await store.checkpoints.load(scope, "t1", "", None, with_state=False, known_token=token)
+            await store.checkpoints.load(scope, Load("t1", "", None, with_state=False, known_token=token))
         places = Places(store.blobs, store.archive)
         for _ in range(3):
             await Sweep(store.unit_of_work, places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
@@ -426,7 +426,7 @@ async def test_archiving_as_a_job(store, scope):
 
 async def test_expiry_removes_everything_and_says_so(store, scope, admin):
     await fill(store, scope)
-    token = (await store.checkpoints.load(scope, "t1", "", None, with_state=False)).token
+    token = (await store.checkpoints.load(scope, Load("t1", "", None, with_state=False))).token
     assert (await store.archives.expire(scope, "t1")).threads == 0
     assert (await store.threads.get(scope, "t1")).tier == "hot"
     archived = await store.archives.archive(scope, "t1")
@@ -442,7 +442,7 @@ async def test_expiry_removes_everything_and_says_so(store, scope, admin):
     assert events[-1]["actor"] == "policy"
     assert events[-1]["target"] == 'thread:["user-1","t1"]'
     with pytest.raises(CheckpointNotFound):
-        await store.checkpoints.load(scope, "t1", "", None, with_state=False, known_token=token)
+        await store.checkpoints.load(scope, Load("t1", "", None, with_state=False, known_token=token))
     assert (await fsck(store, scope)).faults == {}
     # A backup may name the object: it goes when the last one has expired.
     window = Sweep(store.unit_of_work, store.places, 30, grace_seconds=0)

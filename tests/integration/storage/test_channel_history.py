@@ -2,7 +2,7 @@ import msgpack
 import pytest
 
 from storage.errors import CheckpointNotFound
-from storage.model import ChannelValue, FullState, Parent
+from storage.model import ChannelHistoryQuery, ChannelValue, FullState, Parent
 from tests.support.states import document, packed, put, save, state, write
 
 
@@ -22,7 +22,9 @@ async def test_writes_since_the_nearest_value_come_oldest_first(store, scope):
     await put(store, scope, middle.checkpoint_id, write(0, "d", document("w3")), task_id="c", task_path="~1")
     last = await save(store, scope, content=state(x=2), delta_channels=("d",))
     await put(store, scope, last.checkpoint_id, write(0, "d", "own"))
-    found = (await store.checkpoints.channel_history(scope, "t1", "", None, ["d", "x", "never"])).channels
+    found = (
+        await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["d", "x", "never"]))
+    ).channels
     assert seed(found["d"]) == document("seed")
     assert found["d"].seed.version == "7"
     assert values(found["d"]) == [("task", "w1"), ("c", document("w3")), ("b", "w2")]
@@ -37,7 +39,7 @@ async def test_history_follows_parents_not_ages(store, scope):
     right = await save(store, scope, content=state(x=2), parent=Parent(base.checkpoint_id))
     await put(store, scope, right.checkpoint_id, write(0, "d", "right"))
     await save(store, scope, content=state(x=3), parent=Parent(left.checkpoint_id))
-    found = (await store.checkpoints.channel_history(scope, "t1", "", None, ["d"])).channels
+    found = (await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["d"]))).channels
     assert (seed(found["d"]), values(found["d"])) == ("base", [("task", "left")])
 
 
@@ -46,7 +48,7 @@ async def test_a_long_line_is_walked_to_its_beginning(store, scope):
     for number in range(300):
         await save(store, scope, content=state(x=number), step=number)
     await put(store, scope, first.checkpoint_id, write(0, "d", "w"))
-    found = (await store.checkpoints.channel_history(scope, "t1", "", None, ["d"])).channels
+    found = (await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["d"]))).channels
     assert (seed(found["d"]), values(found["d"])) == ("seed", [("task", "w")])
 
 
@@ -54,7 +56,7 @@ async def test_a_line_whose_beginning_was_removed_has_no_seed(store, scope):
     await save(store, scope, content=state(d="seed"))
     await save(store, scope, content=state(x=1))
     await store.threads.prune(scope, ["t1"], "keep_latest")
-    found = (await store.checkpoints.channel_history(scope, "t1", "", None, ["d"])).channels
+    found = (await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["d"]))).channels
     assert (seed(found["d"]), values(found["d"])) == (None, [])
 
 
@@ -64,16 +66,18 @@ async def test_checkpoints_that_name_each_other_as_parents_end_the_walk(store, s
     await save(store, scope, content=state(x=2), checkpoint_id=two, step=2)
     await store.threads.prune(scope, ["t1"], "keep_latest")
     await save(store, scope, content=state(x=1), checkpoint_id=one, parent=Parent(two), step=1, fork=True)
-    found = (await store.checkpoints.channel_history(scope, "t1", "", one, ["d"])).channels
+    found = (await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", one, ["d"]))).channels
     assert found["d"].seed is None
 
 
 async def test_an_unknown_checkpoint_is_not_found(store, scope):
     for checkpoint_id in (None, "1f0c0000-0000-6000-8000-000000000001"):
         with pytest.raises(CheckpointNotFound):
-            await store.checkpoints.channel_history(scope, "t1", "", checkpoint_id, ["d"])
+            await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", checkpoint_id, ["d"]))
     await save(store, scope)
     with pytest.raises(CheckpointNotFound):
-        await store.checkpoints.channel_history(scope, "t1", "", "1f0c0000-0000-6000-8000-000000000001", ["d"])
+        await store.checkpoints.channel_history(
+            scope, ChannelHistoryQuery("t1", "", "1f0c0000-0000-6000-8000-000000000001", ["d"])
+        )
     with pytest.raises(CheckpointNotFound):
-        await store.checkpoints.channel_history(scope, "t1", "other", None, ["d"])
+        await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "other", None, ["d"]))

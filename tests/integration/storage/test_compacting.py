@@ -21,7 +21,7 @@ from storage.errors import (
     WritesPending,
 )
 from storage.format.pieces import GROUP_ELEMENTS_AVERAGE
-from storage.model import ChannelValue, Compaction, FullState, Idempotency, Precondition, Value
+from storage.model import ChannelValue, Compaction, FullState, Idempotency, Load, Precondition, Value
 from storage.scope import Scope
 from tests.support.archive_rows import opened
 from tests.support.states import contents, history, load, packed, patch, put, save, state, write
@@ -135,7 +135,7 @@ async def test_a_compaction_of_a_thousand_messages_writes_a_row_and_some_groups(
 
 async def test_groups_that_are_dropped_are_not_read(store, scope, admin):
     await save(store, scope, content=state(messages=incompressible(MESSAGES)))
-    loaded = await store.checkpoints.load(scope, "t1", "", None, with_state=False)
+    loaded = await store.checkpoints.load(scope, Load("t1", "", None, with_state=False))
     oldest = await admin.fetchval(
         "SELECT substring(piece_ids FOR 17) FROM stateroom.checkpoints WHERE tenant_id = $1 AND checkpoint_id = $2",
         scope.tenant_id,

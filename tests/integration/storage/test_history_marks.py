@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from storage.errors import CheckpointNotFound, IntegrityFailure, ParentUnknown
-from storage.model import ChannelHistories, ChannelHistory, Parent, Save, TaskWrites
+from storage.model import ChannelHistories, ChannelHistory, ChannelHistoryQuery, Parent, Save, TaskWrites
 from storage.scope import ClientShare, Scope
 from tests.support.states import document, put, save, state, write
 
@@ -16,19 +16,21 @@ from tests.support.states import document, put, save, state, write
 class Reader:
     """Keeps the last answer, and joins the next one to it as the API says."""
 
-    def __init__(self, store, scope, channels=("d",), **options):
-        self.store, self.scope, self.channels, self.options = store, scope, list(channels), options
+    def __init__(self, store, scope, channels=("d",), share=None):
+        self.store, self.scope, self.channels, self.share = store, scope, list(channels), share
         self.kept = None
 
     async def whole(self, checkpoint_id=None, namespace=""):
-        place = (self.scope, "t1", namespace, checkpoint_id)
-        return await self.store.checkpoints.channel_history(*place, self.channels, **self.options)
+        place = ("t1", namespace, checkpoint_id, self.channels)
+        return await self.store.checkpoints.channel_history(self.scope, ChannelHistoryQuery(*place), self.share)
 
     async def given(self, checkpoint_id=None, namespace=""):
         """What is given to it, after checking that it then has what a new reader has."""
         mark = None if self.kept is None else self.kept.mark
-        place = (self.scope, "t1", namespace, checkpoint_id)
-        found = await self.store.checkpoints.channel_history(*place, self.channels, mark=mark, **self.options)
+        place = ("t1", namespace, checkpoint_id, self.channels)
+        found = await self.store.checkpoints.channel_history(
+            self.scope, ChannelHistoryQuery(*place, mark=mark), self.share
+        )
         before = {} if self.kept is None else self.kept.channels
         joined = {
             name: ChannelHistory(writes=before[name].writes + each.writes, seed=before[name].seed)
@@ -84,15 +86,19 @@ async def test_writes_to_the_checkpoint_that_was_asked_about_come_with_its_desce
 
 async def test_a_mark_is_of_the_channels_that_were_asked_for(store, scope, reader):
     await step(store, scope, "4")
-    place = (scope, "t1", "", None)
+    place = ("t1", "", None)
     for channels in (["e"], ["d", "e"]):
-        found = await store.checkpoints.channel_history(*place, channels, mark=reader.kept.mark)
+        found = await store.checkpoints.channel_history(
+            scope, ChannelHistoryQuery(*place, channels, mark=reader.kept.mark)
+        )
         assert not any(each.continues for each in found.channels.values())
-    both = await store.checkpoints.channel_history(*place, ["d", "e"])
+    both = await store.checkpoints.channel_history(scope, ChannelHistoryQuery(*place, ["d", "e"]))
     await step(store, scope, "5")
-    found = await store.checkpoints.channel_history(*place, ["e", "d", "d"], mark=both.mark)  # in any order
+    found = await store.checkpoints.channel_history(
+        scope, ChannelHistoryQuery(*place, ["e", "d", "d"], mark=both.mark)
+    )  # in any order
     assert {name: each.continues for name, each in found.channels.items()} == {"d": True, "e": True}
-    found = await store.checkpoints.channel_history(*place, ["d"], mark=both.mark)
+    found = await store.checkpoints.channel_history(scope, ChannelHistoryQuery(*place, ["d"], mark=both.mark))
     assert (values(found.channels["d"]), found.channels["d"].continues) == (["0", "1", "2", "3", "4"], False)
 
 
@@ -103,11 +109,11 @@ async def test_what_was_given_is_not_read_again(store, scope, reader, admin):
             f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND checkpoint_id = ANY($2::text[])",  # noqa: S608
             scope.tenant_id, [each.checkpoint_id for each in reader.steps[:3]],
         )  # fmt: skip
-    place = (scope, "t1", "", None, ["d"])
-    found = await store.checkpoints.channel_history(*place, mark=reader.kept.mark)
+    place = ("t1", "", None, ["d"])
+    found = await store.checkpoints.channel_history(scope, ChannelHistoryQuery(*place, mark=reader.kept.mark))
     assert (values(found.channels["d"]), found.channels["d"].continues) == (["3"], True)
     with pytest.raises(IntegrityFailure):
-        await store.checkpoints.channel_history(*place)
+        await store.checkpoints.channel_history(scope, ChannelHistoryQuery(*place))
 
 
 async def test_a_checkpoint_above_a_head_that_was_put_back_is_noticed(store, scope, admin):
@@ -121,7 +127,7 @@ async def test_a_checkpoint_above_a_head_that_was_put_back_is_noticed(store, sco
         *before,
     )
     with pytest.raises(IntegrityFailure):
-        await store.checkpoints.channel_history(scope, "t1", "", newest.checkpoint_id, ["d"])
+        await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", newest.checkpoint_id, ["d"]))
 
 
 @pytest.mark.parametrize("table", ["checkpoints", "pending_writes"])
@@ -239,7 +245,7 @@ async def test_an_older_or_another_branchs_checkpoint_is_given_whole(store, scop
 @pytest.mark.parametrize("mark", ["", "x", "0" * 32, "\0" * 40, "é" * 40])
 async def test_what_is_no_mark_gives_everything(store, scope, reader, mark):
     for text in (mark, mark + reader.kept.mark[32:], reader.kept.mark[:32] + mark):
-        found = await store.checkpoints.channel_history(scope, "t1", "", None, ["d"], mark=text)
+        found = await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["d"], mark=text))
         assert (found == await reader.whole()) is (text != reader.kept.mark)
 
 
@@ -252,7 +258,9 @@ async def test_a_mark_of_another_thread_namespace_or_subject_gives_everything(st
             await save(store, place[0], content=state(x=number), step=number, **parts)
             await put(store, place[0], checkpoint_id, write(0, "d", "theirs"), thread_id=place[1], namespace=place[2])
     for place in ((other, "t1", ""), (scope, "t2", ""), (scope, "t1", "sub")):
-        found = await store.checkpoints.channel_history(*place, None, ["d"], mark=reader.kept.mark)
+        found = await store.checkpoints.channel_history(
+            place[0], ChannelHistoryQuery(*place[1:], None, ["d"], mark=reader.kept.mark)
+        )
         assert (values(found.channels["d"]), found.channels["d"].continues) == (["theirs"] * 3, False)
 
 

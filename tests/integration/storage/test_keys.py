@@ -10,7 +10,7 @@ from crypto import CryptoError, KeyDenied, KeyDestroyed, KeyUnavailable, MemoryR
 from storage.clock import SystemClock
 from storage.errors import IntegrityFailure
 from storage.keys.keys import HARD_TTL_SECONDS, SOFT_TTL_SECONDS, Keys
-from storage.model import TaskWrites
+from storage.model import ChannelHistoryQuery, TaskWrites, TaskWritesQuery
 from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope
 from storage.service import Store
@@ -173,7 +173,7 @@ async def test_a_destroyed_key_refuses_at_once_though_it_is_cached(store, scope,
         lambda: save(store, scope),
         lambda: history(store, scope),
         lambda: store.checkpoints.put_writes(scope, TaskWrites("t1", "", "c", "task", "", [], None)),
-        lambda: store.checkpoints.task_writes(scope, "t1", "", "c", "task"),
+        lambda: store.checkpoints.task_writes(scope, TaskWritesQuery("t1", "", "c", "task")),
     ]
     for verb in verbs:
         store.keys.evict(scope)
@@ -193,8 +193,8 @@ async def test_a_warm_cache_does_not_outlive_its_key(store, scope, admin, verb):
         "save": lambda: save(store, scope),
         "history": lambda: history(store, scope),
         "put_writes": lambda: store.checkpoints.put_writes(scope, TaskWrites("t1", "", "c", "task", "", [], None)),
-        "task_writes": lambda: store.checkpoints.task_writes(scope, "t1", "", "c", "task"),
-        "channel_history": lambda: store.checkpoints.channel_history(scope, "t1", "", None, ["a"]),
+        "task_writes": lambda: store.checkpoints.task_writes(scope, TaskWritesQuery("t1", "", "c", "task")),
+        "channel_history": lambda: store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["a"])),
         "prune": lambda: store.threads.prune(scope, ["t1"], "keep_latest"),
         "put": lambda: store.threads.put(scope, "t2", strict=True),
         "copy": lambda: store.threads.copy(scope, "t1", "t2"),

@@ -13,7 +13,7 @@ from storage.errors import (
     RollbackDetected,
 )
 from storage.format.pieces import unpack_ids
-from storage.model import Save
+from storage.model import Load, Save
 from storage.postgres.engine import create_engine
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare, Scope
@@ -74,7 +74,7 @@ async def round_trips(pool, work):
 
 
 def loading(store, scope, checkpoint_id=None, namespace="", **how):
-    return store.checkpoints.load(scope, "t1", namespace, checkpoint_id, **{"with_state": True, **how})
+    return store.checkpoints.load(scope, Load("t1", namespace, checkpoint_id, **{"with_state": True, **how}))
 
 
 async def two_checkpoints(store, scope):
@@ -208,7 +208,7 @@ async def test_a_thread_that_is_older_than_the_callers_token_is_refused(counted,
     with pytest.raises(RollbackDetected):
         await loading(counted, scope, known_token=second.token)
     with pytest.raises(RollbackDetected):
-        await counted.checkpoints.load(scope, "t1", "", ID_1, with_state=False, known_token=second.token)
+        await counted.checkpoints.load(scope, Load("t1", "", ID_1, with_state=False, known_token=second.token))
 
 
 async def test_another_scope_finds_nothing_under_the_same_names(counted, scope):

@@ -19,7 +19,17 @@ from storage.errors import (
     StateTooLarge,
 )
 from storage.format.leaves import placeholder, read_placeholder
-from storage.model import ChannelValue, FullState, HistoryQuery, NewWrite, Parent, Precondition, Value
+from storage.model import (
+    ChannelValue,
+    FullState,
+    HistoryQuery,
+    Load,
+    NewWrite,
+    Parent,
+    Precondition,
+    TaskWritesQuery,
+    Value,
+)
 from storage.scope import Scope
 from storage.service import Store
 from tests.support.faulty_blobs import Fault, FaultyBlobStore
@@ -103,7 +113,7 @@ async def test_any_large_value_comes_back_byte_for_byte(store, scope, bucket, ad
 async def test_references_stand_for_leaves_and_are_the_same_pieces_when_they_are_sent(store, scope, admin):
     value = packed([{"image": screen(1)}, "x" * 3000, {"image": screen(2)}])
     first = await save(store, scope, content=FullState({"a": ChannelValue("1", value)}))
-    loaded = await store.checkpoints.load(scope, "t1", "", None, with_state=True, refs=True)
+    loaded = await store.checkpoints.load(scope, Load("t1", "", None, with_state=True, refs=True))
     holed = loaded.checkpoint.channels["a"].value
     assert len(holed.data) < 4000
     assert [read_placeholder(holed.data, at)[1] for at in holed.holes] == [150_035] * 2
@@ -114,7 +124,7 @@ async def test_references_stand_for_leaves_and_are_the_same_pieces_when_they_are
     assert await rows(admin, scope, "chunks") == before
     assert (await load(store, scope)).channels["a"].value == value
     await put(store, scope, first.checkpoint_id, NewWrite(idx=0, channel="a", value=holed))
-    written = await store.checkpoints.task_writes(scope, "t1", "", first.checkpoint_id, "task")
+    written = await store.checkpoints.task_writes(scope, TaskWritesQuery("t1", "", first.checkpoint_id, "task"))
     assert [each.value for each in written] == [value]
     for other in ("t2", "t1"):
         unknown = FullState({"a": ChannelValue(None, Value("msgpack", placeholder(bytes(17), 9), (0,)))})
@@ -172,7 +182,7 @@ async def test_a_state_too_large_for_one_answer_says_so_and_comes_as_references(
         )
     with pytest.raises(StateTooLarge):
         await load(store, scope)
-    loaded = await store.checkpoints.load(scope, "t1", "", None, with_state=True, refs=True)
+    loaded = await store.checkpoints.load(scope, Load("t1", "", None, with_state=True, refs=True))
     assert len(loaded.checkpoint.channels["items"].value.holes) == 10
 
 

@@ -10,7 +10,7 @@ from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
 from storage.errors import ArtifactUnknown, HeadMoved, IntegrityFailure, PieceNotFound, QuotaExceeded
-from storage.model import HistoryQuery, NewWrite, Precondition
+from storage.model import HistoryQuery, Load, NewWrite, Precondition, TaskWritesQuery
 from storage.scope import Scope
 from storage.service import Store
 from tests.support.blob_rows import Blobs
@@ -119,7 +119,7 @@ async def test_whatever_reads_a_piece_says_that_the_bucket_is_away_and_can_be_re
     reads = {
         "load": lambda: load(store, scope),
         "history": lambda: store.checkpoints.history(scope, HistoryQuery(thread_id="t1", with_state=True)),
-        "writes": lambda: store.checkpoints.task_writes(scope, "t1", "", saved.checkpoint_id, "task"),
+        "writes": lambda: store.checkpoints.task_writes(scope, TaskWritesQuery("t1", "", saved.checkpoint_id, "task")),
         "piece": lambda: store.pieces.get(scope, "t1", piece_id),
     }
     for name, read in reads.items():
@@ -130,7 +130,7 @@ async def test_whatever_reads_a_piece_says_that_the_bucket_is_away_and_can_be_re
         await read()
     # References need no bucket at all.
     bucket.plan("get_range", fault)
-    await store.checkpoints.load(scope, "t1", "", None, with_state=True, refs=True)
+    await store.checkpoints.load(scope, Load("t1", "", None, with_state=True, refs=True))
     assert bucket.planned == 1
 
 
@@ -317,7 +317,7 @@ async def test_the_blobs_that_a_chunk_names_are_bound_to_it(store, scope, admin)
         await admin.execute(update, *place, named_ids, envelope)
         for refs in (False, True):
             with pytest.raises(IntegrityFailure):
-                await store.checkpoints.load(scope, "t1", "", None, with_state=True, refs=refs)
+                await store.checkpoints.load(scope, Load("t1", "", None, with_state=True, refs=refs))
         assert [each.code for each in (await store.verification.thread(scope, "t1")).findings]
     await admin.execute(update, *place, first["named_ids"], first["envelope"])
     assert contents(await load(store, scope)) == {"a": screen(1), "b": screen(2)}

@@ -19,7 +19,7 @@ from storage.control.features import SAVE_POLICIES
 from storage.control.rows import adoption_row, policy_row, save_policy_row, schema_row
 from storage.format.pieces import CUT_BESIDE_ELEMENTS_MIN, is_long_to_cut, list_header
 from storage.keys.key_seals import Pepper, Peppers
-from storage.model import HistoryQuery, Precondition
+from storage.model import ChannelHistoryQuery, HistoryQuery, Precondition, TaskWritesQuery
 from storage.postgres import state_schemas as schemas_sql
 from storage.retention.planner import Policy
 from storage.retention.policies import RetentionPolicies
@@ -57,11 +57,13 @@ async def test_pending_writes_are_opened_and_put_together_in_turns(store, scope)
     loaded, taken = await turns(load(store, scope))
     assert len(loaded.writes) == ROWS
     assert taken >= 2 * TURNS
-    found, taken = await turns(store.checkpoints.task_writes(scope, "t1", "", CHECKPOINT, "task"))
+    found, taken = await turns(store.checkpoints.task_writes(scope, TaskWritesQuery("t1", "", CHECKPOINT, "task")))
     assert len(found) == ROWS
     assert taken >= 2 * TURNS
     after = await save(store, scope)
-    histories, taken = await turns(store.checkpoints.channel_history(scope, "t1", "", after.checkpoint_id, ["a"]))
+    histories, taken = await turns(
+        store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", after.checkpoint_id, ["a"]))
+    )
     assert len(histories.channels["a"].writes) == ROWS
     assert taken >= 2 * TURNS
 

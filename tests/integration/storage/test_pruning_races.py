@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from storage.errors import CheckpointNotFound, DeltaChainNeeded, IntegrityFailure, LegalHold, ThreadArchived
-from storage.model import Parent
+from storage.model import ChannelHistoryQuery, Parent, TaskWritesQuery
 from storage.postgres import pruning as sql
 from storage.postgres import threads as threads_sql
 from storage.threads.pruning import Pruning
@@ -70,7 +70,9 @@ async def ids(store, scope):
 
 
 async def delta(store, scope, checkpoint_id=None):
-    found = (await store.checkpoints.channel_history(scope, "t1", "", checkpoint_id, ["d"])).channels["d"]
+    found = (
+        await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", checkpoint_id, ["d"]))
+    ).channels["d"]
     seed = None if found.seed is None else msgpack.unpackb(found.seed.value.data)
     return seed, [msgpack.unpackb(each.value.data) for each in found.writes]
 
@@ -193,7 +195,7 @@ async def a_write_comes(store, scope, kind, remove):
     gate = BeforeLock(1)
     late = put(store, scope, old.checkpoint_id, write(1, "a", document("late")))
     await between(remove(pruning(store, gate, kind)), gate, late)
-    return await store.checkpoints.task_writes(scope, "t1", "", old.checkpoint_id, "task")
+    return await store.checkpoints.task_writes(scope, TaskWritesQuery("t1", "", old.checkpoint_id, "task"))
 
 
 REMOVALS = {

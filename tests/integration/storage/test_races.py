@@ -15,7 +15,7 @@ from sqlalchemy import event
 from crypto import KeyDestroyed, Kind, OpenError, Sealer, SecretKey, wrap_subject_key
 from storage.errors import CheckpointNotFound, HeadMoved, IntegrityFailure, ParentUnknown, Unavailable
 from storage.keys.keys import Keys
-from storage.model import ChannelValue, FullState, Parent, Precondition
+from storage.model import ChannelValue, FullState, Load, Parent, Precondition, TaskWritesQuery
 from storage.postgres import checkpoints as sql
 from storage.postgres import keys as key_sql
 from storage.postgres import pruning as pruning_sql
@@ -310,7 +310,7 @@ async def repeated_while_pruning(store, scope, admin, putting):
     gate = CommitAfter(pruning_sql.DELETE_CHECKPOINTS)
     pruning = Steered(store, before=gate).threads.prune(scope, ["t1"], "keep_latest")
     _, receipt = await beside(pruning, put(putting, scope, C, write(0, "a", 1)), gate, admin)
-    return receipt, await store.checkpoints.task_writes(scope, "t1", "", C, "task")
+    return receipt, await store.checkpoints.task_writes(scope, TaskWritesQuery("t1", "", C, "task"))
 
 
 async def test_a_write_that_waited_for_the_prune_of_its_elder_is_stored(store, scope, admin):
@@ -575,7 +575,9 @@ async def loaded_during_prune(store, scope, variants):
     steered = Steered(store, variants=variants, before=gate)
     # What was seen of another namespace is compared in a snapshot, so that the load is not one function.
     loading = asyncio.create_task(
-        steered.checkpoints.load(scope, "t1", "", first.checkpoint_id, with_state=True, known_token=elsewhere.token)
+        steered.checkpoints.load(
+            scope, Load("t1", "", first.checkpoint_id, with_state=True, known_token=elsewhere.token)
+        )
     )
     await gate.arrival()
     assert (await store.threads.prune(scope, ["t1"], "keep_latest")).checkpoints == 1

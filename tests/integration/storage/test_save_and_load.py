@@ -14,7 +14,7 @@ from storage.errors import (
     InvalidState,
     PreconditionRequired,
 )
-from storage.model import ChannelValue, FullState, Idempotency, Parent, Precondition, Value
+from storage.model import ChannelValue, FullState, Idempotency, Load, Parent, Precondition, Value
 from storage.postgres import checkpoints as sql
 from storage.service import Store
 from tests.support.interleaving import Gate, Steered, blocked
@@ -66,7 +66,7 @@ async def test_the_encodings_and_bytes_of_an_adapter_are_returned_exactly(store,
 
 async def test_a_load_without_state_has_no_channels_and_no_writes(store, scope):
     await save(store, scope)
-    loaded = await store.checkpoints.load(scope, "t1", "", None, with_state=False)
+    loaded = await store.checkpoints.load(scope, Load("t1", "", None, with_state=False))
     assert (loaded.checkpoint.channels, loaded.checkpoint.writes) == (None, None)
 
 

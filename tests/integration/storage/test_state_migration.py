@@ -9,7 +9,7 @@ import pytest
 
 from storage.errors import HeadMoved, StateSchemaNotFound
 from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating, read_position
-from storage.model import HistoryQuery, Precondition, Save, TaskWrites
+from storage.model import HistoryQuery, Load, Precondition, Save, TaskWrites
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.schemas.workers import KILLS_MAX
@@ -112,22 +112,22 @@ async def test_a_migration_leaves_out_who_waits_and_a_rollback_brings_back_what_
     assert (job.state, read_position(job.position)[0]) == ("done", 2)
     assert counted(report(job)) == {"heads": 7, "changed": 2, "current": 1, "waiting": 2, "failed": 1, "shared": 1}
     assert await store.migrating.heads_by_version(tenant, "travel") == {1: 4, 2: 3}
-    head = (await store.checkpoints.load(scope, "plain", "", None, with_state=True)).checkpoint
+    head = (await store.checkpoints.load(scope, Load("plain", "", None, with_state=True))).checkpoint
     assert contents(head) == {"user_profile": {"seat": "aisle", "jane@example.org": 1}}
     assert (head.parent_id, head.source, head.status, head.agent) == (first.checkpoint_id, "migrate", "done", "tester")
     assert (head.state_version, head.metadata, head.step) == (2, {"note": 1}, 4)
     # Again, there is nothing left to do; what was sealed before is still there.
     assert counted(report(await run(store, tenant, STATE_MIGRATE_KIND)))["current"] == 3
-    old = await store.checkpoints.load(scope, "plain", "", first.checkpoint_id, with_state=True)
+    old = await store.checkpoints.load(scope, Load("plain", "", first.checkpoint_id, with_state=True))
     assert "user_pref" in contents(old.checkpoint)
 
     await save(store, other, "of-another", 2, state(user_profile="newer"))
     back = await run(store, tenant, STATE_ROLLBACK_KIND)
     assert counted(report(back))["changed"] == 1, "only what nobody built on"
-    head = (await store.checkpoints.load(scope, "plain", "", None, with_state=True)).checkpoint
+    head = (await store.checkpoints.load(scope, Load("plain", "", None, with_state=True))).checkpoint
     assert contents(head) == {"user_pref": {"seat": "aisle", "jane@example.org": 1}}
     assert (head.state_version, head.source) == (1, "rollback")
-    newer = (await store.checkpoints.load(other, "of-another", "", None, with_state=True)).checkpoint
+    newer = (await store.checkpoints.load(other, Load("of-another", "", None, with_state=True))).checkpoint
     assert contents(newer) == {"user_profile": "newer"}
     log = "SELECT action FROM stateroom.audit_log WHERE tenant_id = $1 AND action LIKE 'state-schema.%'"
     actions = [row["action"] for row in await admin.fetch(log, tenant.tenant_id)]
@@ -175,7 +175,7 @@ async def test_the_input_of_a_run_is_left_to_the_conversion_at_load_and_not_held
 
 async def test_a_pending_write_that_comes_between_read_and_save_stops_the_save(store, scope, tenant):
     saved = await save(store, scope, "t1")
-    loaded = await store.checkpoints.load(scope, "t1", "", None, with_state=True)
+    loaded = await store.checkpoints.load(scope, Load("t1", "", None, with_state=True))
     await store.states.put_writes(
         scope, TaskWrites("t1", "", saved.checkpoint_id, "task", "", [write(0, "a", 1)], None)
     )
@@ -199,7 +199,7 @@ async def test_a_job_that_races_live_saves_loses_no_update(store, scope, tenant)
         wanted = WantedVersions(any_schema=number)
         while time.monotonic() < until:
             for thread_id in threads:
-                loaded = await store.states.load(scope, wanted, thread_id, "", None, with_state=True)
+                loaded = await store.states.load(scope, wanted, Load(thread_id, "", None, with_state=True))
                 count = contents(loaded.checkpoint)[name]
                 head = Precondition(head_id=loaded.head_id)
                 try:
@@ -218,7 +218,9 @@ async def test_a_job_that_races_live_saves_loses_no_update(store, scope, tenant)
     *_, changed = await asyncio.gather(client(1), client(2), client(1), migrate())
     assert changed, "nothing was raced"
     for thread_id in threads:
-        loaded = await store.states.load(scope, WantedVersions(any_schema=2), thread_id, "", None, with_state=True)
+        loaded = await store.states.load(
+            scope, WantedVersions(any_schema=2), Load(thread_id, "", None, with_state=True)
+        )
         assert contents(loaded.checkpoint)["user_profile"] == done[thread_id]
         page = await store.states.history(scope, AS_SAVED, HistoryQuery(thread_id=thread_id, limit=1000))
         saves = [each for each in page.items if each.source is None]

@@ -17,7 +17,20 @@ from storage.errors import (
     TooCostly,
 )
 from storage.format.ids import mint_checkpoint_id
-from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Patch, Precondition, Save, TaskWrites, Value
+from storage.model import (
+    ChannelHistoryQuery,
+    ChannelValue,
+    FullState,
+    HistoryQuery,
+    Load,
+    Parent,
+    Patch,
+    Precondition,
+    Save,
+    TaskWrites,
+    TaskWritesQuery,
+    Value,
+)
 from storage.postgres.unit_of_work import Silent
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
@@ -43,7 +56,7 @@ async def save(store, scope, number, thread_id="t1", schema="travel", **parts):
 
 
 async def load(store, scope, wanted, checkpoint_id=None, thread_id="t1"):
-    loaded = await store.states.load(scope, wanted, thread_id, "", checkpoint_id, with_state=True)
+    loaded = await store.states.load(scope, wanted, Load(thread_id, "", checkpoint_id, with_state=True))
     return loaded.checkpoint
 
 
@@ -86,10 +99,12 @@ async def test_state_of_a_schema_that_its_reader_does_not_name_is_never_given_to
         with pytest.raises(StateSchemaMismatch):
             await store.states.history(scope, travel, HistoryQuery(thread_id=thread_id, with_state=True))
     with pytest.raises(StateSchemaMismatch):
-        await store.states.task_writes(scope, travel, "t1", "", saved.checkpoint_id, "task")
+        await store.states.task_writes(scope, travel, TaskWritesQuery("t1", "", saved.checkpoint_id, "task"))
     later = await save(store, scope, 2, schema="other")
     with pytest.raises(StateSchemaMismatch):
-        await store.states.channel_history(scope, travel, "t1", "", later.checkpoint_id, ["user_profile"])
+        await store.states.channel_history(
+            scope, travel, ChannelHistoryQuery("t1", "", later.checkpoint_id, ["user_profile"])
+        )
     # A write has a schema of its own; without state there is nothing to mistake, and whoever names it gets it.
     mine = await save(store, scope, 1, "t2")
     await store.states.put_writes(
@@ -166,7 +181,7 @@ async def test_pending_writes_go_by_their_own_version(store, scope):
         ("new", 0, "user_pref", "of v2"), ("new", 1, "__interrupt__", "?"), ("old", 0, "user_pref", "of v1")
     ]  # fmt: skip
     for task in ("old", "new"):
-        found = await store.states.task_writes(scope, V2, *place, task)
+        found = await store.states.task_writes(scope, V2, TaskWritesQuery(*place, task))
         assert found[0].channel == "user_profile"
     # A copy keeps the versions, and what they are bound to.
     await store.threads.copy(scope, "t1", "t2")
@@ -230,14 +245,14 @@ async def test_a_delta_channel_that_was_renamed_is_followed_through_its_ancestor
         ),
     )
     for wanted, name in ((V1, "msgs"), (V2, "messages")):
-        found = await store.states.channel_history(scope, wanted, "t1", "", ids[3], [name])
+        found = await store.states.channel_history(scope, wanted, ChannelHistoryQuery("t1", "", ids[3], [name]))
         history = found.channels[name]
         assert msgpack.unpackb(history.seed.value.data) == ["seed"]
         assert [msgpack.unpackb(each.value.data) for each in history.writes] == [["m0"], ["m1"], ["late"], ["m2"]]
         assert {each.channel for each in history.writes} == {name}
         assert (await load(store, scope, wanted, ids[3])).delta_channels == (name,)
     # As saved, each is under the name it had then: the wrong one finds nothing of the others.
-    as_saved = await store.states.channel_history(scope, AS_SAVED, "t1", "", ids[3], ["messages"])
+    as_saved = await store.states.channel_history(scope, AS_SAVED, ChannelHistoryQuery("t1", "", ids[3], ["messages"]))
     assert [msgpack.unpackb(each.value.data) for each in as_saved.channels["messages"].writes] == [["m2"]]
 
 
@@ -371,11 +386,11 @@ async def test_writes_that_a_step_is_still_needed_for_are_counted(database, root
         )
         await save(opened, scope, 2, content=state(other=2), delta_channels=("user_profile",))
         name = {1: "user_pref", 2: "user_profile"}[wanted.any_schema]
-        found = await opened.states.channel_history(scope, wanted, "t1", "", None, [name])
+        found = await opened.states.channel_history(scope, wanted, ChannelHistoryQuery("t1", "", None, [name]))
         assert len(found.channels[name].writes) == 1
         assert ((1, 2) in reads.seen) == (wanted is V2)
         reads.seen.clear()
-        await opened.states.task_writes(scope, wanted, "t1", "", old.checkpoint_id, "a")
+        await opened.states.task_writes(scope, wanted, TaskWritesQuery("t1", "", old.checkpoint_id, "a"))
         assert ((1, 2) in reads.seen) == (wanted is V2)
     finally:
         await opened.close()

@@ -6,7 +6,7 @@ import pytest
 
 from storage.artifacts.model import NewArtifact
 from storage.errors import ArtifactReferenced, CheckpointNotFound, ClientShareRequired, LegalHold, ThreadArchived
-from storage.model import ChannelValue, FullState, Parent, Removal, Save
+from storage.model import ChannelHistoryQuery, ChannelValue, FullState, Load, Parent, Removal, Save, TaskWritesQuery
 from storage.scope import ClientShare, Scope
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import opened
@@ -138,8 +138,10 @@ async def test_old_writes_go_where_nothing_is_rebuilt_from_them(store, scope, cl
     )
     assert writes_of(await load(store, scope, checkpoint_id=plain.checkpoint_id)) == []
     assert writes_of(await load(store, scope)) == [("task", 0, "a", document("head"))]
-    assert len(await store.checkpoints.task_writes(scope, "t1", "", early, "task")) == 1
-    found = (await store.checkpoints.channel_history(scope, "t1", "", plain.checkpoint_id, ["d"])).channels["d"]
+    assert len(await store.checkpoints.task_writes(scope, TaskWritesQuery("t1", "", early, "task"))) == 1
+    found = (
+        await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", plain.checkpoint_id, ["d"]))
+    ).channels["d"]
     assert [msgpack.unpackb(each.value.data) for each in found.writes] == [document("delta")]
     assert await pieces(admin, scope) == 3
     await whole(store, scope)
@@ -175,7 +177,7 @@ async def test_a_thread_under_a_share_is_thinned_with_it_and_left_alone_without(
     with pytest.raises(ClientShareRequired):
         await store.pruning.thin(scope, "t1", LATEST)
     assert (await store.pruning.thin(scope, "t1", LATEST, share=share)).checkpoints == 2
-    loaded = await store.checkpoints.load(scope, "t1", "", None, with_state=True, share=share)
+    loaded = await store.checkpoints.load(scope, Load("t1", "", None, with_state=True), share)
     assert contents(loaded.checkpoint) == {"a": 2}
 
 

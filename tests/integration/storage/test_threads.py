@@ -15,7 +15,16 @@ from storage.errors import (
     ThreadExists,
     ThreadNotFound,
 )
-from storage.model import ChannelValue, FullState, Parent, Precondition, Value
+from storage.model import (
+    ChannelHistoryQuery,
+    ChannelValue,
+    FullState,
+    Load,
+    Parent,
+    Precondition,
+    TaskWritesQuery,
+    Value,
+)
 from storage.scope import Scope
 from storage.service import Store
 from tests.support.states import (
@@ -150,7 +159,7 @@ async def test_a_copy_has_everything_and_stands_alone(store, scope, admin):
     old = await load(store, scope, "t2", first.checkpoint_id)
     assert (contents(old)["items"], old.metadata) == (items, {"k": "v"})
     assert (await load(store, scope, "t2", namespace="sub")).checkpoint_id == sub.checkpoint_id
-    assert len(await store.checkpoints.task_writes(scope, "t2", "", early, "task")) == 2
+    assert len(await store.checkpoints.task_writes(scope, TaskWritesQuery("t2", "", early, "task"))) == 2
     thread = await store.threads.get(scope, "t2")
     assert (thread.agent, thread.head_id) == ("a", second.checkpoint_id)
     assert (await save(store, scope, "t2")).parent_id == second.checkpoint_id
@@ -270,7 +279,7 @@ async def test_pruning_keeps_the_line_a_delta_channel_is_rebuilt_from(store, sco
     kept = {each.checkpoint_id for each in await history(store, scope)}
     assert kept == {seed.checkpoint_id, middle.checkpoint_id, head.checkpoint_id}
     assert {forgotten.checkpoint_id, side.checkpoint_id}.isdisjoint(kept)
-    found = (await store.checkpoints.channel_history(scope, "t1", "", None, ["d"])).channels["d"]
+    found = (await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "", None, ["d"]))).channels["d"]
     assert msgpack.unpackb(found.seed.value.data) == "seed"
     assert [msgpack.unpackb(each.value.data) for each in found.writes] == ["w1", "w2"]
 
@@ -306,7 +315,7 @@ async def test_deleting_runs_removes_their_checkpoints_everywhere(store, scope, 
     await save(store, scope, "t3", run_id="r2")
     removal = await store.threads.delete_runs(scope, ["r1", "r3", "r9"])
     assert (removal.threads, removal.checkpoints, removal.pending_writes) == (2, 4, 1)
-    loaded = await store.checkpoints.load(scope, "t1", "", None, with_state=True)
+    loaded = await store.checkpoints.load(scope, Load("t1", "", None, with_state=True))
     assert (loaded.head_id, contents(loaded.checkpoint)) == (kept.checkpoint_id, {"a": document("two")})
     assert await chunks(admin, scope) == 1
     with pytest.raises(CheckpointNotFound):

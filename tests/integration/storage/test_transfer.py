@@ -9,7 +9,7 @@ import pytest
 
 from storage.artifacts.model import NewArtifact
 from storage.errors import LegalHold, ThreadExists
-from storage.model import ChannelValue, FullState, HistoryQuery, Precondition, Value
+from storage.model import ChannelValue, FullState, HistoryQuery, Precondition, TaskWritesQuery, Value
 from storage.retention.planner import Policy
 from storage.schemas.registry import Definition
 from storage.scope import ClientShare, Scope, TenantScope
@@ -141,7 +141,7 @@ async def test_forks_namespaces_and_writes_without_their_checkpoint_come_over(he
     }
     for namespace, checkpoint_id in (("a", "1fff0000-0000-6000-8000-000000000000"), ("new", "not-yet")):
         one, other = [
-            await store.checkpoints.task_writes(at, "t1", namespace, checkpoint_id, "task")
+            await store.checkpoints.task_writes(at, TaskWritesQuery("t1", namespace, checkpoint_id, "task"))
             for store, at in ((here, scope), (there, target))
         ]
         assert one == other != []

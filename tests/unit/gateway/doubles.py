@@ -63,21 +63,10 @@ class Checkpoints:
             writes=list(self.writes) if with_state else None,
         )  # fmt: skip
 
-    async def load(
-        self,
-        scope: Scope,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str | None,
-        *,
-        with_state: bool,
-        known_token: str | None = None,
-        share: ClientShare | None = None,
-        refs: bool = False,
-    ) -> model.Loaded:
+    async def load(self, scope: Scope, load: model.Load, share: ClientShare | None = None) -> model.Loaded:
         for owner, save in reversed(self.saves):
-            if (owner, save.thread_id, save.namespace) == (scope, thread_id, namespace):
-                checkpoint = self._checkpoint(save, with_state=with_state)
+            if (owner, save.thread_id, save.namespace) == (scope, load.thread_id, load.namespace):
+                checkpoint = self._checkpoint(save, with_state=load.with_state)
                 return model.Loaded(checkpoint=checkpoint, head_id="c1", token="token")
         raise CheckpointNotFound
 
@@ -100,33 +89,15 @@ class Checkpoints:
         return model.WritesReceipt(stored=len(new.writes), unchanged=0)
 
     async def task_writes(
-        self,
-        scope: Scope,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str,
-        task_id: str,
-        share: ClientShare | None = None,
-        *,
-        refs: bool = False,
+        self, scope: Scope, query: model.TaskWritesQuery, share: ClientShare | None = None
     ) -> list[model.PendingWrite]:
-        return [write for write in self.writes if write.task_id == task_id]
+        return [write for write in self.writes if write.task_id == query.task_id]
 
     async def channel_history(
-        self,
-        scope: Scope,
-        thread_id: str,
-        namespace: str,
-        checkpoint_id: str | None,
-        channels: Sequence[str],
-        *,
-        known_token: str | None = None,
-        share: ClientShare | None = None,
-        refs: bool = False,
-        mark: str | None = None,
+        self, scope: Scope, query: model.ChannelHistoryQuery, share: ClientShare | None = None
     ) -> model.ChannelHistories:
-        histories = {name: model.ChannelHistory(writes=[], seed=None) for name in channels}
-        return model.ChannelHistories(channels=histories, mark=mark)
+        histories = {name: model.ChannelHistory(writes=[], seed=None) for name in query.channels}
+        return model.ChannelHistories(channels=histories, mark=query.mark)
 
 
 class States:
