@@ -372,28 +372,25 @@ class _Attempt:
         if any(map(access.offload.is_large, fresh)):  # among what was appended
             raise LostRaceError
         envelopes = await sealed_pieces(sealer, ((each, None) for each in fresh))
-        await access.unit_of_work.call(
-            sql.SAVE_ON,
-            scope,
-            save.thread_id,
-            sealer.active_key_version,
-            [each.piece_id for each in fresh],
-            [each.children for each in fresh],
-            envelopes,
-            *columns.location()[1:-1],
-            composed.sealed.envelope,
-            columns.checkpoint_id,
-            composed.head.sequence,
-            composed.head_seal,
-            save.status if save.namespace == "" else None,
-            known.thread_seal,
-            known.strict,
-            columns.named_ids,
-            known.head_seal,
-            early.count,
-            known.strictness.compared() if _is_blind(save) else None,
-            sealer.keys_hash,
+        values = sql.SAVE_ON.after_scope(
+            **_columns(columns),
+            key_version=sealer.active_key_version,
+            pieces=[each.piece_id for each in fresh],
+            children=[each.children for each in fresh],
+            envelopes=envelopes,
+            manifest=composed.sealed.envelope,
+            head_id=columns.checkpoint_id,
+            sequence=composed.head.sequence,
+            head_seal=composed.head_seal,
+            thread_status=save.status if save.namespace == "" else None,
+            thread_seal=known.thread_seal,
+            strict=known.strict,
+            head_seal_before=known.head_seal,
+            early_count=early.count,
+            policies=known.strictness.compared() if _is_blind(save) else None,
+            keys_hash=sealer.keys_hash,
         )
+        await access.unit_of_work.call(sql.SAVE_ON.text, scope, *values)
         seen = known.seen.after(sealer.without_share, columns.checkpoint_id, composed.head)
         access.acknowledge(scope, sealer, save.thread_id, seen)
         token = seen.encode(sealer.without_share, save.thread_id)
@@ -453,25 +450,25 @@ class _Attempt:
         scope, sealer, save, draft = self.scope, self.sealer, self.save, self.draft
         if lock_first:
             await transaction.fetchrow(threads_sql.LOCK, scope.tenant_id, scope.subject_id, save.thread_id)
-        row = await transaction.fetchrow(
-            sql.OPEN,
-            scope.tenant_id,
-            scope.subject_id,
-            save.thread_id,
-            save.agent,
-            save.status if save.namespace == "" else None,
-            draft.now,
-            own_seal,
-            sealer.active_key_version,
-            save.namespace,
-            save.checkpoint_id,
-            [*draft.cutter.pieces, *draft.cutter.referenced],
-            draft.needs_parent(save),
-            save.parent is None,
-            save.parent.checkpoint_id if save.parent else None,
-            sealer.shared,
-            None if draft.tagging is None else draft.tagging.keys,
+        values = sql.OPEN.arguments(
+            tenant_id=scope.tenant_id,
+            subject_id=scope.subject_id,
+            thread_id=save.thread_id,
+            agent=save.agent,
+            status=save.status if save.namespace == "" else None,
+            now=draft.now,
+            own_seal=own_seal,
+            key_version=sealer.active_key_version,
+            namespace=save.namespace,
+            checkpoint_id=save.checkpoint_id,
+            pieces=[*draft.cutter.pieces, *draft.cutter.referenced],
+            needs_parent=draft.needs_parent(save),
+            parent_is_head=save.parent is None,
+            parent_id=save.parent.checkpoint_id if save.parent else None,
+            client_share=sealer.shared,
+            searchable=None if draft.tagging is None else draft.tagging.keys,
         )
+        row = await transaction.fetchrow(sql.OPEN.text, *values)
         self.access.check_keys(scope, sealer, row["keys_hash"])
         if row["tier"] != "hot":
             raise ThreadArchived(save.thread_id)
@@ -566,26 +563,25 @@ class _Attempt:
         blobs = await access.offload.place(transaction, scope, sealer, save.thread_id, fresh, uploads)
         blob_ids = [blobs.get(piece.piece_id) for piece in fresh]
         columns, tagging = composed.columns, self.draft.tagging
-        written = await transaction.fetchrow(
-            sql.WRITE if tagging is None else sql.WRITE_TAGGED,
-            scope.tenant_id,
-            scope.subject_id,
-            save.thread_id,
-            sealer.active_key_version,
-            [piece.piece_id for piece in fresh],
-            [piece.children for piece in fresh],
-            await sealed_pieces(sealer, zip(fresh, blob_ids, strict=True)),
-            *columns.location()[1:-1],
-            composed.sealed.envelope,
-            composed.head_id,
-            composed.head.sequence,
-            composed.head_seal,
-            ground.head is not None,
-            [None if blob_id is None else blob_id.bytes for blob_id in blob_ids],
-            columns.named_ids,
-            ground.is_new_thread,
-            *(() if tagging is None else (tagging.keys, tagging.tags)),
+        statement = sql.WRITE if tagging is None else sql.WRITE_TAGGED
+        values = statement.arguments(
+            **_columns(columns),
+            tenant_id=scope.tenant_id,
+            subject_id=scope.subject_id,
+            key_version=sealer.active_key_version,
+            pieces=[piece.piece_id for piece in fresh],
+            children=[piece.children for piece in fresh],
+            envelopes=await sealed_pieces(sealer, zip(fresh, blob_ids, strict=True)),
+            manifest=composed.sealed.envelope,
+            head_id=composed.head_id,
+            sequence=composed.head.sequence,
+            head_seal=composed.head_seal,
+            has_head=ground.head is not None,
+            blob_ids=[None if blob_id is None else blob_id.bytes for blob_id in blob_ids],
+            is_new_thread=ground.is_new_thread,
+            **({} if tagging is None else {"searchable": tagging.keys, "tags": tagging.tags}),
         )
+        written = await transaction.fetchrow(statement.text, *values)
         access.check_keys(scope, sealer, written["keys_hash"])
         # Written are the checkpoint, and the head on top of the one that was read.
         if written["written"] != 2 or written["early_members"] != row["early_members"]:
@@ -668,6 +664,11 @@ class _Attempt:
         row = await transaction.fetchrow(sql.HEAD_AND_NEWEST, *place)
         if row["newest_id"] != row["head_id"]:
             raise IntegrityFailure("the newest checkpoint is not the head")
+
+
+def _columns(columns: CheckpointColumns) -> dict[str, Any]:
+    """A checkpoint's clear columns, by name."""
+    return {name: getattr(columns, name) for name in columns.__struct_fields__}
 
 
 def _is_blind(save: Save) -> bool:

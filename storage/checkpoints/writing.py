@@ -167,6 +167,27 @@ class _Attempt:
         new = self.new
         return seal_head(self.sealer, new.thread_id, new.namespace, new.checkpoint_id, head)
 
+    def _written(self, fresh: Sequence[_Fresh]) -> dict[str, Any]:
+        """What both statements take of the writes that are stored, by name."""
+        new = self.new
+        return {
+            "thread_id": new.thread_id,
+            "key_version": self.sealer.active_key_version,
+            "namespace": new.namespace,
+            "checkpoint_id": new.checkpoint_id,
+            "task_id": new.task_id,
+            "task_path": new.task_path,
+            "status": new.status,
+            "now": self.draft.now,
+            "idx": [each.columns.idx for each in fresh],
+            "channels": [each.columns.channel for each in fresh],
+            "piece_ids": [each.columns.piece_ids for each in fresh],
+            "values": [each.sealed.envelope for each in fresh],
+            "members": [each.sealed.member for each in fresh],
+            "state_schema": new.state_schema,
+            "state_version": new.state_version,
+        }
+
     # --- on what is remembered -------------------------------------------------------------------------------------
 
     def goes_on(self, known: Standing) -> bool:
@@ -210,35 +231,20 @@ class _Attempt:
         else:
             early = self._moved(known.early.get(new.checkpoint_id, NO_WRITES), fresh)
             left = msgspec.structs.replace(left, early={**known.early, new.checkpoint_id: early})
-        await access.unit_of_work.call(
-            sql.PUT_WRITES_ON,
-            scope,
-            new.thread_id,
-            sealer.active_key_version,
-            [each.piece_id for each in stored],
-            [each.children for each in stored],
-            await sealed_pieces(sealer, ((each, None) for each in stored)),
-            new.namespace,
-            new.checkpoint_id,
-            new.task_id,
-            new.task_path,
-            new.status,
-            self.draft.now,
-            [each.columns.idx for each in fresh],
-            [each.columns.channel for each in fresh],
-            [each.columns.piece_ids for each in fresh],
-            [each.sealed.envelope for each in fresh],
-            [each.sealed.member for each in fresh],
-            new.state_schema,
-            new.state_version,
-            new.status if new.namespace == "" else None,
-            known.thread_seal,
-            thread_seal,
-            left.head.sequence,
-            known.head_seal,
-            new_head_seal,
-            sealer.keys_hash,
+        values = sql.PUT_WRITES_ON.after_scope(
+            **self._written(fresh),
+            pieces=[each.piece_id for each in stored],
+            children=[each.children for each in stored],
+            envelopes=await sealed_pieces(sealer, ((each, None) for each in stored)),
+            thread_status=new.status if new.namespace == "" else None,
+            thread_seal_before=known.thread_seal,
+            thread_seal=thread_seal,
+            sequence=left.head.sequence,
+            head_seal_before=known.head_seal,
+            head_seal=new_head_seal,
+            keys_hash=sealer.keys_hash,
         )
+        await access.unit_of_work.call(sql.PUT_WRITES_ON.text, scope, *values)
         access.standings.remember(scope, sealer, left)
         if new_head_seal is None:
             return WritesReceipt(stored=len(fresh), unchanged=0, token=None)
@@ -290,20 +296,20 @@ class _Attempt:
             ThreadArchived: it is to be restored first.
         """
         new = self.new
-        row = await transaction.fetchrow(
-            sql.OPEN_WRITES,
-            self.scope.tenant_id,
-            self.scope.subject_id,
-            new.thread_id,
-            new.status if new.namespace == "" else None,
-            self.draft.now,
-            own_seal,
-            new.namespace,
-            new.checkpoint_id,
-            new.task_id,
-            [each.idx for each in new.writes],
-            self.sealer.shared,
+        values = sql.OPEN_WRITES.arguments(
+            tenant_id=self.scope.tenant_id,
+            subject_id=self.scope.subject_id,
+            thread_id=new.thread_id,
+            status=new.status if new.namespace == "" else None,
+            now=self.draft.now,
+            own_seal=own_seal,
+            namespace=new.namespace,
+            checkpoint_id=new.checkpoint_id,
+            task_id=new.task_id,
+            idx=[each.idx for each in new.writes],
+            client_share=self.sealer.shared,
         )
+        row = await transaction.fetchrow(sql.OPEN_WRITES.text, *values)
         self.access.check_keys(self.scope, self.sealer, row["keys_hash"])
         if row["tier"] != "hot":
             raise ThreadArchived(new.thread_id)
@@ -352,36 +358,22 @@ class _Attempt:
     ) -> None:
         """Store what is fresh, with the seals; ``is_new``: this transaction made the thread."""
         sealer, new, head = self.sealer, self.new, after.head
-        written = await transaction.fetchrow(
-            sql.PUT_WRITES,
-            self.scope.tenant_id,
-            self.scope.subject_id,
-            new.thread_id,
-            sealer.active_key_version,
-            [each.piece_id for each, _ in stored],
-            [each.children for each, _ in stored],
-            await sealed_pieces(sealer, stored),
-            new.namespace,
-            new.checkpoint_id,
-            new.task_id,
-            new.task_path,
-            new.status,
-            self.draft.now,
-            [each.columns.idx for each in fresh],
-            [each.columns.channel for each in fresh],
-            [each.columns.piece_ids for each in fresh],
-            [each.sealed.envelope for each in fresh],
-            [each.sealed.member for each in fresh],
-            [each.replaces for each in fresh],
-            seal_thread(sealer, new.thread_id, row["thread_created_at"], after.thread),
-            None if head is None else head.sequence,
-            None if head is None or row["head_id"] != new.checkpoint_id else self._seal_head(head),
-            [None if blob_id is None else blob_id.bytes for _, blob_id in stored],
-            [each.columns.named_ids for each in fresh],
-            new.state_schema,
-            new.state_version,
-            is_new,
+        values = sql.PUT_WRITES.arguments(
+            **self._written(fresh),
+            tenant_id=self.scope.tenant_id,
+            subject_id=self.scope.subject_id,
+            pieces=[each.piece_id for each, _ in stored],
+            children=[each.children for each, _ in stored],
+            envelopes=await sealed_pieces(sealer, stored),
+            replaces=[each.replaces for each in fresh],
+            thread_seal=seal_thread(sealer, new.thread_id, row["thread_created_at"], after.thread),
+            sequence=None if head is None else head.sequence,
+            head_seal=None if head is None or row["head_id"] != new.checkpoint_id else self._seal_head(head),
+            blob_ids=[None if blob_id is None else blob_id.bytes for _, blob_id in stored],
+            named_ids=[each.columns.named_ids for each in fresh],
+            is_new_thread=is_new,
         )
+        written = await transaction.fetchrow(sql.PUT_WRITES.text, *values)
         self.access.check_keys(self.scope, sealer, written["keys_hash"])
         stands_on = (row["head_id"], row["sequence"])
         if written["written"] != len(fresh) or (written["head_id"], written["sequence"]) != stands_on:

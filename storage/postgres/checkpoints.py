@@ -26,6 +26,7 @@ a prune that ran meanwhile makes them missing here, not in a checkpoint that was
 
 from storage.postgres import holds
 from storage.postgres.keys import KEYS_HASH
+from storage.postgres.statement import Statement
 
 ROW_COLUMNS = (
     "thread_id",
@@ -85,18 +86,20 @@ SELECT {_POLICIES}, $2::text AS agent_before, false AS policies_unsure
 FROM stateroom.save_policies s WHERE s.tenant_id = $1 AND s.agent IN ('', $2, $3)
 """
 
-OPEN = f"""
+OPEN = Statement(
+    f"""
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
         (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
          client_share, searchable)
-    VALUES ($1, $2, $3, $4, coalesce($5, 'active'), 'hot', false, 1, $6, $6, $7, $15, $16)
+    VALUES ($1, $2, $3, :agent, coalesce(:status, 'active'), 'hot', false, 1, :now, :now, :own_seal, :client_share,
+      :searchable)
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1,
         updated_at = excluded.updated_at,
         agent = CASE WHEN excluded.agent <> t.agent AND {holds.AGENT_HELD} THEN t.agent
             ELSE coalesce(excluded.agent, t.agent) END,
-        status = coalesce($5, t.status),
+        status = coalesce(:status, t.status),
         searchable = CASE
             WHEN t.searchable = '{{}}' OR excluded.searchable <@ t.searchable THEN excluded.searchable
             WHEN t.searchable <@ excluded.searchable THEN t.searchable
@@ -109,16 +112,16 @@ SELECT t.tier, t.strict, t.agent AS thread_agent, t.created_at AS thread_created
     (SELECT array_agg(present.piece_id) FROM (
         SELECT c.piece_id FROM stateroom.chunks c
         WHERE c.tenant_id = t.tenant_id AND c.subject_id = t.subject_id AND c.thread_id = t.thread_id
-          AND c.piece_id = ANY($11::bytea[]) AND c.key_version = $8
+          AND c.piece_id = ANY(:pieces::bytea[]) AND c.key_version = :key_version
         FOR KEY SHARE) present) AS present_ids,
     EXISTS (SELECT FROM stateroom.checkpoints e
-     WHERE e.tenant_id = $1 AND e.subject_id = $2 AND e.thread_id = $3 AND e.namespace = $9
-       AND e.checkpoint_id = $10) AS stored_before,
+     WHERE e.tenant_id = $1 AND e.subject_id = $2 AND e.thread_id = $3 AND e.namespace = :namespace
+       AND e.checkpoint_id = :checkpoint_id) AS stored_before,
     early.*, asked.*, p.*
 FROM thread t
 LEFT JOIN LATERAL (
     SELECT head_id, sequence, seal FROM stateroom.heads
-    WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = $9
+    WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = :namespace
     FOR UPDATE) h ON true
 LEFT JOIN LATERAL (
     SELECT b.agent AS agent_before, said.*, coalesce(b.activity, 0) <> t.activity - 1 AND EXISTS (
@@ -127,19 +130,25 @@ LEFT JOIN LATERAL (
     LEFT JOIN stateroom.threads b ON b.tenant_id = $1 AND b.subject_id = $2 AND b.thread_id = $3
     LEFT JOIN LATERAL (
         SELECT {_POLICIES} FROM stateroom.save_policies s
-        WHERE s.tenant_id = $1 AND s.agent IN ('', b.agent, $4)) said ON true) asked ON true
+        WHERE s.tenant_id = $1 AND s.agent IN ('', b.agent, :agent)) said ON true) asked ON true
 LEFT JOIN LATERAL (
     SELECT array_agg(w.task_id ORDER BY w.member) AS early_tasks, array_agg(w.idx ORDER BY w.member) AS early_idx,
         array_agg(w.member ORDER BY w.member) AS early_members
     FROM stateroom.pending_writes w
-    WHERE $10::text IS NOT NULL AND w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $9
-      AND w.checkpoint_id = $10) early ON true
+    WHERE :checkpoint_id::text IS NOT NULL AND w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3
+      AND w.namespace = :namespace
+      AND w.checkpoint_id = :checkpoint_id) early ON true
 LEFT JOIN LATERAL (
     SELECT {_ROW} FROM stateroom.checkpoints
-    WHERE $12 AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $9
-      AND checkpoint_id = CASE WHEN $13 THEN h.head_id ELSE $14::text END
+    WHERE :needs_parent AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = :namespace
+      AND checkpoint_id = CASE WHEN :parent_is_head THEN h.head_id ELSE :parent_id::text END
     FOR KEY SHARE) p ON true
-"""
+""",
+    (
+        "agent status now own_seal key_version namespace checkpoint_id pieces "
+        "needs_parent parent_is_head parent_id client_share searchable"
+    ),
+)
 
 ONE = f"""
 SELECT {_ROW} FROM stateroom.checkpoints
@@ -147,21 +156,33 @@ WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 A
 """
 
 
+_COLUMNS = (
+    "namespace checkpoint_id parent_id step status source agent run_id model state_schema state_version "
+    "input_tokens output_tokens cost_micros created_at piece_ids"
+)
+_WRITTEN = (
+    "key_version pieces children envelopes "
+    f"{_COLUMNS} manifest head_id sequence head_seal has_head blob_ids named_ids is_new_thread"
+)
+
+
 # A task's writes, and its outcome, may have arrived before their checkpoint; they are read here, under the lock, where
 # none is missed: if they are others than OPEN saw, the head's seal is wrong, and the save starts over.
-def _write(column: str = "", value: str = "", tags: str = "") -> str:
-    return f"""
+def _write(column: str = "", value: str = "", tags: str = "", more: str = "") -> Statement:
+    text = f"""
 WITH chunk AS (
     INSERT INTO stateroom.chunks AS c
         (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
-    SELECT $1, $2, $3, p.piece_id, $4, p.children, p.named_ids, p.envelope
-    FROM unnest($5::bytea[], $6::bytea[], $29::bytea[], $7::bytea[]) AS p(piece_id, children, named_ids, envelope)
+    SELECT $1, $2, $3, p.piece_id, :key_version, p.children, p.named_ids, p.envelope
+    FROM unnest(:pieces::bytea[], :children::bytea[], :blob_ids::bytea[], :envelopes::bytea[]) AS p(piece_id,
+      children, named_ids, envelope)
     ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
         SET key_version = excluded.key_version, named_ids = excluded.named_ids, envelope = excluded.envelope
         WHERE c.key_version <> excluded.key_version
 ), early AS (
     SELECT w.status, w.created_at, w.idx, w.member FROM stateroom.pending_writes w
-    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $8 AND w.checkpoint_id = $9
+    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = :namespace
+      AND w.checkpoint_id = :checkpoint_id
 ), told AS (
     SELECT status FROM early WHERE status IS NOT NULL ORDER BY created_at DESC, idx LIMIT 1
 ), checkpoint AS (
@@ -169,27 +190,29 @@ WITH chunk AS (
         (tenant_id, subject_id, thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent,
          run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at,
          key_version, piece_ids, named_ids, manifest{column})
-    VALUES ($1, $2, $3, $8, $9, $10, $11, $12, (SELECT status FROM told), $13, $14, $15, $16, $17, $18, $19, $20,
-        $21, $22, $4, $23, $30, $24{value})
+    VALUES ($1, $2, $3, :namespace, :checkpoint_id, :parent_id, :step, :status, (SELECT status FROM told), :source,
+      :agent, :run_id, :model, :state_schema, :state_version, :input_tokens, :output_tokens,
+        :cost_micros, :created_at, :key_version, :piece_ids, :named_ids, :manifest{value})
     ON CONFLICT DO NOTHING
     RETURNING 1
 ), head AS (
     INSERT INTO stateroom.heads AS h (tenant_id, subject_id, thread_id, namespace, head_id, sequence, seal)
-    VALUES ($1, $2, $3, $8, $25, $26, $27)
+    VALUES ($1, $2, $3, :namespace, :head_id, :sequence, :head_seal)
     ON CONFLICT (tenant_id, subject_id, thread_id, namespace) DO UPDATE
         SET head_id = excluded.head_id, sequence = excluded.sequence, seal = excluded.seal
-        WHERE h.sequence = excluded.sequence - 1 AND $28
+        WHERE h.sequence = excluded.sequence - 1 AND :has_head
     RETURNING 1
 ), thread AS (
     UPDATE stateroom.threads t SET status = told.status FROM told
-    WHERE $8 = '' AND t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
+    WHERE :namespace = '' AND t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
 ){tags}
 SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head) AS written,
     (SELECT array_agg(member ORDER BY member) FROM early) AS early_members,
-    {_NEWEST.format(namespace="$8")} AS newest_id,
-    CASE WHEN $31::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
+    {_NEWEST.format(namespace=":namespace")} AS newest_id,
+    CASE WHEN :is_new_thread::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
     {KEYS_HASH} AS keys_hash
 """
+    return Statement(text, f"{_WRITTEN} {more}")
 
 
 WRITE = _write()
@@ -197,16 +220,13 @@ WRITE = _write()
 # The same save with its tags: what it is tagged by, and the tags.
 WRITE_TAGGED = _write(
     column=", searchable",
-    value=", $32",
+    value=", :searchable",
     tags=""", tag AS (
     INSERT INTO stateroom.checkpoint_tags (tenant_id, subject_id, thread_id, namespace, checkpoint_id, tag)
-    SELECT $1, $2, $3, $8, $9, t.tag FROM unnest($33::bytea[]) AS t(tag) ON CONFLICT DO NOTHING
+    SELECT $1, $2, $3, :namespace, :checkpoint_id, t.tag FROM unnest(:tags::bytea[]) AS t(tag) ON CONFLICT DO NOTHING
 )""",
+    more="searchable tags",
 )
-
-
-def _call(function: str, parameters: int) -> str:
-    return f"SELECT stateroom.{function}({', '.join(f'${n}' for n in range(1, parameters + 1))})"
 
 
 # Whole transactions of whoever knows what they stand on, as functions of the database (a34) that bind their
@@ -216,8 +236,17 @@ def _call(function: str, parameters: int) -> str:
 # the newest checkpoint, and rows that are there already; to a save that names no head, another agent of the thread, or
 # other policies than it knows of (null: it names one). Nothing that the head and its writes need can have been pruned
 # while both seals are what they were, so its pieces are there. Whoever fails begins with OPEN or OPEN_WRITES.
-SAVE_ON = _call("save_on_6", 35)
-PUT_WRITES_ON = _call("put_writes_on_5", 27)
+SAVE_ON = Statement.of_function(
+    "save_on_6",
+    f"key_version pieces children envelopes {_COLUMNS} manifest head_id sequence head_seal thread_status "
+    "thread_seal strict named_ids head_seal_before early_count policies keys_hash",
+)
+PUT_WRITES_ON = Statement.of_function(
+    "put_writes_on_5",
+    "key_version pieces children envelopes namespace checkpoint_id task_id task_path status now idx channels "
+    "piece_ids values members state_schema state_version thread_status thread_seal_before thread_seal sequence "
+    "head_seal_before head_seal keys_hash",
+)
 
 SEAL_THREAD = """
 UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
@@ -225,33 +254,39 @@ UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 
 
 # What a task's writes stand on. Rows of this task that the snapshot knows are locked, so that one that a prune removed
 # meanwhile is not taken for stored; one that it does not know makes PUT_WRITES fail.
-OPEN_WRITES = f"""
+OPEN_WRITES = Statement(
+    f"""
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
         (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
          client_share, searchable)
-    VALUES ($1, $2, $3, NULL, coalesce($4, 'active'), 'hot', false, 1, $5, $5, $6, $11, '{{}}')
+    VALUES ($1, $2, $3, NULL, coalesce(:status, 'active'), 'hot', false, 1, :now, :now, :own_seal, :client_share,
+      '{{}}')
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
-        activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce($4, t.status)
+        activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce(:status, t.status)
     RETURNING tenant_id, subject_id, thread_id, tier, created_at, seal
 )
 SELECT t.tier, t.created_at AS thread_created_at, t.seal AS thread_seal,
     {KEYS_HASH} AS keys_hash,
     h.head_id, h.sequence, h.seal AS head_seal, c.state_schema AS at_schema, c.state_version AS at_version, w.*
 FROM thread t
-LEFT JOIN stateroom.checkpoints c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $7
-    AND c.checkpoint_id = $8
+LEFT JOIN stateroom.checkpoints c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
+  AND c.namespace = :namespace
+    AND c.checkpoint_id = :checkpoint_id
 LEFT JOIN LATERAL (
     SELECT head_id, sequence, seal FROM stateroom.heads
-    WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = $7
+    WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = :namespace
     FOR UPDATE) h ON true
 LEFT JOIN LATERAL (
     SELECT array_agg(present.idx) AS present_idx, array_agg(present.member) AS present_members FROM (
         SELECT s.idx, s.member FROM stateroom.pending_writes s
         WHERE s.tenant_id = t.tenant_id AND s.subject_id = t.subject_id AND s.thread_id = t.thread_id
-          AND s.namespace = $7 AND s.checkpoint_id = $8 AND s.task_id = $9 AND s.idx = ANY($10::int[])
+          AND s.namespace = :namespace AND s.checkpoint_id = :checkpoint_id AND s.task_id = :task_id
+          AND s.idx = ANY(:idx::int[])
         FOR UPDATE) present) w ON true
-"""
+""",
+    "status now own_seal namespace checkpoint_id task_id idx client_share",
+)
 
 # A checkpoint's outcome is the status of one of its writes, or null if none has one, so that reads can tell when it was
 # edited (`storage.format.record`). Therefore a status counts with what is stored along with it, and where others are
@@ -260,58 +295,73 @@ LEFT JOIN LATERAL (
 # A write that replaces another one names its member. The head as it is now comes back: it must be the one that
 # OPEN_WRITES saw. In a later statement than the lock, the outcome reaches a checkpoint that was saved while that one
 # waited; a save that waits for the writes reads their status in WRITE, so one of the two always knows of the other.
-PUT_WRITES = f"""
+PUT_WRITES = Statement(
+    f"""
 WITH chunk AS (
     INSERT INTO stateroom.chunks AS c
         (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
-    SELECT $1, $2, $3, p.piece_id, $4, p.children, p.named_ids, p.envelope
-    FROM unnest($5::bytea[], $6::bytea[], $23::bytea[], $7::bytea[]) AS p(piece_id, children, named_ids, envelope)
+    SELECT $1, $2, $3, p.piece_id, :key_version, p.children, p.named_ids, p.envelope
+    FROM unnest(:pieces::bytea[], :children::bytea[], :blob_ids::bytea[], :envelopes::bytea[]) AS p(piece_id,
+      children, named_ids, envelope)
     ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
         SET key_version = excluded.key_version, named_ids = excluded.named_ids, envelope = excluded.envelope
         WHERE c.key_version <> excluded.key_version
 ), fresh AS (
-    SELECT * FROM unnest($14::int[], $15::text[], $16::bytea[], $24::bytea[], $17::bytea[], $18::bytea[], $19::bytea[])
+    SELECT * FROM unnest(:idx::int[], :channels::text[], :piece_ids::bytea[], :named_ids::bytea[], :values::bytea[],
+      :members::bytea[], :replaces::bytea[])
         AS p(idx, channel, piece_ids, named_ids, value, member, replaces)
 ), replaced AS (
     UPDATE stateroom.pending_writes w SET
-        task_path = $11, channel = f.channel, status = $12, created_at = $13, key_version = $4,
-        piece_ids = f.piece_ids, named_ids = f.named_ids, state_schema = $25, state_version = $26, value = f.value,
+        task_path = :task_path, channel = f.channel, status = :status, created_at = :now, key_version = :key_version,
+        piece_ids = f.piece_ids, named_ids = f.named_ids, state_schema = :state_schema,
+          state_version = :state_version, value = f.value,
         member = f.member
     FROM fresh f
-    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $8 AND w.checkpoint_id = $9
-      AND w.task_id = $10 AND w.idx = f.idx AND w.member = f.replaces AND w.idx < 0
+    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = :namespace
+      AND w.checkpoint_id = :checkpoint_id
+      AND w.task_id = :task_id AND w.idx = f.idx AND w.member = f.replaces AND w.idx < 0
     RETURNING 1
 ), added AS (
     INSERT INTO stateroom.pending_writes
         (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status,
          created_at, key_version, piece_ids, named_ids, state_schema, state_version, value, member)
-    SELECT $1, $2, $3, $8, $9, $10, f.idx, $11, f.channel, $12, $13, $4, f.piece_ids, f.named_ids, $25::text, $26::int,
+    SELECT $1, $2, $3, :namespace, :checkpoint_id, :task_id, f.idx, :task_path, f.channel, :status, :now,
+      :key_version, f.piece_ids, f.named_ids, :state_schema::text, :state_version::int,
         f.value, f.member
     FROM fresh f WHERE f.replaces IS NULL
     ON CONFLICT DO NOTHING
     RETURNING 1
 ), thread AS (
-    UPDATE stateroom.threads SET seal = $20
+    UPDATE stateroom.threads SET seal = :thread_seal
     WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
 ), head AS (
-    UPDATE stateroom.heads SET sequence = $21, seal = $22
-    WHERE $22::bytea IS NOT NULL AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $8
-      AND sequence = $21 - 1
+    UPDATE stateroom.heads SET sequence = :sequence, seal = :head_seal
+    WHERE :head_seal::bytea IS NOT NULL AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+      AND namespace = :namespace
+      AND sequence = :sequence - 1
 ), checkpoint AS (
-    UPDATE stateroom.checkpoints SET outcome = coalesce($12, (
+    UPDATE stateroom.checkpoints SET outcome = coalesce(:status, (
         SELECT w.status FROM stateroom.pending_writes w
-        WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $8 AND w.checkpoint_id = $9
-          AND w.status IS NOT NULL AND NOT (w.task_id = $10 AND w.idx = ANY($14::int[]))
+        WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = :namespace
+          AND w.checkpoint_id = :checkpoint_id
+          AND w.status IS NOT NULL AND NOT (w.task_id = :task_id AND w.idx = ANY(:idx::int[]))
         ORDER BY w.created_at DESC, w.idx LIMIT 1))
-    WHERE EXISTS (SELECT FROM fresh WHERE $12 IS NOT NULL OR replaces IS NOT NULL)
-      AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $8 AND checkpoint_id = $9
+    WHERE EXISTS (SELECT FROM fresh WHERE :status IS NOT NULL OR replaces IS NOT NULL)
+      AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = :namespace
+      AND checkpoint_id = :checkpoint_id
 )
 SELECT (SELECT count(*) FROM replaced) + (SELECT count(*) FROM added) AS written, h.head_id, h.sequence,
-    CASE WHEN $27::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
+    CASE WHEN :is_new_thread::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
     {KEYS_HASH} AS keys_hash
 FROM (VALUES (1)) one
-LEFT JOIN stateroom.heads h ON h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $8
-"""
+LEFT JOIN stateroom.heads h ON h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = :namespace
+""",
+    (
+        "key_version pieces children envelopes namespace checkpoint_id task_id "
+        "task_path status now idx channels piece_ids values members replaces thread_seal sequence head_seal "
+        "blob_ids named_ids state_schema state_version is_new_thread"
+    ),
+)
 
 # The channels of a checkpoint's pending writes that have no version of their own.
 UNVERSIONED_CHANNELS = """

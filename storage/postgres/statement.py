@@ -1,48 +1,47 @@
 """Statements whose parameters have names.
 
-Owns how a name becomes a position: whoever runs a statement gives each value its name, and a value that is missing,
-unknown or given twice is an error before anything is sent. The text that the driver gets is what it is to everybody
-else, too: a string.
+Owns how a name becomes a position: whoever runs a statement gives each value its name, and a value that is missing or
+unknown is an error before anything is sent.
 """
 
 import re
 from collections.abc import Sequence
-from typing import Self
 
 _NAMED = re.compile(r"(?<![:\w]):([a-z]\w*)")
-_SCOPE = ("tenant_id", "subject_id")
+_THREAD = ("tenant_id", "subject_id", "thread_id")
 
 
-class Statement(str):
-    """The text of a statement, with ``:name`` for each parameter, as the driver takes it.
+class Statement:
+    """A statement with ``:name`` for each parameter.
 
-    Args of the constructor:
-        text: The statement. Fragments that many statements share name the scope by its positions, ``$1`` and ``$2``.
-        names: The parameters, in the order of their positions.
+    The tenant, the subject and the thread are ``$1``, ``$2`` and ``$3`` in all statements, and in the fragments that
+    they share; what comes after has names.
+
+    Args:
+        text: The statement.
+        names: The parameters from the fourth on, in the order of their positions.
+
+    Attributes:
+        text: The statement as the driver takes it.
 
     Raises:
-        ValueError: The text names another parameter, or never one of them.
+        ValueError: The text names another parameter, or not one of them.
     """
 
-    __slots__ = ("names",)
-    names: tuple[str, ...]
-
-    def __new__(cls, text: str, names: str) -> Self:
-        order = tuple(names.split())
-        positions = {name: f"${number}" for number, name in enumerate(order, 1)}
-        unknown = {*_NAMED.findall(text)} ^ {*order}
-        if unknown:
-            raise ValueError(f"the statement and its parameters differ by {sorted(unknown)}")
-        made = super().__new__(cls, _NAMED.sub(lambda found: positions[found[1]], text))
-        made.names = order
-        return made
+    def __init__(self, text: str, names: str) -> None:
+        order = names.split()
+        differ = {*_NAMED.findall(text)} ^ {*order}
+        if differ:
+            raise ValueError(f"the statement and its parameters differ by {sorted(differ)}")
+        positions = {name: f"${number}" for number, name in enumerate(order, len(_THREAD) + 1)}
+        self.text = _NAMED.sub(lambda found: positions[found[1]], text)
+        self._names = (*_THREAD, *order)
 
     @classmethod
-    def of_function(cls, function: str, names: str) -> Self:
-        """A call of a function of the database, whose first two parameters are the scope that it binds."""
-        order = (*_SCOPE, *names.split())
-        parameters = ", ".join(f":{name}" for name in order)
-        return cls(f"SELECT stateroom.{function}({parameters})", " ".join(order))
+    def of_function(cls, function: str, names: str) -> "Statement":
+        """A call of a function of the database: its first two parameters are the scope that it binds."""
+        parameters = ", ".join(f":{name}" for name in names.split())
+        return cls(f"SELECT stateroom.{function}($1, $2, $3, {parameters})", names)
 
     def arguments(self, **values: object) -> list[object]:
         """The values in the order of their positions.
@@ -50,18 +49,18 @@ class Statement(str):
         Raises:
             TypeError: One is missing, or there is no such parameter.
         """
-        return self._ordered(self.names, values)
+        return _ordered(self._names, values)
 
     def after_scope(self, **values: object) -> list[object]:
-        """As `arguments`, where the scope is bound by whoever runs the statement.
+        """As `arguments`, where whoever runs the statement binds the scope.
 
         Raises:
             TypeError: As `arguments`.
         """
-        return self._ordered(self.names[len(_SCOPE) :], values)
+        return _ordered(self._names[2:], values)
 
-    @staticmethod
-    def _ordered(names: Sequence[str], values: dict[str, object]) -> list[object]:
-        if values.keys() != {*names}:
-            raise TypeError(f"the values and the parameters differ by {sorted(values.keys() ^ {*names})}")
-        return [values[name] for name in names]
+
+def _ordered(names: Sequence[str], values: dict[str, object]) -> list[object]:
+    if values.keys() != {*names}:
+        raise TypeError(f"the values and the parameters differ by {sorted(values.keys() ^ {*names})}")
+    return [values[name] for name in names]

@@ -73,8 +73,8 @@ async def round_trips(pool, work):
     return len(pool.asked), found
 
 
-def loading(store, scope, checkpoint_id=None, namespace="", **how):
-    return store.checkpoints.load(scope, Load("t1", namespace, checkpoint_id, **{"with_state": True, **how}))
+def loading(store, scope, checkpoint_id=None, namespace="", share=None, **how):
+    return store.checkpoints.load(scope, Load("t1", namespace, checkpoint_id, **{"with_state": True, **how}), share)
 
 
 async def two_checkpoints(store, scope):

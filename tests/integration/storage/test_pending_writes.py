@@ -74,15 +74,15 @@ async def test_a_number_occurs_once_in_a_request(store, scope):
 async def test_task_writes_are_those_of_one_task(store, scope):
     verbs = store.checkpoints
     with pytest.raises(ThreadNotFound):
-        await verbs.task_writes(scope, "t1", "", CHECKPOINT, "task")
+        await verbs.task_writes(scope, TaskWritesQuery("t1", "", CHECKPOINT, "task"))
     await put(store, scope, CHECKPOINT, write(0, "a", document("mine")))
     await put(store, scope, CHECKPOINT, write(0, "a", 2), task_id="other")
-    found = await verbs.task_writes(scope, "t1", "", CHECKPOINT, "task")
+    found = await verbs.task_writes(scope, TaskWritesQuery("t1", "", CHECKPOINT, "task"))
     assert [(each.task_id, each.channel) for each in found] == [("task", "a")]
     assert document("mine").encode() in found[0].value.data
-    assert await verbs.task_writes(scope, "t1", "", CHECKPOINT, "nobody") == []
+    assert await verbs.task_writes(scope, TaskWritesQuery("t1", "", CHECKPOINT, "nobody")) == []
     with pytest.raises(ThreadNotFound):
-        await verbs.task_writes(scope, "t2", "", CHECKPOINT, "task")
+        await verbs.task_writes(scope, TaskWritesQuery("t2", "", CHECKPOINT, "task"))
 
 
 async def test_a_tasks_outcome_is_the_status_of_its_checkpoint_and_thread(store, scope):

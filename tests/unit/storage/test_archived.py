@@ -21,6 +21,7 @@ from storage.format.archive import ThreadRows
 from storage.postgres import archives as archives_sql
 from storage.postgres import checkpoints as checkpoints_sql
 from storage.postgres import threads as threads_sql
+from storage.postgres.statement import Statement
 from storage.scope import Scope
 
 SCOPE = Scope(uuid4(), "user-1")
@@ -55,8 +56,8 @@ READERS = (
 
 
 def texts(content):
-    if isinstance(content, str):
-        return [content]
+    if isinstance(content, str | Statement):
+        return [getattr(content, "text", content)]
     several = content.values() if isinstance(content, dict) else content if isinstance(content, tuple | list) else ()
     return [each for each in several if isinstance(each, str)]
 
@@ -119,7 +120,7 @@ async def test_a_statement_on_moved_rows_that_nobody_knows_is_refused(sql):
 
 
 async def test_nothing_is_written_in_an_archived_thread():
-    for sql in (checkpoints_sql.SEAL_THREAD, checkpoints_sql.WRITE, threads_sql.HEADS):
+    for sql in (checkpoints_sql.SEAL_THREAD, checkpoints_sql.WRITE.text, threads_sql.HEADS):
         with pytest.raises(UnansweredStatement):
             await archived().execute(sql, *PLACE, "t1")
         with pytest.raises(UnansweredStatement):
