@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from storage.errors import IntegrityFailure, InvalidState, ThreadNotFound
+from storage.model import TaskWritesQuery
 from tests.support.interleaving import Gate, Steered, blocked
 from tests.support.states import document, load, put, save, write, writes_of
 
