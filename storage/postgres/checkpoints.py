@@ -26,7 +26,7 @@ a prune that ran meanwhile makes them missing here, not in a checkpoint that was
 
 from storage.postgres import holds
 from storage.postgres.keys import KEYS_HASH
-from storage.postgres.statement import Statement
+from storage.postgres.statement import PlacedStatement
 
 ROW_COLUMNS = (
     "thread_id",
@@ -86,7 +86,7 @@ SELECT {_POLICIES}, $2::text AS agent_before, false AS policies_unsure
 FROM stateroom.save_policies s WHERE s.tenant_id = $1 AND s.agent IN ('', $2, $3)
 """
 
-OPEN = Statement(
+OPEN = PlacedStatement(
     f"""
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
@@ -168,7 +168,7 @@ _WRITTEN = (
 
 # A task's writes, and its outcome, may have arrived before their checkpoint; they are read here, under the lock, where
 # none is missed: if they are others than OPEN saw, the head's seal is wrong, and the save starts over.
-def _write(column: str = "", value: str = "", tags: str = "", more: str = "") -> Statement:
+def _write(column: str = "", value: str = "", tags: str = "", more: str = "") -> PlacedStatement:
     text = f"""
 WITH chunk AS (
     INSERT INTO stateroom.chunks AS c
@@ -212,7 +212,7 @@ SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head) AS writte
     CASE WHEN :is_new_thread::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
     {KEYS_HASH} AS keys_hash
 """
-    return Statement(text, f"{_WRITTEN} {more}")
+    return PlacedStatement(text, f"{_WRITTEN} {more}")
 
 
 WRITE = _write()
@@ -236,12 +236,12 @@ WRITE_TAGGED = _write(
 # the newest checkpoint, and rows that are there already; to a save that names no head, another agent of the thread, or
 # other policies than it knows of (null: it names one). Nothing that the head and its writes need can have been pruned
 # while both seals are what they were, so its pieces are there. Whoever fails begins with OPEN or OPEN_WRITES.
-SAVE_ON = Statement.of_function(
+SAVE_ON = PlacedStatement.of_function(
     "save_on_6",
     f"key_version pieces children envelopes {_COLUMNS} manifest head_id sequence head_seal thread_status "
     "thread_seal strict named_ids head_seal_before early_count policies keys_hash",
 )
-PUT_WRITES_ON = Statement.of_function(
+PUT_WRITES_ON = PlacedStatement.of_function(
     "put_writes_on_5",
     "key_version pieces children envelopes namespace checkpoint_id task_id task_path status now idx channels "
     "piece_ids values members state_schema state_version thread_status thread_seal_before thread_seal sequence "
@@ -254,7 +254,7 @@ UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 
 
 # What a task's writes stand on. Rows of this task that the snapshot knows are locked, so that one that a prune removed
 # meanwhile is not taken for stored; one that it does not know makes PUT_WRITES fail.
-OPEN_WRITES = Statement(
+OPEN_WRITES = PlacedStatement(
     f"""
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
@@ -295,7 +295,7 @@ LEFT JOIN LATERAL (
 # A write that replaces another one names its member. The head as it is now comes back: it must be the one that
 # OPEN_WRITES saw. In a later statement than the lock, the outcome reaches a checkpoint that was saved while that one
 # waited; a save that waits for the writes reads their status in WRITE, so one of the two always knows of the other.
-PUT_WRITES = Statement(
+PUT_WRITES = PlacedStatement(
     f"""
 WITH chunk AS (
     INSERT INTO stateroom.chunks AS c

@@ -12,7 +12,7 @@ body must be safe to run again from the start.
 """
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -24,9 +24,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from storage.concurrency.turns import Turns
 from storage.errors import CommitUnknown, DatabaseReadOnly, LostRaceError, Unavailable
 from storage.postgres.engine import POOL_TIMEOUT_SECONDS, UNFINISHED
+from storage.postgres.statement import Statement
 from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantScope
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # Losing a race against a concurrent writer of the same thread; each attempt sees a fresh snapshot.
 RACES_MAX = 5
@@ -154,8 +156,9 @@ class Silent:
 class Transaction:
     """An open transaction, bound to a scope. Only `UnitOfWork.begin` makes one."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, scope: AnyScope) -> None:
         self._connection = connection
+        self._bound = bound(scope)
         self._when_committed: list[Callable[[], None]] = []
 
     def when_committed(self, then: Callable[[], None]) -> None:
@@ -166,6 +169,29 @@ class Transaction:
         """Say that it was."""
         for then in self._when_committed:
             then()
+
+    async def fetch_all(self, statement: Statement[R], **values: object) -> list[R]:
+        """Run a statement and return its rows."""
+        records = await self._connection.fetch(statement.text, *statement.arguments(self._bound, values))
+        return [statement.made(record) for record in records]
+
+    async def fetch_one(self, statement: Statement[R], **values: object) -> R | None:
+        """Run a statement and return its first row, or None; of a single column that is None, too, if it is NULL."""
+        record = await self._connection.fetchrow(statement.text, *statement.arguments(self._bound, values))
+        return None if record is None else statement.made(record)
+
+    async def run(self, statement: Statement[None], **values: object) -> int:
+        """Run a statement and return how many rows it touched."""
+        tag: str = await self._connection.execute(statement.text, *statement.arguments(self._bound, values))
+        count = tag.rsplit(" ", 1)[-1]
+        return int(count) if count.isdecimal() else 0
+
+    async def run_many(self, statement: Statement[None], rows: Iterable[Mapping[str, object]]) -> None:
+        """Run a statement once for each row of values."""
+        arguments = [statement.arguments(self._bound, values) for values in rows]
+        await self._connection.executemany(statement.text, arguments)
+
+    # What follows takes values by position; it goes when no statement does any more.
 
     async def fetch(self, sql: str, *args: object) -> list[Any]:
         """Run a statement and return its rows."""
@@ -188,6 +214,17 @@ class Transaction:
     async def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run a statement once for each row of arguments."""
         await self._connection.executemany(sql, rows)
+
+
+def bound(scope: AnyScope) -> dict[str, object]:
+    """The parameters that a scope says, for every statement that names them; an operator's says none."""
+    match scope:
+        case Scope(tenant_id, subject_id):
+            return {"tenant_id": tenant_id, "subject_id": subject_id}
+        case TenantScope(tenant_id) | TenantListing(tenant_id):
+            return {"tenant_id": tenant_id}
+        case OperatorScope():
+            return {}
 
 
 def _literal(text: str) -> str:
@@ -294,7 +331,7 @@ class UnitOfWork:
     async def _transaction(self, begin: str, scope: AnyScope) -> AsyncIterator[Transaction]:
         async with self._of(scope) as connection:
             await connection.execute(f"{begin}; {bindings(scope)}", timeout=FIRST_ANSWER_SECONDS_MAX)
-            transaction = Transaction(connection)
+            transaction = Transaction(connection, scope)
             try:
                 yield transaction
             except Exception:

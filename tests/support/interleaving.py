@@ -5,9 +5,10 @@ the text without one of its protections, to show what that protection is for.
 """
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 import pytest
@@ -16,12 +17,15 @@ from storage.access.access import Access
 from storage.access.sealing import Parts
 from storage.checkpoints.verbs import Checkpoints
 from storage.clock import SystemClock
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Silent, Transaction, UnitOfWork
 from storage.scope import AnyScope
 from storage.service import Store
 from storage.threads.pruning import Pruning
 from storage.threads.verbs import Threads
 from tests.support.stores import MigratedDatabase
+
+R = TypeVar("R")
 
 WAIT_SECONDS = 60  # what is waited for takes a moment, on a busy machine some seconds
 
@@ -86,14 +90,33 @@ async def _go_on(_statement: str) -> None:
 
 
 class SteeredTransaction(Transaction):
-    def __init__(self, connection: Any, variants: Mapping[str, str], before: Callable[[str], Awaitable[None]]) -> None:
-        super().__init__(connection)
+    def __init__(
+        self, connection: Any, scope: AnyScope, variants: Mapping[str, str], before: Callable[[str], Awaitable[None]]
+    ) -> None:
+        super().__init__(connection, scope)
         self._variants = variants
         self._before = before
 
     async def _text(self, sql: str) -> str:
         await self._before(sql)
         return self._variants.get(sql, sql)
+
+    async def _steered(self, statement: Statement[R]) -> Statement[R]:
+        text = await self._text(statement.text)
+        if text == statement.text:
+            return statement
+        steered = copy.copy(statement)
+        steered.text = text
+        return steered
+
+    async def fetch_all(self, statement: Statement[R], **values: object) -> list[R]:
+        return await super().fetch_all(await self._steered(statement), **values)
+
+    async def fetch_one(self, statement: Statement[R], **values: object) -> R | None:
+        return await super().fetch_one(await self._steered(statement), **values)
+
+    async def run(self, statement: Statement[None], **values: object) -> int:
+        return await super().run(await self._steered(statement), **values)
 
     async def fetch(self, sql: str, *args: object) -> list[Any]:
         return await super().fetch(await self._text(sql), *args)
@@ -119,7 +142,7 @@ class SteeredUnitOfWork(UnitOfWork):
     @asynccontextmanager
     async def _transaction(self, begin: str, scope: AnyScope) -> AsyncIterator[Transaction]:
         async with super()._transaction(self._variants.get(begin, begin), scope) as transaction:
-            yield SteeredTransaction(transaction._connection, self._variants, self._before)
+            yield SteeredTransaction(transaction._connection, scope, self._variants, self._before)
             await self._before("COMMIT")
 
 

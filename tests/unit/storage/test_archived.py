@@ -21,7 +21,7 @@ from storage.format.archive import ThreadRows
 from storage.postgres import archives as archives_sql
 from storage.postgres import checkpoints as checkpoints_sql
 from storage.postgres import threads as threads_sql
-from storage.postgres.statement import Statement
+from storage.postgres.statement import PlacedStatement, Statement
 from storage.scope import Scope
 
 SCOPE = Scope(uuid4(), "user-1")
@@ -56,7 +56,7 @@ READERS = (
 
 
 def texts(content):
-    if isinstance(content, str | Statement):
+    if isinstance(content, str | PlacedStatement | Statement):
         return [getattr(content, "text", content)]
     several = content.values() if isinstance(content, dict) else content if isinstance(content, tuple | list) else ()
     return [each for each in several if isinstance(each, str)]

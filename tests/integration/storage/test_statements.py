@@ -1,0 +1,45 @@
+"""What every statement names and returns is what its callers are told, by the database itself."""
+
+import importlib
+import pkgutil
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from storage import postgres
+from storage.postgres.statement import Statement
+
+
+def _statements() -> dict[str, Statement[Any]]:
+    found = {}
+    for module in pkgutil.iter_modules(postgres.__path__):
+        for name, value in vars(importlib.import_module(f"storage.postgres.{module.name}")).items():
+            if isinstance(value, Statement) and not name.startswith("_"):
+                found[f"{module.name}.{name}"] = value
+    return found
+
+
+STATEMENTS = _statements()
+
+
+@pytest.fixture(scope="module")
+async def app(database):
+    connection = await asyncpg.connect(database.dsn(database.app_url))
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_the_columns_of_a_statement_are_the_fields_of_its_row_in_their_order(app: asyncpg.Connection, name: str):
+    statement = STATEMENTS[name]
+    prepared = await app.prepare(statement.text)
+    columns = [column.name for column in prepared.get_attributes()]
+    assert len(prepared.get_parameters()) == len(statement.names)
+    if statement.row is None:
+        return
+    if issubclass(statement.row, msgspec.Struct):
+        assert columns == list(statement.row.__struct_fields__)
+    else:
+        assert len(columns) == 1
