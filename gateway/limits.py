@@ -19,7 +19,7 @@ import structlog
 from gateway.slices import Slices, Work, finish
 from gateway.write_outcomes import WriteOutcomes
 from storage import encoding
-from storage.concurrency.turns import Turns
+from storage.concurrency.queues import FairQueue
 from storage.errors import StateTooLarge
 
 HEADER_BYTES_MAX = 64 * 1024  # of a request with its target; an artifact's metadata and preview take 30
@@ -252,7 +252,9 @@ class Admission:
         self._transfers: dict[UUID, int] = {}
         self._process = _Load()
         self._tenants: dict[UUID | None, _Load] = {}
-        self._threads = Turns(THREAD_WRITES_ACTIVE_MAX, THREAD_WRITES_WAITING_MAX, THREAD_WAIT_SECONDS_MAX, ThreadBusy)
+        self._threads = FairQueue(
+            THREAD_WRITES_ACTIVE_MAX, THREAD_WRITES_WAITING_MAX, THREAD_WAIT_SECONDS_MAX, ThreadBusy
+        )
 
     @property
     def held_bytes(self) -> int:
@@ -327,7 +329,7 @@ class Admission:
         Raises:
             ThreadBusy: too many wait already, or the turn did not come in time.
         """
-        return self._threads.of(address)
+        return self._threads.turn(address)
 
 
 class Commits:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from gateway.limits import TooManyFailures
 from gateway.problems import Unauthenticated
-from storage.concurrency.turns import Turns
+from storage.concurrency.queues import FairQueue
 
 LOOK_UPS_AT_ONCE = 2  # connections of the process; one for who is right while another one waits for its answer
 LOOK_UPS_WAITING_MAX = 64  # a fleet that starts; who waits holds a request
@@ -57,7 +57,7 @@ class Strangers:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._turns = Turns(LOOK_UPS_AT_ONCE, LOOK_UPS_WAITING_MAX, LOOK_UP_SECONDS_MAX, TooManyFailures)
+        self._queue = FairQueue(LOOK_UPS_AT_ONCE, LOOK_UPS_WAITING_MAX, LOOK_UP_SECONDS_MAX, TooManyFailures)
         self._failures = _Bucket(FAILURES_MAX, FAILURES_PER_SECOND, clock)
         self._refusals = _Bucket(REFUSALS_MAX, REFUSALS_PER_SECOND, clock)
         self._refused: OrderedDict[bytes, float] = OrderedDict()
@@ -82,7 +82,7 @@ class Strangers:
             TooManyFailures: there were too many of them, or too many strangers wait.
         """
         self._check()
-        async with self._turns.of(None):
+        async with self._queue.turn(None):
             self._check()
             try:
                 yield

@@ -26,7 +26,7 @@ import msgspec
 
 from crypto import Sealer
 from storage.access.strictness import Strictness
-from storage.concurrency.turns import Turns
+from storage.concurrency.queues import FairQueue
 from storage.errors import Unavailable
 from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
 from storage.format.pieces import Cutter, Piece, unpack_ids
@@ -105,7 +105,7 @@ class Standings:
         self._bytes = 0
         self._acknowledged: OrderedDict[tuple[Scope, str, str], tuple[float, ThreadToken]] = OrderedDict()
         # How many writers of a thread there are was counted by whoever admitted them.
-        self._turns = Turns(1, None, TURN_SECONDS_MAX, _busy)
+        self._queue = FairQueue(1, None, TURN_SECONDS_MAX, _busy)
 
     def turn(self, scope: Scope, thread_id: str) -> AbstractAsyncContextManager[None]:
         """Be the only one of this process that writes to a thread, while the block runs.
@@ -113,7 +113,7 @@ class Standings:
         Raises:
             Unavailable: another write took too long.
         """
-        return self._turns.of((scope, thread_id))
+        return self._queue.turn((scope, thread_id))
 
     def take(self, scope: Scope, sealer: Sealer, thread_id: str, namespace: str) -> Standing | None:
         """What is remembered, and is so no more: who succeeds remembers again."""

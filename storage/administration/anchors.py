@@ -18,7 +18,7 @@ from storage.administration.audit import Audit, chain_of, chain_scope
 from storage.blobs.keyspace import ANCHORS_PREFIX, AnchorLocation, anchor_prefix
 from storage.blobs.store import BlobExists, BlobNotFound, BlobStore
 from storage.clock import Clock
-from storage.concurrency.turns import Turns
+from storage.concurrency.queues import FairQueue
 from storage.errors import AnchorNotFound, IntegrityFailure, StorageError, Unavailable
 from storage.format.audit import OPERATOR_CHAIN, AnchorText, AuditInvalid, ChainVerifier, Gap, start_of
 from storage.postgres import audit as sql
@@ -77,7 +77,7 @@ class Anchors:
         self._clock = clock
         self._signing_key: SigningKey | None = None
         self._known: OrderedDict[UUID, AnchorText] = OrderedDict()
-        self._turns = Turns(_ASKED_AT_ONCE, None, _ASKED_SECONDS_MAX, _busy)
+        self._queue = FairQueue(_ASKED_AT_ONCE, None, _ASKED_SECONDS_MAX, _busy)
         # Chains that lack what was anchored of them, as far as this process looked.
         self.lost: set[UUID] = set()
         self._watched = OPERATOR_CHAIN
@@ -226,7 +226,7 @@ class Anchors:
             BlobUnavailable: The object store does not answer.
             Unavailable: Others have asked for it for too long.
         """
-        async with self._turns.of(chain_of(scope)):
+        async with self._queue.turn(chain_of(scope)):
             text, note = await self._stored(chain_of(scope), await self.public_key(scope))
         return Anchor(text, note, stored=True)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from storage.concurrency.turns import Turns
+from storage.concurrency.queues import FairQueue
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def _never() -> Exception:
     return AssertionError("the line of work beside the loop has no end")
 
 
-_turns = Turns(1, None, None, _never)
+_queue = FairQueue(1, None, None, _never)
 
 
 async def compute(name: Hashable, work: Callable[[], T]) -> T:
@@ -36,5 +36,5 @@ async def compute(name: Hashable, work: Callable[[], T]) -> T:
     Raises:
         Exception: what the work raised.
     """
-    async with _turns.of(name):
+    async with _queue.turn(name):
         return await asyncio.get_running_loop().run_in_executor(_thread, contextvars.copy_context().run, work)

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from storage.concurrency.turns import Turns
+from storage.concurrency.queues import FairQueue
 from storage.errors import CommitUnknown, DatabaseReadOnly, LostRaceError, Unavailable
 from storage.postgres.engine import POOL_TIMEOUT_SECONDS, UNFINISHED
 from storage.postgres.statement import Statement
@@ -263,7 +263,7 @@ class UnitOfWork:
         self._connect_error: type[Exception] = engine.dialect.loaded_dbapi.Error
         share = min(TENANT_CONNECTIONS_MAX, self.connections_max - self.connections_max // 4)
         # How many requests of a tenant there are was counted by whoever admitted them.
-        self._turns = Turns(
+        self._queue = FairQueue(
             share,
             None,
             POOL_TIMEOUT_SECONDS,
@@ -324,7 +324,7 @@ class UnitOfWork:
             async with self.connection() as connection:
                 yield connection
         else:
-            async with self._turns.of(tenant_id), self.connection() as connection:
+            async with self._queue.turn(tenant_id), self.connection() as connection:
                 yield connection
 
     @asynccontextmanager

@@ -31,7 +31,7 @@ import msgspec
 from migrations.state.errors import ChainInvalid
 from migrations.state.tasks import Answer, Invalid, Learn, Learned, NotLearned, Program, Request
 from migrations.state.worker import CPU_SECONDS_MAX, Answered, Asked, Begin, Ready, framed
-from storage.concurrency.turns import Turns
+from storage.concurrency.queues import FairQueue
 from storage.errors import PlaceInLineRefused, TenantTooCostly, TooCostly, WorkersBusy
 from storage.postgres.unit_of_work import Observer
 
@@ -185,7 +185,7 @@ class Workers:
         self._begin = Begin(here, None if steps_folder is None else str(steps_folder.absolute()), traceable)
         self._active_max = active_max or max(1, (os.cpu_count() or 1) - 1)
         self._monotonic = monotonic
-        self._turns = Turns(1, WAITING_MAX, WAITING_SECONDS_MAX, PlaceInLineRefused)
+        self._queue = FairQueue(1, WAITING_MAX, WAITING_SECONDS_MAX, PlaceInLineRefused)
         self._places = asyncio.Semaphore(self._active_max)
         self._idle: list[_Worker] = []
         self._arrived = asyncio.Event()
@@ -237,13 +237,13 @@ class Workers:
             WorkersBusy: the machine is too slow now, or no worker starts.
         """
         self._check_refused(tenant_id)
-        await self._turns.enter(tenant_id)
+        await self._queue.enter(tenant_id)
         task = asyncio.create_task(self._performed(tenant_id, program, request, values))
         self._under_way.add(task)
 
         def over(task: asyncio.Task[tuple[Answer, list[bytes]]]) -> None:
             self._under_way.discard(task)
-            self._turns.leave(tenant_id)
+            self._queue.leave(tenant_id)
             if not task.cancelled():
                 task.exception()  # whoever asked may have gone
 

@@ -70,7 +70,7 @@ async def test_a_tenant_with_many_requests_leaves_connections_for_another_ones(e
     await asyncio.gather(*tasks)
     assert held.most == TENANT_CONNECTIONS_MAX
     assert sorted(held.order) == list(range(REQUESTS))
-    assert len(unit_of_work._turns) == 0
+    assert len(unit_of_work._queue) == 0
 
 
 async def test_a_crowd_beside_another_tenant_goes_on_with_few_connections(engine):
@@ -118,7 +118,7 @@ async def test_who_is_cancelled_while_waiting_leaves_the_line_as_it_was(engine):
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(each) for each in ended} == {type(None), asyncio.CancelledError}
     assert len(held.order) == REQUESTS - len(gone)
-    assert len(unit_of_work._turns) == 0
+    assert len(unit_of_work._queue) == 0
 
 
 @pytest.mark.parametrize(("connections", "share"), [(1, 1), (2, 2), (3, 3), (4, 3), (8, 6), (20, 8)])
