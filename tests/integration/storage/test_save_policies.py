@@ -224,7 +224,7 @@ async def test_a_save_whose_thread_never_rests_is_not_refused_for_what_other_age
 
     async def before(statement):
         nonlocal locked
-        if statement in {OPEN, LOCK} and not locked:
+        if statement in {OPEN.text, LOCK} and not locked:
             asked.release()
             await written.acquire()
         locked = statement == LOCK
