@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from crypto import cobblestone
+from crypto.ciphers import cobblestone
 from crypto.context import Kind, encode_fields
 from crypto.envelope import Flag, Header, KeyScope
 from crypto.errors import OpenError

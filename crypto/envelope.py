@@ -25,7 +25,7 @@ from enum import IntEnum, IntFlag
 from functools import lru_cache
 from typing import Final
 
-from crypto import cobblestone, xaes
+from crypto.ciphers import cobblestone, xaes
 from crypto.context import HEADER_BYTES, Kind
 from crypto.errors import OpenError
 from crypto.suites import BytesLike, Suite

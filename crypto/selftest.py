@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from crypto import cobblestone
+from crypto.ciphers import cobblestone
 from crypto.errors import OpenError, SelfTestFailed
 
 CRYPTOGRAPHY_MAJOR_MIN: Final = 47

@@ -1,7 +1,7 @@
 """The cipher suites an envelope may name, and their lengths.
 
 A suite's number is a byte of the sealed format: it is never reused and never changes its meaning. The ciphers
-themselves live in `crypto.cobblestone` and `crypto.xaes`.
+themselves live in `crypto.ciphers.cobblestone` and `crypto.ciphers.xaes`.
 """
 
 from enum import IntEnum

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives import hpke
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from crypto import cobblestone
+from crypto.ciphers import cobblestone
 from crypto.errors import ExportForOther, ExportForOtherTenant, ExportUnbound, OpenError, TransferKeyInvalid
 from crypto.keyring import SecretKey
 from crypto.suites import KEY_BYTES, TAG_BYTES, BytesLike

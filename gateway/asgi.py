@@ -13,7 +13,7 @@ from typing import Any
 from gateway.app import Gateway, open_app
 from gateway.settings import Settings
 from gateway.telemetry import Metrics, MetricsServer, configure_logging
-from migrations.state.confinement import make_undumpable
+from migrations.state.worker.confinement import make_undumpable
 
 
 class FromEnvironment:

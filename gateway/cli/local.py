@@ -302,7 +302,7 @@ async def _serve(
     from gateway.cli import serving
     from gateway.connections import Connections
     from gateway.telemetry import Metrics, configure_logging
-    from migrations.state.confinement import make_undumpable
+    from migrations.state.worker.confinement import make_undumpable
 
     configure_logging(settings.log_level)
     if not settings.traceable:
@@ -380,7 +380,7 @@ async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path |
 
     from gateway.app import open_app
     from gateway.telemetry import Metrics, announce, configure_logging
-    from migrations.state.confinement import make_undumpable
+    from migrations.state.worker.confinement import make_undumpable
 
     configure_logging(settings.log_level)
     if not settings.traceable:

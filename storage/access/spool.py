@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from crypto import SecretKey
-from crypto.cobblestone import open_, seal
+from crypto.ciphers.cobblestone import open_, seal
 from storage.encoding import encode_msgpack
 
 # Most threads never reach the file.

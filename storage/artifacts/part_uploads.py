@@ -20,7 +20,7 @@ import msgspec
 
 from crypto import KeyDestroyed, Kind, OpenError, Sealer, SecretKey
 from crypto.blob import PART_BYTES, SEALED_PART_BYTES, BlobCipher, PartSealer, object_bytes
-from crypto.cobblestone import sealed_bytes as sealed_part_bytes
+from crypto.ciphers.cobblestone import sealed_bytes as sealed_part_bytes
 from storage.access.idempotency import claim, settle
 from storage.artifacts.model import ARTIFACT_BYTES_MAX, Artifact, NewArtifact, Part, Upload
 from storage.artifacts.rows import ArtifactRows, Receipt, check_flag, compare

@@ -30,7 +30,7 @@ from crypto.blob import (
     open_span,
     spans,
 )
-from crypto.cobblestone import ChunkOpener
+from crypto.ciphers.cobblestone import ChunkOpener
 from crypto.errors import OpenError
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import BlobBytes, BlobNotFound, BlobStore, BlobUnavailable, MultipartNotFound

@@ -30,7 +30,7 @@ import msgspec
 
 from migrations.state.errors import ChainInvalid
 from migrations.state.tasks import Answer, Invalid, Learn, Learned, NotLearned, Program, Request
-from migrations.state.worker import CPU_SECONDS_MAX, Answered, Asked, Begin, Ready, framed
+from migrations.state.worker.messages import CPU_SECONDS_MAX, Answered, Asked, Begin, Ready, framed
 from storage.concurrency.queues import FairQueue
 from storage.errors import PlaceInLineRefused, TenantTooCostly, TooCostly, WorkersBusy
 from storage.postgres.unit_of_work import Observer

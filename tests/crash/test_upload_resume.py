@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from crypto.blob import PART_BYTES
-from crypto.cobblestone import SALT_BYTES
+from crypto.ciphers.cobblestone import SALT_BYTES
 from tests.support.production import ProductionGateway, serving
 
 _PART_PUT = re.compile(rb"PUT /[^ ]*[?&]partNumber=(\d+)[^\r]*\r\n(?:[^\r\n]+\r\n)*\r\n", re.IGNORECASE)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto import cobblestone
+from crypto.ciphers import cobblestone
 from crypto.context import Field, Kind, encode_fields
 from crypto.envelope import Flag, Header, KeyScope, peek_header
 from crypto.errors import CryptoError, OpenError

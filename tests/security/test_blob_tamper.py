@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from crypto.blob import PART_BYTES, SEALED_PART_BYTES, BlobCipher, object_bytes
-from crypto.cobblestone import CHUNK_BYTES, COMMITMENT_BYTES, PREFIX_BYTES, SALT_BYTES, SEALED_CHUNK_BYTES
+from crypto.ciphers.cobblestone import CHUNK_BYTES, COMMITMENT_BYTES, PREFIX_BYTES, SALT_BYTES, SEALED_CHUNK_BYTES
 from crypto.keyring import SecretKey
 from crypto.sealer import Sealer
 from storage.blobs.keyspace import BlobLocation

@@ -11,7 +11,7 @@ from tests.support.gateway import GatewayProcess
 PR_GET_DUMPABLE = 3
 PROGRAM = f"""
 import ctypes
-from migrations.state.confinement import make_undumpable
+from migrations.state.worker.confinement import make_undumpable
 libc = ctypes.CDLL(None)
 before = libc.prctl({PR_GET_DUMPABLE}, 0, 0, 0, 0)
 make_undumpable()

@@ -9,7 +9,8 @@ import msgspec
 import msgspec.structs
 from sqlalchemy.engine import make_url
 
-from crypto import MemoryRootKey, RootKey, SecretKey, TransferPublicKey, cobblestone
+from crypto import MemoryRootKey, RootKey, SecretKey, TransferPublicKey
+from crypto.ciphers import cobblestone
 from gateway.cli.embedded import EmbeddedPostgres
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobStore

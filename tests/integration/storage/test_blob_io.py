@@ -11,7 +11,7 @@ import pytest
 
 from crypto import Sealer, SecretKey
 from crypto.blob import PART_BYTES, SEALED_PART_BYTES, BlobCipher, object_bytes
-from crypto.cobblestone import SALT_BYTES
+from crypto.ciphers.cobblestone import SALT_BYTES
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.s3 import S3BlobStore, S3Location

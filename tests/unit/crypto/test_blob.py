@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto import cobblestone
 from crypto.blob import (
     BLOB_BYTES_MAX,
     PART_BYTES,
@@ -24,7 +23,8 @@ from crypto.blob import (
     part_count,
     spans,
 )
-from crypto.cobblestone import CHUNK_BYTES, SALT_BYTES, ChunkSealer
+from crypto.ciphers import cobblestone
+from crypto.ciphers.cobblestone import CHUNK_BYTES, SALT_BYTES, ChunkSealer
 from crypto.errors import OpenError
 from crypto.keyring import SecretKey
 from crypto.sealer import Sealer

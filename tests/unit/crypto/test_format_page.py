@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from uuid import UUID
 
-from crypto import cobblestone
+from crypto.ciphers import cobblestone
 from crypto.context import Kind, encode_context
 from crypto.envelope import Flag, Header, KeyScope
 from crypto.keyring import SecretKey

@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 from backports import zstd
 
-from crypto import cobblestone, digests, xaes
+from crypto import digests
+from crypto.ciphers import cobblestone, xaes
 from crypto.compression import compress_if_smaller, inflate
 from crypto.context import HEADER_BYTES, Kind, Location, encode_context
 from crypto.envelope import OVERHEAD_BYTES, Flag, Header, KeyScope, open_body, peek_header, seal_body

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from crypto import cobblestone, xaes
+from crypto.ciphers import cobblestone, xaes
 from crypto.errors import OpenError
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors"

@@ -9,8 +9,6 @@ nor storage nor crypto: it sees plaintext of the task at hand, and has no key, n
    `tasks` does not answer: what comes next finds a process as it was started.
 3. Where the deployment ships no steps in Python, it opens no file and no connection once it has started.
 4. It outlives nobody: when the other end is gone, it ends.
-
-A message is the length of its head, the head in MessagePack, and the values, whose lengths the head names.
 """
 
 import codecs
@@ -26,64 +24,16 @@ from typing import BinaryIO, Final
 import msgspec
 
 from migrations.state.chain import Chain
-from migrations.state.confinement import Memory, confine, make_undumpable, open_nothing_more
 from migrations.state.errors import ChainInvalid
 from migrations.state.loading import shipped_chains
-from migrations.state.tasks import Answer, Request, Tasks
+from migrations.state.tasks import Tasks
+from migrations.state.worker.confinement import Memory, confine, make_undumpable, open_nothing_more
+from migrations.state.worker.messages import CPU_SECONDS_MAX, Answered, Asked, Begin, Ready, framed, read_head
 
-# The worst legal requests are named at the limits of what is registered (`json_schemas`, `declarative`, `patterns`) and
-# at `confinement.MEMORY_BYTES_MAX`; an honest state of 32 MiB takes a third of this.
-CPU_SECONDS_MAX: Final = 0.2
 # A worker that has grown beyond this forgets its programs, and if that does not help, asks to be replaced.
 RESIDENT_BYTES_MAX: Final = 128 * 1024 * 1024
-_LENGTH_BYTES: Final = 4
-_encoder = msgspec.msgpack.Encoder()
 # Files that Python opens when it first needs them: encodings that JSON may be in.
 _LATER_OPENED: Final = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
-
-
-class Begin(msgspec.Struct, frozen=True):
-    """What a worker is told first.
-
-    Attributes:
-        path: Where Python looks for the packages in which a deployment ships steps.
-        steps_folder: The deployment's own folder of steps.
-        traceable: Whether debuggers and profilers may look into it.
-    """
-
-    path: list[str]
-    steps_folder: str | None = None
-    traceable: bool = False
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """A worker has started. ``fault``: it cannot work, because the deployment's steps (``step``) are no chain."""
-
-    step: str = ""
-    fault: str | None = None
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A request, and the lengths of its values."""
-
-    request: Request
-    sizes: list[int] = []
-
-
-class Answered(msgspec.Struct, frozen=True):
-    """An answer, and the lengths of its values. ``is_full``: the worker wants to be replaced."""
-
-    answer: Answer
-    sizes: list[int] = []
-    is_full: bool = False
-
-
-def framed(message: msgspec.Struct) -> bytes:
-    """The head of a message, with its length."""
-    head = bytearray(_LENGTH_BYTES)
-    _encoder.encode_into(message, head, _LENGTH_BYTES)  # `encode` ends the process when there is no memory
-    head[:_LENGTH_BYTES] = (len(head) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES)
-    return bytes(head)
 
 
 def main() -> None:
@@ -95,7 +45,7 @@ def main() -> None:
     os.close(nothing)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with connection, connection.makefile("rb") as incoming:
-        head = _head(incoming)
+        head = read_head(incoming)
         if head is None:
             return
         begin = msgspec.msgpack.decode(head, type=Begin)
@@ -122,7 +72,7 @@ def main() -> None:
 def _work(connection: socket.socket, incoming: BinaryIO, shipped: dict[str, Chain], memory: Memory) -> None:
     tasks = Tasks(shipped)
     asked = msgspec.msgpack.Decoder(Asked)
-    while (head := _head(incoming)) is not None:
+    while (head := read_head(incoming)) is not None:
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS_MAX)
         message = asked.decode(head)
         values = [incoming.read(size) for size in message.sizes]
@@ -137,11 +87,6 @@ def _work(connection: socket.socket, incoming: BinaryIO, shipped: dict[str, Chai
         signal.setitimer(signal.ITIMER_PROF, 0)
         _send(connection, reply, made)
         made.clear()
-
-
-def _head(incoming: BinaryIO) -> bytes | None:
-    length = incoming.read(_LENGTH_BYTES)
-    return incoming.read(int.from_bytes(length)) if len(length) == _LENGTH_BYTES else None
 
 
 def _send(connection: socket.socket, head: bytes, values: Sequence[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 Owns the construction of https://c2sp.org/XAES-256-GCM (v1.0.1): the first 12 nonce bytes select a derived key
 through CMAC with NIST SP 800-108 counter mode, the last 12 are that key's GCM nonce. It does not commit to
-its key and is the second suite; new data is sealed with `crypto.cobblestone`.
+its key and is the second suite; new data is sealed with `crypto.ciphers.cobblestone`.
 """
 
 import os

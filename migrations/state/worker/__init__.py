@@ -1,0 +1,1 @@
+"""The worker process: its program, what it gives up, and the messages that it exchanges."""
