@@ -43,11 +43,16 @@ test: setup ## Run the tests (PYTEST_ARGS=... is passed on)
 	@$(RUN) pytest -m 'not soak and not mixed and not victims and not clients' -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .PHONY: check
-check: setup ## Check style, formatting, types and the import layers
+check: setup ## Check style, formatting, types, the import layers and that generated code is fresh
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
 	@$(RUN) lint-imports
+	@$(RUN) python sdk/python/generate.py --check
+
+.PHONY: generate
+generate: setup ## Write the blocking client from the asynchronous one
+	@$(RUN) python sdk/python/generate.py
 
 .PHONY: bench
 bench: setup ## Measure against LangGraph's own PostgreSQL saver

@@ -24,7 +24,7 @@ def client(url):
 
 def proxied_client(url):
     made = Client(url, API_KEY, subject=current_subject)
-    made._http = HttpxTransport(None)
+    made._transport = HttpxTransport(None)
     return lambda: made.whoami().subject_id
 
 
@@ -57,7 +57,7 @@ def async_client(url):
 
 def proxied_async_client(url):
     loops, made = Loops(), AsyncClient(url, API_KEY, subject=current_subject)
-    made._http = AsyncHttpxTransport(None)
+    made._transport = AsyncHttpxTransport(None)
 
     async def ask():
         return (await made.whoami()).subject_id

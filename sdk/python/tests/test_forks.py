@@ -54,11 +54,12 @@ def test_a_fork_takes_connections_of_its_own_and_leaves_its_parents_whole(gatewa
 HELD = """
 import os, threading
 from stateroom._http_client import HttpClientTransport
+from stateroom._httpx import HttpxTransport
 from stateroom._processes import PerProcess
 from stateroom._histories import Histories
 
 lock, histories = PerProcess(threading.Lock), Histories()
-pool = HttpClientTransport("http://127.0.0.1:1", connections_max=1)._pool
+pool = HttpClientTransport("http://127.0.0.1:1", None, HttpxTransport(None), connections_max=1)._pool
 with lock.mine(), histories._lock.mine(), pool.mine().places, pool.mine()._lock:
     child = os.fork()
     if child == 0:

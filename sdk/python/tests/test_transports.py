@@ -134,7 +134,7 @@ def server_of():
 class OnLoop:
     """An asynchronous transport as the blocking one is used."""
 
-    def __init__(self, _url, make=AiohttpTransport):
+    def __init__(self, _url, make=lambda: AiohttpTransport(AsyncHttpxTransport(None))):
         self._runner = asyncio.Runner()
         self._transport = make()
 
@@ -146,7 +146,11 @@ class OnLoop:
         self._runner.close()
 
 
-@pytest.fixture(params=[HttpClientTransport, OnLoop], ids=["http.client", "aiohttp"])
+def by_http_client(url, tls=httpx2.create_ssl_context, **options):
+    return HttpClientTransport(url, tls, HttpxTransport(None), **options)
+
+
+@pytest.fixture(params=[by_http_client, OnLoop], ids=["http.client", "aiohttp"])
 def transport_of(request):
     made = []
 
@@ -160,7 +164,7 @@ def transport_of(request):
 
 
 EVERY_TRANSPORT = {
-    "http.client": HttpClientTransport,
+    "http.client": by_http_client,
     "aiohttp": OnLoop,
     "httpx2": lambda _url: HttpxTransport(None),
     "httpx2 on a loop": lambda url: OnLoop(url, lambda: AsyncHttpxTransport(None)),
@@ -186,7 +190,7 @@ def blocking_of():
     made = []
 
     def make(url, **options):
-        made.append(HttpClientTransport(url, **options))
+        made.append(by_http_client(url, **options))
         return made[-1]
 
     yield make
@@ -597,7 +601,7 @@ def test_a_client_that_was_closed_opens_no_connection_for_content(server_of):
     server = server_of(answering)
     client = Client(server.url, API_KEY, subject="user-42")
     client.close()
-    with pytest.raises(RuntimeError, match="closed"), client._streams.stream("GET", server.url, HEADERS, WAITS):
+    with pytest.raises(RuntimeError, match="closed"), client._transport.stream("GET", server.url, HEADERS, WAITS):
         pass
     assert server.connections == 0
 

@@ -19,6 +19,7 @@ from stateroom._transport import (
     CONNECTIONS_MAX,
     KEEPALIVE_SECONDS,
     SLICED_BYTES_MIN,
+    AsyncTransport,
     NoAnswer,
     Reply,
     async_paced,
@@ -35,9 +36,15 @@ def _lower(response: aiohttp.ClientResponse) -> dict[str, str]:
 
 
 class AiohttpTransport:
-    """An ``AsyncTransport`` to the network. What a fork inherits is neither used nor closed by it."""
+    """An ``AsyncTransport`` to the network. What a fork inherits is neither used nor closed by it.
 
-    def __init__(self) -> None:
+    Args:
+        streams: Takes what is read as a stream; closed with this one.
+    """
+
+    def __init__(self, streams: AsyncTransport) -> None:
+        self.stream = streams.stream
+        self._close_streams = streams.aclose
         self._session: PerProcess[aiohttp.ClientSession] = PerProcess(_new_session)
 
     async def send(
@@ -75,6 +82,7 @@ class AiohttpTransport:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._session.mine().close()
+        await self._close_streams()
 
 
 class _Response(aiohttp.ClientResponse):

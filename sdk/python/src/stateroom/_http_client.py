@@ -21,27 +21,40 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from stateroom._processes import PerProcess
-from stateroom._transport import CONNECTIONS_MAX, KEEPALIVE_SECONDS, SLICED_BYTES_MIN, Deadline, NoAnswer, Reply, paced
+from stateroom._transport import (
+    CONNECTIONS_MAX,
+    KEEPALIVE_SECONDS,
+    SLICED_BYTES_MIN,
+    Deadline,
+    NoAnswer,
+    Reply,
+    Transport,
+    paced,
+)
 
 # What sending says when the other side has ended the connection.
 _ENDED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class HttpClientTransport:
-    """As ``AsyncTransport``, for blocking callers: connections to one gateway. Threads may share it, and forks.
+    """A ``Transport``: connections to one gateway. Threads may share it, and forks.
 
     Args:
         url: The gateway's URL; only its paths may be asked for.
         tls: Says which certificates to trust; asked for each connection to an https gateway, and never for http.
+        streams: Takes what is read as a stream; closed with this one.
         connections_max: How many requests are under way at most; others wait.
     """
 
     def __init__(
         self,
         url: str,
-        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        tls: Callable[[], ssl.SSLContext],
+        streams: Transport,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
+        self.stream = streams.stream
+        self._close_streams = streams.close
         parts = urlsplit(url)
         self._origin = url[: url.index("://") + 3 + len(parts.netloc)]
         self._address = parts.hostname or "", parts.port
@@ -95,6 +108,7 @@ class HttpClientTransport:
         """Close the connections; those in use, when they have their answers."""
         self._closed = True
         self._pool.mine().close()
+        self._close_streams()
 
 
 class _Idle(NamedTuple):

@@ -67,12 +67,12 @@ def _by(deadline: Deadline, pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-class Stream:
+class _Stream:
     """An answer whose body is still to be read, by a blocking caller."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self.status = response.status_code
-        self.headers = _lower(response.headers)
+        self.headers: Mapping[str, str] = _lower(response.headers)
         self._response = response
 
     def pieces(self) -> Iterator[bytes]:
@@ -87,7 +87,7 @@ class Stream:
 
 
 class HttpxTransport:
-    """As ``AsyncTransport``, for blocking callers. It begins with its first request, or when told to.
+    """A ``Transport``. It begins with its first request, or when told to.
 
     Args:
         transport: Another httpx2 transport than a network connection.
@@ -124,11 +124,13 @@ class HttpxTransport:
             return Reply(answer.status_code, _lower(answer.headers), b"".join(_by(deadline, answer.iter_bytes())))
 
     @contextmanager
-    def stream(self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]) -> Iterator[Stream]:
+    def stream(
+        self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]
+    ) -> Iterator[_Stream]:
         """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
         request = self._open().stream(method, url, headers=headers, timeout=_timeout(waits))
         with _told(), request as response:
-            yield Stream(response)
+            yield _Stream(response)
 
     def close(self) -> None:
         """Close the connections."""
@@ -146,7 +148,7 @@ class HttpxTransport:
 class _AsyncStream:
     def __init__(self, response: httpx2.Response) -> None:
         self.status = response.status_code
-        self.headers = _lower(response.headers)
+        self.headers: Mapping[str, str] = _lower(response.headers)
         self._response = response
 
     async def pieces(self) -> AsyncIterator[bytes]:

@@ -7,6 +7,7 @@ what was sent or received. ``_aiohttp``, ``_http_client`` and ``_httpx`` are beh
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -62,6 +63,24 @@ class Deadline:
         return left
 
 
+class AsyncStream(Protocol):
+    """An answer whose body is still to be read.
+
+    Attributes:
+        status: Its status.
+        headers: Its headers with lower-case names.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises ``NoAnswer`` where it breaks off."""
+
+    async def read(self) -> bytes:
+        """The whole body. Raises ``NoAnswer`` where it breaks off."""
+
+
 class AsyncTransport(Protocol):
     """Sends requests from an event loop.
 
@@ -73,7 +92,42 @@ class AsyncTransport(Protocol):
     ) -> Reply:
         """Send a request and read its answer. Raises ``NoAnswer``."""
 
+    def stream(
+        self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]
+    ) -> AbstractAsyncContextManager[AsyncStream]:
+        """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
+
     async def aclose(self) -> None:
+        """Close the connections."""
+
+
+class Stream(Protocol):
+    """As ``AsyncStream``, for a caller that blocks."""
+
+    status: int
+    headers: Mapping[str, str]
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body as it arrives. Raises ``NoAnswer`` where it breaks off."""
+
+    def read(self) -> bytes:
+        """The whole body. Raises ``NoAnswer`` where it breaks off."""
+
+
+class Transport(Protocol):
+    """As ``AsyncTransport``, for callers that block."""
+
+    def send(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
+    ) -> Reply:
+        """Send a request and read its answer. Raises ``NoAnswer``."""
+
+    def stream(
+        self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]
+    ) -> AbstractContextManager[Stream]:
+        """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
+
+    def close(self) -> None:
         """Close the connections."""
 
 

@@ -1,38 +1,27 @@
+# Generated from async_artifacts.py by `make generate`: change that, not this.
 """Artifacts for callers that block: files that belong to threads, stored sealed.
 
-This module owns the threads that send parts, and the file object that reads ranges. It promises bounded memory: a few
-parts, whatever the size of the artifact; and that what it returns, or leaves in place, is what the digest says. What
-is read through ``open`` is authenticated by the gateway range by range, not by the digest of the whole.
+This module owns how an artifact goes up in parts and comes down again. It promises bounded memory: a few parts,
+whatever the size of the artifact; and that what it returns, or leaves in place, is what the digest says. What is read
+through ``open`` is authenticated by the gateway range by range, not by the digest of the whole.
 """
 
 import contextlib
-import io
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Protocol, TypeVar, overload
+from collections.abc import Iterator, Mapping
+from typing import Any, overload
 
 from stateroom import _artifacts, _calls
-from stateroom._artifacts import PARTS_AT_ONCE, URL_TTL_SECONDS, Progress, Reception, UploadPlan, Window
-from stateroom._core import Pinned, Steps
-from stateroom._sources import LocalSource, PartialFile, SourceReader, Writable, open_source, write_all
+from stateroom._artifact_files import ArtifactFile
+from stateroom._artifacts import PARTS_AT_ONCE, URL_TTL_SECONDS, Progress, Reception, UploadPlan
+from stateroom._core import Pinned
+from stateroom._io.blocking import InFlight, Source, SourceReader, in_blocks, open_source
+from stateroom._ranges import Carrier, receive_whole
+from stateroom._sources import PartialFile, Writable, write_all
 from stateroom.errors import DigestMismatch, StateroomError, UploadNotFound
 from stateroom.types import Artifact, Disposition, SignedUrl, Upload
 
-R = TypeVar("R")
-
-
-class Carrier(Protocol):
-    """What artifacts need of a client."""
-
-    def pin(self) -> Pinned:
-        """Decide the subject."""
-
-    def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
-        """Carry out a procedure."""
-
-    def receive(self, reception: Reception, write: Callable[[bytes], object], pinned: Pinned | None = None) -> None:
-        """Bring content home."""
+__all__ = ["ArtifactFile", "Artifacts", "Carrier", "Source"]
 
 
 class Artifacts:
@@ -44,7 +33,7 @@ class Artifacts:
     def upload(
         self,
         thread_id: str,
-        source: LocalSource,
+        source: Source,
         *,
         name: str | None = None,
         media_type: str | None = None,
@@ -61,14 +50,14 @@ class Artifacts:
 
         Args:
             thread_id: The thread it belongs to; need not exist yet.
-            source: A path, content, a binary file from where it stands, or an iterable of pieces. What cannot seek
-                is held a part at a time.
+            source: A path, content, a binary file from where it stands, or an iterable of pieces (on an event loop an
+                asynchronous one, too). What cannot seek is held a part at a time.
             name: Its name; a file's own when left out.
             media_type: Its media type; guessed from the name when left out.
             metadata: A JSON object, at most 16 KiB.
             preview: A thumbnail or summary, at most 4 KiB, that comes with every listing.
-            progress: Told, in this thread, how many bytes the gateway has acknowledged, and of how many. If it
-                raises, the upload is given up.
+            progress: Called where ``upload`` was called, with how many bytes the gateway has acknowledged, and of how
+                many. If it raises, the upload is given up.
             resume: The ``upload_id`` of an upload to go on with; ``source`` is read from its beginning, and parts
                 that have arrived unchanged are not sent again. Name and all that stay as they were begun.
             parallel: How many parts to send at once; each takes 8 MiB of memory, as does the one being read.
@@ -118,28 +107,16 @@ class Artifacts:
     def _send_parts(
         self, upload_id: str, reader: SourceReader, plan: UploadPlan, parallel: int, pinned: Pinned
     ) -> None:
-        running: dict[Future[None], int] = {}
-
-        def settle(seconds: float | None) -> None:
-            for future in wait(running, seconds, FIRST_COMPLETED).done:
-                size_bytes = running.pop(future)
-                future.result()
-                plan.is_there(size_bytes)
-
-        with ThreadPoolExecutor(parallel, thread_name_prefix="stateroom-part") as pool:
+        with InFlight(parallel, plan.is_there) as parts:
             while content := reader.read(plan.part_bytes):
                 part = plan.take(content)
                 if part is None:
                     plan.is_there(len(content))
                 else:
-                    if len(running) >= parallel:
-                        settle(None)
-                    steps = _artifacts.put_part(upload_id, part)
-                    running[pool.submit(self._client.drive, steps, pinned)] = len(content)
-                settle(0)
+                    parts.begin(len(content), self._client.drive, _artifacts.put_part(upload_id, part), pinned)
+                parts.settle()
             plan.finish()
-            while running:
-                settle(None)
+            parts.settle_all()
 
     def begin(
         self,
@@ -232,13 +209,11 @@ class Artifacts:
         reception = Reception(known, progress=progress)
         if target is not None:
             file = target
-            self._client.receive(reception, lambda piece: write_all(file, piece), pinned)
+            with in_blocks(lambda piece: write_all(file, piece)) as write:
+                self._client.receive(reception, write, pinned)
             reception.verify()
             return known
-        held = bytearray()
-        self._client.receive(reception, held.extend, pinned)
-        reception.verify()
-        return bytes(held)
+        return receive_whole(self._client, reception, pinned)
 
     def _download_to_path(
         self,
@@ -249,11 +224,13 @@ class Artifacts:
         *,
         resume: bool,
     ) -> None:
-        with PartialFile(artifact, target, resume=resume) as partial:
+        partial = PartialFile(artifact, target, resume=resume)
+        with partial:
             while True:
                 reception = Reception(artifact, progress=progress)
                 was_resumed = partial.feed(reception)
-                self._client.receive(reception, partial.write, pinned)
+                with in_blocks(partial.write) as write:
+                    self._client.receive(reception, write, pinned)
                 try:
                     reception.verify()
                 except DigestMismatch:
@@ -365,77 +342,3 @@ class Artifacts:
             ArtifactNotFound: There is none.
         """
         self._client.drive(_artifacts.revoke_urls(artifact))
-
-
-class ArtifactFile(io.RawIOBase):
-    """An artifact as a seekable binary file. Not to be shared between threads.
-
-    Each read gives as much as was asked for, as long as there is so much. A window around the position is held, 256
-    KiB after a jump and up to 8 MiB while reading on.
-
-    Attributes:
-        artifact: What is read.
-    """
-
-    def __init__(self, client: Carrier, artifact: Artifact, pinned: Pinned) -> None:
-        super().__init__()
-        self.artifact = artifact
-        self._client = client
-        self._pinned = pinned
-        self._window = Window(artifact.size_bytes)
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    def tell(self) -> int:
-        """The position."""
-        self._check_open()
-        return self._window.position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move the position, and return it; makes no request.
-
-        Raises:
-            ValueError: It would be before the beginning.
-        """
-        self._check_open()
-        return self._window.seek(offset, whence)
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer from the position on, and return how much there was.
-
-        Raises:
-            ArtifactNotFound: It was deleted meanwhile.
-            GatewayUnavailable: Nothing more arrived within the time budget.
-        """
-        self._check_open()
-        view = memoryview(buffer).cast("B")
-        filled = 0
-        while filled < len(view):
-            taken = self._window.take(len(view) - filled)
-            if taken:
-                view[filled : filled + len(taken)] = taken
-                filled += len(taken)
-                continue
-            missing = self._window.missing(len(view) - filled)
-            if missing is None:
-                break
-            self._window.fill(missing[0], self._fetch(*missing))
-        return filled
-
-    def _fetch(self, start: int, stop: int) -> bytes:
-        is_whole = (start, stop) == (0, self.artifact.size_bytes)
-        reception = Reception(self.artifact, start=start, stop=stop, verify=is_whole)
-        held = bytearray()
-        self._client.receive(reception, held.extend, self._pinned)
-        reception.verify()
-        return bytes(held)
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError("the file is closed")

@@ -1,62 +1,27 @@
 """Artifacts for callers on an event loop: files that belong to threads, stored sealed.
 
-This module owns the tasks that send parts, and the file object that reads ranges; files are read and written, and
-digests computed, in worker threads. It promises bounded memory: a few
-parts, whatever the size of the artifact; and that what it returns, or leaves in place, is what the digest says. What
-is read through ``open`` is authenticated by the gateway range by range, not by the digest of the whole.
+This module owns how an artifact goes up in parts and comes down again. It promises bounded memory: a few parts,
+whatever the size of the artifact; and that what it returns, or leaves in place, is what the digest says. What is read
+through ``open`` is authenticated by the gateway range by range, not by the digest of the whole.
 """
 
 import asyncio
 import contextlib
-import io
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, cast, overload
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, overload
 
 from stateroom import _artifacts, _calls
-from stateroom._artifacts import (
-    PARTS_AT_ONCE,
-    URL_TTL_SECONDS,
-    PieceBuffer,
-    Progress,
-    Reception,
-    UploadPlan,
-    Window,
-    checked_piece,
-)
-from stateroom._core import Pinned, Steps
-from stateroom._sources import (
-    BLOCK_BYTES,
-    LocalSource,
-    PartialFile,
-    SourceReader,
-    Writable,
-    open_source,
-    write_all,
-)
+from stateroom._artifact_files import AsyncArtifactFile
+from stateroom._artifacts import PARTS_AT_ONCE, URL_TTL_SECONDS, Progress, Reception, UploadPlan
+from stateroom._async_ranges import AsyncCarrier, receive_whole
+from stateroom._core import Pinned
+from stateroom._io.on_loop import AsyncInFlight, AsyncSource, AsyncSourceReader, in_blocks, open_async_source
+from stateroom._sources import PartialFile, Writable, write_all
 from stateroom.errors import DigestMismatch, StateroomError, UploadNotFound
 from stateroom.types import Artifact, Disposition, SignedUrl, Upload
 
-R = TypeVar("R")
-
-AsyncSource = LocalSource | AsyncIterable[bytes]
-"""A path, content, a binary file from where it stands, or pieces of content, asynchronous ones included."""
-
-
-class AsyncCarrier(Protocol):
-    """What artifacts need of a client."""
-
-    def pin(self) -> Pinned:
-        """Decide the subject."""
-
-    async def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
-        """Carry out a procedure."""
-
-    async def receive(
-        self, reception: Reception, write: Callable[[bytes], Awaitable[object]], pinned: Pinned | None = None
-    ) -> None:
-        """Bring content home."""
+__all__ = ["AsyncArtifactFile", "AsyncArtifacts", "AsyncCarrier", "AsyncSource"]
 
 
 class AsyncArtifacts:
@@ -85,14 +50,14 @@ class AsyncArtifacts:
 
         Args:
             thread_id: The thread it belongs to; need not exist yet.
-            source: A path, content, a binary file from where it stands, or an iterable or asynchronous iterable of
-                pieces. What cannot seek is held a part at a time.
+            source: A path, content, a binary file from where it stands, or an iterable of pieces (on an event loop an
+                asynchronous one, too). What cannot seek is held a part at a time.
             name: Its name; a file's own when left out.
             media_type: Its media type; guessed from the name when left out.
             metadata: A JSON object, at most 16 KiB.
             preview: A thumbnail or summary, at most 4 KiB, that comes with every listing.
-            progress: Told, on the event loop, how many bytes the gateway has acknowledged, and of how many. If it
-                raises, the upload is given up.
+            progress: Called where ``upload`` was called, with how many bytes the gateway has acknowledged, and of how
+                many. If it raises, the upload is given up.
             resume: The ``upload_id`` of an upload to go on with; ``source`` is read from its beginning, and parts
                 that have arrived unchanged are not sent again. Name and all that stay as they were begun.
             parallel: How many parts to send at once; each takes 8 MiB of memory, as does the one being read.
@@ -108,8 +73,7 @@ class AsyncArtifacts:
             OSError: The source cannot be read.
         """
         pinned = self._client.pin()
-        with contextlib.ExitStack() as opened:
-            reader = await _open_async_source(source, opened)
+        async with open_async_source(source) as reader:
             if resume is None:
                 description = _artifacts.describe(
                     source, name=name, media_type=media_type, metadata=metadata, preview=preview
@@ -141,37 +105,18 @@ class AsyncArtifacts:
                 raise
 
     async def _send_parts(
-        self, upload_id: str, reader: "_AsyncReader", plan: UploadPlan, parallel: int, pinned: Pinned
+        self, upload_id: str, reader: AsyncSourceReader, plan: UploadPlan, parallel: int, pinned: Pinned
     ) -> None:
-        running: dict[asyncio.Task[None], int] = {}
-
-        async def settle(seconds: float | None) -> None:
-            if not running:
-                return
-            done, _ = await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                size_bytes = running.pop(task)
-                task.result()
-                plan.is_there(size_bytes)
-
-        try:
+        async with AsyncInFlight(parallel, plan.is_there) as parts:
             while content := await reader.read(plan.part_bytes):
                 part = await asyncio.to_thread(plan.take, content)
                 if part is None:
                     plan.is_there(len(content))
                 else:
-                    if len(running) >= parallel:
-                        await settle(None)
-                    sending = self._client.drive(_artifacts.put_part(upload_id, part), pinned)
-                    running[asyncio.create_task(sending)] = len(content)
-                await settle(0)
+                    await parts.begin(len(content), self._client.drive, _artifacts.put_part(upload_id, part), pinned)
+                await parts.settle()
             plan.finish()
-            while running:
-                await settle(None)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await parts.settle_all()
 
     async def begin(
         self,
@@ -264,18 +209,11 @@ class AsyncArtifacts:
         reception = Reception(known, progress=progress)
         if target is not None:
             file = target
-            async with _blocks(lambda piece: write_all(file, piece)) as blocks:
-                await self._client.receive(reception, blocks.write, pinned)
+            async with in_blocks(lambda piece: write_all(file, piece)) as write:
+                await self._client.receive(reception, write, pinned)
             reception.verify()
             return known
-        held = bytearray()
-
-        async def hold(piece: bytes) -> None:
-            held.extend(piece)
-
-        await self._client.receive(reception, hold, pinned)
-        reception.verify()
-        return bytes(held)
+        return await receive_whole(self._client, reception, pinned)
 
     async def _download_to_path(
         self,
@@ -286,14 +224,13 @@ class AsyncArtifacts:
         *,
         resume: bool,
     ) -> None:
-        with contextlib.ExitStack() as opened:
-            partial = await asyncio.to_thread(PartialFile, artifact, target, resume=resume)
-            opened.enter_context(partial)
+        partial = await asyncio.to_thread(PartialFile, artifact, target, resume=resume)
+        with partial:
             while True:
                 reception = Reception(artifact, progress=progress)
                 was_resumed = await asyncio.to_thread(partial.feed, reception)
-                async with _blocks(partial.write) as blocks:
-                    await self._client.receive(reception, blocks.write, pinned)
+                async with in_blocks(partial.write) as write:
+                    await self._client.receive(reception, write, pinned)
                 try:
                     reception.verify()
                 except DigestMismatch:
@@ -408,163 +345,3 @@ class AsyncArtifacts:
             ArtifactNotFound: There is none.
         """
         await self._client.drive(_artifacts.revoke_urls(artifact))
-
-
-class AsyncArtifactFile:
-    """An artifact as a seekable binary file. For one task at a time.
-
-    Each read gives as much as was asked for, as long as there is so much. A window around the position is held, 256
-    KiB after a jump and up to 8 MiB while reading on.
-
-    Attributes:
-        artifact: What is read.
-    """
-
-    def __init__(self, client: AsyncCarrier, artifact: Artifact, pinned: Pinned) -> None:
-        self.artifact = artifact
-        self.closed = False
-        self._client = client
-        self._pinned = pinned
-        self._window = Window(artifact.size_bytes)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Let go of what is held. Nothing can be read afterwards."""
-        self.closed = True
-        self._window = Window(self.artifact.size_bytes)
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    async def tell(self) -> int:
-        """The position."""
-        self._check_open()
-        return self._window.position
-
-    async def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move the position, and return it; makes no request.
-
-        Raises:
-            ValueError: It would be before the beginning.
-        """
-        self._check_open()
-        return self._window.seek(offset, whence)
-
-    async def read(self, size: int = -1, /) -> bytes:
-        """Read from the position on.
-
-        Args:
-            size: How many bytes; everything to the end when negative.
-
-        Raises:
-            ArtifactNotFound: It was deleted meanwhile.
-            GatewayUnavailable: Nothing more arrived within the time budget.
-        """
-        self._check_open()
-        left = max(self.artifact.size_bytes - self._window.position, 0)
-        wanted = left if size is None or size < 0 else min(size, left)
-        read = bytearray()
-        while len(read) < wanted:
-            taken = self._window.take(wanted - len(read))
-            if taken:
-                read += taken
-                continue
-            missing = self._window.missing(wanted - len(read))
-            if missing is None:
-                break
-            self._window.fill(missing[0], await self._fetch(*missing))
-        return bytes(read)
-
-    async def _fetch(self, start: int, stop: int) -> bytes:
-        is_whole = (start, stop) == (0, self.artifact.size_bytes)
-        reception = Reception(self.artifact, start=start, stop=stop, verify=is_whole)
-        held = bytearray()
-
-        async def hold(piece: bytes) -> None:
-            held.extend(piece)
-
-        await self._client.receive(reception, hold, self._pinned)
-        reception.verify()
-        return bytes(held)
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError("the file is closed")
-
-
-class _AsyncReader:
-    """Reads a source in parts of one size: a local one in a worker thread, or an asynchronous one."""
-
-    def __init__(self, local: SourceReader | None, pieces: AsyncIterable[bytes] | None) -> None:
-        self._local = local
-        self._pieces = None if pieces is None else aiter(pieces)
-        self._held = PieceBuffer()
-        self.size_bytes = None if local is None else local.size_bytes
-
-    async def read(self, size: int) -> bytes:
-        """The next ``size`` bytes, fewer only at the end."""
-        if self._local is not None:
-            return await asyncio.to_thread(self._local.read, size)
-        while self._pieces is not None and len(self._held) < size:
-            try:
-                self._held.add(checked_piece(await anext(self._pieces)))
-            except StopAsyncIteration:
-                self._pieces = None
-        return self._held.take(size)
-
-    def unread(self, content: bytes) -> None:
-        """Give back what was read last."""
-        if self._local is not None:
-            self._local.unread(content)
-        else:
-            rest = self._held.take(len(self._held))
-            self._held.add(content)
-            self._held.add(rest)
-
-
-async def _open_async_source(source: AsyncSource, opened: contextlib.ExitStack) -> _AsyncReader:
-    if isinstance(source, AsyncIterable) and not isinstance(source, Iterable):
-        return _AsyncReader(None, source)
-    return _AsyncReader(await asyncio.to_thread(opened.enter_context, open_source(cast(LocalSource, source))), None)
-
-
-class _Blocks:
-    """Gathers small pieces, so that not each one takes a trip to a worker thread."""
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write = write
-        self._held = PieceBuffer()
-
-    async def write(self, piece: bytes) -> None:
-        """Write a piece, sooner or later."""
-        self._held.add(piece)
-        if len(self._held) >= BLOCK_BYTES:
-            await self.flush()
-
-    async def flush(self) -> None:
-        """Write what is held."""
-        if len(self._held):
-            await asyncio.to_thread(self._write, self._held.take(len(self._held)))
-
-
-@contextlib.asynccontextmanager
-async def _blocks(write: Callable[[bytes], object]) -> AsyncIterator[_Blocks]:
-    blocks = _Blocks(write)
-    try:
-        yield blocks
-    except StateroomError:
-        await blocks.flush()  # what has arrived is of use to whoever goes on
-        raise
-    await blocks.flush()

@@ -1,12 +1,11 @@
-"""The asynchronous client.
+"""The client of callers on an event loop.
 
-This module owns sockets and sleeping for callers on an event loop. An ``AsyncClient`` belongs to the loop it
-was first used on; an ``AsyncThread`` object to one task at a time. It promises that nothing is acknowledged
-that the gateway did not acknowledge.
+This module owns calls and their retries. An ``AsyncClient`` belongs to the event loop it was first used on; an
+``AsyncThread`` object belongs to one task at a time. It promises that nothing is acknowledged that the gateway did not
+acknowledge.
 """
 
 import asyncio
-import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
@@ -16,14 +15,13 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overl
 import httpx2
 
 from stateroom import _calls
-from stateroom._aiohttp import AiohttpTransport
 from stateroom._artifacts import Reception
 from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
-from stateroom._httpx import AsyncHttpxTransport
 from stateroom._intents import intent_of
+from stateroom._io.on_loop import finished, open_async_transport, together
 from stateroom._pieces import PieceCache
 from stateroom._thread import ThreadSteps
-from stateroom._transport import AsyncTransport, NoAnswer, proxied
+from stateroom._transport import NoAnswer
 from stateroom.async_artifacts import AsyncArtifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -118,12 +116,7 @@ class AsyncClient:
         self._token_store = token_store
         self._me: WhoAmI | None = None
         self.pieces = PieceCache()
-        self._streams = AsyncHttpxTransport(transport)
-        if transport is None and not proxied(self._endpoint.url):
-            self._http: AsyncTransport = AiohttpTransport()
-        else:
-            self._streams.begin()
-            self._http = self._streams
+        self._transport = open_async_transport(self._endpoint.url, transport)
 
     @classmethod
     def from_env(
@@ -180,8 +173,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections. The client cannot be used afterwards."""
-        await self._http.aclose()
-        await self._streams.aclose()
+        await self._transport.aclose()
 
     def pin(self) -> Pinned:
         """Decide the subject now, for several calls of ``drive``.
@@ -220,14 +212,9 @@ class AsyncClient:
 
     async def _send(self, call: Call, pinned: Pinned | None = None) -> Answer:
         if call.together:
-            everyone = pinned or self.pin()
-            tasks = [asyncio.create_task(self._send(each, everyone)) for each in call.together]
-            try:
-                answers = await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-            return Answer(status=200, headers={}, body=b"", answers=tuple(answers))
+            everyone = pinned or self.pin()  # decided here: a worker thread does not see the caller's `acting_for`
+            answers = await together(lambda each: self._send(each, everyone), call.together)
+            return Answer(status=200, headers={}, body=b"", answers=answers)
         if call.after_seconds:
             await self._clock.sleep(call.after_seconds)
         store = self._token_store
@@ -256,7 +243,7 @@ class AsyncClient:
         attempts = Attempts(call, self._timeouts, monotonic=self._clock.monotonic)
         while True:
             try:
-                reply = await self._http.send(call.method, target, headers, call.body, attempts.begin())
+                reply = await self._transport.send(call.method, target, headers, call.body, attempts.begin())
             except NoAnswer as error:
                 reason, received = str(error), error.received
             else:
@@ -286,7 +273,7 @@ class AsyncClient:
             target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
             reason, received = "the content ended early", True
             try:
-                async with self._streams.stream(call.method, target, headers, attempts.begin()) as response:
+                async with self._transport.stream(call.method, target, headers, attempts.begin()) as response:
                     status, lowered = response.status, response.headers
                     if reception.begins(status, lowered):
                         async for piece in response.pieces():
@@ -758,7 +745,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
     @overload
     async def once(self, once_key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    async def once(self, once_key: str, fn: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+    async def once(self, once_key: str, fn: Callable[P, Awaitable[R] | R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call ``fn`` unless a call of this name finished before in this thread and namespace.
 
         The result is kept in the gateway as a pending write, outlives later saves and pruning, and is found
@@ -787,11 +774,9 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         intent = intent_of(once_key, args, kwargs)
         was_kept, kept = await self._client.drive(self._recall(once_key, intent))
         if not was_kept:
-            result = fn(*args, **kwargs)
-            if inspect.isawaitable(result):
-                result = await result
+            result = await finished(fn(*args, **kwargs))
             kept = await self._client.drive(self._record(once_key, intent, result))
-        return self._typed_result(kept, fn)
+        return cast(R, self._typed_result(kept, fn))
 
     def history(
         self,

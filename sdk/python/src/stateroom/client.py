@@ -1,14 +1,14 @@
-"""The synchronous client.
+# Generated from async_client.py by `make generate`: change that, not this.
+"""The client of callers that block.
 
-This module owns sockets and sleeping for callers that block. A ``Client`` may be shared between threads; a
-``Thread`` object may not. It promises that nothing is acknowledged that the gateway did not acknowledge.
+This module owns calls and their retries. A ``Client`` may be shared between threads; a
+``Thread`` object belongs to one thread at a time. It promises that nothing is acknowledged that the gateway did not
+acknowledge.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from functools import cache
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
@@ -17,12 +17,11 @@ import httpx2
 from stateroom import _calls
 from stateroom._artifacts import Reception
 from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
-from stateroom._http_client import HttpClientTransport
-from stateroom._httpx import HttpxTransport
 from stateroom._intents import intent_of
+from stateroom._io.blocking import finished, open_transport, together
 from stateroom._pieces import PieceCache
 from stateroom._thread import ThreadSteps
-from stateroom._transport import NoAnswer, proxied
+from stateroom._transport import NoAnswer
 from stateroom.artifacts import Artifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -117,13 +116,7 @@ class Client:
         self._token_store = token_store
         self._me: WhoAmI | None = None
         self.pieces = PieceCache()
-        tls = cache(httpx2.create_ssl_context)  # takes 30 ms or more: one for both, and none for http
-        self._streams = HttpxTransport(transport, tls)
-        if transport is None and not proxied(self._endpoint.url):
-            self._http: HttpClientTransport | HttpxTransport = HttpClientTransport(self._endpoint.url, tls)
-        else:
-            self._streams.begin()
-            self._http = self._streams
+        self._transport = open_transport(self._endpoint.url, transport)
 
     @classmethod
     def from_env(
@@ -180,8 +173,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections. The client cannot be used afterwards."""
-        self._http.close()
-        self._streams.close()
+        self._transport.close()
 
     def pin(self) -> Pinned:
         """Decide the subject now, for several calls of ``drive``.
@@ -220,10 +212,8 @@ class Client:
 
     def _send(self, call: Call, pinned: Pinned | None = None) -> Answer:
         if call.together:
-            # Decided here: a worker thread does not see the caller's `acting_for`.
-            everyone = pinned or self.pin()
-            with ThreadPoolExecutor(len(call.together)) as workers:
-                answers = tuple(workers.map(lambda each: self._send(each, everyone), call.together))
+            everyone = pinned or self.pin()  # decided here: a worker thread does not see the caller's `acting_for`
+            answers = together(lambda each: self._send(each, everyone), call.together)
             return Answer(status=200, headers={}, body=b"", answers=answers)
         if call.after_seconds:
             self._clock.sleep(call.after_seconds)
@@ -253,7 +243,7 @@ class Client:
         attempts = Attempts(call, self._timeouts, monotonic=self._clock.monotonic)
         while True:
             try:
-                reply = self._http.send(call.method, target, headers, call.body, attempts.begin())
+                reply = self._transport.send(call.method, target, headers, call.body, attempts.begin())
             except NoAnswer as error:
                 reason, received = str(error), error.received
             else:
@@ -281,7 +271,7 @@ class Client:
             target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
             reason, received = "the content ended early", True
             try:
-                with self._streams.stream(call.method, target, headers, attempts.begin()) as response:
+                with self._transport.stream(call.method, target, headers, attempts.begin()) as response:
                     status, lowered = response.status, response.headers
                     if reception.begins(status, lowered):
                         for piece in response.pieces():
@@ -757,7 +747,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
 
         Args:
             once_key: The call's name, unique in this thread and namespace: another call needs another name.
-            fn: What to call.
+            fn: What to call; a function.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
 
@@ -772,7 +762,8 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         intent = intent_of(once_key, args, kwargs)
         was_kept, kept = self._client.drive(self._recall(once_key, intent))
         if not was_kept:
-            kept = self._client.drive(self._record(once_key, intent, fn(*args, **kwargs)))
+            result = finished(fn(*args, **kwargs))
+            kept = self._client.drive(self._record(once_key, intent, result))
         return cast(R, self._typed_result(kept, fn))
 
     def history(
