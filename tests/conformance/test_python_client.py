@@ -25,7 +25,7 @@ from stateroom import (
     _calls,
 )
 from stateroom._thread import ONCE_ANCHOR, once_place
-from stateroom._wire import WriteIn
+from stateroom._wire import WriteIn, WritesRequest
 
 
 class Item(msgspec.Struct):
@@ -97,7 +97,8 @@ async def test_once_refuses_other_arguments_in_any_process_and_client_and_replay
 
     # As the release before stored it: a result, and nothing about the arguments.
     task_id, channel = once_place("earlier")
-    client.drive(_calls.write(thread_id, ONCE_ANCHOR, task_id, [WriteIn(channel=channel, idx=0, value="kept")]))
+    writes = WritesRequest(writes=[WriteIn(channel=channel, idx=0, value="kept")])
+    client.drive(_calls.write(thread_id, ONCE_ANCHOR, task_id, writes))
     assert thread.once("earlier", pay, 1) == thread.once("earlier", pay, 2) == "kept"
     assert paid == [10]
 

@@ -25,6 +25,7 @@ from stateroom import (
 )
 from stateroom._state import result_type, to_plain
 from stateroom._thread import ONCE_ANCHOR, once_place
+from stateroom.langgraph import StateroomSaver
 
 HEAD = "1ef00000-0000-6000-8000-000000000001"
 NEXT = "1ef00000-0000-6000-8000-000000000002"
@@ -69,6 +70,42 @@ def test_api_parity_both_clients_offer_the_same(blocking, on_loop):
     assert public_names(blocking) == public_names(on_loop)
     for name in public_names(blocking):
         assert parameters(blocking, name) == parameters(on_loop, name), name
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("Client", lambda client: Client(URL, API_KEY, retries=3)),
+        ("AsyncClient", lambda client: AsyncClient(URL, API_KEY, retries=3)),
+        ("StateroomSaver", lambda client: StateroomSaver(URL, API_KEY, retries=3)),
+        ("HeadMoved", lambda client: HeadMoved("detail", retries=3)),
+        ("save", lambda client: client.thread("t").save({}, retries=3)),
+        ("patch", lambda client: client.thread("t").patch(retries=3)),
+        ("checkpoints", lambda client: client.checkpoints(retries=3)),
+        ("upload", lambda client: client.artifacts.upload("t", b"", retries=3)),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_by_name_before_anything_is_sent(client_of, name, call):
+    client, script = client_of(receipt(), subject="u")
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'retries'"):
+        call(client)
+    assert script.requests == []
+
+
+def test_an_option_of_one_thread_is_none_of_a_listing_of_all(client_of):
+    client, _ = client_of(receipt(), subject="u")
+    for name in ("thread_id", "before"):
+        with pytest.raises(TypeError, match=name):
+            client.checkpoints(**{name: "t"})
+
+
+def test_clients_that_the_environment_configures_take_the_same_options(monkeypatch):
+    monkeypatch.setenv("STATEROOM_URL", URL)
+    monkeypatch.setenv("STATEROOM_API_KEY", API_KEY)
+    for kind in (Client, AsyncClient):
+        assert kind.from_env(strict=True).strict
+        with pytest.raises(TypeError, match="retries"):
+            kind.from_env(retries=3)
 
 
 def test_a_gateway_that_is_down_is_reported_within_the_total_budget(client_of, clock):

@@ -60,6 +60,9 @@ def blocking() -> None:
         assert_type(thread.once("c", partial(Ticket().book, 1)), str)
         assert_type(thread.once("d", lambda: 1), int)
         thread.once("e", Ticket().book, "one")  # type: ignore[arg-type]
+        thread.save(Trip([]), status="done", state_version=2)
+        thread.save(Trip([]), step="one")  # type: ignore[arg-type]
+        thread.patch(set={}, state_version=2)  # type: ignore[call-arg]
 
 
 async def on_loop() -> None:

@@ -126,10 +126,10 @@ def goes_up_in_one(description: Description, content: bytes) -> bool:
 def describe(
     source: object,
     *,
-    name: str | None,
-    media_type: str | None,
-    metadata: Mapping[str, Any] | None,
-    preview: bytes | None,
+    name: str | None = None,
+    media_type: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    preview: bytes | None = None,
 ) -> Description:
     """Fill in what a source says about itself.
 

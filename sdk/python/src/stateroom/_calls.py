@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 import msgspec
+from msgspec import structs
 
 from stateroom._core import Answer, Call, Steps, encode_body, is_repeatable, path
 from stateroom._wire import (
@@ -30,13 +31,12 @@ from stateroom._wire import (
     SaveRequest,
     ThreadPage,
     ThreadSettings,
-    WriteIn,
     WritesPage,
     WritesReceipt,
     WritesRequest,
 )
 from stateroom.errors import CheckpointNotFound, InvalidRequest, ThreadArchived, ThreadNotFound
-from stateroom.schema import ACCEPT_HEADER, StateVersion
+from stateroom.schema import ACCEPT_HEADER
 from stateroom.types import (
     CheckpointInfo,
     CopyReceipt,
@@ -321,31 +321,14 @@ def channel_history(
     return answer.decode(ChannelHistories)  # type: ignore[no-any-return]
 
 
-def write(
-    thread_id: str,
-    checkpoint_id: str,
-    task_id: str,
-    writes: list[WriteIn],
-    *,
-    namespace: str = "",
-    task_path: str = "",
-    status: Status | None = None,
-    state_version: StateVersion | None = None,
-) -> Steps[WritesReceipt]:
+def write(thread_id: str, checkpoint_id: str, task_id: str, body: WritesRequest) -> Steps[WritesReceipt]:
     """Store a task's pending writes; more than a request may hold go in several."""
     target = path("threads", ":", thread_id, "checkpoints", ":", checkpoint_id, "writes", ":", task_id)
     stored = unchanged = 0
-    for start in range(0, len(writes), WRITES_PER_REQUEST_MAX):
-        body = WritesRequest(
-            writes=writes[start : start + WRITES_PER_REQUEST_MAX],
-            namespace=namespace,
-            task_path=task_path,
-            status=status,
-            state_schema=None if state_version is None else state_version.schema,
-            state_version=None if state_version is None else state_version.number,
-        )
+    for start in range(0, len(body.writes), WRITES_PER_REQUEST_MAX):
+        part = structs.replace(body, writes=body.writes[start : start + WRITES_PER_REQUEST_MAX])
         answer = yield Call(
-            method="POST", path=target, body=encode_body(body), repeatable=True, seen=(thread_id, namespace)
+            method="POST", path=target, body=encode_body(part), repeatable=True, seen=(thread_id, body.namespace)
         )
         receipt = answer.decode(WritesReceipt)
         stored += receipt.stored

@@ -23,11 +23,12 @@ from stateroom._wire import (
     SaveRequest,
     ThreadSettings,
     WriteIn,
+    WritesRequest,
     unset_if_none,
 )
 from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound, OnceKeyReused
 from stateroom.schema import StateVersion, accepted
-from stateroom.types import Head, Model, SaveReceipt, StateT, Status, ThreadInfo, Usage
+from stateroom.types import CheckpointOptions, Head, SaveReceipt, StateT, Status, ThreadInfo
 
 ONCE_ANCHOR = "stateroom:once"
 """The checkpoint id that all ``once`` results of a namespace are kept under. No checkpoint has it.
@@ -164,35 +165,25 @@ class ThreadSteps(Generic[StateT]):
         yield from self._load(pinned)
 
     def _save_request(
-        self,
-        *,
-        status: Status,
-        step: int | None,
-        metadata: Mapping[str, Any] | None,
-        model: Model | None,
-        usage: Usage | None,
-        run_id: str | None,
-        source: str | None,
-        checkpoint_id: str | None,
-        state_schema: str | None,
-        state_version: int | None,
+        self, options: CheckpointOptions, state_schema: str | None = None, state_version: int | None = None
     ) -> SaveRequest:
         if state_schema is None and state_version is None and self.state_version is not None:
             state_schema, state_version = self.state_version.schema, self.state_version.number
+        step, metadata = options.get("step"), options.get("metadata")
         if step is None and self._step is not None:
             step = self._step + 1
         return SaveRequest(
-            checkpoint_id=unset_if_none(checkpoint_id),
+            checkpoint_id=unset_if_none(options.get("checkpoint_id")),
             parent_id=unset_if_none(self._fork_of),
             fork=self._fork_of is not None,
             namespace=self.namespace,
-            status=status,
+            status=options.get("status", "active"),
             step=unset_if_none(step),
-            source=source or ("fork" if self._fork_of is not None else None),
+            source=options.get("source") or ("fork" if self._fork_of is not None else None),
             agent=self.agent,
-            run_id=run_id,
-            model=model,
-            usage=usage,
+            run_id=options.get("run_id"),
+            model=options.get("model"),
+            usage=options.get("usage"),
             metadata=to_plain(dict(metadata)) if metadata else {},
             state_schema=state_schema,
             state_version=state_version,
@@ -230,14 +221,14 @@ class ThreadSteps(Generic[StateT]):
         set_: Mapping[str, Any] | None,
         append: Mapping[str, Sequence[Any]] | None,
         remove: Sequence[str],
-        build: Callable[[], SaveRequest],
+        options: CheckpointOptions,
     ) -> Steps[SaveReceipt]:
         if self._fork_of is not None:
             raise InvalidRequest("a patch changes the head; save the fork first")
         if self._head_id is None and (yield from self._load(pinned)) is None:
             raise CheckpointNotFound("there is no head to patch")
         yield from self._make_strict()
-        request = build()
+        request = self._save_request(options)
         request.changes = Changes(
             set=state_to_plain(dict(set_ or {})),
             append={name: to_plain(_calls.listed(elements)) for name, elements in (append or {}).items()},
@@ -312,7 +303,8 @@ class ThreadSteps(Generic[StateT]):
             WriteIn(channel=channel, idx=ONCE_RESULT_IDX, value=plain),
             WriteIn(channel=ONCE_INTENT, idx=ONCE_INTENT_IDX, value=intent),
         ]
-        receipt = yield from _calls.write(self.thread_id, ONCE_ANCHOR, task_id, writes, namespace=self.namespace)
+        request = WritesRequest(writes=writes, namespace=self.namespace)
+        receipt = yield from _calls.write(self.thread_id, ONCE_ANCHOR, task_id, request)
         if receipt.stored < len(writes):
             was_kept, kept = yield from self._recall(once_key, intent)
             if was_kept:

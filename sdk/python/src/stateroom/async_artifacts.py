@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from stateroom import _artifacts, _calls
 from stateroom._artifact_files import AsyncArtifactFile
@@ -17,9 +17,10 @@ from stateroom._artifacts import PARTS_AT_ONCE, URL_TTL_SECONDS, Progress, Recep
 from stateroom._async_ranges import AsyncCarrier, receive_whole
 from stateroom._core import Pinned
 from stateroom._io.on_loop import AsyncInFlight, AsyncSource, AsyncSourceReader, in_blocks, open_async_source
+from stateroom._options import refuse_unknown
 from stateroom._sources import PartialFile, Writable, write_all
 from stateroom.errors import DigestMismatch, StateroomError, UploadNotFound
-from stateroom.types import Artifact, Disposition, SignedUrl, Upload
+from stateroom.types import Artifact, ArtifactDescription, Disposition, SignedUrl, Upload
 
 __all__ = ["AsyncArtifactFile", "AsyncArtifacts", "AsyncCarrier", "AsyncSource"]
 
@@ -35,13 +36,10 @@ class AsyncArtifacts:
         thread_id: str,
         source: AsyncSource,
         *,
-        name: str | None = None,
-        media_type: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        preview: bytes | None = None,
         progress: Progress | None = None,
         resume: str | None = None,
         parallel: int = PARTS_AT_ONCE,
+        **description: Unpack[ArtifactDescription],
     ) -> Artifact:
         """Store a file. Less than 8 MiB goes up in one request, more in parts that are sent again one by one.
 
@@ -52,15 +50,12 @@ class AsyncArtifacts:
             thread_id: The thread it belongs to; need not exist yet.
             source: A path, content, a binary file from where it stands, or an iterable of pieces (on an event loop an
                 asynchronous one, too). What cannot seek is held a part at a time.
-            name: Its name; a file's own when left out.
-            media_type: Its media type; guessed from the name when left out.
-            metadata: A JSON object, at most 16 KiB.
-            preview: A thumbnail or summary, at most 4 KiB, that comes with every listing.
             progress: Called where ``upload`` was called, with how many bytes the gateway has acknowledged, and of how
                 many. If it raises, the upload is given up.
             resume: The ``upload_id`` of an upload to go on with; ``source`` is read from its beginning, and parts
                 that have arrived unchanged are not sent again. Name and all that stay as they were begun.
             parallel: How many parts to send at once; each takes 8 MiB of memory, as does the one being read.
+            description: What ``ArtifactDescription`` lists.
 
         Returns:
             The artifact; its ``pointer`` goes into the state.
@@ -72,21 +67,20 @@ class AsyncArtifacts:
             InvalidRequest: There is no name, or the source is none.
             OSError: The source cannot be read.
         """
+        refuse_unknown("upload", description, ArtifactDescription)
         pinned = self._client.pin()
         async with open_async_source(source) as reader:
             if resume is None:
-                description = _artifacts.describe(
-                    source, name=name, media_type=media_type, metadata=metadata, preview=preview
-                )
+                described = _artifacts.describe(source, **description)
                 content = await reader.read(_artifacts.PART_BYTES)
-                if _artifacts.goes_up_in_one(description, content):
-                    artifact = await self._client.drive(_artifacts.create(thread_id, description, content), pinned)
+                if _artifacts.goes_up_in_one(described, content):
+                    artifact = await self._client.drive(_artifacts.create(thread_id, described, content), pinned)
                     if progress is not None:
                         progress(len(content), len(content))
                     return artifact
                 reader.unread(content)
                 del content
-                upload = await self._client.drive(_artifacts.begin(thread_id, description, reader.size_bytes), pinned)
+                upload = await self._client.drive(_artifacts.begin(thread_id, described, reader.size_bytes), pinned)
             else:
                 upload = await self._client.drive(_artifacts.show_upload(resume), pinned)
             plan = UploadPlan(upload, reader.size_bytes, progress)
@@ -131,11 +125,11 @@ class AsyncArtifacts:
         """Begin an upload whose ``upload_id`` can be kept before anything is sent.
 
         Args:
-            thread_id: As for ``upload``.
+            thread_id: The thread it belongs to; need not exist yet.
             name: Its name.
-            media_type: As for ``upload``.
-            metadata: As for ``upload``.
-            preview: As for ``upload``.
+            media_type: Its media type; guessed from the name when left out.
+            metadata: A JSON object, at most 16 KiB.
+            preview: A thumbnail or summary, at most 4 KiB, that comes with every listing.
             size_bytes: How large it will be, where it is known: no room for it is found out now.
 
         Raises:

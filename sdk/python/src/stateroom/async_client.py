@@ -8,9 +8,8 @@ acknowledge.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import httpx2
 
@@ -19,6 +18,7 @@ from stateroom._artifacts import Reception
 from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
 from stateroom._intents import intent_of
 from stateroom._io.on_loop import finished, open_async_transport, together
+from stateroom._options import refuse_unknown
 from stateroom._pieces import PieceCache
 from stateroom._thread import ThreadSteps
 from stateroom._transport import NoAnswer
@@ -29,17 +29,18 @@ from stateroom.share import ClientShare
 from stateroom.subject import Subject
 from stateroom.tokens import Owner, TokenStore, forget_missing, remember, with_known
 from stateroom.types import (
+    CheckpointFilter,
     CheckpointInfo,
+    CheckpointOptions,
     CopyReceipt,
     Head,
-    Model,
     RemovalReceipt,
+    SaveOptions,
     SaveReceipt,
     StateT,
     Status,
     ThreadInfo,
     ThreadMove,
-    Usage,
     WhoAmI,
 )
 
@@ -69,12 +70,10 @@ class SystemAsyncClock:
         await asyncio.sleep(seconds)
 
 
-class AsyncClient:
-    """A connection pool to one gateway, acting for one subject or for whoever ``subject`` names at the time.
+class AsyncClientOptions(TypedDict, total=False):
+    """How a client acts; each may be left out.
 
-    Args:
-        url: The gateway's URL.
-        api_key: The API key.
+    Attributes:
         subject: The subject's id, a callable that returns it (such as ``current_subject``), or ``None`` to
             act for the subject the key is bound to.
         timeouts: Time budgets of a call.
@@ -89,76 +88,54 @@ class AsyncClient:
             threads save says so, and what they load arrives at it, whatever it was saved at. Left out: as saved.
         strict: Make every thread that is saved to strict, for other writers, too, and say with every save what it
             stands on: a save beside what somebody else saved is ``HeadMoved``, also of a thread that was never loaded.
+    """
+
+    subject: Subject
+    timeouts: Timeouts | None
+    transport: httpx2.AsyncBaseTransport | None
+    clock: AsyncClock | None
+    token_store: TokenStore | None
+    client_share: ClientShare
+    state_version: StateVersion | str | None
+    strict: bool
+
+
+class AsyncClient:
+    """A connection pool to one gateway, acting for one subject or for whoever ``subject`` names at the time.
+
+    Args:
+        url: The gateway's URL.
+        api_key: The API key.
+        options: The options that ``AsyncClientOptions`` lists.
 
     Raises:
         NotConfigured: The URL, the key or the state version cannot be used.
     """
 
-    def __init__(
-        self,
-        url: str,
-        api_key: str,
-        *,
-        subject: Subject = None,
-        timeouts: Timeouts | None = None,
-        transport: httpx2.AsyncBaseTransport | None = None,
-        clock: AsyncClock | None = None,
-        token_store: TokenStore | None = None,
-        client_share: ClientShare = None,
-        state_version: StateVersion | str | None = None,
-        strict: bool = False,
-    ) -> None:
-        self._endpoint = Endpoint(url, api_key, subject, client_share)
-        self.state_version = None if state_version is None else StateVersion.of(state_version)
-        self.strict = strict
-        self._timeouts = timeouts or Timeouts()
-        self._clock: AsyncClock = clock or SystemAsyncClock()
-        self._token_store = token_store
+    def __init__(self, url: str, api_key: str, **options: Unpack[AsyncClientOptions]) -> None:
+        refuse_unknown(type(self).__name__, options, AsyncClientOptions)
+        self._endpoint = Endpoint(url, api_key, options.get("subject"), options.get("client_share"))
+        version = options.get("state_version")
+        self.state_version = None if version is None else StateVersion.of(version)
+        self.strict = options.get("strict", False)
+        self._timeouts = options.get("timeouts") or Timeouts()
+        self._clock: AsyncClock = options.get("clock") or SystemAsyncClock()
+        self._token_store = options.get("token_store")
         self._me: WhoAmI | None = None
         self.pieces = PieceCache()
-        self._transport = open_async_transport(self._endpoint.url, transport)
+        self._transport = open_async_transport(self._endpoint.url, options.get("transport"))
 
     @classmethod
-    def from_env(
-        cls,
-        *,
-        subject: Subject = None,
-        timeouts: Timeouts | None = None,
-        transport: httpx2.AsyncBaseTransport | None = None,
-        clock: AsyncClock | None = None,
-        token_store: TokenStore | None = None,
-        client_share: ClientShare = None,
-        state_version: StateVersion | str | None = None,
-        strict: bool = False,
-    ) -> Self:
+    def from_env(cls, **options: Unpack[AsyncClientOptions]) -> Self:
         """A client configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
         Args:
-            subject: As for the class.
-            timeouts: As for the class.
-            transport: As for the class.
-            clock: As for the class.
-            token_store: As for the class.
-            client_share: As for the class.
-            state_version: As for the class.
-            strict: As for the class.
+            options: The options that ``AsyncClientOptions`` lists.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
         """
-        url, api_key = Endpoint.read_env()
-        return cls(
-            url,
-            api_key,
-            subject=subject,
-            timeouts=timeouts,
-            transport=transport,
-            clock=clock,
-            token_store=token_store,
-            client_share=client_share,
-            state_version=state_version,
-            strict=strict,
-        )
+        return cls(*Endpoint.read_env(), **options)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._endpoint.url!r})"
@@ -380,9 +357,9 @@ class AsyncClient:
             agent: The program's name, saved with every checkpoint.
             state_type: What ``load`` converts states to; ``dict`` when left out.
             namespace: A sub-agent's namespace.
-            state_version: As for the class; the client's when left out.
-            strict: As for the class; the client's when left out. A thread that is strict stays so until
-                ``change(strict=False)``.
+            state_version: The state version that the program writes and understands; the client's when left out.
+            strict: Whether to make the thread strict; as the client says when left out. A thread that is strict stays
+                so until ``change(strict=False)``.
 
         Raises:
             NotConfigured: The state version is not written like ``travel@2``.
@@ -438,45 +415,16 @@ class AsyncClient:
                 return
 
     def checkpoints(
-        self,
-        *,
-        namespace: str | None = None,
-        status: Status | None = None,
-        step: int | None = None,
-        run_id: str | None = None,
-        source: str | None = None,
-        agent: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        matching: Mapping[str, Any] | None = None,
-        limit: int | None = None,
+        self, *, limit: int | None = None, **selected: Unpack[CheckpointFilter]
     ) -> AsyncIterator[CheckpointInfo]:
         """Checkpoints of all of the subject's threads, newest first, page by page.
 
         Args:
-            namespace: Only this namespace.
-            status: Only this status.
-            step: Only this step.
-            run_id: Only this run.
-            source: Only this source.
-            agent: Only this agent.
-            since: Not stored before this time.
-            until: Stored before this time.
-            matching: Metadata that must be contained.
             limit: At most so many.
+            selected: What ``CheckpointFilter`` lists.
         """
-        selection = _calls.Selection(
-            namespace=namespace,
-            status=status,
-            step=step,
-            run_id=run_id,
-            source=source,
-            agent=agent,
-            since=since,
-            until=until,
-            matching=matching,
-        )
-        return self.infos(selection, limit)
+        refuse_unknown("checkpoints", selected, CheckpointFilter)
+        return self.infos(_calls.Selection(**selected), limit)
 
     def infos(self, selection: _calls.Selection, limit: int | None) -> AsyncIterator[CheckpointInfo]:
         """Selected checkpoints, newest first, page by page. The subject is decided here, not at each page.
@@ -581,35 +529,12 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         steps = self._at(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
         return await self._client.drive(steps, pinned)
 
-    async def save(
-        self,
-        state: StateT,
-        *,
-        status: Status = "active",
-        step: int | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        model: Model | None = None,
-        usage: Usage | None = None,
-        run_id: str | None = None,
-        source: str | None = None,
-        checkpoint_id: str | None = None,
-        state_schema: str | None = None,
-        state_version: int | None = None,
-    ) -> SaveReceipt:
+    async def save(self, state: StateT, **options: Unpack[SaveOptions]) -> SaveReceipt:
         """Save a checkpoint; when this returns, it is durable.
 
         Args:
             state: The whole state; only what changed is stored.
-            status: ``active``, ``waiting`` (for a person), ``failed`` or ``done``.
-            step: The agent's step; one more than the last when left out.
-            metadata: Anything JSON can say, up to 16 KiB.
-            model: Which model produced the step.
-            usage: What the step consumed.
-            run_id: The run that makes it.
-            source: What made it.
-            checkpoint_id: An id of the caller's own; minted by the gateway when left out.
-            state_schema: Name of the state's schema, instead of the thread's.
-            state_version: Version of the state within its schema, instead of the thread's.
+            options: What ``SaveOptions`` lists.
 
         Returns:
             The receipt.
@@ -620,18 +545,8 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             StateTooNew: Nobody registered the state's schema at this version.
             GatewayUnavailable: No answer in time. Saving the same again is safe.
         """
-        request = self._save_request(
-            status=status,
-            step=step,
-            metadata=metadata,
-            model=model,
-            usage=usage,
-            run_id=run_id,
-            source=source,
-            checkpoint_id=checkpoint_id,
-            state_schema=state_schema,
-            state_version=state_version,
-        )
+        refuse_unknown("save", options, SaveOptions)
+        request = self._save_request(options, options.get("state_schema"), options.get("state_version"))
         pinned = self._client.pin()
         return await self._client.drive(self._save(pinned, state, request), pinned)
 
@@ -641,14 +556,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         set: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the API
         append: Mapping[str, Sequence[Any]] | None = None,
         remove: Sequence[str] = (),
-        status: Status = "active",
-        step: int | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        model: Model | None = None,
-        usage: Usage | None = None,
-        run_id: str | None = None,
-        source: str | None = None,
-        checkpoint_id: str | None = None,
+        **options: Unpack[CheckpointOptions],
     ) -> SaveReceipt:
         """Save a checkpoint by saying what changed since the head.
 
@@ -656,14 +564,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             set: Top-level keys to set.
             append: Elements to append to lists, by top-level key.
             remove: Top-level keys to remove.
-            status: As for ``save``.
-            step: As for ``save``.
-            metadata: As for ``save``.
-            model: As for ``save``.
-            usage: As for ``save``.
-            run_id: As for ``save``.
-            source: As for ``save``.
-            checkpoint_id: As for ``save``.
+            options: What ``CheckpointOptions`` lists.
 
         Returns:
             The receipt.
@@ -672,26 +573,9 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             CheckpointNotFound: There is no head to change.
             HeadMoved: Somebody saved since this object last loaded or saved.
         """
+        refuse_unknown("patch", options, CheckpointOptions)
         pinned = self._client.pin()
-        steps = self._patch(
-            pinned,
-            set,
-            append,
-            remove,
-            lambda: self._save_request(
-                status=status,
-                step=step,
-                metadata=metadata,
-                model=model,
-                usage=usage,
-                run_id=run_id,
-                source=source,
-                checkpoint_id=checkpoint_id,
-                state_schema=None,
-                state_version=None,
-            ),
-        )
-        return await self._client.drive(steps, pinned)
+        return await self._client.drive(self._patch(pinned, set, append, remove, options), pinned)
 
     async def compact(
         self,
@@ -713,10 +597,10 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             channel: The top-level key of the list.
             keep_last: How many of its newest elements stay.
             summary: Elements to put in front of them, in the place of the older ones.
-            status: As for ``save``.
-            metadata: As for ``save``.
-            run_id: As for ``save``.
-            checkpoint_id: As for ``save``.
+            status: Its status.
+            metadata: Its metadata.
+            run_id: The run that makes it.
+            checkpoint_id: An id of the caller's own; minted by the gateway when left out.
 
         Returns:
             The receipt; later saves follow it. A state that was loaded before still has the whole list: load again.

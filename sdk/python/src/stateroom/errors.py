@@ -5,9 +5,11 @@ class. It promises that no exception carries state, a credential or a request bo
 ``detail`` text stays the same between releases. Catch classes or compare ``code``, never texts.
 """
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
+
+from stateroom._options import refuse_unknown
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,6 +44,22 @@ class Problem(msgspec.Struct, omit_defaults=True):
     progress: float | None = None
 
 
+class ErrorMembers(TypedDict, total=False):
+    """What an error says beside its text; ``StateroomError`` documents each."""
+
+    code: str
+    status: int
+    retryable: bool
+    request_id: str
+    errors: tuple[Fault, ...]
+    limit: str | None
+    head_id: str | None
+    upload_id: str | None
+    retry_after_seconds: float | None
+    state: str | None
+    progress: float | None
+
+
 class StateroomError(Exception):
     """Base of everything this package raises about the gateway.
 
@@ -62,34 +80,23 @@ class StateroomError(Exception):
 
     default_code = "stateroom-error"
 
-    def __init__(
-        self,
-        detail: str = "",
-        *,
-        code: str = "",
-        status: int = 0,
-        retryable: bool = False,
-        request_id: str = "",
-        errors: tuple[Fault, ...] = (),
-        limit: str | None = None,
-        head_id: str | None = None,
-        upload_id: str | None = None,
-        retry_after_seconds: float | None = None,
-        state: str | None = None,
-        progress: float | None = None,
-    ) -> None:
-        self.code = code or self.default_code
+    code: str
+    status: int = 0
+    retryable: bool = False
+    request_id: str = ""
+    errors: tuple[Fault, ...] = ()
+    limit: str | None = None
+    head_id: str | None = None
+    upload_id: str | None = None
+    retry_after_seconds: float | None = None
+    state: str | None = None
+    progress: float | None = None
+
+    def __init__(self, detail: str = "", **members: Unpack[ErrorMembers]) -> None:
+        refuse_unknown(type(self).__name__, members, ErrorMembers)
         self.detail = detail
-        self.status = status
-        self.retryable = retryable
-        self.request_id = request_id
-        self.errors = errors
-        self.limit = limit
-        self.head_id = head_id
-        self.upload_id = upload_id
-        self.retry_after_seconds = retry_after_seconds
-        self.state = state
-        self.progress = progress
+        vars(self).update(members)
+        self.code = members.get("code") or self.default_code
         super().__init__(detail)
 
     def __str__(self) -> str:
@@ -102,18 +109,13 @@ class StateroomError(Exception):
         return "".join(parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.detail, {name: getattr(self, name) for name in _FIELDS}))
+        members = {name: getattr(self, name) for name in ErrorMembers.__optional_keys__}
+        return (_rebuild, (type(self), self.detail, members))
 
 
-_FIELDS = (
-    "code", "status", "retryable", "request_id", "errors", "limit", "head_id", "upload_id",
-    "retry_after_seconds", "state", "progress",
-)  # fmt: skip
-
-
-def _rebuild(kind: type[StateroomError], detail: str, fields: dict[str, Any]) -> StateroomError:
+def _rebuild(kind: type[StateroomError], detail: str, members: ErrorMembers) -> StateroomError:
     """Recreate an error in another process, so that worker pools can carry it."""
-    return kind(detail, **fields)
+    return kind(detail, **members)
 
 
 def _place(fault: Fault) -> str:

@@ -9,7 +9,7 @@ import copy
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from secrets import randbelow
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import httpx2
 import msgspec
@@ -43,6 +43,7 @@ from stateroom._langgraph_listing import Listing
 from stateroom._langgraph_runs import pin
 from stateroom._langgraph_types import with_field_types
 from stateroom._langgraph_values import SKELETON, Values
+from stateroom._options import refuse_unknown
 from stateroom._pieces import PieceCache, owner_tag, receiving, sending
 from stateroom._recent import Recent
 from stateroom._wire import (
@@ -55,6 +56,7 @@ from stateroom._wire import (
     SerialisedWrite,
     ThreadSettings,
     WriteIn,
+    WritesRequest,
     unset_if_none,
 )
 from stateroom.async_client import AsyncClient
@@ -75,24 +77,13 @@ _FORKING_SOURCES = frozenset({"fork", "update"})
 
 R = TypeVar("R")
 
-__all__ = ["SKELETON", "StateroomSaver"]
+__all__ = ["SKELETON", "SaverOptions", "StateroomSaver"]
 
 
-class StateroomSaver(BaseCheckpointSaver[str]):
-    """A LangGraph checkpointer whose state lives in a Stateroom gateway.
+class SaverOptions(TypedDict, total=False):
+    """How a saver acts; each may be left out.
 
-    One saver serves any number of users, threads of execution and event loops at once; nothing is locked
-    around a request. A put, a write and a load are one request each. Blocking methods may be called from
-    worker threads while loops run. A put sends the channels that changed, and of a long list that only grew
-    since the put before the new elements; where the gateway cannot append them, everything is sent. What delta
-    channels were rebuilt from last stays in memory, 32 MiB of it at most, and only what came since is asked for.
-
-    Status is derived: an ``__error__`` write marks the checkpoint ``failed``, an ``__interrupt__`` write
-    ``waiting``.
-
-    Args:
-        url: The gateway's URL.
-        api_key: The API key.
+    Attributes:
         subject: Whose state it is: a subject's id, a callable that returns it (``current_subject`` by
             default, set by ``with acting_for(...)``), or ``None`` for the subject the key is bound to. A run of a
             graph acts for whoever it was when the run began, with its subgraphs in the same thread, wherever LangGraph
@@ -126,49 +117,68 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             read, and brought back by a write, without any of this.
         strict: Make every thread that is saved to strict, so that of two runs at once in one thread the second is told
             (``HeadMoved``) instead of one's steps being left out. It costs a request when a thread is first saved to.
+    """
+
+    subject: Subject
+    agent: str | None
+    serde: SerializerProtocol | None
+    allowed_msgpack_modules: Sequence[type | tuple[str, ...]] | None
+    metadata_exclude: Sequence[str]
+    timeouts: Timeouts | None
+    transport: Callable[[], httpx2.BaseTransport] | None
+    async_transport: Callable[[], httpx2.AsyncBaseTransport] | None
+    token_store: TokenStore | None
+    client_share: ClientShare
+    state_version: StateVersion | str | Mapping[str, StateVersion | str] | None
+    restore_seconds_max: float | None
+    strict: bool
+
+
+class StateroomSaver(BaseCheckpointSaver[str]):
+    """A LangGraph checkpointer whose state lives in a Stateroom gateway.
+
+    One saver serves any number of users, threads of execution and event loops at once; nothing is locked
+    around a request. A put, a write and a load are one request each. Blocking methods may be called from
+    worker threads while loops run. A put sends the channels that changed, and of a long list that only grew
+    since the put before the new elements; where the gateway cannot append them, everything is sent. What delta
+    channels were rebuilt from last stays in memory, 32 MiB of it at most, and only what came since is asked for.
+
+    Status is derived: an ``__error__`` write marks the checkpoint ``failed``, an ``__interrupt__`` write
+    ``waiting``.
+
+    Args:
+        url: The gateway's URL.
+        api_key: The API key.
+        options: The options that ``SaverOptions`` lists.
 
     Raises:
         NotConfigured: The URL, the key or a state version cannot be used.
     """
 
-    def __init__(
-        self,
-        url: str,
-        api_key: str,
-        *,
-        subject: Subject = current_subject,
-        agent: str | None = None,
-        serde: SerializerProtocol | None = None,
-        allowed_msgpack_modules: Sequence[type | tuple[str, ...]] | None = None,
-        metadata_exclude: Sequence[str] = (),
-        timeouts: Timeouts | None = None,
-        transport: Callable[[], httpx2.BaseTransport] | None = None,
-        async_transport: Callable[[], httpx2.AsyncBaseTransport] | None = None,
-        token_store: TokenStore | None = None,
-        client_share: ClientShare = None,
-        state_version: StateVersion | str | Mapping[str, StateVersion | str] | None = None,
-        restore_seconds_max: float | None = None,
-        strict: bool = False,
-    ) -> None:
-        if serde is not None and allowed_msgpack_modules is not None:
+    def __init__(self, url: str, api_key: str, **options: Unpack[SaverOptions]) -> None:
+        refuse_unknown(type(self).__name__, options, SaverOptions)
+        serde, allowed = options.get("serde"), options.get("allowed_msgpack_modules")
+        if serde is not None and allowed is not None:
             raise ValueError("allowed_msgpack_modules configures the default serialiser, not yours")
         self._own_serde = serde is None
         super().__init__(
-            serde=serde
-            or JsonPlusSerializer(allowed_msgpack_modules=with_field_types(allowed_msgpack_modules or ()) or None)
+            serde=serde or JsonPlusSerializer(allowed_msgpack_modules=with_field_types(allowed or ()) or None)
         )
+        subject, client_share = options.get("subject", current_subject), options.get("client_share")
         # Refuses an unusable address now, not at the first request.
         self._endpoint = Endpoint(url, api_key, subject, client_share)
-        self._agent = agent
-        self._metadata_exclude = frozenset(metadata_exclude)
-        self._state_versions = _by_subgraph(state_version)
+        self._agent = options.get("agent")
+        self._metadata_exclude = frozenset(options.get("metadata_exclude", ()))
+        self._state_versions = _by_subgraph(options.get("state_version"))
         self._accepts = accepted(self._state_versions.values())
-        self._restore_seconds_max = restore_seconds_max
-        self._strict = strict
+        self._restore_seconds_max = options.get("restore_seconds_max")
+        self._strict = options.get("strict", False)
         self._made_strict = Recent()
         self._pieces = PieceCache()
         self._growth = Growth()
         self._histories = Histories()
+        timeouts, token_store = options.get("timeouts"), options.get("token_store")
+        transport, async_transport = options.get("transport"), options.get("async_transport")
         self._connections = Connections(
             lambda: Client(
                 url,
@@ -191,55 +201,16 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         )
 
     @classmethod
-    def from_env(
-        cls,
-        *,
-        subject: Subject = current_subject,
-        agent: str | None = None,
-        serde: SerializerProtocol | None = None,
-        allowed_msgpack_modules: Sequence[type | tuple[str, ...]] | None = None,
-        metadata_exclude: Sequence[str] = (),
-        timeouts: Timeouts | None = None,
-        token_store: TokenStore | None = None,
-        client_share: ClientShare = None,
-        state_version: StateVersion | str | Mapping[str, StateVersion | str] | None = None,
-        restore_seconds_max: float | None = None,
-        strict: bool = False,
-    ) -> Self:
+    def from_env(cls, **options: Unpack[SaverOptions]) -> Self:
         """A saver configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
 
         Args:
-            subject: As for the class.
-            agent: As for the class.
-            serde: As for the class.
-            allowed_msgpack_modules: As for the class.
-            metadata_exclude: As for the class.
-            timeouts: As for the class.
-            token_store: As for the class.
-            client_share: As for the class.
-            state_version: As for the class.
-            restore_seconds_max: As for the class.
-            strict: As for the class.
+            options: The options that ``SaverOptions`` lists.
 
         Raises:
             NotConfigured: A variable is missing or unusable.
         """
-        url, api_key = Endpoint.read_env()
-        return cls(
-            url,
-            api_key,
-            subject=subject,
-            agent=agent,
-            serde=serde,
-            allowed_msgpack_modules=allowed_msgpack_modules,
-            metadata_exclude=metadata_exclude,
-            timeouts=timeouts,
-            token_store=token_store,
-            client_share=client_share,
-            state_version=state_version,
-            restore_seconds_max=restore_seconds_max,
-            strict=strict,
-        )
+        return cls(*Endpoint.read_env(), **options)
 
     def __enter__(self) -> Self:
         return self
@@ -702,21 +673,21 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             by_idx[idx] = WriteIn(channel=channel, idx=idx, encoding=encoding, data=bytes(data))
         values = [*by_idx.values()]
         checkpoint_id = place.checkpoint_id
+        version = self._state_versions.get(_subgraph(place.namespace))
+        request = WritesRequest(
+            writes=values,
+            namespace=place.namespace,
+            task_path=task_path,
+            status=_status_of({channel for channel, _ in writes}),
+            state_schema=None if version is None else version.schema,
+            state_version=None if version is None else version.number,
+        )
         yield from sending(
             self._pieces,
             pinned,
             place.thread_id,
             values,
-            lambda: _calls.write(
-                place.thread_id,
-                checkpoint_id,
-                task_id,
-                values,
-                namespace=place.namespace,
-                task_path=task_path,
-                status=_status_of({channel for channel, _ in writes}),
-                state_version=self._state_versions.get(_subgraph(place.namespace)),
-            ),
+            lambda: _calls.write(place.thread_id, checkpoint_id, task_id, request),
         )
 
     def _prune(self, thread_ids: Sequence[str], strategy: str) -> Steps[None]:

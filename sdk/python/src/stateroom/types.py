@@ -1,11 +1,12 @@
-"""What the client returns, as plain values.
+"""What the client takes and returns, as plain values.
 
-This module owns the shapes of results. It promises that unknown fields of a newer gateway are ignored; it
-does not promise an order of fields, so construct and match by name.
+This module owns the shapes of options and of results. It promises that unknown fields of a newer gateway are ignored;
+it does not promise an order of fields, so construct and match by name.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -44,6 +45,84 @@ class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
     input_tokens: int = 0
     output_tokens: int = 0
     cost_micros: int = 0
+
+
+class CheckpointOptions(TypedDict, total=False):
+    """What a save says about its checkpoint; each may be left out.
+
+    Attributes:
+        status: ``active`` (when left out), ``waiting`` (for a person), ``failed`` or ``done``.
+        step: The agent's step; one more than the last when left out.
+        metadata: Anything JSON can say, up to 16 KiB.
+        model: Which model produced the step.
+        usage: What the step consumed.
+        run_id: The run that makes it.
+        source: What made it.
+        checkpoint_id: An id of the caller's own; minted by the gateway when left out.
+    """
+
+    status: Status
+    step: int | None
+    metadata: Mapping[str, Any] | None
+    model: Model | None
+    usage: Usage | None
+    run_id: str | None
+    source: str | None
+    checkpoint_id: str | None
+
+
+class SaveOptions(CheckpointOptions, total=False):
+    """What a save of a whole state says about its checkpoint; each may be left out.
+
+    Attributes:
+        state_schema: Name of the state's schema, instead of the thread's.
+        state_version: Version of the state within its schema, instead of the thread's.
+    """
+
+    state_schema: str | None
+    state_version: int | None
+
+
+class CheckpointFilter(TypedDict, total=False):
+    """Which checkpoints are listed; what is left out lets all through.
+
+    Attributes:
+        namespace: Only this namespace.
+        status: Only this status.
+        step: Only this step.
+        run_id: Only this run.
+        source: Only this source.
+        agent: Only this agent.
+        since: Not stored before this time.
+        until: Stored before this time.
+        matching: Metadata that must be contained.
+    """
+
+    namespace: str | None
+    status: Status | None
+    step: int | None
+    run_id: str | None
+    source: str | None
+    agent: str | None
+    since: datetime | None
+    until: datetime | None
+    matching: Mapping[str, Any] | None
+
+
+class ArtifactDescription(TypedDict, total=False):
+    """What an upload says about its artifact; each may be left out.
+
+    Attributes:
+        name: Its name; a file's own when left out.
+        media_type: Its media type; guessed from the name when left out.
+        metadata: A JSON object, at most 16 KiB.
+        preview: A thumbnail or summary, at most 4 KiB, that comes with every listing.
+    """
+
+    name: str | None
+    media_type: str | None
+    metadata: Mapping[str, Any] | None
+    preview: bytes | None
 
 
 class SaveReceipt(msgspec.Struct, kw_only=True):
