@@ -72,11 +72,11 @@ mixed: setup ## Run every verb and row kind through this build and the recorded 
 
 .PHONY: openapi
 openapi: setup ## Write the OpenAPI snapshot and the pages of problem codes and limits
-	@$(RUN) python -m gateway.openapi > tests/golden/openapi.json.new
+	@$(RUN) python -m gateway.documents.openapi > tests/golden/openapi.json.new
 	@mv tests/golden/openapi.json.new tests/golden/openapi.json
 	@$(RUN) python -m gateway.problems > docs/problems.md.new
 	@mv docs/problems.md.new docs/problems.md
-	@$(RUN) python -m gateway.limits_page > docs/limits.md.new
+	@$(RUN) python -m gateway.documents.limits_page > docs/limits.md.new
 	@mv docs/limits.md.new docs/limits.md
 
 # Node 20, npm and Java 17 must be there; everything else comes from npm and PyPI, in the versions that are pinned.

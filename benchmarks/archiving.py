@@ -27,7 +27,8 @@ import msgpack
 
 from benchmarks.workload import Prose
 from crypto import MemoryRootKey
-from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
+from gateway.embedded.postgres import EmbeddedPostgres
+from gateway.embedded.s3 import EmbeddedS3
 from storage.blobs.opening import open_bucket
 from storage.blobs.s3 import S3Location
 from storage.model import ChannelValue, FullState, Save, Value

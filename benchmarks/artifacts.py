@@ -28,7 +28,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 
 from crypto import Sealer, SecretKey
-from gateway.cli.embedded import EmbeddedS3
+from gateway.embedded.s3 import EmbeddedS3
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.opening import open_bucket
 from storage.blobs.s3 import S3Location

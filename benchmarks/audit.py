@@ -18,9 +18,9 @@ from litestar.types import Message, Scope
 
 from benchmarks.engines import Engines
 from crypto import MemoryRootKey
-from gateway import api_keys
 from gateway.app import Gateway, create_app
-from gateway.cli.instance import Identity
+from gateway.authentication import api_keys
+from gateway.cli.local.instance import Identity
 from gateway.settings import Settings
 from gateway.telemetry import configure_logging
 from storage.administration.audit import FLUSH_SECONDS, Audit

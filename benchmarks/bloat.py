@@ -19,7 +19,7 @@ from pathlib import Path
 
 import asyncpg
 
-from gateway.cli.embedded import EmbeddedPostgres
+from gateway.embedded.postgres import EmbeddedPostgres
 from storage.postgres.setup import prepare
 
 THREADS = 1000

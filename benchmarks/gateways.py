@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.engines import GATEWAY_DATABASE, START_SECONDS_MAX, STOP_SECONDS_MAX, Engines
 from gateway.app import open_app
-from gateway.cli.instance import Instance, register_keys
+from gateway.cli.local.instance import Instance, register_keys
 from gateway.settings import Settings
 from gateway.telemetry import configure_logging
 from storage.postgres.setup import prepare

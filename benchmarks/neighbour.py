@@ -30,7 +30,7 @@ from benchmarks.contenders import SocketSaves, new_thread, saves_path
 from benchmarks.engines import Engines
 from benchmarks.hammer import SAVED
 from benchmarks.workload import Prose
-from gateway.limits import TENANT_REQUESTS_IN_FLIGHT_MAX
+from gateway.admission.limits import TENANT_REQUESTS_IN_FLIGHT_MAX
 
 ALONE = "alone"
 BESIDE = "beside a tenant at its cap"

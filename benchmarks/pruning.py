@@ -24,7 +24,7 @@ from uuid import UUID, uuid4
 import msgpack
 
 from crypto import MemoryRootKey
-from gateway.cli.embedded import EmbeddedPostgres
+from gateway.embedded.postgres import EmbeddedPostgres
 from storage.access.completeness import walk
 from storage.model import ChannelValue, FullState, Patch, Precondition, Save, Value
 from storage.postgres.setup import prepare

@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 import msgpack
 
 from crypto import MemoryRootKey
-from gateway.cli.embedded import EmbeddedPostgres
+from gateway.embedded.postgres import EmbeddedPostgres
 from migrations.state.chain import Chain, PythonDirection, Step
 from migrations.state.declarative import compile_operations
 from migrations.state.document import Encoded

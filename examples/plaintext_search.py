@@ -18,7 +18,8 @@ import asyncpg
 import boto3
 from botocore.config import Config
 
-from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
+from gateway.embedded.postgres import EmbeddedPostgres
+from gateway.embedded.s3 import EmbeddedS3
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -2,7 +2,7 @@
 
 Owns the order of things: request id, refusal when full, metrics and access log around everything (so that
 paths no route matches count too); authentication and the tenant's cap around routes, whoever finds them (the
-router or `gateway.hot_path`); problems for every exception; startup and shutdown. The server's own life
+router or `gateway.routing.hot_path`); problems for every exception; startup and shutdown. The server's own life
 (sockets, signals) belongs to whoever runs it.
 """
 
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,24 @@ from uuid_utils import uuid7
 
 from crypto import selftest
 from crypto.roots import RootKey, create_root_key
-from gateway import auth, routes
+from gateway import routes
+from gateway.admission.limits import HELD_BYTES_MAX, Admission, Commits, Drain, Draining, Refused, TooManyFailures
 from gateway.allocation import give_large_buffers_back
-from gateway.artifact_urls import ArtifactUrls
-from gateway.auth import AuthenticationMiddleware, Authenticator, ListingScope, Principal
+from gateway.authentication import principals
+from gateway.authentication.principals import AuthenticationMiddleware, Authenticator, ListingScope, Principal
 from gateway.background import in_the_background
-from gateway.cursors import Cursors
-from gateway.documentation import Documentation
-from gateway.exchange import COMMON_HEADERS, Exchange, Facts, encode_id, travels_as_id
-from gateway.hot_path import HotPath
-from gateway.limits import HELD_BYTES_MAX, Admission, Commits, Drain, Draining, Refused, TooManyFailures
-from gateway.openapi import api_document
-from gateway.operations import Operation
+from gateway.documents.openapi import api_document
+from gateway.http.artifact_urls import ArtifactUrls
+from gateway.http.cursors import Cursors
+from gateway.http.exchange import COMMON_HEADERS, Exchange, Facts, encode_id, travels_as_id
 from gateway.problems import INTERNAL, OVERLOADED, Unauthenticated, describe, frames, kind_of
 from gateway.readiness import Probe, Readiness
+from gateway.routes.public.documentation import Documentation
+from gateway.routing.hot_path import HotPath
+from gateway.routing.operations import Operation
+from gateway.routing.targets import Targets
 from gateway.services import Services
 from gateway.settings import Settings, SettingsError
-from gateway.targets import Targets
 from gateway.telemetry import UNMATCHED, Metrics
 from migrations.state.errors import ChainInvalid
 from migrations.state.loading import ships_steps
@@ -283,7 +285,7 @@ def _subject_scope(
     request: Request[Any, Any, Any],
     services: NamedDependency[Services],  # noqa: ARG001
 ) -> SubjectScope:
-    return auth.enter_subject(request.scope)
+    return principals.enter_subject(request.scope)
 
 
 def _listing_scope(
@@ -291,7 +293,7 @@ def _listing_scope(
     services: NamedDependency[Services],  # noqa: ARG001
 ) -> ListingScope:
     principal = _caller(request)
-    listing = auth.listing_scope(principal, auth.named_subject(request.scope))
+    listing = principals.listing_scope(principal, principals.named_subject(request.scope))
     scope = listing.scope
     whose = "tenant" if isinstance(scope, TenantListing) else f"subject/{encode_id(scope.subject_id)}"
     Facts.of(request.scope).access = (scope.tenant_id, principal.actor, whose)
@@ -303,7 +305,7 @@ def _tenant_scope(
     services: NamedDependency[Services],  # noqa: ARG001
 ) -> TenantScope:
     principal = _caller(request)
-    scope = auth.tenant_scope(principal)
+    scope = principals.tenant_scope(principal)
     Facts.of(request.scope).access = (scope.tenant_id, principal.actor, "tenant")
     return scope
 
@@ -313,7 +315,7 @@ def _operator_scope(
     services: NamedDependency[Services],  # noqa: ARG001
 ) -> OperatorScope:
     principal = _caller(request)
-    scope = auth.operator_scope(principal)
+    scope = principals.operator_scope(principal)
     Facts.of(request.scope).access = (OPERATOR_CHAIN, principal.actor, "operators")
     return scope
 
@@ -374,7 +376,10 @@ def create_app(
     documentation = Documentation.render(api_document(settings.public_url))
     authentication = AuthenticationMiddleware(authenticator, admission)
     app = Gateway(
-        route_handlers=[Router("/v1", route_handlers=list(routes.V1)), *routes.PUBLIC],
+        route_handlers=[
+            Router("/v1", route_handlers=list(chain(*routes.V1.values()))),
+            *chain(*routes.PUBLIC.values()),
+        ],
         middleware=[authentication],
         dependencies={
             "exchange": Provide(_exchange, sync_to_thread=False),
@@ -390,7 +395,7 @@ def create_app(
         lifespan=[_lifespan],
         openapi_config=None,
         logging_config=None,
-        request_max_body_size=None,  # `gateway.exchange.read_body` is the one place that reads bodies
+        request_max_body_size=None,  # `gateway.http.exchange.read_body` is the one place that reads bodies
         debug=False,
     )
     app.services = services

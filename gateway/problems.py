@@ -17,9 +17,8 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from msgspec import UNSET, UnsetType, inspect
 
 from crypto import errors as crypto_errors
-from gateway import limits
-from gateway.whole_numbers import alternatives
-from gateway.wire.base import NOT_BLANK, WITHOUT_NUL
+from gateway.admission import limits
+from gateway.wire.base import NOT_BLANK, WITHOUT_NUL, alternatives
 from gateway.wire.problems import Fault, Problem
 from migrations.state import errors as state_errors
 from storage import errors as storage_errors

@@ -1,9 +1,9 @@
 """Whether this process should get requests (``/readyz``).
 
 Ready means: the cryptographic self-test passed, the process is not draining, the database is writable, no lock keeps
-saves out, the last writes of this process were not all refused (`gateway.write_outcomes`), the database is migrated at
-least as far as this build needs, no newer build has finished an upgrade that this one does not know, and the database
-has what was anchored of its audit logs. S3, the archive and the root key are reported but do not count: a
+saves out, the last writes of this process were not all refused (`gateway.admission.write_outcomes`), the database is
+migrated at least as far as this build needs, no newer build has finished an upgrade that this one does not know, and
+the database has what was anchored of its audit logs. S3, the archive and the root key are reported but do not count: a
 key service that stutters must not take down processes that still serve from their caches. Nor does a clock that is not
 the database's: such a process serves, and removes nothing by time.
 """
@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable
 import structlog
 from msgspec import UNSET, UnsetType
 
-from gateway.limits import Drain
+from gateway.admission.limits import Drain
+from gateway.admission.write_outcomes import WriteOutcomes
 from gateway.telemetry import Metrics
 from gateway.wire.base import Response
-from gateway.write_outcomes import WriteOutcomes
 from storage.control.clock_check import OFFSET_SECONDS_MAX, ClockOffset
 from storage.encoding import encode_json
 from storage.service import Store

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gateway.artifact_urls import ArtifactUrls
-from gateway.auth import Authenticator
-from gateway.cursors import Cursors
-from gateway.limits import Admission, Commits, Drain
+from gateway.admission.limits import Admission, Commits, Drain
+from gateway.authentication.principals import Authenticator
+from gateway.http.artifact_urls import ArtifactUrls
+from gateway.http.cursors import Cursors
 from gateway.readiness import Readiness
 from gateway.settings import Settings
 from gateway.telemetry import Metrics

@@ -29,7 +29,7 @@ from prometheus_client import (
     make_wsgi_app,
 )
 
-from gateway.limits import RETRY_AFTER_SECONDS
+from gateway.admission.limits import RETRY_AFTER_SECONDS
 from gateway.settings import Address
 from storage.administration.row_census import RowCensus
 from storage.collection.sweep import STATES, Census, Swept

@@ -7,22 +7,10 @@ every `--help` answers at once. It does not end the process: `gateway.cli.main` 
 import rich_click as click
 from rich_click.utils import CommandGroupDict
 
-from gateway.cli import (
-    archive,
-    artifact,
-    audit,
-    blobs,
-    decrypt,
-    key,
-    local,
-    remote,
-    retention,
-    save_policy,
-    state,
-    transfer,
-    upgrade,
-    verify,
-)
+from gateway.cli.local import collection, running, upgrade
+from gateway.cli.remote import archive, artifacts, checkpoints, keys, retention, threads, transfer, verification
+from gateway.cli.remote.administration import api_keys, audit, break_glass, tenants
+from gateway.cli.remote.schemas import save_policies, states
 
 COMMAND_GROUPS: list[CommandGroupDict] = [
     {"name": "Run a gateway", "commands": ["serve", "worker", "init", "doctor", "db", "root-key", "fsck", "sweep"]},
@@ -89,10 +77,11 @@ def commands() -> None:
 
 
 for _module in (
-    local, blobs, remote, archive, artifact, audit, verify, state, key, decrypt, transfer, retention, save_policy,
+    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, audit, verification, states, keys,
+    break_glass, transfer, retention, save_policies,
 ):  # fmt: skip
     for _command in _module.COMMANDS:
         commands.add_command(_command)
 for _command in upgrade.COMMANDS:
-    local.database_group.add_command(_command)
+    running.database_group.add_command(_command)
 click.rich_click.COMMAND_GROUPS = {"stateroom": COMMAND_GROUPS}

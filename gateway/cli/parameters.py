@@ -12,6 +12,7 @@ from gateway.sizes import parse_size
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+STATUSES = ("active", "waiting", "failed", "done")
 PAGE_ROWS = 50  # what a person reads; --limit or --all asks for more
 _DURATION = re.compile(r"(\d{1,6})([smhdw])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -18,7 +18,6 @@ from gateway.cli.failure import Failure
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gateway.cli.checks import Finding
     from gateway.cli.state_diff import Change
 
 PIPE_COLUMNS = 1000  # a pipe has no edge to wrap at: keep one row on one line
@@ -189,19 +188,3 @@ def change(found: "Change", *, value_characters_max: int | None) -> None:
             if value_characters_max is not None and len(text) > value_characters_max:
                 text = f"{text[:value_characters_max]}... ({len(text):,} characters)"
             output.print(Text(f"    {side} {text}", style=colour), soft_wrap=True)
-
-
-def finding(found: "Finding") -> None:
-    """Print one check of `stateroom doctor`, a line for each line of its detail, and what to do."""
-    from rich.text import Text
-
-    output = console(results())
-    words = {"ok": "green", "warning": "bold yellow", "FAILED": "bold red", "skipped": "yellow"}
-    word = "FAILED" if found.outcome == "failed" else found.outcome
-    style = words[word]
-    first, *more = found.detail.split("\n")
-    output.print(Text.assemble((f"{word:<8}", style), f"{found.check:<20}{safe(first)}"), soft_wrap=True)
-    for text in more:
-        output.print(Text(f"{'':<8}{'':<20}{safe(text)}"), soft_wrap=True)
-    if found.fix:
-        output.print(Text(f"{'':<8}{'':<20}{safe(found.fix)}", style="green"), soft_wrap=True)

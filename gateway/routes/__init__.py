@@ -1,42 +1,30 @@
-"""The operations of API v1, one module for each group of resources."""
+"""The operations of API v1, by the domains of storage."""
 
 from litestar.handlers import HTTPRouteHandler
 
-from gateway.routes import (
-    admin,
-    archives,
-    artifacts,
-    audit,
-    checkpoints,
-    decrypt,
-    docs,
-    health,
-    keys,
-    pieces,
-    retention,
-    save_policies,
-    state_schemas,
-    tenants,
-    threads,
-    transfer,
-    verify,
-)
+from gateway.routes import archive, artifacts, keys, retention, threads, transfer, verification
+from gateway.routes.administration import audit, break_glass, credentials, tenants
+from gateway.routes.checkpoints import pieces, verbs
+from gateway.routes.public import docs, health
+from gateway.routes.schemas import registry, save_policies
 
-V1: list[HTTPRouteHandler] = [
-    *threads.ROUTES,
-    *archives.ROUTES,
-    *checkpoints.ROUTES,
-    *artifacts.ROUTES,
-    *pieces.ROUTES,
-    *admin.ROUTES,
-    *tenants.ROUTES,
-    *audit.ROUTES,
-    *verify.ROUTES,
-    *keys.ROUTES,
-    *decrypt.ROUTES,
-    *retention.ROUTES,
-    *save_policies.ROUTES,
-    *state_schemas.ROUTES,
-    *transfer.ROUTES,
-]
-PUBLIC: list[HTTPRouteHandler] = [*health.ROUTES, *docs.ROUTES]
+V1: dict[str, list[HTTPRouteHandler]] = {
+    "threads": threads.ROUTES,
+    "archives": archive.ROUTES,
+    "checkpoints": verbs.ROUTES,
+    "artifacts": artifacts.ROUTES,
+    "pieces": pieces.ROUTES,
+    "admin": credentials.ROUTES,
+    "tenants": tenants.ROUTES,
+    "audit": audit.ROUTES,
+    "verify": verification.ROUTES,
+    "keys": keys.ROUTES,
+    "decrypt": break_glass.ROUTES,
+    "retention": retention.ROUTES,
+    "save_policies": save_policies.ROUTES,
+    "state_schemas": registry.ROUTES,
+    "transfer": transfer.ROUTES,
+}
+"""Operations below ``/v1`` by their group in the documentation."""
+PUBLIC: dict[str, list[HTTPRouteHandler]] = {"health": health.ROUTES, "docs": docs.ROUTES}
+"""Operations at the root, likewise."""

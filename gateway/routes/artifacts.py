@@ -14,13 +14,14 @@ from litestar.enums import HttpMethod
 from litestar.params import FromPath
 from msgspec import UNSET, Meta, Struct
 
-from gateway import artifact_headers as headers
-from gateway import limits, wire
-from gateway.auth import Principal
-from gateway.content import stream
-from gateway.exchange import NO_FORM, Exchange, encode_id, path_id, path_uuid, place
-from gateway.operations import Operation, route
+from gateway import wire
+from gateway.admission import limits
+from gateway.authentication.principals import Principal
+from gateway.http import artifact_headers as headers
+from gateway.http.content import stream
+from gateway.http.exchange import NO_FORM, Exchange, encode_id, path_id, path_uuid, place
 from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, InvalidRequest, UnsupportedMediaType
+from gateway.routing.operations import Operation, route
 from gateway.services import Services
 from gateway.wire.problems import Fault
 from storage.administration.tenants import Usage

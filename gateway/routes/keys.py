@@ -10,12 +10,12 @@ from litestar.params import FromPath
 from msgspec import Meta, Struct, structs
 
 from gateway import wire
-from gateway.auth import ListingScope, Principal
-from gateway.exchange import Exchange, path_id, path_uuid, place
-from gateway.jobs import as_job, begun, job_place, shown
-from gateway.operations import Operation, route
+from gateway.authentication.principals import ListingScope, Principal
+from gateway.http.exchange import Exchange, path_id, path_uuid, place
 from gateway.problems import InvalidRequest
-from gateway.routes.admin import PageQuery, repeated_as
+from gateway.routes.administration.credentials import PageQuery, repeated_as
+from gateway.routes.jobs import as_job, begun, job_place, shown
+from gateway.routing.operations import Operation, route
 from gateway.services import Services
 from gateway.wire.problems import Fault
 from storage.administration.jobs import Job

@@ -11,12 +11,13 @@ from litestar.enums import HttpMethod
 from litestar.params import FromPath
 from msgspec import Meta, Struct
 
-from gateway import limits, wire
-from gateway.auth import Principal
-from gateway.codec import decode_body
-from gateway.exchange import Exchange, path_id, path_uuid
-from gateway.operations import Operation, route
+from gateway import wire
+from gateway.admission import limits
+from gateway.authentication.principals import Principal
+from gateway.bodies.codec import decode_body
+from gateway.http.exchange import Exchange, path_id, path_uuid
 from gateway.problems import InvalidRequest, MalformedBody, PermissionDenied
+from gateway.routing.operations import Operation, route
 from gateway.services import Services
 from gateway.wire.problems import Fault
 from storage.encoding import encode_msgpack

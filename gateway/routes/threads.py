@@ -8,11 +8,12 @@ from litestar.enums import HttpMethod
 from litestar.params import FromPath
 from msgspec import UNSET, Meta, Struct
 
-from gateway import limits, wire
-from gateway.exchange import Exchange, path_id, place
-from gateway.operations import Operation, route
+from gateway import wire
+from gateway.admission import limits
+from gateway.http.exchange import Exchange, path_id, place
 from gateway.problems import InvalidRequest, pointer
-from gateway.routes.archives import described, thread_out
+from gateway.routes.archive import described, thread_out
+from gateway.routing.operations import Operation, route
 from gateway.services import Services
 from gateway.wire.problems import Fault
 from storage import model

@@ -15,12 +15,13 @@ from litestar.enums import HttpMethod
 from litestar.params import FromPath
 from msgspec import Struct
 
-from gateway import limits, wire
-from gateway.auth import Principal
-from gateway.content import stream
-from gateway.exchange import Exchange, path_id, path_uuid
-from gateway.operations import Operation, route
+from gateway import wire
+from gateway.admission import limits
+from gateway.authentication.principals import Principal
+from gateway.http.content import stream
+from gateway.http.exchange import Exchange, path_id, path_uuid
 from gateway.problems import InvalidRequest, PermissionDenied
+from gateway.routing.operations import Operation, route
 from gateway.services import Services
 from gateway.wire.problems import Fault
 from storage.errors import InvalidState, TenantNotFound
@@ -28,7 +29,7 @@ from storage.scope import OperatorScope, Scope, TenantScope
 from storage.transfer.exporting import Export, Recipient, recipient_of
 
 if TYPE_CHECKING:
-    from gateway.wire.api_keys import Permission
+    from gateway.wire.administration.api_keys import Permission
 
 MEDIA_TYPE = "application/vnd.stateroom.export"
 _SHARE = ("Stateroom-Client-Share",)

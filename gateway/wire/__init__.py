@@ -13,9 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.wire import (
-    api_keys,
     artifacts,
-    audit,
     base,
     checkpoints,
     jobs,
@@ -23,11 +21,11 @@ from gateway.wire import (
     problems,
     retention,
     schemas,
-    tenants,
     threads,
     transfer,
     verification,
 )
+from gateway.wire.administration import api_keys, audit, tenants
 
 _MODULES = (
     api_keys,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, inspect
 
 Status = Literal["active", "waiting", "failed", "done"]
 View = Literal["none", "state", "channels"]
@@ -37,3 +37,10 @@ class Response(Struct, kw_only=True):
 NOT_BLANK = r"[^\s\x00]"
 Reason = Annotated[str, Meta(min_length=1, max_length=500, pattern=NOT_BLANK)]
 MediaType = Annotated[str, Meta(min_length=3, max_length=255)]
+
+
+def alternatives(kind: inspect.Type) -> list[inspect.Type]:
+    """The types that a place of a shape may have."""
+    if isinstance(kind, inspect.UnionType):
+        return [found for each in kind.types for found in alternatives(each)]
+    return alternatives(kind.type) if isinstance(kind, inspect.Metadata) else [kind]

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy.engine import make_url
 from uuid_utils import uuid6
 
-from gateway.cli.embedded import EmbeddedPostgres
+from gateway.embedded.postgres import EmbeddedPostgres
 from tests.support.interruption import Interruption
 from tests.support.production import Deployment, Launcher, ProductionGateway, deploy, migrated, serving
 

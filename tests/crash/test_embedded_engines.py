@@ -17,12 +17,15 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from gateway.cli.embedded import EmbeddedEngineError, EmbeddedPostgres, EmbeddedS3
+from gateway.embedded.engine import EmbeddedEngineError
+from gateway.embedded.postgres import EmbeddedPostgres
+from gateway.embedded.s3 import EmbeddedS3
 
 OWNER = """
 import sys
 from pathlib import Path
-from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
+from gateway.embedded.postgres import EmbeddedPostgres
+from gateway.embedded.s3 import EmbeddedS3
 engines = EmbeddedPostgres(Path(sys.argv[1])), EmbeddedS3(Path(sys.argv[1]))
 for engine in engines:
     engine.start()

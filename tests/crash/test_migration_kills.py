@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from sqlalchemy.engine import make_url
 
-from gateway.cli.embedded import EmbeddedPostgres
+from gateway.embedded.postgres import EmbeddedPostgres
 from tests.support.production import Deployment, Launcher, ProductionGateway
 
 HEADS = 240

@@ -16,7 +16,7 @@ import pytest
 
 from examples.plaintext_search import LARGE_BYTES, Control, Found, inflate, zstd
 from examples.screenshot_agent import screenshot
-from gateway.cli.embedded import EmbeddedPostgres
+from gateway.embedded.postgres import EmbeddedPostgres
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -18,7 +18,8 @@ import asyncpg
 import httpx
 import pytest
 
-from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
+from gateway.embedded.postgres import EmbeddedPostgres
+from gateway.embedded.s3 import EmbeddedS3
 from tests.previous.earlier_words import EarlierWords
 from tests.support.gateway import Tenant
 from tests.support.operations import SUBJECT, Tenancy, encoded

@@ -13,8 +13,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from gateway import api_keys
-from gateway.auth import Authenticator
+from gateway.authentication import api_keys
+from gateway.authentication.principals import Authenticator
 from gateway.problems import Unauthenticated
 from storage.clock import SystemClock
 from storage.keys.key_seals import Pepper, Peppers

@@ -9,7 +9,7 @@ import httpx
 import msgpack
 import pytest
 
-from gateway import limits
+from gateway.admission import limits
 from tests.support.break_glass import decrypting_key
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import AUTHENTICATED, Tenancy, assert_problem, path_of

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from crypto import MemoryRootKey, SecretKey, WrappedKey
-from gateway import api_keys, auth
 from gateway.app import create_app
+from gateway.authentication import api_keys, principals
 from gateway.problems import PermissionDenied
 from storage.administration.audit import BREAK_GLASS_ACTION, BreakGlass, Opening
 from storage.clock import SystemClock
@@ -305,8 +305,8 @@ async def test_a_database_that_loses_the_event_at_the_last_moment_opens_nothing(
 # --- the receipt is a type ----------------------------------------------------------------------------------------
 
 
-def _principal(kind: Any, *permissions: str, key_id: str = "op") -> auth.Principal:
-    return auth.Principal(key_id, kind, None, None, frozenset(permissions), None)
+def _principal(kind: Any, *permissions: str, key_id: str = "op") -> principals.Principal:
+    return principals.Principal(key_id, kind, None, None, frozenset(permissions), None)
 
 
 OPENING = Opening(UUID(int=7), "user-1", "t1", "", None, REASON)
@@ -321,14 +321,14 @@ async def test_a_receipt_gives_its_own_operator_the_recorded_subject_and_nobody_
     opening = Opening(desk.tenant_id, "user-1", "t1", "", None, REASON)
     receipt = await desk.store.audit.break_glass("api-key:op", opening)
     granted = _principal("operator", "operator", "decrypt-any")
-    assert auth.break_glass_scope(granted, receipt) == Scope(desk.tenant_id, "user-1")
+    assert principals.break_glass_scope(granted, receipt) == Scope(desk.tenant_id, "user-1")
     for refused in (
         _principal("operator", "operator"),
         _principal("service", "decrypt-any"),
         _principal("operator", "operator", "decrypt-any", key_id="other"),
     ):
         with pytest.raises(PermissionDenied):
-            auth.break_glass_scope(refused, receipt)
+            principals.break_glass_scope(refused, receipt)
     with pytest.raises(TenantNotFound):
         await desk.store.audit.break_glass("api-key:op", OPENING)
 
@@ -353,8 +353,8 @@ def test_the_gateway_makes_subjects_scopes_in_these_functions_only() -> None:
     # what a signed address of an artifact was made for, by somebody who had the scope. The fifth is for whom an
     # administrator who may act for subjects, and read, takes a thread elsewhere.
     assert makers == {
-        "gateway/auth.py:subject_scope",
-        "gateway/auth.py:break_glass_scope",
+        "gateway/authentication/principals.py:subject_scope",
+        "gateway/authentication/principals.py:break_glass_scope",
         "gateway/routes/keys.py:_subject",
         "gateway/routes/artifacts.py:read_artifact_url",
         "gateway/routes/transfer.py:export_thread",

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
 from gateway import settings
-from gateway.auth import Authenticator
+from gateway.authentication.principals import Authenticator
 from gateway.problems import Unauthenticated
 from storage.clock import SystemClock
 from storage.keys.key_seals import Pepper, Peppers

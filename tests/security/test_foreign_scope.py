@@ -13,7 +13,8 @@ import pytest
 from litestar.routes import HTTPRoute
 
 from gateway.app import create_app
-from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
+from gateway.embedded.postgres import EmbeddedPostgres
+from gateway.embedded.s3 import EmbeddedS3
 from storage.control.features import ADOPTIONS, SAVE_POLICIES
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from gateway import api_keys
-from gateway.auth import Authenticator, Principal
+from gateway.authentication import api_keys
+from gateway.authentication.principals import Authenticator, Principal
 from gateway.problems import Unauthenticated
 from storage.clock import SystemClock
 from storage.errors import ApiKeyNotFound, LastAdminKey

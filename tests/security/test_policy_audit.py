@@ -13,7 +13,8 @@ import asyncpg
 import httpx
 import pytest
 
-from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
+from gateway.embedded.postgres import EmbeddedPostgres
+from gateway.embedded.s3 import EmbeddedS3
 from storage.control.features import KNOWN
 from tests.security.test_foreign_scope import DEPLOYMENT, _settled, _stored
 from tests.support.features import finish_upgrade

@@ -6,10 +6,10 @@ from random import Random  # noqa: TID251  seeded
 import httpx
 import pytest
 
-from gateway import api_keys, strangers
-from gateway.api_keys import PresentedKey
-from gateway.auth import Authenticator
-from gateway.limits import TooManyFailures
+from gateway.admission.limits import TooManyFailures
+from gateway.authentication import api_keys, strangers
+from gateway.authentication.api_keys import PresentedKey
+from gateway.authentication.principals import Authenticator
 from gateway.problems import Unauthenticated
 from storage.clock import SystemClock
 from storage.keys.key_seals import Pepper, Peppers

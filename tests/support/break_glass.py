@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from sqlalchemy.engine import make_url
 
-from gateway.cli.instance import Identity
+from gateway.cli.local.instance import Identity
 from tests.support.gateway import GatewayProcess
 
 

@@ -15,7 +15,8 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from gateway.cli.embedded import EmbeddedPostgres, EmbeddedS3
+from gateway.embedded.postgres import EmbeddedPostgres
+from gateway.embedded.s3 import EmbeddedS3
 
 
 class Database(NamedTuple):

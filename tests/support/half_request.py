@@ -8,7 +8,7 @@ from typing import Self
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from gateway.limits import BODY_IDLE_SECONDS_MAX
+from gateway.admission.limits import BODY_IDLE_SECONDS_MAX
 from tests.support.production import ProductionGateway
 
 _BLANKS = 100

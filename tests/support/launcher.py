@@ -20,7 +20,13 @@ from storage.blobs.opening import open_bucket
 from storage.blobs.s3 import S3Location
 
 # What `serve` imports on its way; none of them starts a thread, so that forking is sound.
-CLI = ("gateway.cli.commands", "gateway.cli.connection", "gateway.cli.local", "gateway.cli.main", "gateway.cli.serving")
+CLI = (
+    "gateway.cli.commands",
+    "gateway.cli.connection",
+    "gateway.cli.local.running",
+    "gateway.cli.main",
+    "gateway.cli.local.serving",
+)
 for name in ("gateway.app", *CLI, "gateway.telemetry"):
     import_module(name)
 for name in ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg", "uvicorn.protocols.http.httptools_impl", "uvloop"):

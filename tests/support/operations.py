@@ -21,7 +21,7 @@ import msgpack
 
 from crypto import ExportSealer, SecretKey, TransferKey, TransferRecipient
 from gateway import routes
-from gateway.operations import Operation
+from gateway.routing.operations import Operation
 from storage.format import export
 from tests.support.gateway import GatewayProcess
 from tests.support.tenants import SERVICE, new_tenant
@@ -56,7 +56,8 @@ class Declared(NamedTuple):
 
 DECLARED = {
     handler.opt["operation"].name: Declared(prefix + handler.opt["operation"].path, handler.opt["operation"])
-    for prefix, handlers in (("/v1", routes.V1), ("", routes.PUBLIC))
+    for prefix, groups in (("/v1", routes.V1), ("", routes.PUBLIC))
+    for handlers in groups.values()
     for handler in handlers
 }
 AUTHENTICATED = {name: one for name, one in DECLARED.items() if not one.operation.public}

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from crypto import MemoryRootKey
-from gateway.cli.embedded import EmbeddedPostgres
+from gateway.embedded.postgres import EmbeddedPostgres
 from storage.service import Store
 from tests.support.engines import fresh_database
 from tests.support.interruption import Interruption

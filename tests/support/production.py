@@ -29,8 +29,8 @@ from sqlalchemy.engine import make_url
 
 from crypto.roots import create_root_key
 from crypto.roots.file import FileRootKey
-from gateway import api_keys
-from gateway.cli.embedded import EmbeddedPostgres
+from gateway.authentication import api_keys
+from gateway.embedded.postgres import EmbeddedPostgres
 from storage.keys.key_seals import Pepper, Peppers
 from storage.model import Tenant
 from storage.postgres.setup import prepare

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
-from gateway.cli.embedded import EmbeddedS3
+from gateway.embedded.s3 import EmbeddedS3
 
 _HEAD_BYTES_MAX = 64 * 1024
 _DRIP_SECONDS = 0.02

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from crypto import MemoryRootKey
-from gateway.cli.embedded import EmbeddedPostgres
+from gateway.embedded.postgres import EmbeddedPostgres
 from storage.postgres.setup import prepare
 from storage.scope import Scope
 from storage.service import Store

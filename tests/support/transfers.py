@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 
 from crypto import MemoryRootKey, RootKey, SecretKey, TransferPublicKey
 from crypto.ciphers import cobblestone
-from gateway.cli.embedded import EmbeddedPostgres
+from gateway.embedded.postgres import EmbeddedPostgres
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobStore
 from storage.format import export

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from gateway import api_keys
+from gateway.authentication import api_keys
 from gateway.cli.commands import commands
 from gateway.problems import KINDS
 from gateway.settings import PREFIX, VARIABLES

@@ -20,9 +20,9 @@ from uuid import UUID, uuid4
 
 import msgpack
 
-from gateway import limits
-from gateway.api_keys import generate
-from gateway.exchange import VERSION_SCHEMAS_MAX
+from gateway.admission import limits
+from gateway.authentication.api_keys import generate
+from gateway.http.exchange import VERSION_SCHEMAS_MAX
 from storage.access.offload import RESOLVED_BYTES_MAX
 from storage.format.pieces import HOLES_MAX
 from storage.keys.key_seals import Pepper, Peppers
@@ -728,8 +728,8 @@ VERBS: dict[str, Case] = {
     "docs": PUBLIC,
 }  # fmt: skip
 
-# By which case each limit is pushed; a case of `CASES`, or that of a verb. Those of `gateway.limits`, of the page of
-# limits, and whatever else decides a refusal.
+# By which case each limit is pushed; a case of `CASES`, or that of a verb. Those of `gateway.admission.limits`, of the
+# page of limits, and whatever else decides a refusal.
 LIMITS: dict[str, str] = {
     "HEADER_BYTES_MAX": "long queries",
     "HEADERS_MAX": "long queries",

@@ -7,7 +7,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from gateway.openapi import api_document
+from gateway.documents.openapi import api_document
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import OF_SUBJECTS, Tenancy, assert_problem, request_of, save_files, save_thread
 

@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from gateway import api_keys
 from gateway.app import create_app
+from gateway.authentication import api_keys
 from storage.administration.jobs import Runner
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.places import Places

@@ -8,8 +8,8 @@ import httpx
 import msgpack
 import pytest
 
-from gateway import api_keys
 from gateway.app import create_app
+from gateway.authentication import api_keys
 from storage.blobs.memory import MemoryBlobStore
 from storage.model import Tenant
 from storage.scope import OperatorScope, Scope

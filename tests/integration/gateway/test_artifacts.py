@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.artifact_headers import CONTENT_POLICY
+from gateway.http.artifact_headers import CONTENT_POLICY
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import Tenancy, assert_problem
 

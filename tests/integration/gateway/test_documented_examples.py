@@ -15,7 +15,7 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from gateway.cli.embedded import EmbeddedS3
+from gateway.embedded.s3 import EmbeddedS3
 from storage.control.features import KNOWN
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant

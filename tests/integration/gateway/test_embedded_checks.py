@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from crypto.roots import FileRootKey
-from gateway.cli.embedded import EmbeddedS3
+from gateway.embedded.s3 import EmbeddedS3
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.s3 import S3BlobStore, S3Location
 from tests.integration.gateway.test_black_box_entry import folder, serving

@@ -11,8 +11,8 @@ import httpx
 import msgpack
 import pytest
 
-from gateway import limits
-from gateway.inlining import inlined
+from gateway.admission import limits
+from gateway.routes.checkpoints.inlining import inlined
 from gateway.wire.checkpoints import InlinedArtifact
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore

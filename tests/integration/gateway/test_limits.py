@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway import limits
+from gateway.admission import limits
 from storage.checkpoints.reading import HISTORY_MANIFESTS_BYTES_MAX
 from tests.support.half_request import HalfRequest, held_open
 from tests.support.metrics import free_port, until_in_flight

@@ -7,7 +7,7 @@ import resource
 import asyncpg
 import httpx
 
-from gateway.limits import CONNECTIONS_MAX
+from gateway.admission.limits import CONNECTIONS_MAX
 from tests.support.half_request import HalfRequest
 from tests.support.metrics import exposition, free_port, until_in_flight, value_of
 from tests.support.production import serving

@@ -273,7 +273,7 @@ async def test_time_outs_of_the_role_hold_behind_the_pooler(pooled):
 
 
 async def test_the_doctor_says_whether_the_role_has_the_time_outs_that_the_pooler_drops(pooled, durable_postgres):
-    from gateway.cli import checks
+    from gateway.cli.local import checks
 
     async def said():
         findings = await checks.examine(pooled.gateways[0].deployment.environ)

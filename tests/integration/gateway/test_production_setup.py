@@ -14,8 +14,8 @@ import pytest
 
 from crypto import SecretKey
 from crypto.roots import FileRootKey
-from gateway import api_keys
-from gateway.cli import serving
+from gateway.authentication import api_keys
+from gateway.cli.local import serving
 from gateway.cli.main import run
 from storage.control.features import KNOWN
 from storage.postgres import setup
@@ -159,7 +159,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_right_setup(production, capsys):
     ids=lambda value: value,
 )
 async def test_the_doctor_names_what_was_weakened(production, durable_postgres, damage, repair, check):
-    from gateway.cli import checks
+    from gateway.cli.local import checks
 
     owner = durable_postgres.superuser_url("production").replace("+asyncpg", "")
     connection = await asyncpg.connect(owner)
@@ -174,7 +174,7 @@ async def test_the_doctor_names_what_was_weakened(production, durable_postgres, 
 
 
 async def test_the_doctor_names_an_older_build_that_runs_after_the_upgrade_was_finished(production, durable_postgres):
-    from gateway.cli import checks
+    from gateway.cli.local import checks
 
     async def found():
         return {finding.check: finding for finding in await checks.examine(os.environ)}["processes"]
@@ -201,7 +201,7 @@ async def test_the_doctor_names_an_older_build_that_runs_after_the_upgrade_was_f
 
 
 async def test_only_the_owner_of_a_database_makes_temporary_tables(production, durable_postgres):
-    from gateway.cli import checks
+    from gateway.cli.local import checks
 
     app = await asyncpg.connect(os.environ["STATEROOM_DATABASE_URL"].replace("+asyncpg", ""))
     admin = await asyncpg.connect(durable_postgres.superuser_url("production").replace("+asyncpg", ""))

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 from sqlalchemy.engine import make_url
 
-from gateway.cli.embedded import _postgres_bin
+from gateway.embedded.postgres import postgres_programs
 from tests.support.engines import drop_database
 from tests.support.production import APP_PASSWORD, OWNER_PASSWORD, serving
 
@@ -57,7 +57,7 @@ async def test_a_backup_is_restored_by_the_commands_of_the_page_and_by_nobody_wi
         changed = creator_url.set(username=role, password=password, database=database)
         return changed.render_as_string(hide_password=False)
 
-    binaries = [_postgres_bin(), Path(os.sys.executable).parent]
+    binaries = [postgres_programs(), Path(os.sys.executable).parent]
     environ = bucketed.environ | {
         "PATH": ":".join([*map(str, binaries), os.environ["PATH"]]),
         "OWNER_URL": url("gw_migrate", OWNER_PASSWORD, bucketed.database),

@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from gateway import api_keys
 from gateway.app import create_app
+from gateway.authentication import api_keys
 from gateway.telemetry import Metrics
 from storage.model import Tenant
 from storage.scope import OperatorScope, Scope

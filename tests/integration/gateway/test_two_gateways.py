@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.auth import VERIFIED_SECONDS_MAX
+from gateway.authentication.principals import VERIFIED_SECONDS_MAX
 from tests.support.production import serving
 
 REVOKED_WITHIN_SECONDS = 6.0

@@ -11,8 +11,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from gateway import api_keys
 from gateway.app import create_app
+from gateway.authentication import api_keys
 from storage.model import Tenant
 from storage.scope import OperatorScope
 from storage.service import Store

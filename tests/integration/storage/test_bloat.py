@@ -1,6 +1,6 @@
 import asyncpg
 
-from gateway.cli.checks import _check_dead_rows
+from gateway.cli.local.checks import _check_dead_rows
 from storage.postgres import bloat
 from tests.support.states import document, save, state
 

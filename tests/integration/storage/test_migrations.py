@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from gateway.cli.embedded import _postgres_bin
+from gateway.embedded.postgres import postgres_programs
 from storage.errors import SetupError
 from storage.postgres.setup import _config, current, db_revision_required, prepare, script, upgrade
 from storage.postgres.tables import SCHEMA, metadata
@@ -40,7 +40,9 @@ async def own_database(postgres):
 def psql(postgres, owner_url, text):
     """Run a script as a superuser."""
     url = postgres.superuser_url(make_url(owner_url).database).replace("+asyncpg", "", 1)
-    subprocess.run([_postgres_bin() / "psql", "-qX", "-v", "ON_ERROR_STOP=1", url], input=text, text=True, check=True)
+    subprocess.run(
+        [postgres_programs() / "psql", "-qX", "-v", "ON_ERROR_STOP=1", url], input=text, text=True, check=True
+    )
 
 
 async def on(url, work):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import msgpack
 import pytest
 
-from gateway.api_keys import mint
+from gateway.authentication.api_keys import mint
 from storage.artifacts.model import PREVIEW_BYTES_MAX, NewArtifact
 from storage.checkpoints.reading import HISTORY_MANIFESTS_BYTES_MAX
 from storage.clock import SystemClock

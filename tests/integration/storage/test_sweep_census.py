@@ -10,7 +10,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from gateway.cli import checks
+from gateway.cli.local import checks
 from gateway.telemetry import Metrics
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import STATES

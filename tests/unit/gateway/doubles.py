@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from gateway import api_keys
+from gateway.authentication import api_keys
 from gateway.settings import Settings
 from storage import model
 from storage.clock import ManualClock

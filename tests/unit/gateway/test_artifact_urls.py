@@ -7,7 +7,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from gateway.artifact_urls import ArtifactUrls
+from gateway.http.artifact_urls import ArtifactUrls
 from gateway.problems import ArtifactUrlInvalid
 from storage.keys.key_seals import Pepper, Peppers
 

@@ -7,12 +7,12 @@ from uuid import uuid4
 
 import pytest
 
-from gateway import api_keys, auth
 from gateway.app import Gateway
-from gateway.exchange import encode_id
-from gateway.operations import Operation
+from gateway.authentication import api_keys, principals
+from gateway.authentication.strangers import Strangers
+from gateway.http.exchange import encode_id
 from gateway.problems import InvalidRequest, PermissionDenied, SubjectMismatch, SubjectRequired, Unauthenticated
-from gateway.strangers import Strangers
+from gateway.routing.operations import Operation
 from tests.unit.gateway.conftest import Caller
 from tests.unit.gateway.doubles import NOW, PEPPERS, MemoryStore
 
@@ -21,8 +21,8 @@ def bearer(key: str) -> bytes:
     return b"Bearer " + key.encode()
 
 
-def authenticator(store: MemoryStore) -> auth.Authenticator:
-    return auth.Authenticator(PEPPERS, store.tenants.look_up_key, store.clock, not_needed)
+def authenticator(store: MemoryStore) -> principals.Authenticator:
+    return principals.Authenticator(PEPPERS, store.tenants.look_up_key, store.clock, not_needed)
 
 
 async def not_needed() -> bool:
@@ -125,42 +125,42 @@ def test_no_request_pays_for_a_thread(app: Gateway):
         assert inspect.iscoroutinefunction(guard)  # a plain one would run in a thread, at 0.5 ms a request
 
 
-def principal(kind: str, *permissions: str, subject_id: str | None = None) -> auth.Principal:
+def principal(kind: str, *permissions: str, subject_id: str | None = None) -> principals.Principal:
     tenant_id = None if kind == "operator" else uuid4()
-    return auth.Principal("id", kind, tenant_id, subject_id, frozenset(permissions), None)
+    return principals.Principal("id", kind, tenant_id, subject_id, frozenset(permissions), None)
 
 
 def test_a_subject_key_is_its_own_subject():
     mine = principal("subject", subject_id="ann")
-    assert auth.subject_scope(mine, None).subject_id == auth.subject_scope(mine, "ann").subject_id == "ann"
+    assert principals.subject_scope(mine, None).subject_id == principals.subject_scope(mine, "ann").subject_id == "ann"
     for other in ("bob", "~shared"):
         with pytest.raises(SubjectMismatch):
-            auth.subject_scope(mine, other)
+            principals.subject_scope(mine, other)
 
 
 def test_a_service_key_names_its_subject():
     service = principal("service", "subject:act_as")
-    assert auth.subject_scope(service, "~shared").subject_id == "~shared"
-    assert auth.subject_scope(service, encode_id("søren /1")).subject_id == "søren /1"
+    assert principals.subject_scope(service, "~shared").subject_id == "~shared"
+    assert principals.subject_scope(service, encode_id("søren /1")).subject_id == "søren /1"
     with pytest.raises(SubjectRequired):
-        auth.subject_scope(service, None)
+        principals.subject_scope(service, None)
     with pytest.raises(PermissionDenied):
-        auth.subject_scope(principal("service", "state:read"), "ann")
+        principals.subject_scope(principal("service", "state:read"), "ann")
 
 
 def test_operators_reach_no_state_and_nobody_else_reaches_tenants():
     with pytest.raises(PermissionDenied):
-        auth.subject_scope(principal("operator", "operator", "state:read"), "ann")
+        principals.subject_scope(principal("operator", "operator", "state:read"), "ann")
     with pytest.raises(PermissionDenied):
-        auth.tenant_scope(principal("operator", "operator"))
+        principals.tenant_scope(principal("operator", "operator"))
     with pytest.raises(PermissionDenied):
-        auth.operator_scope(principal("service", "operator"))
+        principals.operator_scope(principal("service", "operator"))
 
 
 @pytest.mark.parametrize("spelling", ["", "a/b", "~", "~YW5u", "~_w", "~YQ=", "~fnNoYXJlZA", "~fmhpZGRlbg", "sø"])
 def test_a_subject_has_one_spelling(spelling):
     with pytest.raises(InvalidRequest):
-        auth.subject_scope(principal("service", "subject:act_as"), spelling)
+        principals.subject_scope(principal("service", "subject:act_as"), spelling)
 
 
 async def test_a_permission_that_lacks_is_named(call):

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway import codec, limits, wire
+from gateway import wire
+from gateway.admission import limits
+from gateway.admission.slices import finish
+from gateway.bodies import codec
 from gateway.problems import InvalidRequest, MalformedBody, NotAcceptable, UnsupportedMediaType
-from gateway.slices import finish
 from storage.errors import InvalidState, LimitExceeded
 from storage.model import Value
 

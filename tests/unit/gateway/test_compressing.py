@@ -5,8 +5,8 @@ import zlib
 
 import pytest
 
-from gateway import compressing
-from gateway.compressing import accepts_gzip, compress
+from gateway.http import compressing
+from gateway.http.compressing import accepts_gzip, compress
 
 SAVE = "/v1/threads/t/checkpoints"
 LATEST = f"{SAVE}/latest"

@@ -13,10 +13,10 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gateway import limits
+from gateway.admission import limits
 from gateway.app import Gateway
-from gateway.connections import BoundedConnection, Connections
-from gateway.exchange import Answer, Facts, Reader
+from gateway.http.connections import BoundedConnection, Connections
+from gateway.http.exchange import Answer, Facts, Reader
 from tests.unit.gateway.conftest import Caller, OneApp
 from tests.unit.gateway.doubles import MemoryStore
 

@@ -6,13 +6,15 @@ import msgspec
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from gateway import examples
-from gateway.openapi import api_document
-from gateway.operations import Operation
+from gateway.documents import examples
+from gateway.documents.openapi import api_document
 from gateway.problems import KINDS
 from gateway.routes import PUBLIC, V1
+from gateway.routing.operations import Operation
 
-OPERATIONS: list[Operation] = [handler.opt["operation"] for handler in (*V1, *PUBLIC)]
+OPERATIONS: list[Operation] = [
+    handler.opt["operation"] for groups in (V1, PUBLIC) for handlers in groups.values() for handler in handlers
+]
 DOCUMENT = api_document("http://127.0.0.1:8080")
 DESCRIBED = {each["operationId"]: each for methods in DOCUMENT["paths"].values() for each in methods.values()}
 

@@ -11,20 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import codec, examples, faults, limits, wire
-from gateway.exchange import parse_query
+from gateway import wire
+from gateway.admission import limits
+from gateway.admission.slices import finish
+from gateway.bodies import codec, faults
+from gateway.bodies.scanning import Format, Values, scan
+from gateway.documents import examples
+from gateway.http.exchange import parse_query
 from gateway.problems import InvalidRequest, explain, pointer
 from gateway.routes import V1
-from gateway.routes.checkpoints import ChannelHistoryQuery, SearchFilter
-from gateway.scanning import Format, Values, scan
-from gateway.slices import finish
+from gateway.routes.checkpoints.verbs import ChannelHistoryQuery, SearchFilter
 
 SAVE = "/v1/threads/t/checkpoints"
 SECRET = "s3cret"
 MANY = limits.VALUES_MAX - 20
 BODIES = {
     handler.opt["operation"].name: handler.opt["operation"].body
-    for handler in V1
+    for handlers in V1.values()
+    for handler in handlers
     if handler.opt["operation"].body is not None
 }
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from litestar.routes import HTTPRoute
 
-from gateway.hot_path import HotPath
+from gateway.routing.hot_path import HotPath
 
 BODY = msgspec.json.encode({"state": {"a": 1}})
 WRITES = msgspec.json.encode({"writes": [{"idx": 0, "channel": "a", "value": 1}]})

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import limits
+from gateway.admission import limits
+from gateway.admission.write_outcomes import REFUSED_MIN
 from gateway.app import create_app
-from gateway.exchange import decode_id, encode_id
+from gateway.http.exchange import decode_id, encode_id
 from gateway.problems import InvalidRequest
 from gateway.wire.problems import Fault
-from gateway.write_outcomes import REFUSED_MIN
 from storage.blobs.store import BlobUnavailable
 from storage.control.clock_check import ClockOffset
 from storage.errors import DatabaseReadOnly, HeadMoved

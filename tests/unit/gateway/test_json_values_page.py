@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway import codec, limits, wire
+from gateway import wire
+from gateway.admission import limits
+from gateway.admission.slices import finish
+from gateway.bodies import codec
+from gateway.bodies.scanning import Values
 from gateway.problems import GatewayError, describe
-from gateway.scanning import Values
-from gateway.slices import finish
 from storage.errors import InvalidState, LimitExceeded, StorageError
 from storage.model import Value
 

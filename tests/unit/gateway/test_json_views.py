@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from gateway import codec, json_views
-from gateway.json_views import NotPlain, json_view
-from gateway.slices import Work, finish
+from gateway.admission.slices import Work, finish
+from gateway.bodies import codec, json_views
+from gateway.bodies.json_views import NotPlain, json_view
 from storage.model import Value
 
 DOUBLED_TIMES_MAX = 3.0  # twice the keys take twice the time, where colliding ones in a table take four times

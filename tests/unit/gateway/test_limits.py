@@ -5,12 +5,12 @@ from uuid import uuid4
 
 import pytest
 
-from gateway import limits
-from gateway.cursors import Cursors
-from gateway.exchange import read_body
-from gateway.limits import Admission, AnswerTooLarge, Commits, Drain, Overloaded, TenantBusy, ThreadBusy
+from gateway.admission import limits
+from gateway.admission.limits import Admission, AnswerTooLarge, Commits, Drain, Overloaded, TenantBusy, ThreadBusy
+from gateway.admission.slices import Work
+from gateway.http.cursors import Cursors
+from gateway.http.exchange import read_body
 from gateway.problems import InvalidRequest
-from gateway.slices import Work
 from storage.concurrency.turns import loop_turn
 from storage.keys.key_seals import Pepper, Peppers
 

@@ -1,7 +1,9 @@
 import re
 from pathlib import Path
 
-from gateway import limits, limits_page, problems, wire
+from gateway import problems, wire
+from gateway.admission import limits
+from gateway.documents import limits_page
 
 ROOT = Path(__file__).parents[3]
 ROWS = [limit for rows in limits_page.SECTIONS.values() for limit in rows]
@@ -9,7 +11,7 @@ NAMES = {limit.name for limit in ROWS}
 
 
 def test_the_page_of_limits_is_up_to_date():
-    assert (ROOT / "docs/limits.md").read_text() == limits_page.page(), "run python -m gateway.limits_page"
+    assert (ROOT / "docs/limits.md").read_text() == limits_page.page(), "run python -m gateway.documents.limits_page"
 
 
 def test_every_limit_that_a_problem_can_name_is_on_the_page():

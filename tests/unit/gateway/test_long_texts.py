@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway import codec
-from gateway.long_texts import LONG_TEXT_BYTES_MIN, set_aside
+from gateway.admission.slices import finish
+from gateway.bodies import codec
+from gateway.bodies.long_texts import LONG_TEXT_BYTES_MIN, set_aside
 from gateway.problems import MalformedBody
-from gateway.slices import finish
 from storage.errors import InvalidState
 
 LONG = LONG_TEXT_BYTES_MIN

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
-from gateway import schema_words, wire
-from gateway.documentation import Documentation
-from gateway.member_words import MEMBERS
-from gateway.openapi import api_document
+from gateway import wire
+from gateway.documents import schema_words
+from gateway.documents.member_words import MEMBERS
+from gateway.documents.openapi import api_document
 from gateway.problems import KINDS
+from gateway.routes.public.documentation import Documentation
 from tests.support.operations import DECLARED
 
 DOCUMENT = api_document("http://127.0.0.1:8080")

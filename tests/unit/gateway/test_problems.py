@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from crypto.errors import CryptoError, KeyDenied, KeyUnavailable, RootKeyInvalid
-from gateway import limits, problems, wire
-from gateway.openapi import golden
+from gateway import problems, wire
+from gateway.admission import limits
+from gateway.documents.openapi import golden
 from gateway.wire.checkpoints import DecryptRequest, SaveRequest, WritesRequest
 from gateway.wire.schemas import StateRollbackRequest
 from storage.errors import HeadMoved, StateTooLarge, StorageError
@@ -83,7 +84,7 @@ def test_the_page_of_problems_is_up_to_date():
 
 
 def test_the_openapi_document_is_up_to_date():
-    assert (ROOT / "tests/golden/openapi.json").read_text() == golden(), "run python -m gateway.openapi"
+    assert (ROOT / "tests/golden/openapi.json").read_text() == golden(), "run python -m gateway.documents.openapi"
 
 
 @pytest.mark.parametrize(

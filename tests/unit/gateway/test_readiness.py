@@ -3,11 +3,11 @@ import asyncio
 import httpx
 import pytest
 
-from gateway.limits import Drain
+from gateway.admission.limits import Drain
+from gateway.admission.write_outcomes import WriteOutcomes
 from gateway.readiness import Readiness
 from gateway.settings import Address
 from gateway.telemetry import Metrics, MetricsServer
-from gateway.write_outcomes import WriteOutcomes
 from storage.service import Health
 from tests.unit.gateway.doubles import MemoryStore
 

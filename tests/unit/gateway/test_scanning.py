@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway import limits, scanning
-from gateway.scanning import NamedTwice, Values, scan
-from gateway.slices import finish
+from gateway.admission import limits
+from gateway.admission.slices import finish
+from gateway.bodies import scanning
+from gateway.bodies.scanning import NamedTwice, Values, scan
 from storage.errors import LimitExceeded
 
 TIMES_MAX = (

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from gateway import wire
-from gateway.jobs import shown
+from gateway.routes.jobs import shown
 from storage.administration.jobs import Job
 from storage.verification.jobs import DeploymentReport, TenantReport
 

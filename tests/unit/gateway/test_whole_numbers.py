@@ -9,16 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import codec, examples, wire
-from gateway.operations import Operation
+from gateway import wire
+from gateway.admission.slices import finish
+from gateway.bodies import codec
+from gateway.bodies.scanning import Values
+from gateway.documents import examples
 from gateway.problems import InvalidRequest
 from gateway.routes import V1
-from gateway.scanning import Values
-from gateway.slices import finish
+from gateway.routing.operations import Operation
 
 BODIES = {
     handler.opt["operation"].name: handler.opt["operation"]
-    for handler in V1
+    for handlers in V1.values()
+    for handler in handlers
     if handler.opt["operation"].body is not None
 }
 

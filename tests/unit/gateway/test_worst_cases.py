@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway import limits
-from gateway.limits_page import SECTIONS
+from gateway.admission import limits
+from gateway.documents.limits_page import SECTIONS
 from tests.support.operations import DECLARED
 from tests.victims.cases import ALL, CASES, LIMITS, UNPUSHED, VERBS
 

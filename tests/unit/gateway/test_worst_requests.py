@@ -12,7 +12,9 @@ from typing import Self
 import msgpack
 import pytest
 
-from gateway import codec, limits, wire
+from gateway import wire
+from gateway.admission import limits
+from gateway.bodies import codec
 from storage.errors import LimitExceeded
 
 SAVE = "/v1/threads/t/checkpoints"

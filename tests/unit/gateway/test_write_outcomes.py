@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.write_outcomes import REFUSED_MIN, REST_SECONDS, WriteOutcomes
+from gateway.admission.write_outcomes import REFUSED_MIN, REST_SECONDS, WriteOutcomes
 from storage.errors import DatabaseReadOnly, HeadMoved, Unavailable
 
 

@@ -5,7 +5,7 @@ from threading import Thread
 import pytest
 
 from crypto.roots.file import FileRootKey
-from gateway.cli import checks
+from gateway.cli.local import checks
 
 SETTINGS = {
     "STATEROOM_DATABASE_URL": "postgresql://gw_app:hunter2@127.0.0.1:1/stateroom",

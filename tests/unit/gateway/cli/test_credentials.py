@@ -2,8 +2,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-from gateway import api_keys
-from gateway.cli.credentials import Census, examine_keys, shared_names, shown
+from gateway.authentication import api_keys
+from gateway.cli.local.credentials import Census, examine_keys, shared_names, shown
 from storage.model import ApiKeyRecord
 from tests.unit.gateway.doubles import PEPPERS
 

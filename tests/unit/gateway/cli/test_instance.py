@@ -1,6 +1,6 @@
 """What an embedded gateway takes from the environment of whoever starts it."""
 
-from gateway.cli.instance import chosen
+from gateway.cli.local.instance import chosen
 
 
 def test_an_embedded_gateway_keeps_for_backups_as_long_as_it_is_told_and_its_own_engines() -> None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gateway.cli import serving
+from gateway.cli.local import serving
 from gateway.cli.main import run
 from tests.unit.gateway.cli.conftest import API_KEY, OPERATOR_KEY
 

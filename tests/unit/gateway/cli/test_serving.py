@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 import pytest
 from litestar import Litestar, Response, get
 
-from gateway.cli import serving
+from gateway.admission.limits import Drain
 from gateway.cli.failure import Failure
+from gateway.cli.local import serving
 from gateway.cli.main import run
-from gateway.connections import Connections
-from gateway.limits import Drain
+from gateway.http.connections import Connections
 from gateway.telemetry import Metrics
 
 

@@ -1,0 +1,1 @@
+"""What may run at once, and the named limits of everything else."""

@@ -1,0 +1,1 @@
+"""Who calls: API keys, principals, and how much strangers may cost."""

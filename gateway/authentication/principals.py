@@ -1,0 +1,410 @@
+"""Who calls, what it may do, and where: credential > `Principal` > scope.
+
+Owns the check of API keys, the permission guards and the derivation of scopes. A route is public only when
+its handler says so (``exclude_from_auth``); paths are never matched here, because parts of them are chosen by
+clients. Scopes come from the principal and one header, never from a body or a row.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import structlog
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.middleware import ASGIMiddleware
+from litestar.types import ASGIApp, Guard, Receive, Scope, Send
+
+from gateway.admission import limits
+from gateway.authentication import api_keys
+from gateway.authentication.strangers import Strangers
+from gateway.http.exchange import SUBJECT_HEADER, Facts, decode_id, encode_id
+from gateway.problems import (
+    InvalidRequest,
+    PermissionDenied,
+    SubjectMismatch,
+    SubjectRequired,
+    TenantSuspended,
+    Unauthenticated,
+)
+from gateway.wire.administration.api_keys import Permission
+from gateway.wire.problems import Fault
+from storage.administration.audit import BreakGlass
+from storage.clock import Clock
+from storage.concurrency.room import count_with
+from storage.concurrency.turns import loop_turn, take_turns_as
+from storage.errors import InvalidState, StorageError
+from storage.keys.key_seals import Peppers
+from storage.model import ApiKeyRecord
+from storage.scope import SHARED_SUBJECT, OperatorScope, TenantListing, TenantScope, check_subject
+from storage.scope import Scope as SubjectScope
+
+VERIFIED_SECONDS_MAX = 5.0  # how long a revoked key may still work in another process; saves a query a request
+VERIFIED_KEYS_MAX = 10_000  # about 5 MB
+USED_AT_SECONDS = 60.0  # last_used_at says "when, to the minute"; more would be a write per request
+_SCHEME = b"bearer "
+
+_log = structlog.get_logger()
+
+LookUp = Callable[[str], Awaitable[ApiKeyRecord | None]]
+Touch = Callable[[dict[tuple[UUID | None, str], datetime]], Awaitable[None]]
+SealsNeeded = Callable[[], Awaitable[bool]]
+Restamp = Callable[[list[tuple[ApiKeyRecord, ApiKeyRecord]]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """An authenticated caller. ``grants`` is what keys that it makes may be allowed."""
+
+    key_id: str
+    kind: Literal["subject", "service", "operator"]
+    tenant_id: UUID | None
+    subject_id: str | None
+    permissions: frozenset[str]
+    expires_at: datetime | None
+    grants: frozenset[str] = frozenset()
+    suspended: bool = False
+
+    @property
+    def actor(self) -> str:
+        """How the audit log names this caller."""
+        return f"api-key:{self.key_id}"
+
+
+class Authenticator:
+    """Turns an Authorization header into a `Principal`, remembering verified keys for a few seconds.
+
+    A key that was right here before, and one that says by itself that this deployment made it, are looked up at once;
+    any other waits for its turn among `Strangers`. So nobody who has such a key waits for those who try keys.
+
+    Args:
+        peppers: What stored keys are mixed with.
+        look_up: The stored key of an id, or None.
+        clock: What expiry is compared with.
+        seals_needed: Whether every gateway seals keys by now, so that a key without a seal is damaged.
+        monotonic: Seconds that only go forward.
+
+    Attributes:
+        strangers: What callers may cost who are not known.
+    """
+
+    def __init__(
+        self,
+        peppers: Peppers,
+        look_up: LookUp,
+        clock: Clock,
+        seals_needed: SealsNeeded,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._peppers = peppers
+        self._monotonic = monotonic
+        self.strangers = Strangers(monotonic)
+        self._look_up = look_up
+        self._clock = clock
+        self._seals_needed = seals_needed
+        self._verified: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        self._used: dict[tuple[UUID | None, str], datetime] = {}
+        self._restamped: dict[str, tuple[ApiKeyRecord, ApiKeyRecord]] = {}
+
+    async def verify(self, authorization: bytes | None) -> Principal:
+        """The caller behind ``authorization``.
+
+        Raises:
+            Unauthenticated: whatever is wrong with the credential; it does not say what.
+            TooManyFailures: it was not looked at, because too many that open nothing are tried.
+            TenantSuspended: nothing is wrong with it, but its tenant's keys are refused for now.
+            StorageError: the key could not be looked up.
+        """
+        if authorization is None or authorization[:7].lower() != _SCHEME:
+            raise Unauthenticated
+        token = authorization[7:].strip()
+        digest = hashlib.sha256(token).digest()  # so that no key lies around in memory
+        found = self._verified.get(digest)
+        if found is not None and found[1] > self._monotonic():
+            principal = found[0]
+        else:
+            principal = await self._check(token, digest, vouched=found is not None)
+            self._verified[digest] = (principal, self._monotonic() + VERIFIED_SECONDS_MAX)
+            self._verified.move_to_end(digest)
+            if len(self._verified) > VERIFIED_KEYS_MAX:
+                self._verified.popitem(last=False)
+        now = self._clock.now()
+        if principal.expires_at is not None and principal.expires_at <= now:
+            raise Unauthenticated
+        if principal.suspended:
+            raise TenantSuspended
+        self._used[principal.tenant_id, principal.key_id] = now
+        return principal
+
+    async def _check(self, token: bytes, digest: bytes, *, vouched: bool) -> Principal:
+        presented = api_keys.parse(token.decode("latin-1"))
+        if presented is None or self.strangers.was_refused(digest):
+            raise Unauthenticated
+        try:
+            if vouched or api_keys.was_made_here(self._peppers, presented):
+                return await self._compare(presented)
+            if self.strangers.was_refused(presented.key_id.encode()):
+                raise Unauthenticated  # noqa: TRY301  as everything that is refused
+            async with self.strangers.turn():
+                return await self._compare(presented)
+        except Unauthenticated:
+            self.strangers.refuse(digest)
+            raise
+
+    async def _compare(self, presented: api_keys.PresentedKey) -> Principal:
+        record = await self._look_up(presented.key_id)
+        if record is None:  # of an id that exists, a wrong secret says nothing about the right one
+            self.strangers.refuse(presented.key_id.encode())
+        valid = api_keys.matches(self._peppers, presented, record)
+        if record is None or not valid or record.revoked_at is not None:
+            raise Unauthenticated
+        if record.seal is None and await self._seals_needed():
+            raise Unauthenticated
+        if record.seal is None or record.pepper_version != self._peppers.active.version:
+            # Only now is the secret here that a MAC under the active pepper takes.
+            fresh = api_keys.sealed(self._peppers, presented.secret, record, record.grants)
+            self._restamped[record.key_id] = (record, fresh)
+        return Principal(
+            record.key_id,
+            record.kind,
+            record.tenant_id,
+            record.subject_id,
+            frozenset(record.permissions),
+            record.expires_at,
+            frozenset(record.grants),
+            record.suspended,
+        )
+
+    def forget(self, key_id: str) -> None:
+        """Stop trusting a key that was revoked here."""
+        for digest in [d for d, (principal, _) in self._verified.items() if principal.key_id == key_id]:
+            del self._verified[digest]
+
+    def forget_tenant(self, tenant_id: UUID) -> None:
+        """Ask again about every key of a tenant that was suspended or resumed here."""
+        for digest in [d for d, (principal, _) in self._verified.items() if principal.tenant_id == tenant_id]:
+            del self._verified[digest]
+
+    async def flush_used(self, touch: Touch) -> None:
+        """Store when keys were last used; what could not be stored is kept for the next time."""
+        used, self._used = self._used, {}
+        if not used:
+            return
+        try:
+            await touch(used)
+        except StorageError as reason:
+            self._used = used | self._used
+            _log.warning("last use of keys not stored", error=type(reason).__name__, keys=len(used))
+
+    async def flush_restamped(self, restamp: Restamp) -> None:
+        """Store the MACs of used keys under the active pepper; what could not be stored is made at the next use."""
+        stamped, self._restamped = self._restamped, {}
+        if not stamped:
+            return
+        try:
+            await restamp([*stamped.values()])
+        except StorageError as reason:
+            _log.warning("keys not sealed under the active pepper", error=type(reason).__name__, keys=len(stamped))
+
+    async def keep_flushing(self, touch: Touch, restamp: Restamp) -> None:
+        """Run `flush_used` and `flush_restamped` once a minute until cancelled, and once more then."""
+        try:
+            while True:
+                await asyncio.sleep(USED_AT_SECONDS)
+                await self._flush(touch, restamp)
+        finally:
+            await self._flush(touch, restamp)
+
+    async def _flush(self, touch: Touch, restamp: Restamp) -> None:
+        await self.flush_used(touch)
+        await self.flush_restamped(restamp)
+
+
+class AuthenticationMiddleware(ASGIMiddleware):
+    """Refuses whoever is not authenticated, and counts tenants' requests."""
+
+    exclude_opt_key = "exclude_from_auth"
+
+    def __init__(self, authenticator: Authenticator, admission: limits.Admission) -> None:
+        self._authenticator = authenticator
+        self._admission = admission
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """Authenticate, then go on."""
+        async with self.entered(scope):
+            await next_app(scope, receive, send)
+
+    @asynccontextmanager
+    async def entered(self, scope: Scope) -> AsyncIterator[None]:
+        """Let the caller of a request in, and count it, until it is answered.
+
+        Raises:
+            Unauthenticated: nobody knows the caller.
+            GatewayError: the caller's tenant has too many requests under way.
+        """
+        facts = Facts.of(scope)
+        if facts.duplicate == "authorization":
+            raise Unauthenticated
+        principal = await self._authenticator.verify(facts.headers.get(b"authorization"))
+        facts.key_id = principal.key_id
+        scope["user"] = principal
+        with self._admission.tenant(principal.tenant_id) as share:
+            facts.share = share
+            count_with(share.take)
+            take_turns_as(principal.tenant_id)
+            await loop_turn().take()  # so that many at once, each of which is quick, are not one long turn
+            yield
+
+
+def requires(permission: Permission) -> Guard:
+    """A guard that lets only principals with ``permission`` pass."""
+
+    # Not a plain function: Litestar would send every request through a thread for it.
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        check_permission(connection.scope["user"], permission)
+
+    return guard
+
+
+def check_permission(principal: Principal, permission: Permission) -> None:
+    """Let only a principal with ``permission`` pass.
+
+    Raises:
+        PermissionDenied: it has not.
+    """
+    if permission not in principal.permissions:
+        raise PermissionDenied(f"this needs the permission {permission}")
+
+
+def lists_tenant(principal: Principal, named: str | None) -> bool:
+    """Whether a listing is of the whole tenant: a service key with ``tenant:admin`` that names no subject."""
+    return principal.kind == "service" and named is None and "tenant:admin" in principal.permissions
+
+
+def listing_requires(permission: Permission) -> Guard:
+    """A guard that lets principals with ``permission`` pass, and those that list the whole tenant."""
+
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        principal: Principal = connection.scope["user"]
+        if not lists_tenant(principal, named_subject(connection.scope)):
+            check_permission(principal, permission)
+
+    return guard
+
+
+def named_subject(scope: Scope) -> str | None:
+    """The header Stateroom-Subject as it was sent."""
+    named = Facts.of(scope).headers.get(SUBJECT_HEADER.lower().encode())
+    return None if named is None else named.decode("latin-1")
+
+
+class ListingScope:
+    """Whose checkpoints a listing over threads shows. A plain class: what injects it refuses a union of two."""
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: SubjectScope | TenantListing) -> None:
+        self.scope = scope
+
+
+def listing_scope(principal: Principal, named: str | None) -> ListingScope:
+    """Whose checkpoints a listing over threads shows.
+
+    Raises:
+        GatewayError: as `subject_scope`, unless the principal lists the whole tenant.
+    """
+    if lists_tenant(principal, named) and principal.tenant_id is not None:
+        return ListingScope(TenantListing(principal.tenant_id))
+    return ListingScope(subject_scope(principal, named))
+
+
+def subject_scope(principal: Principal, named: str | None) -> SubjectScope:
+    """The subject whose state a principal reaches; ``named`` is the header Stateroom-Subject.
+
+    Raises:
+        PermissionDenied: an operator, or a service key without ``subject:act_as``.
+        SubjectRequired: a service key that names nobody.
+        SubjectMismatch: a subject's key that names somebody else.
+        InvalidRequest: the header is not a subject id.
+    """
+    if principal.kind == "operator" or principal.tenant_id is None:
+        raise PermissionDenied("operator credentials open no state")
+    if principal.kind == "subject":
+        if principal.subject_id is None:
+            raise PermissionDenied("this key has no subject")
+        if named is not None and _subject(named) != principal.subject_id:
+            raise SubjectMismatch
+        return SubjectScope(principal.tenant_id, principal.subject_id)
+    if "subject:act_as" not in principal.permissions:
+        raise PermissionDenied("this needs the permission subject:act_as")
+    if named is None:
+        raise SubjectRequired
+    return SubjectScope(principal.tenant_id, _subject(named))
+
+
+def enter_subject(scope: Scope) -> SubjectScope:
+    """The subject whose state an authenticated request reaches, noted for the audit log.
+
+    Raises:
+        GatewayError: as `subject_scope`.
+    """
+    principal: Principal = scope["user"]
+    entered = subject_scope(principal, named_subject(scope))
+    Facts.of(scope).access = (entered.tenant_id, principal.actor, f"subject/{encode_id(entered.subject_id)}")
+    return entered
+
+
+def _subject(named: str) -> str:
+    fault = Fault(detail="is not a subject id, plain or ~ and base64url, nor ~shared", header=SUBJECT_HEADER)
+    if named == SHARED_SUBJECT:
+        return named
+    subject = decode_id(named, fault)
+    try:
+        if subject == SHARED_SUBJECT:
+            raise InvalidRequest(fault)  # it has one spelling, the literal one
+        return check_subject(subject)
+    except InvalidState:
+        raise InvalidRequest(fault) from None
+
+
+def tenant_scope(principal: Principal) -> TenantScope:
+    """The tenant a principal belongs to.
+
+    Raises:
+        PermissionDenied: an operator.
+    """
+    if principal.kind == "operator" or principal.tenant_id is None:
+        raise PermissionDenied("operator credentials belong to no tenant")
+    return TenantScope(principal.tenant_id)
+
+
+def break_glass_scope(principal: Principal, receipt: BreakGlass) -> SubjectScope:
+    """The one way of an operator to a subject's state: what the receipt of a committed audit event names.
+
+    Raises:
+        PermissionDenied: anybody but the operator who was recorded, or one without ``decrypt-any``.
+    """
+    if principal.kind != "operator" or "decrypt-any" not in principal.permissions:
+        raise PermissionDenied("this needs an operator's key with the permission decrypt-any")
+    if receipt.actor != principal.actor:
+        raise PermissionDenied("another operator was recorded")
+    return SubjectScope(receipt.opening.tenant_id, receipt.opening.subject_id)
+
+
+def operator_scope(principal: Principal) -> OperatorScope:
+    """The list of tenants.
+
+    Raises:
+        PermissionDenied: anybody but an operator.
+    """
+    if principal.kind != "operator" or "operator" not in principal.permissions:
+        raise PermissionDenied("this needs the permission operator")
+    return OperatorScope()

@@ -1,0 +1,1 @@
+"""Bodies of requests and answers: JSON and MessagePack read and written under limits."""

@@ -1,0 +1,1 @@
+"""Commands for tenants, credentials, the audit log and break-glass."""

@@ -1,0 +1,231 @@
+"""The archive over HTTP: `archive`, `restore`, and `jobs`: who is at what.
+
+Both verbs are jobs of the gateway: they go on when the command is interrupted. How far a thaw is, which takes a cold
+storage class hours, goes to stderr.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from gateway.cli import render
+from gateway.cli.failure import ExitCode, Failure
+from gateway.cli.parameters import json_option, page_options, subject_option, url_option
+from gateway.cli.remote.jobs import Patience, flat, job_path, timeout_option
+
+if TYPE_CHECKING:
+    from gateway.cli.connection import Connection
+
+# How often a thread is asked where it is; what is being thawed, less often.
+LOOK_SECONDS = 0.5
+LOOK_SECONDS_MAX = 30.0
+# What the job says is asked for as often as that.
+LOOKS_FOR_THE_JOB = 4
+_ROUND_TIMES = ("lease_until", "due_at", "started_at", "finished_at", "late_since")
+
+detach_option = click.option("--detach", is_flag=True, help="Start the job and do not wait for its end.")
+
+
+def _open(url: str | None, subject: str | None, *, operator: bool = False) -> "Connection":
+    from gateway.cli.connection import Connection
+
+    credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
+    return Connection.open(url, credential=credential, subject=subject)
+
+
+def _move(
+    verb: str,
+    thread_id: str,
+    query: dict[str, Any],
+    *,
+    subject: str | None,
+    url: str | None,
+    detach: bool,
+    timeout_seconds: float | None,
+    as_json: bool,
+) -> None:
+    wanted = "archive" if verb == "archive" else "hot"
+    with _open(url, subject) as connection:
+        begun = connection.call("POST", ["threads", thread_id, verb], query=query)
+        if "job_id" not in begun:
+            render.say(f"{thread_id} is in the {wanted} tier already.")
+        elif detach:
+            render.say(f"Job {begun['job_id']}")
+        else:
+            _wait(connection, thread_id, verb, wanted, begun["job_id"], timeout_seconds)
+        found = begun if detach else connection.call("GET", ["threads", thread_id])
+    if as_json:
+        render.emit_json(found)
+        return
+    if "job_id" in found:
+        shown = flat(found)
+    else:
+        shown = {name: value for name, value in found.items() if name != "archive"} | (found.get("archive") or {})
+    times = ("created_at", "updated_at", "archived_at")
+    render.record({name: render.moment(shown[name]) if name in times else render.cell(shown[name]) for name in shown})
+
+
+def _wait(
+    connection: "Connection", thread_id: str, verb: str, wanted: str, job_id: str, timeout_seconds: float | None
+) -> None:
+    """Show how far it is until the thread is there; what the job ended with is the tenant's to see.
+
+    Raises:
+        Failure: the job ended, and the thread is not there; or it did not end within ``timeout_seconds``.
+    """
+    said, waits, looks, patience = None, "", 0, Patience(timeout_seconds)
+    while True:
+        found = connection.call("GET", ["threads", thread_id])
+        if found["tier"] == wanted:
+            return
+        archive = found.get("archive")
+        progress = _progress(verb, archive) + waits
+        if progress != said:
+            said = progress
+            render.say(progress)
+        over = archive is not None and archive["job_id"] is None and archive["state"] != "unknown"
+        job = _job(connection, job_id) if looks and not looks % LOOKS_FOR_THE_JOB and not over else None
+        if job is not None:
+            waits = f", waits for {job['waits_for']}" if job.get("waits_for") else ""
+            over = verb == "archive" and job["state"] in {"done", "failed"}
+        if over:
+            # Asked again: it may have ended between the two answers.
+            if connection.call("GET", ["threads", thread_id])["tier"] == wanted:
+                return
+            raise Failure(
+                f"the job ended, and the thread is not in the {wanted} tier",
+                detail=_why(connection, job_id),
+                hint="Try again; `stateroom jobs` shows a tenant:admin why.",
+                facts={"job_id": job_id},
+                exit_code=ExitCode.CONFLICT,
+            )
+        looks += 1
+        seconds = archive["retry_after_seconds"] if archive and archive["state"] == "thawing" else LOOK_SECONDS
+        seconds = max(LOOK_SECONDS, min(seconds, LOOK_SECONDS_MAX))
+        patience.wait(seconds, job_id, progress=progress, follow=f"stateroom {verb} {thread_id}")
+
+
+def _progress(verb: str, archive: dict[str, Any] | None) -> str:
+    if verb == "archive" or archive is None:
+        return "archiving"
+    if archive["state"] == "thawing":
+        share = archive["progress"]
+        return "thawing" if share is None else f"thawing: {share:.0%} of the longest it takes"
+    return "restoring" if archive["state"] == "ready" else "waiting for the thaw to begin"
+
+
+def _job(connection: "Connection", job_id: str) -> dict[str, Any] | None:
+    """The job; None: this key may not see jobs."""
+    try:
+        found: dict[str, Any] = connection.call("GET", ["jobs", job_id])
+    except Failure as refused:
+        if refused.exit_code in {ExitCode.DENIED, ExitCode.NOT_FOUND}:
+            return None
+        raise
+    return found
+
+
+def _why(connection: "Connection", job_id: str) -> str:
+    job = _job(connection, job_id)
+    return "" if job is None else job["error"] or job["note"] or ""
+
+
+@click.command("archive")
+@click.argument("thread_id")
+@click.option("--storage-class", metavar="CLASS", help="S3 storage class, such as GLACIER.  [default: the bucket's]")
+@detach_option
+@timeout_option
+@subject_option
+@url_option
+@json_option
+def archive(
+    *,
+    thread_id: str,
+    storage_class: str | None,
+    detach: bool,
+    timeout_seconds: float | None,
+    subject: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Move a thread to the archive: one sealed object instead of rows. It stays listed; unless frozen, readable."""
+    query = {"storage_class": storage_class}
+    how: dict[str, Any] = {"detach": detach, "timeout_seconds": timeout_seconds, "as_json": as_json}
+    _move("archive", thread_id, query, subject=subject, url=url, **how)
+
+
+@click.command("thread")
+@click.argument("thread_id")
+@detach_option
+@timeout_option
+@subject_option
+@url_option
+@json_option
+def restore_thread(
+    *,
+    thread_id: str,
+    detach: bool,
+    timeout_seconds: float | None,
+    subject: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Bring a thread back from the archive, thawing it first if need be. `stateroom restore ID` is the same."""
+    how: dict[str, Any] = {"detach": detach, "timeout_seconds": timeout_seconds, "as_json": as_json}
+    _move("restore", thread_id, {}, subject=subject, url=url, **how)
+
+
+@click.command("jobs")
+@page_options
+@click.option("--operator", is_flag=True, help="The deployment's, with STATEROOM_OPERATOR_KEY.")
+@url_option
+@json_option
+def jobs(*, limit: int, everything: bool, operator: bool, url: str | None, as_json: bool) -> None:
+    """Show who is at what: the tenant's jobs (archive, restore, rotate, ...), newest first, and its retention round.
+
+    Each has one owner at a time, by a lease that ends when its process dies.
+    """
+    with _open(url, None, operator=operator) as connection:
+        wanted = None if everything else limit
+        rows: list[dict[str, Any]] = []
+        cut = False
+        for job in connection.pages(job_path(operator, "jobs"), "jobs", rows_wanted=wanted):
+            cut = wanted is not None and len(rows) == wanted
+            if cut:
+                break
+            rows.append(job)
+        round_ = None if operator else connection.call("GET", ["retention", "round"])
+    if as_json:
+        for job in rows:
+            render.emit_json(job)
+        if round_ is not None:
+            render.emit_json({"kind": "retention-round", **round_})
+        return
+    columns = ("job_id", "kind", "target", "state", "progress", "error", "updated_at")
+    table = [
+        [render.moment(job[name]) if name.endswith("_at") else render.cell(job[name]) for name in columns]
+        for job in map(flat, rows)
+    ]
+    render.table(list(columns), table, empty="No jobs.")
+    if cut:
+        render.say("There is more: --limit N or --all.")
+    if round_ is not None:
+        _print_round(round_)
+
+
+def _print_round(found: dict[str, Any]) -> None:
+    render.line("")
+    if found["state"] == "none":
+        render.line("No rounds of retention: nobody said how long threads are kept.")
+        return
+    render.line("Retention round")
+    shown = {name: value for name, value in found.items() if value is not None and value != {}}
+    for what in ("done", "due"):
+        if what in shown:
+            shown[what] = ", ".join(f"{action} {count:,}" for action, count in sorted(shown[what].items()))
+    render.record(
+        {name: render.moment(value) if name in _ROUND_TIMES else render.cell(value) for name, value in shown.items()}
+    )
+
+
+COMMANDS = (archive, jobs)

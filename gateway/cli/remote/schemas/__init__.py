@@ -1,0 +1,1 @@
+"""Commands for versions of state, steps between them, and save policies."""

@@ -1,0 +1,250 @@
+"""Threads over HTTP: `thread`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import rich_click as click
+
+from gateway.cli import render
+from gateway.cli.listing import Listing, confirm, print_listing, print_record
+from gateway.cli.opening import as_tenant
+from gateway.cli.parameters import STATUSES, Command, json_option, page_options, subject_option, url_option
+from gateway.cli.remote.checkpoints import load
+
+_THREAD_TIMES = ("created_at", "updated_at")
+
+
+@click.group("thread")
+def thread_group() -> None:
+    """Threads of a subject (STATEROOM_API_KEY, --subject)."""
+
+
+@thread_group.command("list")
+@click.option("--status", type=click.Choice(STATUSES), help="Only threads with this status.")
+@click.option("--agent", metavar="NAME", help="Only threads of this agent.")
+@click.option("--tier", type=click.Choice(("hot", "archive")), help="Only threads in this tier.")
+@click.option(
+    "--all-subjects",
+    is_flag=True,
+    help="Of every subject of the tenant, whatever --subject is, with a key that has tenant:admin, state:read and"
+    " subject:act_as.",
+)
+@page_options
+@subject_option
+@url_option
+@json_option
+def thread_list(
+    *,
+    status: str | None,
+    agent: str | None,
+    tier: str | None,
+    all_subjects: bool,
+    limit: int,
+    everything: bool,
+    subject: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """List threads, newest first; with --all-subjects, subject after subject."""
+    wanted = None if everything else limit
+    query: dict[str, str | int | None] = {"status": status, "agent": agent, "tier": tier}
+
+    def of(one: str | None) -> Iterator[dict[str, Any]]:
+        with as_tenant(url, one) as connection:
+            yield from connection.pages(["threads"], "threads", query=query, rows_wanted=wanted)
+
+    def of_all() -> Iterator[dict[str, Any]]:
+        with as_tenant(url) as connection:
+            for each in connection.pages(["subjects"], "subjects"):
+                yield from ({"subject_id": each["subject_id"], **thread} for thread in of(each["subject_id"]))
+
+    columns = {
+        "thread_id": "Thread",
+        "agent": "Agent",
+        "status": "Status",
+        "tier": "Tier",
+        "strict": "Strict",
+        "updated_at": "Updated",
+        "head_id": "Head",
+        "damaged": "Damaged",
+    }
+    print_listing(
+        Listing(of_all() if all_subjects else of(subject), limit, everything),
+        {"subject_id": "Subject", **columns} if all_subjects else columns,
+        as_json=as_json,
+        empty="No threads.",
+        times=_THREAD_TIMES,
+    )
+
+
+@thread_group.command("show")
+@click.argument("thread_id")
+@subject_option
+@url_option
+@json_option
+def thread_show(*, thread_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
+    """Show one thread: settings, status, head."""
+    with as_tenant(url, subject) as connection:
+        found = connection.call("GET", ["threads", thread_id])
+    print_record(found, as_json=as_json, times=_THREAD_TIMES)
+
+
+@thread_group.command("settings")
+@click.argument("thread_id")
+@click.option("--strict/--no-strict", default=None, help="Whether a save must name the head it saw.")
+@click.option("--agent", metavar="NAME", help="The program the thread belongs to; '' for none.")
+@subject_option
+@url_option
+@json_option
+def thread_settings(
+    *,
+    thread_id: str,
+    strict: bool | None,
+    agent: str | None,
+    subject: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Change settings of a thread; what is not named stays. Creates the thread when there is none."""
+    body: dict[str, Any] = {}
+    if strict is not None:
+        body["strict"] = strict
+    if agent is not None:
+        body["agent"] = agent or None
+    if not body:
+        raise click.UsageError("Name a setting to change: --strict, --no-strict or --agent.")
+    with as_tenant(url, subject) as connection:
+        found = connection.call("PATCH", ["threads", thread_id], body=body)
+    print_record(found, as_json=as_json, times=_THREAD_TIMES)
+
+
+@thread_group.command("copy")
+@click.argument("thread_id")
+@click.argument("target_thread_id")
+@subject_option
+@url_option
+@json_option
+def thread_copy(*, thread_id: str, target_thread_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
+    """Copy a thread with its history to a thread that does not exist yet."""
+    with as_tenant(url, subject) as connection:
+        receipt = connection.call("POST", ["threads", thread_id, "copy"], body={"target_thread_id": target_thread_id})
+    print_record(receipt, as_json=as_json)
+
+
+def _state_version_options(command: Command) -> Command:
+    """Add ``--state-schema`` and ``--state-version``, to which a new checkpoint is converted."""
+    number = click.option(
+        "--state-version",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="The version of --state-schema that the new checkpoint gets.",
+    )
+    schema = click.option(
+        "--state-schema", metavar="NAME", help="Convert it to a version of this state schema.  [default: as it is]"
+    )
+    return schema(number(command))
+
+
+def _stated_version(schema: str | None, number: int | None) -> dict[str, Any]:
+    """What a body says of the state version; nothing where nobody stated one.
+
+    Raises:
+        UsageError: only one of both was given.
+    """
+    if (schema is None) != (number is None):
+        raise click.UsageError("--state-schema and --state-version go together.")
+    return {} if schema is None else {"state_schema": schema, "state_version": number}
+
+
+@thread_group.command("fork")
+@click.argument("thread_id")
+@click.argument("checkpoint_id")
+@_state_version_options
+@subject_option
+@url_option
+@json_option
+def thread_fork(
+    *,
+    thread_id: str,
+    checkpoint_id: str,
+    state_schema: str | None,
+    state_version: int | None,
+    subject: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Go on from an older checkpoint: its state becomes a new one, which is the head; nothing is removed."""
+    stated = _stated_version(state_schema, state_version)
+    with as_tenant(url, subject) as connection:
+        head_id = connection.call("GET", ["threads", thread_id])["head_id"]
+        older = load(connection, thread_id, checkpoint_id, "", view="none")
+        body = {name: older[name] for name in ("status", "agent", "metadata", "state_schema", "state_version")}
+        body |= {"changes": {}, "parent_id": checkpoint_id, "fork": True, "source": "fork"} | stated
+        receipt = connection.call("POST", ["threads", thread_id, "checkpoints"], body=body, head_id=head_id)
+    print_record(receipt, as_json=as_json, times=("created_at",))
+
+
+@thread_group.command("compact")
+@click.argument("thread_id")
+@click.argument("channel")
+@click.option("--keep-last", type=click.IntRange(min=0), required=True, metavar="N", help="Newest elements that stay.")
+@click.option("--summary", metavar="TEXT", help="Stands for the elements before.")
+@click.option("--namespace", default="", metavar="NAME", help="The root's when left out.")
+@_state_version_options
+@subject_option
+@url_option
+@json_option
+def thread_compact(
+    *,
+    thread_id: str,
+    channel: str,
+    keep_last: int,
+    summary: str | None,
+    namespace: str,
+    state_schema: str | None,
+    state_version: int | None,
+    subject: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Make a list channel of the head shorter, as a new checkpoint; older checkpoints keep the whole list."""
+    body: dict[str, Any] = {"channel": channel, "keep_last": keep_last, "namespace": namespace}
+    body |= _stated_version(state_schema, state_version)
+    if summary is not None:
+        body["summary"] = summary
+    with as_tenant(url, subject) as connection:
+        receipt = connection.call("POST", ["threads", thread_id, "compact"], body=body)
+    print_record(receipt, as_json=as_json, times=("created_at",))
+
+
+@thread_group.command("prune")
+@click.argument("thread_ids", nargs=-1, required=True)
+@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
+@subject_option
+@url_option
+@json_option
+def thread_prune(
+    *, thread_ids: tuple[str, ...], assume_yes: bool, subject: str | None, url: str | None, as_json: bool
+) -> None:
+    """Remove the history of threads: what stays is their heads, and what those need."""
+    confirm(f"Remove the history of {len(thread_ids):,} threads?", assume_yes)
+    with as_tenant(url, subject) as connection:
+        body = {"thread_ids": list(thread_ids), "strategy": "keep_latest"}
+        receipt = connection.call("POST", ["threads:prune"], body=body)
+    print_record(receipt, as_json=as_json)
+
+
+@thread_group.command("delete")
+@click.argument("thread_id")
+@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
+@subject_option
+@url_option
+def thread_delete(*, thread_id: str, assume_yes: bool, subject: str | None, url: str | None) -> None:
+    """Delete a thread with all its checkpoints."""
+    confirm(f"Delete thread {render.safe(thread_id)} with its whole history?", assume_yes)
+    with as_tenant(url, subject) as connection:
+        connection.call("DELETE", ["threads", thread_id])
+    render.say(f"Deleted {thread_id}.")
+
+
+COMMANDS = (thread_group,)

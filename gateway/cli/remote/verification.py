@@ -1,0 +1,197 @@
+"""Verification over HTTP: `verify thread`, `verify subject`, `verify tenant`, `verify all`, with progress.
+
+A subject is verified a stretch at a time, which the gateway bounds; each stretch is a line of progress on stderr. A
+tenant, and all tenants, are verified by jobs of the gateway, which go on when the command is interrupted. Findings go
+to stdout and make the exit code 1.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from gateway.cli import render
+from gateway.cli.failure import ExitCode, Failure
+from gateway.cli.parameters import json_option, subject_option, url_option
+from gateway.cli.remote.jobs import follow, timeout_option
+
+if TYPE_CHECKING:
+    from gateway.cli.connection import Connection
+
+_COUNTS = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces")
+_COLUMNS = {
+    "subject": "Subject",
+    "thread_id": "Thread",
+    "namespace": "Namespace",
+    "checkpoint_id": "Checkpoint",
+    "code": "Finding",
+    "detail": "Detail",
+}
+_TENANT_COLUMNS = {"tenant_id": "Tenant", "code": "Finding", "count": "Count", "job_id": "Job"}
+_ATTEMPT_SECONDS = 600.0  # a thread is verified in one request, however long it is
+
+
+def _open(url: str | None, subject: str | None) -> "Connection":
+    from gateway.cli.connection import Connection
+    from stateroom import Timeouts
+
+    patience = Timeouts(connect_seconds=2.0, attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_ATTEMPT_SECONDS)
+    return Connection.open(url, credential="STATEROOM_API_KEY", subject=subject, timeouts=patience)
+
+
+class _Tally:
+    """What was verified so far."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._counts = dict.fromkeys(_COUNTS, 0)
+        self.findings: list[dict[str, Any]] = []
+
+    def take(self, report: dict[str, Any], subject: str | None) -> None:
+        for name in _COUNTS:
+            self._counts[name] += report[name]
+        for found in report["findings"]:
+            finding = {"subject": subject, **found}
+            self.findings.append(finding)
+            if self._as_json:
+                render.emit_json(finding)
+
+    def say(self) -> None:
+        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in self._counts.items())
+        render.say(f"Verified {counts}; {len(self.findings)} findings.")
+
+    def finish(self) -> None:
+        """Print what was found.
+
+        Raises:
+            Failure: something was.
+        """
+        if self._as_json:
+            render.emit_json({**self._counts, "findings": len(self.findings)})
+        elif self.findings:
+            rows = [[render.cell(found[name]) for name in _COLUMNS] for found in self.findings]
+            render.table(list(_COLUMNS.values()), rows, empty="")
+        if self.findings:
+            raise _damage(len(self.findings))
+
+
+def _damage(found: int) -> Failure:
+    return Failure(
+        "Stored state was changed outside the gateway or lost",
+        detail=f"{found:,} findings",
+        hint="Keep the database as it is for whoever looks into it; see docs/formats/head-and-thread-seals.md.",
+        exit_code=ExitCode.FAILURE,
+    )
+
+
+def _stretches(connection: "Connection") -> Iterator[dict[str, Any]]:
+    cursor: str | None = None
+    while True:
+        report = connection.call("POST", ["threads:verify"], body={"cursor": cursor})
+        yield report
+        cursor = report["next_cursor"]
+        if cursor is None:
+            return
+
+
+def _verify_subject(connection: "Connection", tally: _Tally, subject: str | None) -> None:
+    for report in _stretches(connection):
+        tally.take(report, subject)
+        tally.say()
+
+
+@click.group("verify")
+def verify_group() -> None:
+    """Prove that stored threads are whole and as the gateway wrote them."""
+
+
+@verify_group.command("thread")
+@click.argument("thread_id")
+@subject_option
+@url_option
+@json_option
+def verify_thread(*, thread_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
+    """Verify one thread."""
+    tally = _Tally(as_json=as_json)
+    with _open(url, subject) as connection:
+        tally.take(connection.call("POST", ["threads:verify"], body={"thread_id": thread_id}), subject)
+    tally.say()
+    tally.finish()
+
+
+@verify_group.command("subject")
+@subject_option
+@url_option
+@json_option
+def verify_subject(*, subject: str | None, url: str | None, as_json: bool) -> None:
+    """Verify all threads of a subject."""
+    tally = _Tally(as_json=as_json)
+    with _open(url, subject) as connection:
+        _verify_subject(connection, tally, subject)
+    tally.finish()
+
+
+def _verify_by_job(url: str | None, *, operator: bool, timeout_seconds: float | None, as_json: bool) -> None:
+    from gateway.cli.connection import Connection
+
+    credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
+    with Connection.open(url, credential=credential, subject=None) as connection:
+        started = connection.call("POST", ["admin", "verify"] if operator else ["verify"])
+        render.say(f"Job {started['job_id']}")
+        job = follow(connection, started["job_id"], operator=operator, timeout_seconds=timeout_seconds)
+    report: dict[str, Any] = job["verification"]
+    found = sum(report["found"].values())
+    counts = {name: report.get(name, 0) for name in _COUNTS}  # a release may have begun it that counted less
+    columns = _TENANT_COLUMNS if operator else _COLUMNS
+    rows = [_row(each) for each in report["findings"]]
+    shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+    known = report.get("known_losses", 0)
+    render.say(f"Verified {shown}; {found} findings.")
+    if known:
+        render.say(
+            f"{known:,} anchored heads{' and tenants' if operator else ''} are known to be lost since a restore that"
+            " was accepted; they are no finding."
+        )
+    if as_json:
+        for row in rows:
+            render.emit_json(row)
+        render.emit_json({**counts, "known_losses": known, "findings": found})
+    elif found:
+        table = [[render.cell(row.get(name)) for name in columns] for row in rows]
+        render.table(list(columns.values()), table, empty="")
+        for code, count in report["found"].items():
+            render.say(f"{code}: {count:,}")
+    if found:
+        raise _damage(found)
+
+
+def _row(finding: dict[str, Any]) -> dict[str, Any]:
+    """A finding as the other commands print it."""
+    if "tenant_id" in finding:
+        return finding
+    subject = finding.pop("subject_id", None)
+    return {"subject": subject, **finding}
+
+
+@verify_group.command("tenant")
+@timeout_option
+@url_option
+@json_option
+def verify_tenant(*, timeout_seconds: float | None, url: str | None, as_json: bool) -> None:
+    """Verify all threads of all subjects, and that no subject is gone, with a key that has tenant:admin."""
+    _verify_by_job(url, operator=False, timeout_seconds=timeout_seconds, as_json=as_json)
+
+
+@verify_group.command("all")
+@timeout_option
+@url_option
+@json_option
+def verify_all(*, timeout_seconds: float | None, url: str | None, as_json: bool) -> None:
+    """Verify every tenant, as the operator (STATEROOM_OPERATOR_KEY).
+
+    Shows codes and numbers by tenant; what is damaged, each tenant sees with `stateroom job show JOB`.
+    """
+    _verify_by_job(url, operator=True, timeout_seconds=timeout_seconds, as_json=as_json)
+
+
+COMMANDS = (verify_group,)

@@ -1,0 +1,284 @@
+"""The page of limits, made of the limits themselves.
+
+Owns which limits clients see, what each bounds and what is answered beyond it; the numbers are read where they are
+enforced.
+``python -m gateway.documents.limits_page`` prints the page ``docs/limits.md``.
+"""
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Final
+
+from crypto.blob import PART_BYTES
+from gateway import settings, wire
+from gateway.admission import limits
+from gateway.http import artifact_urls, exchange
+from gateway.problems import KINDS
+from migrations.state import conditions, declarative, document, json_schemas, patterns, worker
+from storage import scope
+from storage.access import archive_views, offload
+from storage.archive import moving as archives
+from storage.artifacts import model as artifact_model
+from storage.artifacts import part_uploads
+from storage.checkpoints import compacting, reading
+from storage.format import pieces
+from storage.retention import policies as retention_policies
+from storage.schemas import adoptions, save_policies, tags, workers
+from storage.schemas import registry as state_schemas
+
+_SIZES: Final = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit.
+
+    Attributes:
+        name: As problems name it.
+        source: The number, or the module that has it by this name.
+        what: What it bounds.
+        then: The code of the problem beyond it, or a sentence where nothing is refused.
+    """
+
+    name: str
+    source: ModuleType | int
+    what: str
+    then: str
+
+    def row(self) -> str:
+        """Its row of the table."""
+        kind = KINDS.get(self.then)
+        then = self.then if kind is None else f"{kind.status} `{kind.code}`"
+        return f"| `{self.name}` | {self._size()} | {self.what} | {then} |"
+
+    def _size(self) -> str:
+        number = self.source if isinstance(self.source, int) else getattr(self.source, self.name)
+        if "BYTES" in self.name:
+            return _bytes(number) + (" a second" if "_PER_SECOND" in self.name else "")
+        if "SECONDS" in self.name:
+            return f"{number:g} s"
+        return f"{number:,}" + (" characters" if "CHARACTERS" in self.name else "")
+
+
+def _bytes(count: int) -> str:
+    for size, unit in _SIZES:
+        if count % size == 0:
+            return f"{count // size:,} {unit}"
+    return f"{count:,} bytes"
+
+
+SECTIONS: Final = {
+    "A request": (
+        Limit("HEADER_BYTES_MAX", limits, "target and headers together", "headers-too-large"),
+        Limit("HEADERS_MAX", limits, "header fields", "headers-too-large"),
+        Limit("HEADER_SECONDS_MAX", limits, "until all headers are there", "The connection is closed."),
+        Limit("QUERY_FIELDS_MAX", limits, "fields of a query", "invalid-request"),
+        Limit("ACCEPT_BYTES_MAX", limits, "`Accept`", "not-acceptable"),
+        Limit("VERSION_SCHEMAS_MAX", exchange, "schemas that `Accept-State-Version` names", "invalid-request"),
+        Limit(
+            "BODY_BYTES_MAX",
+            limits,
+            "a body, uncompressed; contents of artifacts and imports have limits of their own",
+            "body-too-large",
+        ),
+        Limit("BODY_IDLE_SECONDS_MAX", limits, "a pause within a body", "body-timeout"),
+        Limit("BODY_SECONDS_MAX", limits, "a whole body", "body-timeout"),
+        Limit(
+            "STREAM_BYTES_PER_SECOND_MIN",
+            limits,
+            "the least pace of an artifact or import that takes longer than that",
+            "body-timeout",
+        ),
+        Limit("DEPTH_MAX", limits, "lists and maps in each other, from the body itself", "limit-exceeded"),
+        Limit("VALUES_MAX", limits, "lists, maps, names of members and other values of a body", "limit-exceeded"),
+        Limit(
+            "TREE_BYTES_MAX",
+            limits,
+            "what of a JSON body is not in its texts: numbers, brackets, blanks",
+            "limit-exceeded",
+        ),
+        Limit("FAULTS_MAX", limits, "faults of a request that a problem names", "`errors` ends; `detail` says so."),
+    ),
+    "Names": (
+        Limit(
+            "NAME_BYTES_MAX",
+            limits,
+            "channels, agents, tenants, run ids; in UTF-8",
+            "422 `limit-exceeded` for channels, else 422 `invalid-request`.",
+        ),
+        Limit("ID_BYTES_MAX", scope, "ids of subjects, threads, checkpoints and tasks; in UTF-8", "invalid-request"),
+        Limit("ID_CHARACTERS_MAX", 1024, "an id in a body before it is looked at", "invalid-request"),
+        Limit("NAMESPACE_BYTES_MAX", wire.base, "a namespace", "invalid-request"),
+        Limit("WORD_CHARACTERS_MAX", 64, "an encoding, a source, the name of a state schema", "invalid-request"),
+        Limit("TASK_PATH_CHARACTERS_MAX", 2048, "the path of a task", "invalid-request"),
+    ),
+    "States": (
+        Limit("CHANNELS_MAX", limits, "channels of a save", "limit-exceeded"),
+        Limit("METADATA_BYTES_MAX", limits, "metadata of a checkpoint or artifact, as JSON", "limit-exceeded"),
+        Limit("WRITES_MAX", limits, "pending writes of a request", "invalid-request"),
+        Limit("HOLES_MAX", pieces, "[placeholders](large-values.md) in a value", "invalid-request"),
+        Limit("LIST_ELEMENTS_MAX", pieces, "elements of a list that is compacted or converted", "limit-exceeded"),
+        Limit(
+            "KEPT_BYTES_MAX",
+            compacting,
+            "elements that [compaction](compaction.md) keeps, without large leaves",
+            "limit-exceeded",
+        ),
+        Limit(
+            "SUMMARY_OVER_QUOTA_BYTES_MAX",
+            compacting,
+            "the summary of a compaction by who is over its [quota of rows](operations/quotas.md#rows)",
+            "quota-exceeded",
+        ),
+        Limit("BULK_ITEMS_MAX", limits, "threads or runs that one request prunes or deletes", "invalid-request"),
+    ),
+    "Answers": (
+        Limit(
+            "PAGE_ITEMS_MAX",
+            limits,
+            f"items of a page (`limit`); {limits.PAGE_ITEMS_DEFAULT} where nothing is said",
+            "invalid-request",
+        ),
+        Limit("HISTORY_BYTES_MAX", reading, "state on a page of the history", "The page ends early, with a cursor."),
+        Limit(
+            "HISTORY_MANIFESTS_BYTES_MAX",
+            reading,
+            "metadata, and what else is sealed beside the state, on such a page, and on one of artifacts",
+            "The page ends early, with a cursor.",
+        ),
+        Limit(
+            "HISTORY_SCAN_ROWS_MAX",
+            reading,
+            "checkpoints that a filter opens for one page",
+            "The page ends early, with a cursor.",
+        ),
+        Limit(
+            "RESOLVED_BYTES_MAX",
+            offload,
+            "values of an answer, put together; see [large values](large-values.md#when-an-answer-would-be-too-large)",
+            "state-too-large",
+        ),
+        Limit("TENANT_HELD_BYTES_MAX", limits, "an answer, as it is sent", "state-too-large"),
+        Limit(
+            "ANSWER_SECONDS_MAX", limits, "until a client takes the first bytes of an answer", "The connection is cut."
+        ),
+        Limit(
+            "ANSWER_BYTES_PER_SECOND_MIN", limits, "the least pace at which it takes the rest", "The connection is cut."
+        ),
+        Limit(
+            "STREAM_IDLE_SECONDS_MAX", limits, "a pause of who reads an artifact or export", "The connection is cut."
+        ),
+    ),
+    "Artifacts": (
+        Limit("ARTIFACT_BYTES_MAX", artifact_model, "an artifact", "body-too-large"),
+        Limit("PART_BYTES_MAX", PART_BYTES, "a part of an upload, as its `part_bytes` says", "body-too-large"),
+        Limit("PARTS_MAX", part_uploads, "parts of an upload", "part-invalid"),
+        Limit("PREVIEW_BYTES_MAX", limits, "a preview", "invalid-request"),
+        Limit("URL_SECONDS_MAX", artifact_urls, "the life of a URL for browsers", "invalid-request"),
+        Limit(
+            "INLINED_BYTES_EACH_MAX",
+            limits,
+            "an artifact that comes along with a state (`resolve=inline`)",
+            "It comes as `too_large`.",
+        ),
+        Limit("INLINED_BYTES_MAX", limits, "all that come along with one answer", "The others come as `too_large`."),
+        Limit(
+            "INLINED_ARTIFACTS_MAX", limits, "artifacts that are looked up for one answer", "The others are left out."
+        ),
+    ),
+    "State schemas": (
+        Limit("DEFINITION_BYTES_MAX", state_schemas, "the definition of a version", "invalid-request"),
+        Limit("SCHEMA_BYTES_MAX", state_schemas, "all versions of a schema together", "invalid-request"),
+        Limit("VERSIONS_MAX", state_schemas, "versions of a schema", "invalid-request"),
+        Limit("ADOPTIONS_MAX", adoptions, "[adoptions](state-schemas.md) of a tenant", "invalid-request"),
+        Limit("SEARCHABLE_KEYS_MAX", tags, "searchable keys of a version", "invalid-request"),
+        Limit("SEARCHABLE_KEY_BYTES_MAX", tags, "a searchable key", "invalid-request"),
+        Limit("OPERATIONS_MAX", declarative, "operations of a step", "invalid-request"),
+        Limit("EXPRESSION_CHARACTERS_MAX", conditions, "a condition", "invalid-request"),
+        Limit("PATTERNS_MAX", json_schemas, "patterns of a JSON Schema", "invalid-request"),
+        Limit("PATTERN_BYTES_MAX", patterns, "a pattern, compiled", "invalid-request"),
+        Limit("SUBSCHEMAS_MAX", json_schemas, "schemas in a JSON Schema", "invalid-request"),
+        Limit("EVALUATIONS_MAX", json_schemas, "how often a JSON Schema may look at one value", "invalid-request"),
+        Limit("NODES_MAX", declarative, "values that a step looks at or builds", "state-upcast-failed"),
+        Limit("WORK_MAX", document, "values that all steps of a conversion look at or build", "state-upcast-failed"),
+        Limit("BYTES_MAX", document, "what the steps of a conversion make", "state-upcast-failed"),
+        Limit("CPU_SECONDS_MAX", worker, "a processor's time for one check or conversion", "too-costly"),
+        Limit(
+            "KILLS_MAX",
+            workers,
+            f"checks and conversions that cost too much, within {workers.KILLS_SECONDS:g} s",
+            "tenant-too-costly",
+        ),
+    ),
+    "Retention, archive, moving": (
+        Limit("AGENT_POLICIES_MAX", retention_policies, "agents with a policy of their own", "conflict"),
+        Limit(
+            "AGENT_POLICY_ROWS_MAX",
+            retention_policies,
+            "agents with a policy, and those whose policy was taken back since the last round",
+            "conflict",
+        ),
+        Limit("AGENT_SAVE_POLICIES_MAX", save_policies, "agents with a save policy of their own", "conflict"),
+        Limit(
+            "ARCHIVE_BYTES_MAX",
+            archives,
+            "sealed rows of a thread that is archived, without large values",
+            "archive-too-large",
+        ),
+        Limit(
+            "ARCHIVE_READ_BYTES_MAX", archive_views, "memory for an archive that is read where it is", "restore-needed"
+        ),
+        Limit("EXPORT_BYTES_MAX", limits, "an export that is imported", "body-too-large"),
+        Limit("TENANT_TRANSFERS_AT_ONCE", limits, "exports and imports of a tenant", "transfer-busy"),
+        Limit("TRANSFERS_AT_ONCE", limits, "exports and imports of a process", "transfer-busy"),
+    ),
+    "At once": (
+        Limit(
+            "REQUESTS_IN_FLIGHT_MAX",
+            settings,
+            "requests of a process; a [setting](../README.md#settings)",
+            "overloaded",
+        ),
+        Limit("TENANT_REQUESTS_IN_FLIGHT_MAX", limits, "requests of a tenant in a process", "tenant-busy"),
+        Limit("CONNECTIONS_MAX", limits, "connections of clients to a process", "overloaded"),
+        Limit("HELD_BYTES_MAX", limits, "bodies and answers in flight of a process", "overloaded"),
+        Limit("TENANT_HELD_BYTES_MAX", limits, "of one tenant in it", "tenant-busy"),
+        Limit("THREAD_WRITES_WAITING_MAX", limits, "writes that wait for their turn at one thread", "thread-busy"),
+        Limit("THREAD_WAIT_SECONDS_MAX", limits, "how long each waits", "thread-busy"),
+    ),
+}
+
+# What no client meets as a limit: sizes of slices and caches, pauses, and what only shapes the work of a process.
+INNER: Final = frozenset({
+    "ANSWER_SLICE_BYTES", "SLICED_BYTES_MIN", "INLINED_AT_ONCE", "THREAD_WRITES_ACTIVE_MAX", "PAGE_ITEMS_DEFAULT",
+    "REFUSED_SECONDS_MAX", "TRANSFER_RETRY_SECONDS", "RETRY_AFTER_SECONDS",
+})  # fmt: skip
+
+
+def page() -> str:
+    """``docs/limits.md``."""
+    tables = "\n".join(
+        f"## {title}\n\n| limit | number | what | beyond it |\n|---|---|---|---|\n"
+        + "".join(each.row() + "\n" for each in rows)
+        for title, rows in SECTIONS.items()
+    )
+    return f"""# Limits
+
+Cost is bounded, not size: a thread may have any number of checkpoints, and its state may grow beyond what one request
+may bring. These are the bounds of a request, an answer and a process; a problem names the one it is about in `limit`.
+None of them can be set but the one that says so. 429 and 503 may be repeated after `Retry-After`; the others will be
+refused again.
+
+{tables}
+A tenant also has [quotas](operations/quotas.md) of bytes (403 `quota-exceeded`), which its operator sets: a new one
+begins with {settings.BLOB_QUOTA_BYTES // 1024**3} GiB in the object store and
+{settings.ROW_QUOTA_BYTES // 1024**3} GiB of rows. How values nest and which numbers are kept is in
+[values in JSON](json-values.md), what to do about each code in [problems](problems.md).
+
+Generated by `python -m gateway.documents.limits_page`.
+"""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,1 @@
+"""HTTP: connections, requests and answers as they travel."""

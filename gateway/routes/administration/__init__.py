@@ -1,0 +1,1 @@
+"""Operations on tenants, credentials and the audit log, and break-glass."""

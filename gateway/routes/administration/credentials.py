@@ -1,0 +1,326 @@
+"""Credentials: who am I, the API keys of a tenant, and those of the operators."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from litestar import Response
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.params import FromPath
+from msgspec import Meta, Struct
+
+from gateway import wire
+from gateway.admission import limits
+from gateway.authentication import api_keys
+from gateway.authentication.principals import Principal
+from gateway.bodies.scanning import Format
+from gateway.http.exchange import Exchange, path_id, place
+from gateway.problems import PermissionDenied
+from gateway.routes.administration.derived_ids import Repeated
+from gateway.routing.operations import Operation, route
+from gateway.services import Services
+from storage import model
+from storage.encoding import encode_msgpack
+from storage.errors import InvalidState
+from storage.scope import SHARED_SUBJECT, OperatorScope, TenantScope, check_subject
+
+
+class PageQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which page of a list."""
+
+    limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
+    cursor: str | None = None
+
+
+class RevokeQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the last key that administers may be revoked, too."""
+
+    force: bool = False
+
+
+def _permissions(names: frozenset[str] | tuple[str, ...]) -> list[wire.api_keys.Permission]:
+    return msgspec.convert(sorted(names), list[wire.api_keys.Permission])
+
+
+def _tenant_text(tenant_id: UUID | None) -> str | None:
+    return None if tenant_id is None else str(tenant_id)
+
+
+@route(
+    Operation(
+        name="whoami",
+        method=HttpMethod.GET,
+        path="/whoami",
+        summary="What the credential is and may do.",
+        returns=wire.api_keys.WhoAmI,
+    )
+)
+async def whoami(exchange: NamedDependency[Exchange], principal: NamedDependency[Principal]) -> Response[bytes]:
+    """Show the caller."""
+    exchange.no_query()
+    return exchange.reply(
+        wire.api_keys.WhoAmI(
+            key_id=principal.key_id,
+            kind=principal.kind,
+            tenant_id=_tenant_text(principal.tenant_id),
+            subject_id=principal.subject_id,
+            permissions=_permissions(principal.permissions),
+            grants=_permissions(principal.grants),
+            expires_at=principal.expires_at,
+        )
+    )
+
+
+def repeated_as(
+    exchange: Exchange, services: Services, tenant_id: UUID | None, name: Format, body: bytes
+) -> Repeated | None:
+    """What the request's Idempotency-Key names, if it has one."""
+    given = exchange.idempotency("", name, body)
+    if given is None:
+        return None
+    return Repeated(services.settings.api_key_pepper, tenant_id, exchange.route, given.idempotency_key)
+
+
+def api_key_out(record: model.ApiKeyRecord, services: Services) -> wire.api_keys.ApiKey:
+    """An API key as the API shows it."""
+    return wire.api_keys.ApiKey(
+        key_id=record.key_id,
+        kind=record.kind,
+        name=record.name,
+        tenant_id=_tenant_text(record.tenant_id),
+        subject_id=record.subject_id,
+        permissions=_permissions(record.permissions),
+        grants=_permissions(record.grants),
+        status=api_keys.status_of(record, services.settings.peppers, services.clock.now()),
+        created_at=record.created_at,
+        expires_at=record.expires_at,
+        revoked_at=record.revoked_at,
+        last_used_at=record.last_used_at,
+    )
+
+
+def new_api_key(record: model.ApiKeyRecord, services: Services, text: str | None) -> wire.api_keys.ApiKeyCreated:
+    """An API key with its secret, where that can be shown."""
+    return wire.api_keys.ApiKeyCreated(**msgspec.structs.asdict(api_key_out(record, services)), api_key=text)
+
+
+def _check_subject_id(subject_id: str | None) -> None:
+    if subject_id is None:
+        raise InvalidState("a subject key needs subject_id", "/subject_id")
+    try:
+        check_subject(subject_id)
+    except InvalidState as error:
+        raise InvalidState(str(error), "/subject_id") from None
+    if subject_id == SHARED_SUBJECT:
+        raise InvalidState("~shared is reached with a service key", "/subject_id")
+
+
+def check_expiry(expires_at: datetime, now: datetime) -> None:
+    """Refuse an end that is past, or no moment.
+
+    Raises:
+        InvalidState: it is one of those.
+    """
+    if expires_at.tzinfo is None:
+        raise InvalidState("the time needs a time zone", "/expires_at")
+    if expires_at <= now:
+        raise InvalidState("the time is past", "/expires_at")
+    try:
+        expires_at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidState("the time is after the year 9999", "/expires_at") from None
+
+
+def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str], services: Services) -> None:
+    """A key does no more than its kind, a subject's key stays its own, and nobody hands out what they may not grant.
+
+    Args:
+        request: What is asked for.
+        grants: Of the key that asks.
+        services: The clock.
+
+    Raises:
+        InvalidState: it is no key of its kind.
+        PermissionDenied: it would exceed ``grants``.
+    """
+    wanted = {"permissions": request.permissions, "grants": request.grants or ()}
+    for member, names in wanted.items():
+        if api_keys.OPERATOR_PERMISSIONS.intersection(names):
+            raise InvalidState("operator keys are made with the CLI on the server", f"/{member}")
+        if request.kind == "subject" and not api_keys.SUBJECT_PERMISSIONS.issuperset(names):
+            raise InvalidState("a subject key has state permissions only", f"/{member}")
+    if request.kind == "subject":
+        _check_subject_id(request.subject_id)
+    elif request.subject_id is not None:
+        raise InvalidState("a service key has no subject", "/subject_id")
+    if request.expires_at is not None:
+        check_expiry(request.expires_at, services.clock.now())
+    if beyond := sorted({*request.permissions, *(request.grants or ())} - grants):
+        raise PermissionDenied(
+            f"this key does not grant {', '.join(beyond)}; use one that does, or ask the operator to recover the tenant"
+        )
+
+
+@route(
+    Operation(
+        name="create_api_key",
+        method=HttpMethod.POST,
+        path="/api-keys",
+        summary="Make an API key. Its secret is in this answer and nowhere else. 200: it was made before, without it.",
+        permission="tenant:admin",
+        body=wire.api_keys.ApiKeyRequest,
+        returns=wire.api_keys.ApiKeyCreated,
+        statuses=(201, 200),
+        headers=("Idempotency-Key",),
+        problems=("idempotency-key-reused",),
+    )
+)
+async def create_api_key(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+) -> Response[bytes]:
+    """Make a key."""
+    exchange.no_query()
+    request, name, body = await exchange.body(wire.api_keys.ApiKeyRequest)
+    _check_request(request, principal.grants, services)
+    repeated = repeated_as(exchange, services, tenant_scope.tenant_id, name, body)
+    record, text = api_keys.mint(
+        services.settings.peppers,
+        kind=request.kind,
+        permissions=tuple(sorted(set(request.permissions))),
+        grants=None if request.grants is None else tuple(sorted(set(request.grants))),
+        now=services.clock.now(),
+        name=request.name,
+        tenant_id=tenant_scope.tenant_id,
+        subject_id=request.subject_id,
+        expires_at=request.expires_at,
+        key=None if repeated is None else api_keys.generate(services.settings.peppers, repeated.key_id()),
+    )
+    stored = await services.commits.run(services.store.tenants.add_key(tenant_scope, record, principal.actor))
+    made = stored is record
+    shown = new_api_key(stored, services, text if made else None)
+    return exchange.reply(shown, status=201, location=place("api-keys", stored.key_id), replayed=not made)
+
+
+@route(
+    Operation(
+        name="list_api_keys",
+        method=HttpMethod.GET,
+        path="/api-keys",
+        summary="List the tenant's API keys, newest first, without secrets.",
+        permission="tenant:admin",
+        query=PageQuery,
+        returns=wire.api_keys.ApiKeyPage,
+    )
+)
+async def list_api_keys(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+) -> Response[bytes]:
+    """List keys."""
+    return await _list(exchange, services, tenant_scope)
+
+
+async def _list(exchange: Exchange, services: Services, scope: TenantScope | OperatorScope) -> Response[bytes]:
+    query = exchange.query(PageQuery)
+    tenant = scope.tenant_id if isinstance(scope, TenantScope) else None
+    binding = encode_msgpack((exchange.route, tenant))
+    page = await services.store.tenants.list_keys(scope, query.limit, services.cursors.read(binding, query.cursor))
+    return exchange.reply(
+        wire.api_keys.ApiKeyPage(
+            api_keys=[api_key_out(record, services) for record in page.items],
+            next_cursor=services.cursors.write(binding, page.after),
+        )
+    )
+
+
+@route(
+    Operation(
+        name="revoke_api_key",
+        method=HttpMethod.DELETE,
+        path="/api-keys/{key_id:str}",
+        summary="Revoke an API key: at once here, within seconds in other processes. The last one with tenant:admin "
+        "takes force=true.",
+        permission="tenant:admin",
+        query=RevokeQuery,
+        statuses=(204,),
+        problems=("last-admin-key", "not-found"),
+    )
+)
+async def revoke_api_key(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+    key_id: FromPath[str],
+) -> Response[None]:
+    """Revoke a key."""
+    return await _revoke(exchange, services, tenant_scope, key_id, principal.actor)
+
+
+async def _revoke(
+    exchange: Exchange, services: Services, scope: TenantScope | OperatorScope, key_id: str, actor: str
+) -> Response[None]:
+    force = exchange.query(RevokeQuery).force
+    name = path_id(key_id, "key_id")
+    peppers = services.settings.peppers
+    await services.commits.run(services.store.tenants.revoke_key(scope, name, peppers, actor, force=force))
+    services.authenticator.forget(name)
+    return Response(None, status_code=204)
+
+
+@route(
+    Operation(
+        name="list_operator_keys",
+        method=HttpMethod.GET,
+        path="/admin/api-keys",
+        summary="List the operators' API keys, newest first, without secrets.",
+        permission="operator",
+        query=PageQuery,
+        returns=wire.api_keys.ApiKeyPage,
+    )
+)
+async def list_operator_keys(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    operator_scope: NamedDependency[OperatorScope],
+) -> Response[bytes]:
+    """List the operators' keys."""
+    return await _list(exchange, services, operator_scope)
+
+
+@route(
+    Operation(
+        name="revoke_operator_key",
+        method=HttpMethod.DELETE,
+        path="/admin/api-keys/{key_id:str}",
+        summary="Revoke an operator's API key: at once here, within seconds in other processes. The last one takes "
+        "force=true.",
+        permission="operator",
+        query=RevokeQuery,
+        statuses=(204,),
+        problems=("last-admin-key", "not-found"),
+    )
+)
+async def revoke_operator_key(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    operator_scope: NamedDependency[OperatorScope],
+    key_id: FromPath[str],
+) -> Response[None]:
+    """Revoke an operator's key."""
+    return await _revoke(exchange, services, operator_scope, key_id, principal.actor)
+
+
+ROUTES = [
+    whoami,
+    create_api_key,
+    list_api_keys,
+    revoke_api_key,
+    list_operator_keys,
+    revoke_operator_key,
+]

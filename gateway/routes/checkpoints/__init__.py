@@ -1,0 +1,1 @@
+"""Operations on checkpoints and what belongs to them: pending writes, histories, pieces."""

@@ -1,0 +1,1 @@
+"""Operations that need no credential: probes and the documentation."""

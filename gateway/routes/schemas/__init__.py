@@ -1,0 +1,1 @@
+"""Operations on versions of state and on save policies."""

@@ -1,0 +1,366 @@
+"""State schemas: registering versions of agents' state, and bringing stored state to a version eagerly."""
+
+import re
+from typing import Annotated
+
+import msgspec
+from litestar import Response
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+from msgspec import Meta
+
+from gateway import wire
+from gateway.admission import limits
+from gateway.authentication.principals import Principal
+from gateway.http.exchange import Exchange, place
+from gateway.problems import InvalidRequest, pointer
+from gateway.routes.administration.credentials import PageQuery
+from gateway.routes.jobs import begun, shown
+from gateway.routing.operations import Operation, route
+from gateway.services import Services
+from gateway.wire.problems import Fault
+from storage.encoding import encode_msgpack
+from storage.errors import LimitExceeded
+from storage.migration import jobs as migrating
+from storage.schemas.adoptions import ADOPTIONS_MAX, Adoption
+from storage.schemas.registry import Definition, SchemaVersion
+from storage.scope import TenantScope
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z", re.ASCII)
+_words = msgspec.msgpack.Decoder(Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")])
+
+
+def _schema(text: str) -> str:
+    try:
+        word: str = _words.decode(encode_msgpack(text))
+    except msgspec.ValidationError:
+        raise InvalidRequest(Fault(detail="must match [A-Za-z0-9._:-]{1,64}", parameter="state_schema")) from None
+    return word
+
+
+def _number(text: str) -> int:
+    if not _NUMBER.match(text):
+        raise InvalidRequest(Fault(detail="must be a positive integer", parameter="state_version"))
+    return int(text)
+
+
+def _definition(request: wire.schemas.StateSchemaDefinition) -> Definition:
+    for index, channel in enumerate(request.ephemeral):
+        size = len(channel.encode())
+        if size > limits.NAME_BYTES_MAX:
+            raise LimitExceeded("NAME_BYTES_MAX", limits.NAME_BYTES_MAX, size, pointer("ephemeral", index))
+    return Definition(
+        label=request.label,
+        json_schema=request.json_schema,
+        ephemeral=tuple(request.ephemeral),
+        searchable=tuple(request.searchable),
+        up=request.up,
+        down=request.down,
+        deployment=request.deployment,
+    )
+
+
+def _version_out(version: SchemaVersion) -> wire.schemas.StateSchemaVersion:
+    given = version.definition
+    return wire.schemas.StateSchemaVersion(
+        state_schema=version.schema,
+        state_version=version.number,
+        label=given.label,
+        json_schema=given.json_schema,
+        ephemeral=list(given.ephemeral),
+        searchable=list(given.searchable),
+        up=given.up,
+        down=given.down,
+        deployment=given.deployment,
+        created_at=version.created_at,
+        damaged=version.damaged,
+    )
+
+
+@route(
+    Operation(
+        name="put_state_schema_version",
+        method=HttpMethod.PUT,
+        path="/state-schemas/{state_schema:str}/versions/{state_version:str}",
+        summary="Register the next version of a state schema; versions are written once. 200: it was registered. One "
+        "that is damaged is superseded.",
+        permission="tenant:admin",
+        body=wire.schemas.StateSchemaDefinition,
+        returns=wire.schemas.StateSchemaVersion,
+        statuses=(201, 200),
+        problems=("state-schema-exists", "limit-exceeded", "too-costly", "tenant-too-costly", "commit-unknown"),
+    )
+)
+async def put_state_schema_version(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+    state_schema: FromPath[str],
+    state_version: FromPath[str],
+) -> Response[bytes]:
+    """Register a version."""
+    exchange.no_query()
+    name, version_number = _schema(state_schema), _number(state_version)
+    request, _, _ = await exchange.body(wire.schemas.StateSchemaDefinition)
+    work = services.store.state_schemas.put(tenant_scope, name, version_number, _definition(request), principal.actor)
+    version, added = await services.commits.run(work)
+    location = place("state-schemas", name, "versions", state_version)
+    return exchange.reply(_version_out(version), status=201, location=location, replayed=not added)
+
+
+@route(
+    Operation(
+        name="list_state_schemas",
+        method=HttpMethod.GET,
+        path="/state-schemas",
+        summary="The tenant's state schemas, by name.",
+        permission="tenant:admin",
+        query=PageQuery,
+        returns=wire.schemas.StateSchemaPage,
+    )
+)
+async def list_state_schemas(
+    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
+) -> Response[bytes]:
+    """List schemas."""
+    query = exchange.query(PageQuery)
+    binding = encode_msgpack((exchange.route, tenant_scope.tenant_id))
+    after = services.cursors.read(binding, query.cursor)
+    page = await services.store.state_schemas.names(tenant_scope, query.limit, after)
+    return exchange.reply(
+        wire.schemas.StateSchemaPage(
+            state_schemas=[
+                wire.schemas.StateSchemaName(state_schema=name, newest_version=newest) for name, newest in page.items
+            ],
+            next_cursor=services.cursors.write(binding, page.after),
+        )
+    )
+
+
+@route(
+    Operation(
+        name="get_state_schema",
+        method=HttpMethod.GET,
+        path="/state-schemas/{state_schema:str}",
+        summary="A state schema with all its versions.",
+        permission="tenant:admin",
+        returns=wire.schemas.StateSchema,
+        problems=("state-schema-not-found",),
+    )
+)
+async def get_state_schema(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    tenant_scope: NamedDependency[TenantScope],
+    state_schema: FromPath[str],
+) -> Response[bytes]:
+    """Show a schema."""
+    exchange.no_query()
+    versions = await services.store.state_schemas.list(tenant_scope, _schema(state_schema))
+    return exchange.reply(
+        wire.schemas.StateSchema(
+            state_schema=versions[-1].schema,
+            newest_version=versions[-1].number,
+            versions=[_version_out(each) for each in versions],
+        )
+    )
+
+
+def _adoption_out(adoption: Adoption, *, authentic: bool = True) -> wire.schemas.StateAdoption:
+    return wire.schemas.StateAdoption(
+        state_schema=adoption.state_schema,
+        state_version=adoption.state_version,
+        agent=adoption.agent,
+        namespace=adoption.namespace,
+        adopted_at=adoption.adopted_at,
+        damaged=not authentic,
+    )
+
+
+@route(
+    Operation(
+        name="adopt_state",
+        method=HttpMethod.POST,
+        path="/state-schemas/{state_schema:str}/adoptions",
+        summary="Say at which version an agent's unversioned state is that was saved until now, once; from then on the "
+        "agent's saves name a version. 200: it was said.",
+        permission="tenant:admin",
+        body=wire.schemas.StateAdoptionRequest,
+        returns=wire.schemas.StateAdoption,
+        statuses=(201, 200),
+        problems=(
+            "state-schema-not-found", "state-too-new", "adoption-exists", "adoption-built-on", "feature-off",
+            "integrity-failure", "key-unavailable", "commit-unknown",
+        ),
+    )
+)  # fmt: skip
+async def adopt_state(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    principal: NamedDependency[Principal],
+    tenant_scope: NamedDependency[TenantScope],
+    state_schema: FromPath[str],
+) -> Response[bytes]:
+    """Adopt unversioned state."""
+    exchange.no_query()
+    name = _schema(state_schema)
+    request, _, _ = await exchange.body(wire.schemas.StateAdoptionRequest)
+    work = services.store.adoptions.adopt(
+        tenant_scope,
+        request.agent,
+        request.namespace,
+        name,
+        request.state_version,
+        supersede=request.supersede,
+        actor=principal.actor,
+    )
+    adoption, added = await services.commits.run(work)
+    location = place("state-schemas", name, "adoptions")
+    return exchange.reply(_adoption_out(adoption), status=201, location=location, replayed=not added)
+
+
+@route(
+    Operation(
+        name="list_state_adoptions",
+        method=HttpMethod.GET,
+        path="/state-schemas/{state_schema:str}/adoptions",
+        summary="Which unversioned state was adopted under a schema, all of it: a tenant has at most "
+        f"{ADOPTIONS_MAX:,} adoptions.",
+        permission="tenant:admin",
+        returns=wire.schemas.StateAdoptionList,
+        problems=("state-schema-not-found", "key-unavailable"),
+    )
+)
+async def list_state_adoptions(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    tenant_scope: NamedDependency[TenantScope],
+    state_schema: FromPath[str],
+) -> Response[bytes]:
+    """List adoptions."""
+    exchange.no_query()
+    name = _schema(state_schema)
+    await services.store.state_schemas.require(tenant_scope, name)
+    found = await services.store.adoptions.list(tenant_scope)
+    shown = [_adoption_out(each, authentic=authentic) for each, authentic in found if each.state_schema == name]
+    return exchange.reply(wire.schemas.StateAdoptionList(adoptions=shown))
+
+
+def _job(
+    name: str,
+    word: str,
+    kind: migrating.Kind,
+    summary: str,
+    body: type[
+        wire.schemas.StateMigrationRequest | wire.schemas.StateRollbackRequest
+    ] = wire.schemas.StateMigrationRequest,
+) -> HTTPRouteHandler:
+    """The operation that begins one kind of job over a schema's state."""
+
+    @route(
+        Operation(
+            name=name,
+            method=HttpMethod.POST,
+            path=f"/state-schemas/{{state_schema:str}}/{word}",
+            summary=summary,
+            permission="tenant:admin",
+            body=body,
+            returns=wire.jobs.Job,
+            statuses=(202,),
+            problems=("state-schema-not-found", "state-too-new", "commit-unknown"),
+        )
+    )
+    async def begin(
+        exchange: NamedDependency[Exchange],
+        services: NamedDependency[Services],
+        principal: NamedDependency[Principal],
+        tenant_scope: NamedDependency[TenantScope],
+        state_schema: FromPath[str],
+    ) -> Response[bytes]:
+        exchange.no_query()
+        schema_name = _schema(state_schema)
+        request, _, _ = await exchange.body(body)
+        how = msgspec.structs.asdict(request)
+        how["heads_per_second"] = how.pop("threads_per_second")
+        job_id = await services.commits.run(
+            services.store.migrating.begin(tenant_scope, kind, schema_name, principal.actor, **how)
+        )
+        return await begun(exchange, services, tenant_scope, job_id)
+
+    return begin
+
+
+plan_state_migration = _job(
+    "plan_state_migration",
+    "plan",
+    migrating.STATE_PLAN_KIND,
+    "Try on real heads what bringing them to a version would do, and change nothing; a job does it.",
+)
+migrate_state = _job(
+    "migrate_state",
+    "migrate",
+    migrating.STATE_MIGRATE_KIND,
+    "Bring heads to a version, each by a new checkpoint unless it moves meanwhile; a job does it. While it goes on, "
+    "repeating this gives the same job.",
+)
+roll_back_state = _job(
+    "roll_back_state",
+    "rollback",
+    migrating.STATE_ROLLBACK_KIND,
+    "Save again what migrated heads were made of, where nobody has saved since and it is not pruned; a job does it.",
+    wire.schemas.StateRollbackRequest,
+)
+
+
+@route(
+    Operation(
+        name="get_state_migration",
+        method=HttpMethod.GET,
+        path="/state-schemas/{state_schema:str}/status",
+        summary="How many heads are at which version, and what the last plan, migration and rollback came to.",
+        permission="tenant:admin",
+        returns=wire.jobs.StateMigrationStatus,
+        problems=("state-schema-not-found",),
+    )
+)
+async def get_state_migration(
+    exchange: NamedDependency[Exchange],
+    services: NamedDependency[Services],
+    tenant_scope: NamedDependency[TenantScope],
+    state_schema: FromPath[str],
+) -> Response[bytes]:
+    """Show how far a schema's state is."""
+    exchange.no_query()
+    name = _schema(state_schema)
+    store = services.store
+    newest = (await store.state_schemas.list(tenant_scope, name))[-1].number
+    heads = await store.migrating.heads_by_version(tenant_scope, name)
+    unversioned = await store.adoptions.unversioned(tenant_scope)
+    jobs = await store.migrating.jobs(tenant_scope, name)
+    return exchange.reply(
+        wire.jobs.StateMigrationStatus(
+            state_schema=name,
+            newest_version=newest,
+            heads=[wire.schemas.StateHeads(state_version=number, heads=count) for number, count in heads.items()],
+            unversioned=[
+                wire.schemas.UnversionedThreads(agent=agent, threads=count) for agent, count in unversioned.items()
+            ],
+            jobs=[shown(each) for each in jobs],
+        )
+    )
+
+
+ROUTES = [
+    put_state_schema_version,
+    list_state_schemas,
+    get_state_schema,
+    adopt_state,
+    list_state_adoptions,
+    plan_state_migration,
+    migrate_state,
+    roll_back_state,
+    get_state_migration,
+]

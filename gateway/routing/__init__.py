@@ -1,0 +1,1 @@
+"""Which operation a request names, and how the operation is run."""

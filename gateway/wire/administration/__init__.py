@@ -1,0 +1,1 @@
+"""Bodies of tenants, API keys and the audit log."""
