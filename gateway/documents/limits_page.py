@@ -15,7 +15,8 @@ from gateway import settings, wire
 from gateway.admission import limits
 from gateway.http import artifact_urls, exchange
 from gateway.problems import KINDS
-from migrations.state import conditions, declarative, document, json_schemas, patterns, worker
+from migrations.state import conditions, declarative, document, json_schemas, patterns
+from migrations.state.worker import messages
 from storage import scope
 from storage.access import archive_views, offload
 from storage.archive import moving as archives
@@ -203,7 +204,7 @@ SECTIONS: Final = {
         Limit("NODES_MAX", declarative, "values that a step looks at or builds", "state-upcast-failed"),
         Limit("WORK_MAX", document, "values that all steps of a conversion look at or build", "state-upcast-failed"),
         Limit("BYTES_MAX", document, "what the steps of a conversion make", "state-upcast-failed"),
-        Limit("CPU_SECONDS_MAX", worker, "a processor's time for one check or conversion", "too-costly"),
+        Limit("CPU_SECONDS_MAX", messages, "a processor's time for one check or conversion", "too-costly"),
         Limit(
             "KILLS_MAX",
             workers,
