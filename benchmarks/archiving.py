@@ -29,8 +29,8 @@ from benchmarks.workload import Prose
 from crypto import MemoryRootKey
 from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.s3 import EmbeddedS3
-from storage.blobs.opening import open_bucket
-from storage.blobs.s3 import S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.model import ChannelValue, FullState, Save, Value
 from storage.postgres.setup import prepare
 from storage.scope import Scope
@@ -200,7 +200,7 @@ async def archiving_bench(threads: int, parent: Path | None = None) -> AsyncIter
                 _, app_url = await prepare(
                     postgres.superuser_url(), database="archiving", owner_password="o" * 20, app_password="a" * 20
                 )
-                bucket = open_bucket(S3Location.parse(s3.archive_url()))
+                bucket = S3BlobStore(S3Location.parse(s3.archive_url()))
                 store = await Store.open(
                     app_url, root_key=MemoryRootKey(), deployment_id=UUID(int=1), connections_max=MOVERS + 2,
                     archive=bucket, durable=True,

@@ -3,9 +3,8 @@
 Three groups: one large file up, the same file down, and many files of 100 KB by 16 writers. "Sealed" is the
 gateway's own way between a stream and the object store (`storage.ledger.streams`): it cuts, seals and opens with
 bounded memory, but crosses no HTTP and writes no row, so it is the share of an artifact's cost that the blob format is
-responsible for. For the small files it comes twice, because `STATEROOM_S3_URL` may ask for either client. "boto3" is
-the client as most programs use it: its transfer functions with their own threads for the large file, and one call a
-file for the small ones.
+responsible for. "boto3" is the client as most programs use it: its transfer functions with their own threads for the
+large file, and one call a file for the small ones.
 """
 
 import asyncio
@@ -30,12 +29,11 @@ from botocore.config import Config
 from crypto import Sealer, SecretKey
 from gateway.embedded.s3 import EmbeddedS3
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.opening import open_bucket
-from storage.blobs.s3 import S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.ledger.streams import BlobReader, BlobWriter
 
 SEALED = "sealed"
-SEALED_OBSTORE = "sealed, client=obstore"
 BOTO3 = "boto3"
 WRITERS = 16
 UP, DOWN = "up, MB per s", "down, MB per s"
@@ -59,10 +57,8 @@ class ArtifactBench:
         self.large_bytes = large_bytes
         self.small_count = small_count
         self._bucket = server.bucket
-        self._store = open_bucket(S3Location.parse(server.url()))
+        self._store = S3BlobStore(S3Location.parse(server.url()))
         self._writer, self._reader = BlobWriter(self._store), BlobReader(self._store)
-        self._obstore = open_bucket(S3Location.parse(f"{server.url()}&client=obstore"))
-        self._obstore_writer = BlobWriter(self._obstore)
         self._client: Any = boto3.client(
             "s3",
             endpoint_url=server.endpoint_url,
@@ -79,7 +75,6 @@ class ArtifactBench:
     async def aclose(self) -> None:
         """Give connections and threads back."""
         await self._store.aclose()
-        await self._obstore.aclose()
         self._threads.shutdown()
         self._client.close()
 
@@ -123,7 +118,6 @@ class ArtifactBench:
     async def small(self, contender: str) -> None:
         """Store the small files with 16 writers."""
         waiting = iter(range(self.small_count))
-        writer = self._obstore_writer if contender == SEALED_OBSTORE else self._writer
         loop = asyncio.get_running_loop()
 
         async def write() -> None:
@@ -134,7 +128,7 @@ class ArtifactBench:
                 else:
                     blob_id = uuid4()
                     cipher = self._sealer.blob_cipher(blob_id, self._sealer.new_blob_key())
-                    await writer.write_bytes(self._location(blob_id), cipher, data)
+                    await self._writer.write_bytes(self._location(blob_id), cipher, data)
 
         await asyncio.gather(*(write() for _ in range(WRITERS)))
 

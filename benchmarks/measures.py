@@ -270,7 +270,7 @@ def groups(effort: Effort) -> tuple[Group, ...]:
             f"{effort.small_files} artifacts of 100 KB, 16 writers",
             "-",
             artifacts.BOTO3,
-            (artifacts.BOTO3, artifacts.SEALED, artifacts.SEALED_OBSTORE),
+            (artifacts.BOTO3, artifacts.SEALED),
             False,
             _small_artifacts,
         ),

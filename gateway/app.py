@@ -509,14 +509,14 @@ async def open_blobs(url: str | None, place: Place = "blobs") -> AsyncIterator[B
         yield None
         return
     # A deployment without S3 need not load boto3.
-    from storage.blobs.opening import open_bucket  # noqa: PLC0415
-    from storage.blobs.s3 import S3Location  # noqa: PLC0415
+    from storage.blobs.s3 import S3BlobStore  # noqa: PLC0415
+    from storage.blobs.s3_location import S3Location  # noqa: PLC0415
 
     try:
         location = S3Location.parse(url)
         if place == "blobs" and location.storage_class in FROZEN_CLASSES:
             raise ValueError(f"what is stored in {location.storage_class} cannot be read again at once")  # noqa: TRY301
-        blobs = open_bucket(location)
+        blobs = S3BlobStore(location)
     except ValueError as error:
         raise SettingsError(f"{variable} is wrong: {error}") from None
     try:
@@ -533,7 +533,7 @@ def offload_bytes_min(url: str | None) -> int:
     """
     if url is None:
         return OFFLOAD_BYTES_MIN
-    from storage.blobs.s3 import S3Location  # noqa: PLC0415
+    from storage.blobs.s3_location import S3Location  # noqa: PLC0415
 
     return S3Location.parse(url).offload_bytes_min or OFFLOAD_BYTES_MIN
 

@@ -1,23 +1,11 @@
-"""Blobs in any S3, through boto3 in a bounded pool of threads.
+"""Blobs in any S3: whole objects through obstore (`storage.blobs.s3_objects`), all else through boto3 in few threads.
 
 The server must honour `If-None-Match: *` on PUT (AWS S3, MinIO, SeaweedFS, Ceph and R2 do). Credentials that
-the URL does not carry come from boto3's default chain. The URL, `STATEROOM_S3_URL`:
+the URL (`storage.blobs.s3_location`) does not carry come from boto3's default chain, for both clients.
 
-    s3://BUCKET?region=eu-central-1                                    AWS itself
-    s3://ACCESS:SECRET@HOST:PORT/BUCKET?endpoint=http&region=us-east-1  any other server
-
-A path makes the host the endpoint. `endpoint` is `https` (default) or `http`; `addressing` is `path` (default with an
-endpoint) or `virtual`; `region` defaults to boto3's own, or to us-east-1 with an endpoint. `sse` asks the server to
-encrypt what it stores, a second layer below our own: `AES256`, or `aws:kms` with an optional `kms_key_id`.
-`storage_class` is what objects are stored in, one of S3's classes, STANDARD if it is left out; GLACIER and
-DEEP_ARCHIVE are for the bucket of archived threads only. `client` is `boto3` (default) or `obstore`, which
-`storage.blobs.obstore` describes. `offload_bytes_min` says how large a piece of a value must be to live in the bucket
-instead of the database: 16384 to 16777216 bytes, 65536 if it is left out. Access, secret and parameters are
-percent-encoded. There are no other parameters.
-
-Every upload carries a CRC-32 of its bytes, which the server compares before it answers; what is read back is
-authenticated above. A call that fails for a reason that may pass is made up to three times, and one that reads a
-body gives up after `BODY_SECONDS_MAX` even if bytes keep dripping in.
+Every upload carries a checksum of its bytes, which the server compares before it answers; what is read back is
+authenticated above. A call that fails for a reason that may pass is made up to three times, and one that stores or
+reads a whole object gives up after `BODY_SECONDS_MAX` even if bytes keep dripping in.
 """
 
 import asyncio
@@ -25,28 +13,31 @@ import base64
 import functools
 import hashlib
 import re
-import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from io import BytesIO
-from typing import Any, Self, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Any, TypeVar
 
 import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.loaders import Loader, create_loader
-from urllib3.exceptions import HTTPError, IncompleteRead
 
 from storage.blobs.keyspace import ObjectLocation
+from storage.blobs.s3_location import S3Location
+from storage.blobs.s3_objects import (
+    ATTEMPTS_MAX,
+    BODY_SECONDS_MAX,
+    CONNECT_SECONDS_MAX,
+    READ_SECONDS_MAX,
+    BucketElsewhere,
+    S3Objects,
+)
 from storage.blobs.store import (
     FROZEN_CLASSES,
-    STORAGE_CLASSES,
     BlobBytes,
     BlobExists,
     BlobFrozen,
@@ -68,93 +59,7 @@ from storage.blobs.store import (
 _T = TypeVar("_T")
 
 THREADS = 16  # two busy cores' worth; each waits for the network most of its time
-CONNECT_SECONDS_MAX = 2.0
-READ_SECONDS_MAX = 20.0
-ATTEMPTS_MAX = 3
-BODY_SECONDS_MAX = 120.0  # a part of 8 MiB at 70 KB/s
-_BODY_SLICE_BYTES = 1 << 18
 _EXPIRY = re.compile(r'expiry-date="([^"]*)"', re.ASCII)
-# Below, an object costs more than the row it spares; above, rows become what PostgreSQL is slow at.
-OFFLOAD_BYTES_BOUNDS = (16 * 1024, 16 * 1024 * 1024)
-
-
-@dataclass(frozen=True, slots=True)
-class S3Location:
-    """A bucket, how to reach it, and from which size on pieces of values go there; `parse` reads the URL form above."""
-
-    bucket: str
-    endpoint_url: str | None = None
-    region: str | None = None
-    addressing: str = "virtual"
-    access_key: str | None = None
-    secret_key: str | None = field(default=None, repr=False)
-    sse: str | None = None
-    kms_key_id: str | None = None
-    client: str = "boto3"
-    offload_bytes_min: int | None = None
-    storage_class: str | None = None
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """Read a URL.
-
-        Raises:
-            ValueError: It is not of the form above. The message never repeats the URL: it holds a secret.
-        """
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        except ValueError:
-            raise ValueError("the S3 URL cannot be parsed") from None
-        options = dict(pairs)
-        path = parts.path.strip("/")
-        if parts.scheme != "s3" or not host or "/" in path or parts.fragment or len(options) != len(pairs):
-            raise ValueError("the S3 URL must look like s3://bucket or s3://access:secret@host:port/bucket")
-        if (parts.username is None) != (parts.password is None):
-            raise ValueError("the S3 URL has an access key without a secret, or the reverse")
-        scheme, addressing = options.pop("endpoint", "https"), options.pop("addressing", None)
-        region = options.pop("region", None)
-        sse, kms_key_id = options.pop("sse", None), options.pop("kms_key_id", None)
-        if sse not in {None, "AES256", "aws:kms"} or (kms_key_id is not None and (sse != "aws:kms" or not kms_key_id)):
-            raise ValueError("the S3 URL takes sse=AES256, or sse=aws:kms with or without kms_key_id")
-        storage_class = options.pop("storage_class", None)
-        if storage_class is not None and storage_class not in STORAGE_CLASSES:
-            raise ValueError(f"the S3 URL takes storage_class={'|'.join(sorted(STORAGE_CLASSES))}")
-        client = options.pop("client", "boto3")
-        if client not in {"boto3", "obstore"}:
-            raise ValueError("the S3 URL takes client=boto3 or client=obstore")
-        offload_bytes_min = _offload_bytes_min(options.pop("offload_bytes_min", None))
-        if options or scheme not in {"http", "https"} or addressing not in {None, "path", "virtual"}:
-            raise ValueError(
-                "the S3 URL takes endpoint=http|https, addressing=path|virtual, region, sse, kms_key_id, storage_class,"
-                " client and offload_bytes_min only"
-            )
-        if not path and (port is not None or scheme != "https"):
-            raise ValueError("the S3 URL names an endpoint but no bucket: add /bucket")
-        authority = f"[{host}]" if ":" in host else host
-        return cls(
-            bucket=path or host,
-            endpoint_url=f"{scheme}://{authority}{f':{port}' if port else ''}" if path else None,
-            region=region or ("us-east-1" if path else None),
-            addressing=addressing or ("path" if path else "virtual"),
-            access_key=unquote(parts.username) if parts.username is not None else None,
-            secret_key=unquote(parts.password) if parts.password is not None else None,
-            sse=sse,
-            kms_key_id=kms_key_id,
-            client=client,
-            offload_bytes_min=offload_bytes_min,
-            storage_class=storage_class,
-        )
-
-
-def _offload_bytes_min(text: str | None) -> int | None:
-    low, high = OFFLOAD_BYTES_BOUNDS
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(high)) and low <= int(text) <= high):
-        raise ValueError(f"the S3 URL takes offload_bytes_min={low} to {high}")
-    return int(text)
 
 
 @functools.cache
@@ -171,50 +76,92 @@ class S3BlobStore:
     """
 
     def __init__(
-        self, bucket: S3Location, *, threads: int = THREADS, body_seconds_max: float = BODY_SECONDS_MAX
+        self, location: S3Location, *, threads: int = THREADS, body_seconds_max: float = BODY_SECONDS_MAX
     ) -> None:
-        self.storage_class = bucket.storage_class or "STANDARD"
-        self._bucket = bucket.bucket
+        self.storage_class = location.storage_class or "STANDARD"
+        self._location = location
+        self._bucket = location.bucket
         self._body_seconds_max = body_seconds_max
         self._encryption: dict[str, str] = {}
-        if bucket.sse is not None:
-            self._encryption["ServerSideEncryption"] = bucket.sse
-        if bucket.kms_key_id is not None:
-            self._encryption["SSEKMSKeyId"] = bucket.kms_key_id
+        if location.sse is not None:
+            self._encryption["ServerSideEncryption"] = location.sse
+        if location.kms_key_id is not None:
+            self._encryption["SSEKMSKeyId"] = location.kms_key_id
+        self._threads_max = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="s3")
         session = botocore.session.get_session()
         session.register_component("data_loader", _descriptions())
-        self._client = boto3.session.Session(botocore_session=session).client(
+        self._session = boto3.session.Session(botocore_session=session)
+        self._connect(location.region)
+
+    def _connect(self, region: str | None) -> None:
+        """Make both clients for a region; nothing is asked of the server yet."""
+        self._client = self._session.client(
             "s3",
-            endpoint_url=bucket.endpoint_url,
-            region_name=bucket.region,
-            aws_access_key_id=bucket.access_key,
-            aws_secret_access_key=bucket.secret_key,
+            endpoint_url=self._location.endpoint_url,
+            region_name=region,
+            aws_access_key_id=self._location.access_key,
+            aws_secret_access_key=self._location.secret_key,
             config=Config(
                 connect_timeout=CONNECT_SECONDS_MAX,
                 read_timeout=READ_SECONDS_MAX,
-                max_pool_connections=threads,
+                max_pool_connections=self._threads_max,
                 retries={"mode": "standard", "total_max_attempts": ATTEMPTS_MAX},
-                s3={"addressing_style": bucket.addressing},
+                s3={"addressing_style": self._location.addressing},
                 # Where objects go is the setting's to say, not a variable's.
                 ignore_configured_endpoint_urls=True,
             ),
         )
+        meta = self._client.meta
+        self._objects = S3Objects(
+            self._location, meta.endpoint_url, meta.region_name, self._session.get_credentials,
+            body_seconds_max=self._body_seconds_max,
+        )  # fmt: skip
 
     async def put_if_absent(
         self, location: ObjectLocation, data: BlobBytes, *, storage_class: str | None = None
     ) -> None:
         """See `BlobStore`."""
-        await self._run(self._put_if_absent, location.object_key(), data, self._class(storage_class))
+        chosen = check_class(storage_class or self.storage_class)
+        object_key = location.object_key()
+        try:
+            if chosen in FROZEN_CLASSES:
+                await self._run(self._put_frozen, object_key, data, chosen)
+            else:
+                await self._with_objects(lambda objects: objects.put(object_key, data, chosen))
+        except BlobExists:
+            # Also what a second attempt sees after the answer to a good PUT was lost: ours if the bytes are equal.
+            try:
+                same = await self.get(location) == data
+            except BlobNotFound:
+                raise BlobUnavailable("the blob was removed while it was stored again") from None
+            except BlobFrozen:
+                same = await self._run(self._looks_like, object_key, data)
+            if not same:
+                raise
 
     async def get(self, location: ObjectLocation) -> bytes:
         """See `BlobStore`."""
-        return await self._run(self._get, location.object_key())
+        return await self._with_objects(lambda objects: objects.get(location.object_key()))
 
     async def get_range(self, location: ObjectLocation, start: int, length: int) -> bytes:
         """See `BlobStore`."""
         check_range(start, length)
-        return await self._run(self._get, location.object_key(), Range=f"bytes={start}-{start + length - 1}")
+        return await self._with_objects(lambda objects: objects.get(location.object_key(), (start, start + length)))
+
+    async def _with_objects(self, work: Callable[[S3Objects], Awaitable[_T]]) -> _T:
+        """Do something with whole objects, in the region where the bucket turns out to be, and from then on there.
+
+        boto3 follows a server that sends it to another region, so it finds out which one that is.
+        """
+        try:
+            return await work(self._objects)
+        except BucketElsewhere:
+            region = (await self._run(self._call, "head_bucket")).get("BucketRegion")
+            if region is None or region == self._client.meta.region_name:
+                raise
+            self._connect(region)
+        return await work(self._objects)
 
     async def head(self, location: ObjectLocation) -> BlobInfo:
         """See `BlobStore`."""
@@ -313,8 +260,6 @@ class S3BlobStore:
             raise PartMismatch
         if http_status == 412:
             raise BlobExists
-        if http_status == 416:
-            return None  # a range that begins past the end
         raise BlobUnavailable(f"the object store refused {operation}: HTTP {http_status}")
 
     def _class(self, storage_class: str | None) -> dict[str, str]:
@@ -347,27 +292,17 @@ class S3BlobStore:
             **self._encryption,
         )
 
-    def _put_if_absent(self, object_key: str, data: BlobBytes, storage_class: dict[str, str]) -> None:
-        try:
-            self._call(
-                "put_object",
-                Key=object_key,
-                Body=data,
-                IfNoneMatch="*",
-                ChecksumCRC32=_crc32(data),
-                **self._encryption,
-                **storage_class,
-            )
-        except BlobExists:
-            # Also what a retry sees after the answer to a good PUT was lost: ours if the bytes are equal.
-            try:
-                same = self._get(object_key) == data
-            except BlobNotFound:
-                raise BlobUnavailable("the blob was removed while it was stored again") from None
-            except BlobFrozen:
-                same = self._looks_like(object_key, data)
-            if not same:
-                raise
+    def _put_frozen(self, object_key: str, data: BlobBytes, storage_class: str) -> None:
+        """Store what cannot be read back, and is told apart by the CRC-32 that goes with it."""
+        self._call(
+            "put_object",
+            Key=object_key,
+            Body=data,
+            IfNoneMatch="*",
+            ChecksumCRC32=_crc32(data),
+            StorageClass=storage_class,
+            **self._encryption,
+        )
 
     def _looks_like(self, object_key: str, data: BlobBytes) -> bool:
         """Whether what cannot be read has the size and the checksum of these bytes."""
@@ -455,43 +390,6 @@ class S3BlobStore:
             if not answer.get("IsTruncated") or not following or following == position:
                 return sorted(found, key=lambda each: (each.object_key, each.multipart_id))
             position = following
-
-    def _get(self, object_key: str, **arguments: Any) -> bytes:
-        """Read an object or a range of it; botocore repeats requests, but not bodies that break off."""
-        deadline = time.monotonic() + self._body_seconds_max
-        for attempt in range(1, ATTEMPTS_MAX + 1):
-            answer = self._call("get_object", Key=object_key, **arguments)
-            if answer is None:
-                return b""
-            try:
-                return self._body(answer["Body"], int(answer["ContentLength"]), deadline)
-            except (HTTPError, OSError) as error:
-                if attempt == ATTEMPTS_MAX:
-                    reason = f"the object store stopped answering: {type(error).__name__}"
-                    raise BlobUnavailable(reason) from None
-        raise AssertionError
-
-    def _body(self, body: Any, size_bytes: int, deadline: float) -> bytes:
-        """Read a whole body.
-
-        Below botocore's own wrapper, whose `read` returns when so many bytes are there: a body that drips would hold
-        this thread for days.
-
-        Raises:
-            IncompleteRead: It is shorter than its head said.
-        """
-        # Its value is its own memory: joining slices would hold the body twice.
-        whole = BytesIO()
-        missing = size_bytes
-        with body:
-            while data := body._raw_stream.read1(_BODY_SLICE_BYTES):  # noqa: SLF001  what arrived, and no more
-                whole.write(data)
-                missing -= len(data)
-                if time.monotonic() > deadline:
-                    raise BlobUnavailable("the object store answers too slowly")
-        if missing:
-            raise IncompleteRead(size_bytes - missing, missing)
-        return whole.getvalue()
 
 
 def _thaw_state(restore: str | None) -> tuple[ThawState, datetime | None]:

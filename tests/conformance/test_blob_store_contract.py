@@ -18,9 +18,8 @@ from moto.server import ThreadedMotoServer
 
 from storage.blobs.keyspace import AnchorLocation, BlobLocation, anchor_prefix, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
-from storage.blobs.obstore import ObstoreBlobStore
-from storage.blobs.opening import open_bucket
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.blobs.store import (
     PARTS_MAX,
     BlobExists,
@@ -60,7 +59,7 @@ def moto_url():
     server.stop()
 
 
-@pytest.fixture(params=["memory", "moto", "moto, obstore", "real", "real, obstore", "faulty"])
+@pytest.fixture(params=["memory", "moto", "real", "faulty"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -81,10 +80,8 @@ def store(kind: str, clients: dict[str, BlobStore], request: pytest.FixtureReque
     if kind == "faulty":
         return FaultyBlobStore(MemoryBlobStore())  # without a script it is a store like any other
     if kind not in clients:
-        server, _, client = kind.partition(", ")
-        url = request.getfixturevalue("moto_url") if server == "moto" else request.getfixturevalue("s3_server").url()
-        clients[kind] = open_bucket(S3Location.parse(f"{url}&client={client or 'boto3'}"), threads=4)
-        assert type(clients[kind]) is (ObstoreBlobStore if client else S3BlobStore)
+        url = request.getfixturevalue("moto_url") if kind == "moto" else request.getfixturevalue("s3_server").url()
+        clients[kind] = S3BlobStore(S3Location.parse(url), threads=4)
     return clients[kind]
 
 
@@ -328,14 +325,9 @@ async def test_a_bucket_that_answers_is_healthy(store: BlobStore) -> None:
     await store.health()
 
 
-@pytest.fixture(params=["boto3", "obstore"])
-def client(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-async def test_a_missing_bucket_is_unavailable_never_not_found(s3_server, client: str) -> None:
+async def test_a_missing_bucket_is_unavailable_never_not_found(s3_server) -> None:
     url = s3_server.url().replace("/stateroom?", "/absent?")
-    store = open_bucket(S3Location.parse(f"{url}&client={client}"), threads=1)
+    store = S3BlobStore(S3Location.parse(url), threads=1)
     where = somewhere()
     for call in (store.health(), store.get(where), store.put_if_absent(where, b"x")):
         with pytest.raises(BlobUnavailable):
@@ -343,9 +335,9 @@ async def test_a_missing_bucket_is_unavailable_never_not_found(s3_server, client
     await store.aclose()
 
 
-async def test_wrong_credentials_are_unavailable_and_the_error_names_no_secret(s3_server, client: str) -> None:
+async def test_wrong_credentials_are_unavailable_and_the_error_names_no_secret(s3_server) -> None:
     url = s3_server.url().replace(s3_server.secret_key, "wr0ng")
-    store = open_bucket(S3Location.parse(f"{url}&client={client}"), threads=1)
+    store = S3BlobStore(S3Location.parse(url), threads=1)
     where = somewhere()
     for call in (store.health(), store.put_if_absent(where, b"x"), store.get(where), store.head(where)):
         with pytest.raises(BlobUnavailable) as caught:
@@ -359,11 +351,9 @@ async def test_wrong_credentials_are_unavailable_and_the_error_names_no_secret(s
 @pytest.mark.parametrize(
     ("asked", "kms_key_id"), [("AES256", None), ("aws:kms", "arn:aws:kms:us-east-1:111122223333:key/k")]
 )
-async def test_the_server_is_asked_to_encrypt_what_it_stores(
-    moto_url: str, client: str, asked: str, kms_key_id: str | None
-) -> None:
-    url = f"{moto_url}&client={client}&sse={quote(asked)}" + (f"&kms_key_id={kms_key_id}" if kms_key_id else "")
-    store = open_bucket(S3Location.parse(url), threads=1)
+async def test_the_server_is_asked_to_encrypt_what_it_stores(moto_url: str, asked: str, kms_key_id: str | None) -> None:
+    url = f"{moto_url}&sse={quote(asked)}" + (f"&kms_key_id={kms_key_id}" if kms_key_id else "")
+    store = S3BlobStore(S3Location.parse(url), threads=1)
     where = somewhere()
     await store.put_if_absent(where, b"x")
     stored = store._client.head_object(Bucket="stateroom", Key=where.object_key())
@@ -372,9 +362,9 @@ async def test_the_server_is_asked_to_encrypt_what_it_stores(
     await store.aclose()
 
 
-async def test_a_server_that_is_not_there_is_unavailable(client: str) -> None:
-    url = f"s3://a:b@127.0.0.1:1/bucket?endpoint=http&client={client}"
-    store = open_bucket(S3Location.parse(url), threads=1)
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    url = "s3://a:b@127.0.0.1:1/bucket?endpoint=http"
+    store = S3BlobStore(S3Location.parse(url), threads=1)
     with pytest.raises(BlobUnavailable):
         await store.get(somewhere())
     await store.aclose()
@@ -458,7 +448,7 @@ def test_an_s3_url_may_say_from_which_size_on_pieces_live_in_the_bucket(size: in
         "s3://b?sse=none",
         "s3://b?sse=AES256&kms_key_id=k",
         "s3://b?kms_key_id=k",
-        "s3://b?client=aioboto3",
+        "s3://b?client=obstore",
         "s3://b?offload_bytes_min=16383",
         "s3://b?offload_bytes_min=16777217",
         "s3://b?offload_bytes_min=64KiB",
@@ -619,11 +609,10 @@ async def test_classes_and_days_that_there_are_not_are_refused(store: BlobStore)
     assert await store.list_keys(where.object_key()) == []
 
 
-@pytest.mark.parametrize("client", ["boto3", "obstore"])
 @pytest.mark.parametrize("storage_class", ["STANDARD_IA", "GLACIER"])
-async def test_the_url_says_the_class_of_what_is_stored(moto_url: str, client: str, storage_class: str) -> None:
-    location = S3Location.parse(f"{moto_url}&client={client}&storage_class={storage_class}")
-    store = open_bucket(location, threads=2)
+async def test_the_url_says_the_class_of_what_is_stored(moto_url: str, storage_class: str) -> None:
+    location = S3Location.parse(f"{moto_url}&storage_class={storage_class}")
+    store = S3BlobStore(location, threads=2)
     try:
         assert store.storage_class == storage_class
         for put in (store.put_if_absent, None):

@@ -20,9 +20,9 @@ import pytest
 
 from crypto.blob import PART_BYTES
 from storage.blobs.keyspace import tenant_prefix
-from storage.blobs.opening import open_bucket
 from storage.blobs.places import Places
-from storage.blobs.s3 import S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.blobs.store import BlobStore, ObjectInfo
 from storage.clock import SystemClock
 from storage.collection.fsck import Fsck
@@ -222,7 +222,7 @@ async def bench(deployment, durable_postgres, s3_server) -> AsyncIterator[Bench]
     superuser = durable_postgres.superuser_url(deployment.database).replace("+asyncpg", "", 1)
     admin = await asyncpg.connect(superuser)
     tenant_id = await admin.fetchval("SELECT tenant_id FROM stateroom.tenants")
-    bucket = open_bucket(S3Location.parse(s3_server.url()))
+    bucket = S3BlobStore(S3Location.parse(s3_server.url()))
     engine = create_engine(deployment.environ["STATEROOM_DATABASE_URL"], connections_max=8)
     yield Bench(with_files, tenant_id, admin, bucket, UnitOfWork(engine, Silent()))
     await engine.dispose()

@@ -10,7 +10,8 @@ import msgpack
 
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.places import Places
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.clock import SystemClock
 from storage.collection.fsck import Fsck
 from storage.collection.sweep import Sweep

@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from tests.support.operations import assert_problem
 from tests.support.production import Deployment, ProductionGateway, serving
 

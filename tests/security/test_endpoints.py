@@ -12,9 +12,8 @@ import pytest
 from crypto.errors import RootKeyInvalid
 from crypto.roots import create_root_key
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.obstore import ObstoreBlobStore
-from storage.blobs.opening import open_bucket
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.blobs.store import BlobExists, BlobUnavailable
 from tests.support.gateway import GatewayProcess
 
@@ -90,8 +89,7 @@ async def test_obstore_takes_nothing_from_the_environment_but_credentials(monkey
     }
     for name, value in hostile.items():
         monkeypatch.setenv(name, value)
-    store = open_bucket(S3Location.parse(f"{s3_server.url()}&client=obstore"), threads=1)
-    assert isinstance(store, ObstoreBlobStore)
+    store = S3BlobStore(S3Location.parse(s3_server.url()), threads=1)
     assert {name: os.environ[name] for name in hostile} == hostile  # hidden for a moment, and given back
     where = BlobLocation(uuid4(), uuid4())
     try:
@@ -116,7 +114,7 @@ async def test_obstore_takes_credentials_that_the_url_does_not_carry_from_where_
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(profile))
     monkeypatch.setenv("AWS_PROFILE", "ours")
     url = s3_server.url().replace(f"{s3_server.access_key}:{s3_server.secret_key}@", "")
-    store = open_bucket(S3Location.parse(f"{url}&client=obstore"), threads=1)
+    store = S3BlobStore(S3Location.parse(url), threads=1)
     where = BlobLocation(uuid4(), uuid4())
     try:
         await store.put_if_absent(where, b"ours")

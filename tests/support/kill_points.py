@@ -22,7 +22,8 @@ from crypto.roots.local import LocalRootKey
 from storage.access.access import Access
 from storage.access.offload import Offload
 from storage.access.sealing import Parts
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.checkpoints.verbs import Checkpoints
 from storage.clock import SystemClock
 from storage.ledger.ledger import BlobLedger

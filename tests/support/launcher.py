@@ -16,8 +16,8 @@ from importlib import import_module
 
 from litestar import Litestar
 
-from storage.blobs.opening import open_bucket
-from storage.blobs.s3 import S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 
 # What `serve` imports on its way; none of them starts a thread, so that forking is sound.
 CLI = (
@@ -32,7 +32,7 @@ for name in ("gateway.app", *CLI, "gateway.telemetry"):
 for name in ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg", "uvicorn.protocols.http.httptools_impl", "uvloop"):
     import_module(name)
 Litestar()  # the first one imports a second's worth of plugins
-open_bucket(S3Location.parse("s3://nobody:nothing@localhost:1/nowhere"))  # the first one reads what S3 can do
+S3BlobStore(S3Location.parse("s3://nobody:nothing@localhost:1/nowhere"))  # the first one reads what S3 can do
 
 
 def run(what: str, environ: dict[str, str], log: str, output: str, command: list[str]) -> None:

@@ -4,7 +4,7 @@
         faults.plan("put_object", None, S3Fault.LOST_ANSWER)   # the second PUT is done, but nobody hears of it
         faults.always("get_object", S3Fault.DRIP)
         faults.connections_refused = 2                         # the next two are closed before anything is read
-        store = open_bucket(S3Location.parse(faults.url()))
+        store = S3BlobStore(S3Location.parse(faults.url()))
 
 Requests that no plan covers pass. What a plan still holds is in `planned`; every request that was read is in
 `requests`, by the name of its S3 operation. Signatures stay good: the server checks them against the host that the
@@ -46,12 +46,14 @@ class S3Faults:
         connections_refused: How many of the next connections are closed at once; negative: all of them.
         connections: How many there were.
         requests: Operations that were asked for, in order.
+        region: Where the bucket is; a request that is signed for another one is sent there. None: anywhere.
     """
 
     def __init__(self, server: EmbeddedS3) -> None:
         self.connections_refused = 0
         self.connections = 0
         self.requests: list[str] = []
+        self.region: str | None = None
         self._server = server
         self._plans: defaultdict[str, deque[S3Fault | None]] = defaultdict(deque)
         self._always: dict[str, S3Fault] = {}
@@ -71,10 +73,10 @@ class S3Faults:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._listening.wait_closed()
 
-    def url(self, client: str = "boto3") -> str:
+    def url(self) -> str:
         """The `STATEROOM_S3_URL` that leads through here."""
         port = urlsplit(self._server.endpoint_url).port
-        return f"{self._server.url().replace(f':{port}/', f':{self._port}/')}&client={client}"
+        return self._server.url().replace(f":{port}/", f":{self._port}/")
 
     def plan(self, operation: str, *faults: S3Fault | None) -> None:
         """Let the next requests for an operation fail so, one after another; None lets one pass."""
@@ -133,7 +135,13 @@ class S3Faults:
             writer.write(f"{about}Connection: close\r\n\r\n".encode() + text)
             await writer.drain()
             return
+        if self.region is not None and f"/{self.region}/s3/" not in headers.get("authorization", ""):
+            writer.write(_elsewhere(self.region, method))
+            await writer.drain()
+            return
         answer = await self._forward(lines, body)
+        if self.region is not None:
+            answer = answer.replace(b"\r\n", f"\r\nx-amz-bucket-region: {self.region}\r\n".encode(), 1)
         if fault is S3Fault.LOST_ANSWER:
             return
         end = answer.index(b"\r\n\r\n") + 4
@@ -160,6 +168,13 @@ class S3Faults:
             return await reader.read()
         finally:
             writer.close()
+
+
+def _elsewhere(region: str, method: str) -> bytes:
+    """S3's redirect, which names a region and no address; the answer to HEAD has no body."""
+    about = f"HTTP/1.1 301 Moved Permanently\r\nx-amz-bucket-region: {region}\r\nConnection: close\r\n"
+    text = b"" if method == "HEAD" else b"<Error><Code>PermanentRedirect</Code><Message>Elsewhere.</Message></Error>"
+    return f"{about}Content-Length: {len(text)}\r\n\r\n".encode() + text
 
 
 def _operation(method: str, target: str) -> str:

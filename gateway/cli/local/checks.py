@@ -23,8 +23,8 @@ from gateway.cli.local import credentials
 from gateway.cli.render import byte_count
 from gateway.settings import CONNECTIONS_MAX, SettingsError, parse, read_secret
 from storage.administration.tenants import record_of
-from storage.blobs.opening import open_bucket
-from storage.blobs.s3 import S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.blobs.store import FROZEN_CLASSES
 from storage.clock import SystemClock
 from storage.control.clock_check import measure_offset
@@ -174,7 +174,7 @@ async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
         return skipped(check, f"{variable} is not set")
     try:
         location = S3Location.parse(url)
-        store = open_bucket(location, threads=1)
+        store = S3BlobStore(location, threads=1)
     except ValueError as error:
         return failed(check, str(error), f"Correct {variable}.")
     try:
@@ -207,7 +207,7 @@ async def _check_history(given: Mapping[str, Any], root_key: RootKey | None, bef
         return skipped(check, "needs the database, STATEROOM_S3_URL, the root key and STATEROOM_DEPLOYMENT_ID")
     fix = "See docs/operations/backup.md on restores and fail-over before serving from it."
     try:
-        blobs = open_bucket(S3Location.parse(given["s3_url"]), threads=1)
+        blobs = S3BlobStore(S3Location.parse(given["s3_url"]), threads=1)
     except ValueError as error:
         return failed(check, str(error), "Correct STATEROOM_S3_URL.")
     try:

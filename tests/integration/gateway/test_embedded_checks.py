@@ -12,7 +12,8 @@ import pytest
 from crypto.roots import FileRootKey
 from gateway.embedded.s3 import EmbeddedS3
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from tests.integration.gateway.test_black_box_entry import folder, serving
 
 __all__ = ["folder"]  # a fixture

@@ -10,7 +10,8 @@ from crypto import KeyUnavailable, MemoryRootKey, NoteKey
 from storage.administration.audit import ACCESSES_PER_EVENT, NOTES_MAX, Audit
 from storage.blobs.keyspace import AnchorLocation
 from storage.blobs.memory import MemoryBlobStore
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.blobs.store import BlobUnavailable
 from storage.clock import ManualClock
 from storage.errors import AnchorNotFound, IntegrityFailure

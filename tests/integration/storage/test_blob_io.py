@@ -14,7 +14,8 @@ from crypto.blob import PART_BYTES, SEALED_PART_BYTES, BlobCipher, object_bytes
 from crypto.ciphers.cobblestone import SALT_BYTES
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.blobs.store import BlobExists, BlobNotFound, BlobStore, BlobUnavailable, MultipartNotFound
 from storage.ledger.streams import SLICE_BYTES, BlobDamaged, BlobReader, BlobTooLarge, BlobWriter, Budget
 from tests.support.faulty_blobs import Fault, FaultyBlobStore

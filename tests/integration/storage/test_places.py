@@ -7,7 +7,8 @@ import pytest
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.places import Places
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.clock import SystemClock
 from storage.collection.fsck import Fsck
 from storage.collection.sweep import Sweep

@@ -15,7 +15,8 @@ import pytest
 from storage.artifacts.model import NewArtifact
 from storage.blobs.keyspace import ObjectLocation
 from storage.blobs.memory import MemoryBlobStore
-from storage.blobs.s3 import S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
 from storage.blobs.store import BlobBytes, BlobStore, BlobUnavailable
 from storage.errors import ArtifactNotFound, IntegrityFailure, UploadIncomplete
 from storage.service import Store

@@ -1,4 +1,4 @@
-"""The S3 clients over a connection that breaks: what was done is found out, and short or late bytes never count."""
+"""The S3 client over a connection that breaks: what was done is found out, and short or late bytes never count."""
 
 import asyncio
 import os
@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.obstore import ObstoreBlobStore
-from storage.blobs.opening import open_bucket
-from storage.blobs.s3 import ATTEMPTS_MAX, S3BlobStore, S3Location
+from storage.blobs.s3 import S3BlobStore
+from storage.blobs.s3_location import S3Location
+from storage.blobs.s3_objects import ATTEMPTS_MAX
 from storage.blobs.store import BlobExists, BlobNotFound, BlobStore, BlobUnavailable, MultipartNotFound
 from tests.support.s3_faults import S3Fault, S3Faults
 
@@ -38,17 +38,9 @@ async def straight(s3_server) -> AsyncIterator[BlobStore]:
     await made.aclose()
 
 
-@pytest.fixture(params=["boto3", "obstore"])
-async def store(request: pytest.FixtureRequest, faults: S3Faults) -> AsyncIterator[BlobStore]:
-    made = open_bucket(S3Location.parse(faults.url(request.param)), threads=1)
-    yield made
-    await made.aclose()
-
-
 @pytest.fixture
-async def uploads(faults: S3Faults) -> AsyncIterator[BlobStore]:
-    """For what both clients do the same way, through boto3."""
-    made = open_bucket(S3Location.parse(faults.url()), threads=1)
+async def store(faults: S3Faults) -> AsyncIterator[BlobStore]:
+    made = S3BlobStore(S3Location.parse(faults.url()), threads=1)
     yield made
     await made.aclose()
 
@@ -110,6 +102,17 @@ async def test_connections_that_are_closed_at_once_are_tried_three_times(store, 
         assert faults.connections == ATTEMPTS_MAX
 
 
+async def test_a_bucket_in_another_region_is_found_and_asked_there_from_then_on(store, faults, straight) -> None:
+    faults.region = "eu-central-1"
+    where = somewhere()
+    await store.put_if_absent(where, DATA)
+    assert await straight.get(where) == DATA
+    faults.requests.clear()
+    assert await store.get(where) == DATA
+    assert await store.get_range(where, 1, 2) == DATA[1:3]
+    assert faults.requests == ["get_object"] * 2
+
+
 async def read_all(store: BlobStore, where: BlobLocation) -> bytes:
     return await store.get(where)
 
@@ -133,13 +136,11 @@ async def test_a_read_that_breaks_off_is_repeated_and_never_short(store, faults,
     assert faults.requests == ["get_object"] * ATTEMPTS_MAX
 
 
-@pytest.mark.parametrize("kind", [S3BlobStore, ObstoreBlobStore])
 @pytest.mark.parametrize("read", [read_all, read_range])
-async def test_a_body_that_drips_ends_at_the_deadline_and_blocks_nobody(faults, straight, kind, read) -> None:
+async def test_a_body_that_drips_ends_at_the_deadline_and_blocks_nobody(faults, straight, read) -> None:
     where = somewhere()
     await straight.put_if_absent(where, DATA)
-    client = "boto3" if kind is S3BlobStore else "obstore"
-    store = kind(S3Location.parse(faults.url(client)), threads=1, body_seconds_max=0.5)
+    store = S3BlobStore(S3Location.parse(faults.url()), threads=1, body_seconds_max=0.5)
     try:
         faults.plan("get_object", S3Fault.DRIP)
         began = time.monotonic()
@@ -155,15 +156,15 @@ async def test_a_body_that_drips_ends_at_the_deadline_and_blocks_nobody(faults, 
 
 
 @pytest.mark.parametrize("fault", [*LOST, S3Fault.SLOW_DOWN, S3Fault.ERROR_IN_OK])
-async def test_completing_an_upload_whose_answer_was_lost_ends_well(uploads, faults, straight, fault) -> None:
+async def test_completing_an_upload_whose_answer_was_lost_ends_well(store, faults, straight, fault) -> None:
     where = somewhere()
-    multipart_id = await uploads.begin_multipart(where)
+    multipart_id = await store.begin_multipart(where)
     parts = [
-        (0, await uploads.put_part(where, multipart_id, 0, PART)),
-        (1, await uploads.put_part(where, multipart_id, 1, b"end")),
+        (0, await store.put_part(where, multipart_id, 0, PART)),
+        (1, await store.put_part(where, multipart_id, 1, b"end")),
     ]
     faults.plan("complete_multipart_upload", fault)
-    await uploads.complete_multipart(where, multipart_id, parts, size_bytes=len(PART) + 3)
+    await store.complete_multipart(where, multipart_id, parts, size_bytes=len(PART) + 3)
     assert faults.planned == 0
     assert faults.requests.count("complete_multipart_upload") == 2
     assert await straight.get(where) == PART + b"end"
@@ -172,73 +173,73 @@ async def test_completing_an_upload_whose_answer_was_lost_ends_well(uploads, fau
 
 @pytest.mark.parametrize("fault", [*LOST, S3Fault.SLOW_DOWN])
 async def test_completing_is_given_up_after_three_attempts_and_may_be_repeated_later(
-    uploads, faults, straight, fault
+    store, faults, straight, fault
 ) -> None:
     where = somewhere()
-    multipart_id = await uploads.begin_multipart(where)
-    parts = [(0, await uploads.put_part(where, multipart_id, 0, DATA))]
+    multipart_id = await store.begin_multipart(where)
+    parts = [(0, await store.put_part(where, multipart_id, 0, DATA))]
     faults.requests.clear()
     faults.always("complete_multipart_upload", fault)
     with pytest.raises(BlobUnavailable):
-        await uploads.complete_multipart(where, multipart_id, parts, size_bytes=len(DATA))
+        await store.complete_multipart(where, multipart_id, parts, size_bytes=len(DATA))
     assert faults.requests.count("complete_multipart_upload") == ATTEMPTS_MAX
     faults.heal()
-    await uploads.complete_multipart(where, multipart_id, parts, size_bytes=len(DATA))
+    await store.complete_multipart(where, multipart_id, parts, size_bytes=len(DATA))
     assert await straight.get(where) == DATA
 
 
-async def test_a_lost_completion_does_not_take_anothers_object_for_its_own(uploads, faults, straight) -> None:
+async def test_a_lost_completion_does_not_take_anothers_object_for_its_own(store, faults, straight) -> None:
     where = somewhere()
-    multipart_id = await uploads.begin_multipart(where)
-    parts = [(0, await uploads.put_part(where, multipart_id, 0, DATA))]
+    multipart_id = await store.begin_multipart(where)
+    parts = [(0, await store.put_part(where, multipart_id, 0, DATA))]
     await straight.put_if_absent(where, b"another's")
     faults.plan("complete_multipart_upload", S3Fault.LOST_ANSWER)
     with pytest.raises(BlobExists):
-        await uploads.complete_multipart(where, multipart_id, parts, size_bytes=len(DATA))
+        await store.complete_multipart(where, multipart_id, parts, size_bytes=len(DATA))
     assert await straight.get(where) == b"another's"
 
 
-async def test_an_upload_aborted_while_it_was_completed_is_not_taken_for_done(uploads, faults, straight) -> None:
+async def test_an_upload_aborted_while_it_was_completed_is_not_taken_for_done(store, faults, straight) -> None:
     where = somewhere()
-    multipart_id = await uploads.begin_multipart(where)
-    parts = [(0, await uploads.put_part(where, multipart_id, 0, DATA))]
+    multipart_id = await store.begin_multipart(where)
+    parts = [(0, await store.put_part(where, multipart_id, 0, DATA))]
     faults.plan("complete_multipart_upload", S3Fault.LOST_REQUEST)
     await straight.abort_multipart(where, multipart_id)
     with pytest.raises(MultipartNotFound):
-        await uploads.complete_multipart(where, multipart_id, parts, size_bytes=len(DATA))
+        await store.complete_multipart(where, multipart_id, parts, size_bytes=len(DATA))
     with pytest.raises(BlobNotFound):
         await straight.head(where)
 
 
 @pytest.mark.parametrize("fault", [*LOST, S3Fault.SLOW_DOWN])
-async def test_a_part_whose_answer_was_lost_is_stored_again(uploads, faults, straight, fault) -> None:
+async def test_a_part_whose_answer_was_lost_is_stored_again(store, faults, straight, fault) -> None:
     where = somewhere()
-    multipart_id = await uploads.begin_multipart(where)
+    multipart_id = await store.begin_multipart(where)
     faults.plan("upload_part", fault)
-    parts = [(0, await uploads.put_part(where, multipart_id, 0, DATA))]
+    parts = [(0, await store.put_part(where, multipart_id, 0, DATA))]
     assert faults.requests.count("upload_part") == 2
-    await uploads.complete_multipart(where, multipart_id, parts, size_bytes=len(DATA))
+    await store.complete_multipart(where, multipart_id, parts, size_bytes=len(DATA))
     assert await straight.get(where) == DATA
 
 
-async def test_an_upload_begun_by_a_lost_answer_is_found_by_the_listing(uploads, faults, straight) -> None:
+async def test_an_upload_begun_by_a_lost_answer_is_found_by_the_listing(store, faults, straight) -> None:
     where = somewhere()
     faults.plan("create_multipart_upload", S3Fault.LOST_ANSWER)
-    multipart_id = await uploads.begin_multipart(where)
+    multipart_id = await store.begin_multipart(where)
     open_uploads = {each.multipart_id for each in await straight.list_multiparts(where.object_key())}
     assert len(open_uploads) == 2
     assert multipart_id in open_uploads
 
 
-async def test_aborting_and_deleting_survive_a_lost_answer(uploads, faults, straight) -> None:
+async def test_aborting_and_deleting_survive_a_lost_answer(store, faults, straight) -> None:
     where = somewhere()
-    multipart_id = await uploads.begin_multipart(where)
+    multipart_id = await store.begin_multipart(where)
     faults.plan("abort_multipart_upload", S3Fault.LOST_ANSWER)
-    await uploads.abort_multipart(where, multipart_id)
+    await store.abort_multipart(where, multipart_id)
     assert await straight.list_multiparts(where.object_key()) == []
     await straight.put_if_absent(where, DATA)
     faults.plan("delete_object", S3Fault.LOST_ANSWER)
-    await uploads.delete(where)
+    await store.delete(where)
     assert faults.planned == 0
     with pytest.raises(BlobNotFound):
         await straight.head(where)

@@ -1,12 +1,8 @@
-import sys
-
 import pytest
 
 from gateway.app import _blobs_healthy, offload_bytes_min, open_blobs
 from gateway.settings import SettingsError
 from storage.blobs.memory import MemoryBlobStore
-from storage.blobs.obstore import ObstoreBlobStore
-from storage.blobs.s3 import S3BlobStore
 from storage.blobs.store import BlobUnavailable
 
 
@@ -37,23 +33,6 @@ async def test_only_the_archive_may_be_frozen(storage_class):
     async with open_blobs(url.replace(storage_class, "STANDARD_IA")) as blobs:
         assert blobs is not None
         assert blobs.storage_class == "STANDARD_IA"
-
-
-async def test_the_url_chooses_the_client():
-    url = "s3://a:hunter2@127.0.0.1:1/b?endpoint=http"
-    async with open_blobs(url) as blobs:
-        assert type(blobs) is S3BlobStore
-    async with open_blobs(f"{url}&client=obstore") as blobs:
-        assert type(blobs) is ObstoreBlobStore
-
-
-async def test_a_client_that_is_not_installed_is_refused_by_name(monkeypatch):
-    monkeypatch.delitem(sys.modules, "storage.blobs.obstore")
-    monkeypatch.setitem(sys.modules, "obstore", None)  # as if there were no such package
-    with pytest.raises(SettingsError, match=r"STATEROOM_S3_URL.*\[obstore\]") as raised:
-        async with open_blobs("s3://a:hunter2@h/b?client=obstore"):
-            pass
-    assert "hunter2" not in str(raised.value)
 
 
 def test_the_url_says_from_which_size_on_pieces_live_in_the_bucket():
