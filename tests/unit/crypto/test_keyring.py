@@ -9,8 +9,10 @@ from uuid import UUID
 
 import pytest
 
+from crypto.context import HEADER_BYTES, encode_context
+from crypto.envelope import seal_body
 from crypto.errors import CryptoError, KeyDenied, KeyDestroyed, KeyUnavailable, OpenError
-from crypto.keyring import KeyCache, SecretKey, _Material, unwrap_subject_key, wrap_subject_key
+from crypto.keyring import _SUBJECT_KEK, KeyCache, SecretKey, _Material, unwrap_subject_key, wrap_subject_key
 
 DEPLOYMENT = UUID(int=1)
 TENANT = UUID(int=2)
@@ -560,3 +562,41 @@ def failing_number(error: Exception) -> Callable[[], Awaitable[float]]:
         raise error
 
     return load
+
+
+def test_a_wrapped_subject_key_of_another_length_is_refused() -> None:
+    header = wrap_subject_key(**WRAPPING, key=SecretKey.generate())[:HEADER_BYTES]
+    context = encode_context(header, DEPLOYMENT, TENANT, "user-42", ("data", 7))
+    wrapping_key = WRAPPING["tenant_key"].derive(_SUBJECT_KEK)
+    short = seal_body(header, wrapping_key.borrow(), context, 16, bytes(16))
+    with pytest.raises(OpenError) as caught:
+        unwrap_subject_key(**WRAPPING, wrapped=short, kcv=bytes(8))
+    assert caught.value.code == "format"
+
+
+async def test_a_failure_after_an_eviction_is_not_remembered() -> None:
+    cache = make_cache(Clock())
+    gate = asyncio.Event()
+
+    async def load() -> str:
+        await gate.wait()
+        raise KeyDenied
+
+    waiter = asyncio.create_task(cache.get_or_load("a", load))
+    await asyncio.sleep(0)
+    cache.evict("a")
+    gate.set()
+    with pytest.raises(KeyDenied):
+        await waiter
+    assert await cache.get_or_load("a", returning("1", [])) == "1"
+
+
+async def test_a_load_that_was_cancelled_is_neither_a_value_nor_a_refusal() -> None:
+    cache = make_cache(Clock())
+
+    async def load() -> str:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await cache.get_or_load("a", load)
+    assert await cache.get_or_load("a", returning("1", [])) == "1"
