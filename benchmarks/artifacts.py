@@ -26,7 +26,7 @@ import psutil
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 
-from crypto import Sealer, SecretKey
+from crypto import Sealer, SecretKey, SubjectKeys
 from gateway.embedded.s3 import EmbeddedS3
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.s3 import S3BlobStore
@@ -68,7 +68,7 @@ class ArtifactBench:
             config=Config(max_pool_connections=WRITERS, s3={"addressing_style": "path"}),
         )
         self._threads = ThreadPoolExecutor(WRITERS)
-        self._sealer = Sealer(uuid4(), uuid4(), "user", {1: SecretKey.generate()}, 1, SecretKey.generate())
+        self._sealer = Sealer(uuid4(), uuid4(), "user", SubjectKeys({1: SecretKey.generate()}, 1, SecretKey.generate()))
         self._stored: tuple[UUID, SecretKey] | None = None
         self._key = ""
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from benchmarks.workload import Prose
-from crypto import Kind, Sealer, SecretKey
+from crypto import Kind, Sealer, SecretKey, SubjectKeys
 
 RAW = "raw AES-256-GCM"
 PLAIN = "sealed"
@@ -26,7 +26,7 @@ _LOCATION = ("t1", "", "1f0c6c3e-0000-6000-8000-000000000001", 7)
 
 def sealer() -> Sealer:
     """A subject's sealer with fresh keys."""
-    return Sealer(UUID(int=1), UUID(int=2), "user-1", {1: SecretKey.generate()}, 1, SecretKey.generate())
+    return Sealer(UUID(int=1), UUID(int=2), "user-1", SubjectKeys({1: SecretKey.generate()}, 1, SecretKey.generate()))
 
 
 def record(prose: Prose) -> bytes:

@@ -31,7 +31,16 @@ from crypto.errors import (
     SelfTestFailed,
     TransferKeyInvalid,
 )
-from crypto.keyring import KCV_BYTES, KeyCache, SecretKey, unwrap_subject_key, wrap_subject_key
+from crypto.keyring import (
+    KCV_BYTES,
+    KeyCache,
+    SecretKey,
+    SubjectKeyPlace,
+    SubjectKeys,
+    WrappingKey,
+    unwrap_subject_key,
+    wrap_subject_key,
+)
 from crypto.roots import (
     TOMBSTONE_PURPOSE,
     FileRootKey,
@@ -40,6 +49,7 @@ from crypto.roots import (
     RootKeys,
     WrappedKey,
     create_root_key,
+    root_context,
 )
 from crypto.sealer import Sealer
 from crypto.signing import NoteKey, SigningKey, open_note, sign_note
@@ -81,12 +91,15 @@ __all__ = [
     "SecretKey",
     "SelfTestFailed",
     "SigningKey",
+    "SubjectKeyPlace",
+    "SubjectKeys",
     "Suite",
     "TransferKey",
     "TransferKeyInvalid",
     "TransferPublicKey",
     "TransferRecipient",
     "WrappedKey",
+    "WrappingKey",
     "boundary_digest",
     "content_id",
     "create_root_key",
@@ -94,6 +107,7 @@ __all__ = [
     "keyed_digest",
     "open_note",
     "peek_header",
+    "root_context",
     "sign_note",
     "unwrap_subject_key",
     "wrap_subject_key",

@@ -9,7 +9,8 @@ import asyncio
 import hmac
 import os
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Final, Generic, Literal, NoReturn, TypeVar
 from uuid import UUID
 
@@ -108,72 +109,92 @@ class SecretKey:
         raise TypeError("a secret key cannot be pickled or copied")
 
 
-def wrap_subject_key(
-    tenant_key: SecretKey,
-    tenant_key_version: int,
-    deployment_id: UUID,
-    tenant_id: UUID,
-    subject_id: str,
-    purpose: SubjectKeyPurpose,
-    key_version: int,
-    key: SecretKey,
-) -> bytes:
+@dataclass(frozen=True, slots=True)
+class WrappingKey:
+    """One version of a tenant's key, under which subjects' keys are wrapped."""
+
+    key: SecretKey
+    key_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectKeyPlace:
+    """What a wrapped subject key is bound to: whose it is, what it is for, and which version."""
+
+    deployment_id: UUID
+    tenant_id: UUID
+    subject_id: str
+    purpose: SubjectKeyPurpose
+    key_version: int
+
+    def context(self, header: bytes) -> bytes:
+        """The context of an envelope that begins with ``header``."""
+        location = (self.purpose, self.key_version)
+        return encode_context(header, self.deployment_id, self.tenant_id, self.subject_id, location)
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectKeys:
+    """A subject's opened keys.
+
+    Attributes:
+        data: The data keys by version, every one that still exists.
+        active_key_version: The version of the data key that seals.
+        id_key: The key that content ids and MACs derive from.
+        stored_hash: The number that the stored keys made when they were read; a `Sealer` only carries it along.
+    """
+
+    data: Mapping[int, SecretKey]
+    active_key_version: int
+    id_key: SecretKey
+    stored_hash: int = 0
+
+
+def wrap_subject_key(wrapping: WrappingKey, place: SubjectKeyPlace, key: SecretKey) -> bytes:
     """Wrap a subject's data or id key under the tenant key.
 
     Returns:
-        An envelope of kind SUBJECT_KEY with `key_version` = `tenant_key_version`, sealed under the tenant
+        An envelope of kind SUBJECT_KEY with the tenant key's version as `key_version`, sealed under the tenant
         key's purpose key "stateroom/v1/subject-kek" at the location (purpose, key_version).
 
     Raises:
-        ValueError: `tenant_key_version` is not 1 to 2^32 - 1.
+        ValueError: The tenant key's version is not 1 to 2^32 - 1.
     """
     header = Header(
         Suite.COBBLESTONE_256,
         Flag(0),
         Kind.SUBJECT_KEY,
         KeyScope.TENANT,
-        tenant_key_version,
+        wrapping.key_version,
     ).pack()
-    context = encode_context(header, deployment_id, tenant_id, subject_id, (purpose, key_version))
-    wrapping_key = tenant_key.derive(_SUBJECT_KEK)
+    wrapping_key = wrapping.key.derive(_SUBJECT_KEK)
     return seal_body(
         header,
         wrapping_key.borrow(),
-        context,
+        place.context(header),
         KEY_BYTES,
         bytes(key.borrow()),
     )
 
 
-def unwrap_subject_key(
-    tenant_key: SecretKey,
-    tenant_key_version: int,
-    deployment_id: UUID,
-    tenant_id: UUID,
-    subject_id: str,
-    purpose: SubjectKeyPurpose,
-    key_version: int,
-    wrapped: bytes,
-    kcv: bytes,
-) -> SecretKey:
+def unwrap_subject_key(wrapping: WrappingKey, place: SubjectKeyPlace, wrapped: bytes, kcv: bytes) -> SecretKey:
     """Unwrap a key made by `wrap_subject_key` and compare its check value with the stored one.
 
     Raises:
         OpenError: `format` or `unsupported` if the bytes are no such envelope; `authentication` if the tenant
-            key, its version, any part of the location or the check value is another.
+            key, its version, any part of the place or the check value is another.
     """
     header = peek_header(wrapped)
     if (
         header.kind is not Kind.SUBJECT_KEY
         or header.scope is not KeyScope.TENANT
-        or header.key_version != tenant_key_version
+        or header.key_version != wrapping.key_version
         or header.suite is not Suite.COBBLESTONE_256
         or header.flags
     ):
         raise OpenError("authentication")
-    context = encode_context(wrapped, deployment_id, tenant_id, subject_id, (purpose, key_version))
-    wrapping_key = tenant_key.derive(_SUBJECT_KEK)
-    raw_bytes, body = open_body(wrapped, wrapping_key.borrow(), context)
+    wrapping_key = wrapping.key.derive(_SUBJECT_KEK)
+    raw_bytes, body = open_body(wrapped, wrapping_key.borrow(), place.context(wrapped))
     if raw_bytes != KEY_BYTES or len(body) != KEY_BYTES:
         raise OpenError("format")
     key = SecretKey(body)

@@ -10,7 +10,7 @@ the share. Envelopes say so in their flags, and neither sort of sealer opens wha
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -20,7 +20,7 @@ from crypto.compression import compress_if_smaller, inflate
 from crypto.context import HEADER_BYTES, Field, Kind, Location, context_start, encode_fields, encode_owner
 from crypto.envelope import Flag, Header, KeyScope, envelope_bytes_min, open_body, peek_header, seal_body
 from crypto.errors import KeyDestroyed, OpenError
-from crypto.keyring import SecretKey
+from crypto.keyring import SecretKey, SubjectKeys
 from crypto.suites import BytesLike, Suite
 
 RAW_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -78,11 +78,8 @@ class Sealer:
         deployment_id: UUID,
         tenant_id: UUID,
         subject_id: str,
-        data_keys: Mapping[int, SecretKey],
-        active_key_version: int,
-        id_key: SecretKey,
+        keys: SubjectKeys,
         suite: Suite = Suite.COBBLESTONE_256,
-        keys_hash: int = 0,
     ) -> None:
         """Bind keys to their owner.
 
@@ -90,29 +87,26 @@ class Sealer:
             deployment_id: This deployment.
             tenant_id: From the authenticated principal.
             subject_id: From the authenticated principal.
-            data_keys: Every data key version that still exists.
-            active_key_version: The version that seals.
-            id_key: The subject's id key; content ids and MACs derive from it.
+            keys: The subject's keys.
             suite: The cipher that seals; opening follows the envelope.
-            keys_hash: What its maker tells the stored keys by; it is only carried along.
 
         Raises:
             ValueError: The subject is empty, or there is no data key of the active version.
         """
         if not subject_id:
             raise ValueError("a sealer needs a subject")
-        if active_key_version not in data_keys:
+        if keys.active_key_version not in keys.data:
             raise ValueError("there is no data key of the active version")
         self._tenant_id = tenant_id
         self._subject_id = subject_id
-        self._active_key_version = active_key_version
+        self._active_key_version = keys.active_key_version
         self._suite = suite
-        self.keys_hash = keys_hash
+        self.keys_hash = keys.stored_hash
         self._owner = encode_owner(deployment_id, tenant_id, subject_id)
-        self._data_keys = dict(data_keys)
+        self._data_keys = dict(keys.data)
         self._share: SecretKey | None = None
         self._without_share: Sealer | None = None
-        self._digest_with(id_key)
+        self._digest_with(keys.id_key)
         self._row_keys: dict[tuple[int, Suite], SecretKey] = {}
         self._starts: dict[tuple[Kind, bool], tuple[bytes, bytes]] = {}
         self._openings: dict[bytes, _Opening] = {}

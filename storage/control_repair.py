@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from storage.administration.audit import LOCAL_ACTOR, Audit
-from storage.administration.jobs import UNPROVED, Job, Jobs, job_scope, job_tenant, proved_job
+from storage.administration.jobs import UNPROVED, Job, Jobs, job_scope, job_tenant
 from storage.control.key import Row
-from storage.control.rows import ControlRows, Proof, job_row, proof_of
+from storage.control.rows import ControlRows, JobDraft, Proof, job_row, proof_of
 from storage.errors import JobNotDamaged, JobNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.postgres import control as sql
@@ -61,16 +61,21 @@ class ControlRepair:
         await self._control.ready()
         tenant_id = job_tenant(scope)
         async with self._unit_of_work.begin(scope) as transaction:
-            row = await transaction.fetchrow(jobs_sql.LOCK, tenant_id, job_id)
+            row = await transaction.fetch_one(jobs_sql.LOCK, owner=tenant_id, job_id=job_id)
             if row is None:
                 raise JobNotFound
-            if self._control.is_authentic(proved_job(tenant_id, row), proof_of(row)):
+            if self._control.is_authentic(job_row(row), proof_of(row)):
                 raise JobNotDamaged
-            ended = job_row(tenant_id, job_id, SUPERSEDED_KIND, "", "failed", "", UNPROVED, None)
-            await transaction.execute(
-                jobs_sql.SUPERSEDE, tenant_id, job_id, SUPERSEDED_KIND, UNPROVED, *self._control.proof(ended)
+            ended = job_row(JobDraft(tenant_id, job_id, SUPERSEDED_KIND, "", "failed", error=UNPROVED))
+            await transaction.run(
+                jobs_sql.SUPERSEDE,
+                owner=tenant_id,
+                job_id=job_id,
+                kind=SUPERSEDED_KIND,
+                error=UNPROVED,
+                **self._control.proof(ended)._asdict(),
             )
-            detail = {"kind": row["kind"][:_SHOWN_MAX], "target": row["target"][:_SHOWN_MAX], "state": row["state"]}
+            detail = {"kind": row.kind[:_SHOWN_MAX], "target": row.target[:_SHOWN_MAX], "state": row.state}
             await self._audit.append(transaction, tenant_id, actor, "job.supersede", f"job:{job_id}", detail)
         return await self._jobs.get(scope, job_id)
 
@@ -107,11 +112,10 @@ class ControlRepair:
         after = UUID(int=0)
         while True:
             async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-                rows = await transaction.fetch(EVERY_TENANT, after, _ROWS_AT_ONCE)
-            for row in rows:
-                after = row["tenant_id"]
+                tenant_ids = await transaction.fetch_all(EVERY_TENANT, after=after, page_rows=_ROWS_AT_ONCE)
+            for after in tenant_ids:
                 yield after
-            if len(rows) < _ROWS_AT_ONCE:
+            if len(tenant_ids) < _ROWS_AT_ONCE:
                 return
 
     async def _without_mac(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[Row]:
@@ -136,7 +140,7 @@ class ControlRepair:
                 statement = sql.ADOPT_THREAD_RETENTION
             case _:
                 statement = sql.ADOPT_RETENTION
-        return await transaction.execute(statement, row.tenant_id, *_columns(row), *proof)
+        return await transaction.run(statement, **_columns(row), **proof._asdict())
 
 
 def _scope_of(found: Adopted) -> AnyScope:
@@ -146,13 +150,16 @@ def _scope_of(found: Adopted) -> AnyScope:
     return job_scope(found.tenant_id)
 
 
-def _columns(row: Row) -> tuple[object, ...]:
-    """A row's name and what it says, as its columns have it."""
+def _columns(row: Row) -> dict[str, object]:
+    """A row's name and what it says, by its columns, without what the scope says."""
     if row.kind == "job":
-        kind, target, outcome, position, error, note = row.says
-        return (*row.name, kind, target, outcome, position, error, note)
+        of_jobs = ("owner", "job_id", "kind", "target", "outcome", "position", "error", "note")
+        return dict(zip(of_jobs, (row.tenant_id, *row.name, *row.says), strict=True))
     if row.kind == "retention":
         policy, held, updated_at = row.says
-        name = row.name[1:] if row.name[0] == THREAD_LEVEL else row.name
-        return (*name, policy, bool(held), updated_at)
-    return (*row.name, *row.says)
+        says = {"policy": policy, "legal_hold": bool(held), "updated_at": updated_at}
+        if row.name[0] == THREAD_LEVEL:
+            return {"thread_id": row.name[2], **says}
+        return {"level": row.name[0], "target": row.name[1], **says}
+    of_schemas = ("schema", "number", "definition", "created_at")
+    return dict(zip(of_schemas, (*row.name, *row.says), strict=True))

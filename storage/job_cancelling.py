@@ -57,8 +57,8 @@ class JobCancelling:
         await self._control.ready()
         tenant_id = job_tenant(scope)
         async with self._unit_of_work.begin(scope) as transaction:
-            row = await transaction.fetchrow(sql.LOCK, tenant_id, job_id)
-            if row is None or (isinstance(scope, Scope) and not is_on_thread_of(scope, row["kind"], row["target"])):
+            row = await transaction.fetch_one(sql.LOCK, owner=tenant_id, job_id=job_id)
+            if row is None or (isinstance(scope, Scope) and not is_on_thread_of(scope, row.kind, row.target)):
                 raise JobNotFound
             job = self._jobs.read(row)
             if job.state in OPEN_STATES:

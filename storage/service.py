@@ -36,6 +36,7 @@ from storage.collection.accepted_losses import AcceptedLosses
 from storage.collection.fsck import Fsck
 from storage.collection.sweep import Sweep
 from storage.control.clock_check import ClockOffset, measure_offset
+from storage.control.deployment_keys import Deployment
 from storage.control.features import Features, unknown_to_this_build
 from storage.control.processes import Processes
 from storage.control.rows import ControlRows
@@ -48,7 +49,7 @@ from storage.key_lifecycle.rotation import REWRAP_ROOT_KIND, REWRAP_TENANT_KIND,
 from storage.key_lifecycle.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Accepted, Shred
 from storage.keys.keys import Keys
 from storage.keys.observed_root_key import ObservedRootKey
-from storage.keys.quiet import Quiet
+from storage.keys.older_transactions import OlderTransactions
 from storage.keys.transfer_keys import TransferKeys
 from storage.ledger.ledger import BlobLedger
 from storage.ledger.streams import ARCHIVE_BYTES_MAX, PIECE_BYTES_MAX, BlobReader, BlobWriter
@@ -56,6 +57,7 @@ from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_RO
 from storage.postgres.checkpoints import WAIT_AS_SAVES
 from storage.postgres.engine import create_engine, speaks_to_a_pooler
 from storage.postgres.features import FEATURES
+from storage.postgres.session import Session
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.postgres.unit_of_work import Observer, Silent, UnitOfWork
 from storage.retention.policies import RetentionPolicies
@@ -120,7 +122,8 @@ class Store:
         self.unit_of_work = UnitOfWork(engine, observer)
         self._clock = clock
         self.keys = Keys(self.unit_of_work, root_key, deployment_id, clock, observer)
-        self.control = ControlRows(self.unit_of_work, root_key, deployment_id, clock, observer)
+        deployment = Deployment(self.unit_of_work, root_key, deployment_id, clock, observer)
+        self.control = ControlRows(deployment)
         self.head_anchors = HeadAnchors(blobs)
         self.ledger = BlobLedger(self.unit_of_work)
         self.blob_writer = None if blobs is None else BlobWriter(blobs)
@@ -155,7 +158,7 @@ class Store:
         self.places = Places(blobs, archive)
         self.sweep = Sweep(self.unit_of_work, self.places, backup_retention_days, clock=clock)
         self.fsck = Fsck(self.unit_of_work, self.ledger, self.places, clock)
-        self.anchors = Anchors(self.unit_of_work, self.audit, root_key, blobs, deployment_id, clock)
+        self.anchors = Anchors(deployment, self.audit, blobs)
         self.tenants = Tenants(self.unit_of_work, self.audit, self.control.features, clock, row_quotas, default_quotas)
         self.upgrades = Upgrades(self.unit_of_work, self.control.features, self.audit, clock)
         self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, self.pruning, self.control)
@@ -173,7 +176,7 @@ class Store:
         self.migrating = Migrating(
             self.unit_of_work, self.jobs, self.audit, self.checkpoints, self.states, self.state_schemas
         )
-        self.transfer_keys = TransferKeys(self.unit_of_work, root_key, deployment_id, clock, observer)
+        self.transfer_keys = TransferKeys(deployment)
         files = ArtifactRows(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
         self.exporting = Exporting(
             access,
@@ -191,14 +194,13 @@ class Store:
             self.adoptions, self.retention_policies, self.jobs, self.audit,
             UnboundImports(self.unit_of_work, self.control, self.audit, clock),
         )  # fmt: skip
-        quiet = Quiet(self.unit_of_work)
-        self.rotation = Rotation(self.unit_of_work, self.keys, self.jobs, self.audit, root_key, deployment_id, clock)
+        self.rotation = Rotation(deployment, self.keys, self.jobs, self.audit)
         self.shred = Shred(
             self.unit_of_work,
             self.keys,
             self.jobs,
             self.audit,
-            quiet,
+            OlderTransactions(self.unit_of_work),
             root_key,
             blobs,
             deployment_id,
@@ -225,7 +227,9 @@ class Store:
             {
                 REWRAP_ROOT_KIND: self.rotation.perform_root,
                 REWRAP_TENANT_KIND: self.rotation.perform_tenant,
-                RESEAL_KIND: Reseal(access, quiet, self.audit, reseal_pause_ratio).perform,
+                RESEAL_KIND: Reseal(
+                    access, OlderTransactions(self.unit_of_work), self.audit, reseal_pause_ratio
+                ).perform,
                 SHRED_SUBJECT_KIND: self.shred.perform,
                 SHRED_TENANT_KIND: self.shred.perform,
                 VERIFY_TENANT_KIND: self.verifying.perform_tenant,
@@ -378,7 +382,7 @@ class Store:
             SetupError: what, by name.
         """
         async with self.unit_of_work.connection() as connection:
-            unknown = unknown_to_this_build(await connection.fetch(FEATURES))
+            unknown = unknown_to_this_build(await Session(connection).fetch_all(FEATURES))
         if unknown:
             raise SetupError(
                 f"a newer build finished an upgrade: this one does not know {', '.join(unknown)};"
@@ -460,7 +464,7 @@ class Store:
                 writable = not await connection.fetchval("SELECT pg_is_in_recovery()")
                 read_only = await connection.fetchval("SHOW default_transaction_read_only")
                 revision = await connection.fetchval("SELECT version_num FROM stateroom.db_revision")
-                unknown = unknown_to_this_build(await connection.fetch(FEATURES))
+                unknown = unknown_to_this_build(await Session(connection).fetch_all(FEATURES))
                 clock = await measure_offset(connection, self._clock)
         except Unavailable:
             return Health(writable=False, db_revision=None, revision_ok=False, clock=None)

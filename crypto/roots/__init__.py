@@ -9,7 +9,7 @@ from typing import Final
 from uuid import UUID
 
 from crypto.errors import RootKeyInvalid
-from crypto.roots.base import TOMBSTONE_PURPOSE, RootKey, WrappedKey
+from crypto.roots.base import TOMBSTONE_PURPOSE, RootKey, WrappedKey, root_context
 from crypto.roots.breaker import GuardedRootKey
 from crypto.roots.file import FileRootKey
 from crypto.roots.memory import MemoryRootKey
@@ -25,6 +25,7 @@ __all__ = [
     "RootKeys",
     "WrappedKey",
     "create_root_key",
+    "root_context",
 ]
 
 _NEXT_ROOT: Final = re.compile(r"\s+(?=(?:file|aws-kms|vault):)")

@@ -16,6 +16,16 @@ CONTEXT_NAMES: Final = ("deployment", "tenant", "purpose", "version")
 TOMBSTONE_PURPOSE: Final = "tombstone"
 
 
+def root_context(deployment_id: UUID, tenant_id: UUID, purpose: str, key_version: int) -> dict[str, str]:
+    """What a wrapping under the root key is bound to; the nil tenant stands for the deployment itself."""
+    return {
+        "deployment": str(deployment_id),
+        "tenant": str(tenant_id),
+        "purpose": purpose,
+        "version": str(key_version),
+    }
+
+
 def checked_context(context: Mapping[str, str]) -> dict[str, str]:
     """Return a wrapping's context with its ids in their one canonical form.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache, cached_property
 from itertools import islice
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from storage.errors import IntegrityFailure
 from storage.format.archive import TABLES, ThreadRows
@@ -26,8 +26,11 @@ from storage.postgres import completeness as completeness_sql
 from storage.postgres import pieces as pieces_sql
 from storage.postgres import tags as tags_sql
 from storage.postgres import threads as threads_sql
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+
+R = TypeVar("R")
 
 _PIECE_ID_BYTES: Final = 17
 _MOVED = re.compile(rf"\bstateroom\.(?:{'|'.join(TABLES)})\b")
@@ -407,6 +410,21 @@ class ArchivedTransaction(Transaction):
         self._place = (scope.tenant_id, scope.subject_id, thread.thread_id)
         self._thread = thread
 
+    async def fetch_all(self, statement: Statement[R], **values: object) -> list[R]:
+        """Run a statement that touches no moved rows; otherwise as `fetch`."""
+        self._check_untouched(statement.text)
+        return await self._transaction.fetch_all(statement, **values)
+
+    async def fetch_one(self, statement: Statement[R], **values: object) -> R | None:
+        """Run a statement that touches no moved rows; otherwise as `fetch`."""
+        self._check_untouched(statement.text)
+        return await self._transaction.fetch_one(statement, **values)
+
+    async def fetch_only(self, statement: Statement[R], **values: object) -> R:
+        """Run a statement that touches no moved rows; otherwise as `fetch`."""
+        self._check_untouched(statement.text)
+        return await self._transaction.fetch_only(statement, **values)
+
     async def fetch(self, sql: str, *args: object) -> list[Any]:
         """Run or answer a statement and return its rows.
 
@@ -429,8 +447,7 @@ class ArchivedTransaction(Transaction):
             tenant_id, subject_id, names, tags, thread_id = args
             self._own((tenant_id, subject_id, thread_id))
             return self._thread.standing_of_thread(names, tags)  # type: ignore[arg-type]  # arguments are objects
-        if touches_moved_rows(sql):
-            self._refuse(sql)
+        self._check_untouched(sql)
         return await self._transaction.fetch(sql, *args)
 
     async def fetchrow(self, sql: str, *args: object) -> Any:
@@ -463,6 +480,10 @@ class ArchivedTransaction(Transaction):
         if args[:3] != self._place:
             raise UnansweredStatement("the statement is not about the thread whose archive was opened")
         return args[3:]
+
+    def _check_untouched(self, sql: str) -> None:
+        if touches_moved_rows(sql):
+            self._refuse(sql)
 
     def _refuse(self, sql: str) -> NoReturn:
         raise UnansweredStatement(f"an archived thread cannot answer: {' '.join(sql.split())[:80]}")

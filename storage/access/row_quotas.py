@@ -48,8 +48,7 @@ class RowQuotas:
             Unavailable: the database cannot be reached; what was known stays.
         """
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.OVER)
-        self._over = frozenset(row["tenant_id"] for row in rows)
+            self._over = frozenset(await transaction.fetch_all(sql.OVER))
 
     async def keep_fresh(self, failed: Callable[[Exception], None]) -> None:
         """Read again and again who is over, until cancelled.

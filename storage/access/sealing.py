@@ -244,8 +244,7 @@ class Sealing:
         Raises:
             KeyDestroyed: as `check_keys`.
         """
-        keys_hash = await transaction.fetchval(HASH_NOW, scope.tenant_id, scope.subject_id)
-        self.check_keys(scope, sealer, keys_hash)
+        self.check_keys(scope, sealer, await transaction.fetch_only(HASH_NOW))
 
 
 def _kind(reason: Exception) -> type[Exception]:

@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from crypto import CryptoError, NoteKey, RootKey, SecretKey, SigningKey, WrappedKey, sign_note
+from crypto import CryptoError, NoteKey, sign_note
 from storage.administration.audit import Audit, chain_of, chain_scope
 from storage.blobs.keyspace import ANCHORS_PREFIX, AnchorLocation, anchor_prefix
 from storage.blobs.store import BlobExists, BlobNotFound, BlobStore
-from storage.clock import Clock
 from storage.concurrency.queues import FairQueue
+from storage.control.deployment_keys import AUDIT, Deployment, DeploymentKey
 from storage.errors import AnchorNotFound, IntegrityFailure, StorageError, Unavailable
 from storage.format.audit import OPERATOR_CHAIN, AnchorText, AuditInvalid, ChainVerifier, Gap, start_of
 from storage.postgres import audit as sql
-from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, TenantScope
 
 ANCHOR_SECONDS = 60.0  # what may be cut off an audit log unnoticed by whoever reads only the object store
-SIGNING_KEY_VERSION = 1
 _PAGE_ROWS = 1000
 _KNOWN_MAX = 10_000  # chains whose newest anchor this process remembers
 _LOOKS_AT_ONCE = 16  # listings of the object store that are under way together
@@ -62,20 +60,15 @@ class Anchors:
 
     def __init__(
         self,
-        unit_of_work: UnitOfWork,
+        deployment: Deployment,
         audit: Audit,
-        root_key: RootKey,
         blobs: BlobStore | None,
-        deployment_id: UUID,
-        clock: Clock,
     ) -> None:
-        self._unit_of_work = unit_of_work
+        self._unit_of_work = deployment.unit_of_work
         self._audit = audit
-        self._root_key = root_key
         self._blobs = blobs
-        self._deployment_id = deployment_id
-        self._clock = clock
-        self._signing_key: SigningKey | None = None
+        self._deployment_id = deployment.deployment_id
+        self._signing_key = DeploymentKey(deployment, AUDIT)
         self._known: OrderedDict[UUID, AnchorText] = OrderedDict()
         self._queue = FairQueue(_ASKED_AT_ONCE, None, _ASKED_SECONDS_MAX, _busy)
         # Chains that lack what was anchored of them, as far as this process looked.
@@ -89,13 +82,7 @@ class Anchors:
             CryptoError: The root key does not open the signing key now.
             IntegrityFailure: The stored public key is not the signing key's.
         """
-        signing_key = await self._signer()
-        return NoteKey(self._audit.origin(scope), signing_key.public_key)
-
-    async def _signer(self) -> SigningKey:
-        if self._signing_key is None:
-            self._signing_key = await self._load_signing_key() or await self._create_signing_key()
-        return self._signing_key
+        return NoteKey(self._audit.origin(scope), (await self._signing_key.newest()).public_key)
 
     async def ensure_signing_key(self) -> None:
         """Make the signing key where there is none yet. A backup taken before would know no anchor it had to continue.
@@ -104,53 +91,8 @@ class Anchors:
             CryptoError: The root key does not wrap it now.
             StorageError: It could not be stored.
         """
-        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            row = await transaction.fetchrow(sql.SIGNING_KEY, SIGNING_KEY_VERSION)
-        if row is None:
-            await self._signer()
-
-    async def _load_signing_key(self) -> SigningKey | None:
-        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            row = await transaction.fetchrow(sql.SIGNING_KEY, SIGNING_KEY_VERSION)
-        if row is None:
-            return None
-        wrapped = WrappedKey(
-            provider=row["provider"],
-            root_key_id=row["root_key_id"],
-            root_key_version=row["root_key_version"],
-            ciphertext=row["wrapped"],
-        )
-        signing_key = SigningKey(await self._root_key.unwrap(wrapped, self._root_context()))
-        if signing_key.public_key != row["public"]:
-            raise self._audit.damage("the stored public key of the audit log is not the signing key's")
-        return signing_key
-
-    async def _create_signing_key(self) -> SigningKey:
-        seed = SecretKey.generate()
-        wrapped = await self._root_key.wrap(seed, self._root_context())
-        async with self._unit_of_work.begin(OperatorScope()) as transaction:
-            await transaction.execute(
-                sql.ADD_SIGNING_KEY,
-                SIGNING_KEY_VERSION,
-                wrapped.provider,
-                wrapped.root_key_id,
-                wrapped.root_key_version,
-                wrapped.ciphertext,
-                SigningKey(seed).public_key,
-                self._clock.now(),
-            )
-        stored = await self._load_signing_key()
-        if stored is None:
-            raise Unavailable("the signing key of the audit log was not stored")
-        return stored
-
-    def _root_context(self) -> dict[str, str]:
-        return {
-            "deployment": str(self._deployment_id),
-            "tenant": str(UUID(int=0)),  # the deployment's own
-            "purpose": "audit",
-            "version": str(SIGNING_KEY_VERSION),
-        }
+        if await self._signing_key.stored_public() is None:
+            await self._signing_key.newest()
 
     async def anchor(self, scope: TenantScope | OperatorScope) -> Anchor:
         """Anchor a chain where it is now; without change since the last time, the same anchor again.
@@ -172,7 +114,7 @@ class Anchors:
         return await self._keep(scope, chain, text)
 
     async def _keep(self, scope: TenantScope | OperatorScope, chain: UUID, text: AnchorText) -> Anchor:
-        note = sign_note(text.render(), text.origin, await self._signer())
+        note = sign_note(text.render(), text.origin, await self._signing_key.newest())
         if self._blobs is None:
             return Anchor(text, note, stored=False)
         try:
@@ -180,7 +122,7 @@ class Anchors:
         except BlobExists:
             raise self._audit.damage(f"event {text.sequence} of the audit log was anchored as another one") from None
         async with self._unit_of_work.begin(scope) as transaction:
-            await transaction.execute(sql.ANCHORED, chain, text.sequence)
+            await transaction.run(sql.ANCHORED, chain=chain, sequence=text.sequence)
         self._remember(chain, text)
         return Anchor(text, note, stored=True)
 
@@ -198,14 +140,16 @@ class Anchors:
                 self._deployment_id, chain, sequence=newest.sequence, previous=newest.hash
             )  # fmt: skip
         async with self._unit_of_work.snapshot(scope) as transaction:
-            head = await transaction.fetchrow(sql.HEAD, chain)
+            head = await transaction.fetch_one(sql.HEAD, chain=chain)
             if newest is not None:
-                rows = await transaction.fetch(sql.EVENTS, chain, newest.sequence - 1, 1)
-                if not rows or (rows[0]["sequence"], rows[0]["hash"]) != (newest.sequence, newest.hash):
+                rows = await transaction.fetch_all(sql.EVENTS, chain=chain, after=newest.sequence - 1, page_rows=1)
+                if not rows or (rows[0].sequence, rows[0].hash) != (newest.sequence, newest.hash):
                     raise self._audit.damage(
                         f"event {newest.sequence} of the audit log is not the one that was anchored"
                     )
-            while rows := await transaction.fetch(sql.EVENTS, chain, follower.sequence, _PAGE_ROWS):
+            while rows := await transaction.fetch_all(
+                sql.EVENTS, chain=chain, after=follower.sequence, page_rows=_PAGE_ROWS
+            ):
                 await self._audit.follow(follower, rows)
         if follower.gaps and not gaps:
             raise self._audit.damage(
@@ -213,7 +157,7 @@ class Anchors:
             )
         if head is None and follower.sequence == 0:
             raise AnchorNotFound
-        if head is None or (follower.sequence, follower.hash) != (head["sequence"], head["hash"]):
+        if head is None or (follower.sequence, follower.hash) != (head.sequence, head.hash):
             raise self._audit.damage(f"the audit log ends at event {follower.sequence}, but its head says otherwise")
         return AnchorText(self._audit.origin(scope), follower.sequence, follower.hash)
 
@@ -294,7 +238,7 @@ class Anchors:
         if self._blobs is None:
             return []
         blobs, turns = self._blobs, asyncio.Semaphore(_LOOKS_AT_ONCE)
-        public = await self._public()
+        public = await self._signing_key.stored_public()
 
         async def look(chain: UUID) -> bool:
             async with turns:
@@ -308,12 +252,6 @@ class Anchors:
             raise failures.exceptions[0] from None
         return [chain for chain, look_ in looks.items() if look_.result()]
 
-    async def _public(self) -> bytes | None:
-        """The stored public key: the root key need not be asked whether an event is the one that was anchored."""
-        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            row = await transaction.fetchrow(sql.SIGNING_KEY, SIGNING_KEY_VERSION)
-        return None if row is None else row["public"]
-
     async def _is_lost(self, blobs: BlobStore, chain: UUID, public: bytes | None) -> bool:
         """Whether the event that a chain's newest anchor is of is not there, or is another one."""
         found = await blobs.list_keys(anchor_prefix(self._folder(chain)), limit=1)
@@ -325,11 +263,11 @@ class Anchors:
             anchored, _ = await self._opened(location, NoteKey(self._audit.origin(scope), public))
         # Read after the anchor: what another gateway anchored meanwhile was committed before.
         async with self._unit_of_work.snapshot(scope) as transaction:
-            head = await transaction.fetchrow(sql.HEAD, chain)
-            rows = await transaction.fetch(sql.EVENTS, chain, location.sequence - 1, 1)
-        if head is None or head["sequence"] < location.sequence or not rows or rows[0]["sequence"] != location.sequence:
+            head = await transaction.fetch_one(sql.HEAD, chain=chain)
+            rows = await transaction.fetch_all(sql.EVENTS, chain=chain, after=location.sequence - 1, page_rows=1)
+        if head is None or head.sequence < location.sequence or not rows or rows[0].sequence != location.sequence:
             return True
-        return anchored is not None and rows[0]["hash"] != anchored.hash
+        return anchored is not None and rows[0].hash != anchored.hash
 
     async def watch(self) -> None:
         """Look whether a running process is on a database that lost what was anchored: a stale replica was promoted.
@@ -343,11 +281,11 @@ class Anchors:
         """
         if self._blobs is None:
             return
-        public = await self._public()
+        public = await self._signing_key.stored_public()
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.ENDS, self._watched, _WATCHED_ROWS)
-        self._watched = rows[-1]["tenant_id"] if len(rows) == _WATCHED_ROWS else OPERATOR_CHAIN
-        for chain in {OPERATOR_CHAIN, *self.lost, *(row["tenant_id"] for row in rows)}:
+            rows = await transaction.fetch_all(sql.ENDS, after=self._watched, page_rows=_WATCHED_ROWS)
+        self._watched = rows[-1].tenant_id if len(rows) == _WATCHED_ROWS else OPERATOR_CHAIN
+        for chain in {OPERATOR_CHAIN, *self.lost, *(row.tenant_id for row in rows)}:
             if await self._is_lost(self._blobs, chain, public):
                 self.lost.add(chain)
             else:
@@ -361,12 +299,12 @@ class Anchors:
     async def _ends(self) -> dict[UUID, int]:
         """Where each chain ends, the operators' first; 0 for a tenant that has none."""
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            own = await transaction.fetchrow(sql.HEAD, OPERATOR_CHAIN)
-            found = {OPERATOR_CHAIN: 0 if own is None else own["sequence"]}
+            own = await transaction.fetch_one(sql.HEAD, chain=OPERATOR_CHAIN)
+            found = {OPERATOR_CHAIN: 0 if own is None else own.sequence}
             after = OPERATOR_CHAIN
-            while rows := await transaction.fetch(sql.ENDS, after, _PAGE_ROWS):
-                found.update((row["tenant_id"], row["sequence"]) for row in rows)
-                after = rows[-1]["tenant_id"]
+            while rows := await transaction.fetch_all(sql.ENDS, after=after, page_rows=_PAGE_ROWS):
+                found.update((row.tenant_id, row.sequence) for row in rows)
+                after = rows[-1].tenant_id
         return found
 
     async def missing_tenants(self) -> list[UUID]:
@@ -411,9 +349,9 @@ class Anchors:
         found: set[UUID] = set()
         after = OPERATOR_CHAIN
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            while rows := await transaction.fetch(sql.TENANTS, after, _PAGE_ROWS):
-                found.update(row["tenant_id"] for row in rows)
-                after = rows[-1]["tenant_id"]
+            while rows := await transaction.fetch_all(sql.TENANTS, after=after, page_rows=_PAGE_ROWS):
+                found.update(rows)
+                after = rows[-1]
         return found
 
     async def accept_restored(self, actor: str) -> list[Restored]:
@@ -466,7 +404,7 @@ class Anchors:
     ) -> AnchorText | None:
         """The newest anchor whose event is in the database, or None."""
         async with self._unit_of_work.snapshot(scope) as transaction:
-            last = await transaction.fetchval(sql.LAST_EVENT, chain) or 0
+            last = await transaction.fetch_one(sql.LAST_EVENT, chain=chain) or 0
         after = AnchorLocation(self._folder(chain), last + 1).object_key()  # names count down
         while True:
             object_keys = await blobs.list_keys(anchor_prefix(self._folder(chain)), after=after, limit=_PAGE_ROWS)
@@ -474,8 +412,8 @@ class Anchors:
                 after = object_key
                 text, _ = await self._opened(self._located(object_key), note_key)
                 async with self._unit_of_work.snapshot(scope) as transaction:
-                    rows = await transaction.fetch(sql.EVENTS, chain, text.sequence - 1, 1)
-                if rows and (rows[0]["sequence"], rows[0]["hash"]) == (text.sequence, text.hash):
+                    rows = await transaction.fetch_all(sql.EVENTS, chain=chain, after=text.sequence - 1, page_rows=1)
+                if rows and (rows[0].sequence, rows[0].hash) == (text.sequence, text.hash):
                     return text
             if len(object_keys) < _PAGE_ROWS:
                 return None
@@ -516,10 +454,10 @@ class Anchors:
         found: set[UUID] = set()
         after = UUID(int=0)
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            own = await transaction.fetchrow(sql.HEAD, after)
-            if own is not None and own["sequence"] > own["anchored"]:
+            own = await transaction.fetch_one(sql.HEAD, chain=after)
+            if own is not None and own.sequence > own.anchored:
                 found.add(after)
-            while rows := await transaction.fetch(sql.TO_ANCHOR, after, _PAGE_ROWS):
-                found.update(row["tenant_id"] for row in rows)
-                after = rows[-1]["tenant_id"]
+            while rows := await transaction.fetch_all(sql.TO_ANCHOR, after=after, page_rows=_PAGE_ROWS):
+                found.update(rows)
+                after = rows[-1]
         return found

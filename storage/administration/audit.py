@@ -10,10 +10,8 @@ together with an anchor kept elsewhere (`storage.administration.anchors`); whoev
 destroy.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from storage.clock import Clock
@@ -164,11 +162,11 @@ class Audit:
         return await self._add(transaction, tenant_id, gap.sequence, gap.found_hash, what, gap.detail)
 
     async def _lock_head(self, transaction: Transaction, tenant_id: UUID) -> tuple[int, bytes]:
-        head = await transaction.fetchrow(sql.LOCK_HEAD, tenant_id)
+        head = await transaction.fetch_one(sql.LOCK_HEAD, chain=tenant_id)
         if head is None:
-            await transaction.execute(sql.ADD_HEAD, tenant_id, start_of(self._deployment_id, tenant_id))
-            head = await transaction.fetchrow(sql.LOCK_HEAD, tenant_id)
-        return head["sequence"], head["hash"]
+            await transaction.run(sql.ADD_HEAD, chain=tenant_id, hash=start_of(self._deployment_id, tenant_id))
+            head = await transaction.fetch_only(sql.LOCK_HEAD, chain=tenant_id)
+        return head.sequence, head.hash
 
     async def _add(
         self,
@@ -191,9 +189,19 @@ class Audit:
         )
         body = encode_body(event)
         entry = Entry(event.sequence, body, previous, link(previous, event.sequence, body))
-        columns = (event.at, actor, action, target, body, previous, entry.hash)
-        await transaction.execute(sql.ADD_EVENT, tenant_id, entry.sequence, *columns)
-        await transaction.execute(sql.MOVE_HEAD, tenant_id, entry.sequence, entry.hash)
+        await transaction.run(
+            sql.ADD_EVENT,
+            chain=tenant_id,
+            sequence=entry.sequence,
+            at=event.at,
+            actor=actor,
+            action=action,
+            target=target,
+            body=body,
+            previous=previous,
+            hash=entry.hash,
+        )
+        await transaction.run(sql.MOVE_HEAD, chain=tenant_id, sequence=entry.sequence, hash=entry.hash)
         self._touched.add(tenant_id)
         return entry
 
@@ -220,7 +228,7 @@ class Audit:
         }
         tenant_id = opening.tenant_id
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
-            if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
+            if await transaction.fetch_one(ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
             entry = await self.append(transaction, tenant_id, actor, BREAK_GLASS_ACTION, target, detail)
             everywhere: Detail = {**detail, "tenant_id": str(tenant_id)}
@@ -334,32 +342,39 @@ class Audit:
             records = []
             pauses = Pauses()
             for row in rows:
-                if row["sequence"] > after:
+                if row.sequence > after:
                     records.append(_record(row))
-                    await pauses.after(len(row["body"]))
+                    await pauses.after(len(row.body))
         more = len(records) == limit
         return Page(records, (str(records[-1].entry.sequence),) if more else None)
 
-    async def _read(self, transaction: Transaction, chain: UUID, after: int, limit: int) -> tuple[Any, list[Any]]:
-        head = await transaction.fetchrow(sql.HEAD, chain)
+    async def _read(
+        self, transaction: Transaction, chain: UUID, after: int, limit: int
+    ) -> tuple[sql.HeadRow | None, list[sql.EventRow]]:
+        head = await transaction.fetch_one(sql.HEAD, chain=chain)
         # One before, whose hash the first one follows.
-        return head, await transaction.fetch(sql.EVENTS, chain, max(after - 1, 0), limit + (after > 0))
+        rows = await transaction.fetch_all(
+            sql.EVENTS, chain=chain, after=max(after - 1, 0), page_rows=limit + (after > 0)
+        )
+        return head, rows
 
-    async def _verify(self, chain: UUID, after: int, limit: int, head: Any, rows: list[Any]) -> list[AuditRecord]:
+    async def _verify(
+        self, chain: UUID, after: int, limit: int, head: sql.HeadRow | None, rows: list[sql.EventRow]
+    ) -> list[AuditRecord]:
         follower = ChainVerifier(self._deployment_id, chain)
         fresh = rows
         if after:
-            if not rows or rows[0]["sequence"] != after:
+            if not rows or rows[0].sequence != after:
                 raise self.damage(f"event {after} of the audit log is missing")
-            follower = ChainVerifier(self._deployment_id, chain, sequence=after, previous=rows[0]["hash"])
+            follower = ChainVerifier(self._deployment_id, chain, sequence=after, previous=rows[0].hash)
             fresh = rows[1:]
         records = await self.follow(follower, fresh)
         complete = len(fresh) < limit
-        if complete and (head is None or (follower.sequence, follower.hash) != (head["sequence"], head["hash"])):
+        if complete and (head is None or (follower.sequence, follower.hash) != (head.sequence, head.hash)):
             raise self.damage(f"the audit log ends at event {follower.sequence}, but its head says otherwise")
         return records
 
-    async def follow(self, follower: ChainVerifier, rows: list[Any]) -> list[AuditRecord]:
+    async def follow(self, follower: ChainVerifier, rows: list[sql.EventRow]) -> list[AuditRecord]:
         """Let a verifier follow stored rows, whose clear columns must say what their bodies say; returns them opened.
 
         Raises:
@@ -368,15 +383,15 @@ class Audit:
         records = []
         pauses = Pauses()
         for row in rows:
-            await pauses.after(len(row["body"]))
+            await pauses.after(len(row.body))
             record = _record(row)
             follower.follow(record.entry)
             if follower.findings:
                 raise self.damage(f"the audit log does not verify: {follower.findings[0].message}")
             shown = record.event
-            columns = (row["at"], row["actor"], row["action"], row["target"])
+            columns = (row.at, row.actor, row.action, row.target)
             if shown is None or columns != (shown.at, shown.actor, shown.action, shown.target):
-                raise self.damage(f"a column of event {row['sequence']} of the audit log was edited")
+                raise self.damage(f"a column of event {row.sequence} of the audit log was edited")
             records.append(record)
         return records
 
@@ -386,8 +401,8 @@ class Audit:
         return IntegrityFailure(message)
 
 
-def _record(row: Mapping[str, Any]) -> AuditRecord:
-    entry = Entry(row["sequence"], row["body"], row["previous"], row["hash"])
+def _record(row: sql.EventRow) -> AuditRecord:
+    entry = Entry(row.sequence, row.body, row.previous, row.hash)
     try:
         return AuditRecord(entry, decode_body(entry.body))
     except AuditInvalid:

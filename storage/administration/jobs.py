@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal, ParamSpec, get_args
+from typing import Any, Final, Literal, ParamSpec, cast, get_args
 from uuid import UUID
 
 import structlog
@@ -32,7 +32,7 @@ from crypto import CryptoError, KeyCache, KeyDenied, KeyUnavailable, RootKeyInva
 from storage.blobs.store import BlobUnavailable
 from storage.concurrency.turns import Pauses
 from storage.control.key import Row
-from storage.control.rows import ControlRows, Proof, job_row, proof_of
+from storage.control.rows import ControlRows, JobDraft, Proof, job_row, proof_of
 from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ClockOff,
@@ -172,12 +172,6 @@ def is_on_thread_of(scope: Scope, kind: str, target: str) -> bool:
     return kind in THREAD_KINDS and thread_of(target)[0] == scope.subject_id
 
 
-def proved_job(tenant_id: UUID, row: Any) -> Row:
-    """What of a job's row its MAC proves."""
-    place = (tenant_id, row["job_id"], row["kind"], row["target"])
-    return job_row(*place, row["state"], row["position"], row["error"], row["note"])
-
-
 class LeaseLostError(Exception):
     """Somebody else works on this job now."""
 
@@ -185,18 +179,18 @@ class LeaseLostError(Exception):
 class Lease:
     """A job in work. Only `Jobs.claim` and `Jobs.add_claimed` make one."""
 
-    def __init__(self, tenant_id: UUID, job_id: UUID, row: Any, control: ControlRows) -> None:
+    def __init__(self, row: sql.ClaimedRow, control: ControlRows) -> None:
         self._control = control
-        self.tenant_id = tenant_id
-        self.job_id = job_id
-        self.kind: str = row["kind"]
-        self.target: str = row["target"]
-        self.position: str = row["position"]
-        self.done: int = row["done"]
-        self.total: int | None = row["total"]
-        self.waits_for: str | None = row["waits_for"]
+        self.tenant_id = row.tenant_id
+        self.job_id = row.job_id
+        self.kind = row.kind
+        self.target = row.target
+        self.position = row.position
+        self.done = row.done
+        self.total = row.total
+        self.waits_for = row.waits_for
         # Several, because a transaction that renewed may be rolled back and run again; all of them are ours alone.
-        self._tokens: list[datetime] = [row["lease_until"]]
+        self._tokens = [row.lease_until]
 
     @property
     def tokens(self) -> list[datetime]:
@@ -205,8 +199,8 @@ class Lease:
 
     def proof(self, state: JobState, position: str, error: str | None = None, note: str | None = None) -> Proof:
         """What proves the row when it says this."""
-        place = (self.tenant_id, self.job_id, self.kind, self.target)
-        return self._control.proof(job_row(*place, state, position, error, note))
+        draft = JobDraft(self.tenant_id, self.job_id, self.kind, self.target, state, position, error, note)
+        return self._control.proof(job_row(draft))
 
     async def advance(self, transaction: Transaction, position: str, done: int = 0, total: int | None = None) -> None:
         """Move on and renew the lease, in the transaction that did the work.
@@ -221,13 +215,21 @@ class Lease:
             LeaseLostError: somebody else has it; the transaction must not commit.
         """
         proof = self.proof("running", position)
-        row = await transaction.fetchrow(
-            sql.ADVANCE, self.tenant_id, self.job_id, self._tokens, done, total, position, LEASE_SECONDS, *proof
+        row = await transaction.fetch_one(
+            sql.ADVANCE,
+            owner=self.tenant_id,
+            job_id=self.job_id,
+            leases=self._tokens,
+            done=done,
+            total=total,
+            position=position,
+            lease_seconds=LEASE_SECONDS,
+            **proof._asdict(),
         )
         if row is None:
             raise LeaseLostError
-        self.position, self.done, self.total = position, row["done"], row["total"]
-        self._tokens = [*self._tokens, row["lease_until"]][-_TOKENS_MAX:]
+        self.position, self.done, self.total = position, row.done, row.total
+        self._tokens = [*self._tokens, row.lease_until][-_TOKENS_MAX:]
 
 
 Performer = Callable[[Lease], Awaitable[Slice]]
@@ -275,64 +277,86 @@ class Jobs:
     ) -> UUID:
         """Add a job in the transaction that makes it necessary."""
         job_id = job_id or UUID(str(uuid7()))
-        proof = self._control.proof(job_row(tenant_id, job_id, kind, target, "queued", position, None, None))
-        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, total, position, *proof)
+        await self._add(transaction, JobDraft(tenant_id, job_id, kind, target, position=position), total)
         transaction.when_committed(self.added.set)
         return job_id
+
+    async def _add(self, transaction: Transaction, draft: JobDraft, total: int | None) -> None:
+        await transaction.run(
+            sql.ADD,
+            owner=draft.tenant_id,
+            job_id=draft.job_id,
+            kind=draft.kind,
+            target=draft.target,
+            total=total,
+            position=draft.position,
+            **self._control.proof(job_row(draft))._asdict(),
+        )
 
     async def add_claimed(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> Lease:
         """Add a job that its maker works on itself; nobody else ever sees it without a lease."""
         job_id = UUID(str(uuid7()))
-        proof = self._control.proof(job_row(tenant_id, job_id, kind, target, "queued", "", None, None))
-        await transaction.execute(sql.ADD, tenant_id, job_id, kind, target, None, "", *proof)
-        row = await transaction.fetchrow(sql.CLAIM, tenant_id, job_id, LEASE_SECONDS)
-        return Lease(tenant_id, job_id, row, self._control)
+        await self._add(transaction, JobDraft(tenant_id, job_id, kind, target), None)
+        row = await transaction.fetch_only(sql.CLAIM, owner=tenant_id, job_id=job_id, lease_seconds=LEASE_SECONDS)
+        return Lease(row, self._control)
 
     async def cancel(self, transaction: Transaction, job: Job) -> None:
         """End an open job, whose row the transaction locked, as failed by the error `CANCELLED`."""
-        place = (job.tenant_id, job.job_id, job.kind, job.target)
-        proof = self._control.proof(job_row(*place, "failed", job.position, CANCELLED, job.note))
-        await transaction.execute(sql.CANCEL, job.tenant_id, job.job_id, CANCELLED, *proof)
+        ended = JobDraft(
+            job.tenant_id, job.job_id, job.kind, job.target, "failed", job.position, CANCELLED, job.note
+        )  # fmt: skip
+        proof = self._control.proof(job_row(ended))
+        await transaction.run(sql.CANCEL, owner=job.tenant_id, job_id=job.job_id, error=CANCELLED, **proof._asdict())
 
     async def open(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> UUID | None:
         """The job of this kind and target that has not ended, if there is one that a gateway wrote."""
-        for row in await transaction.fetch(sql.OPEN, tenant_id, kind, target, _PAGE_ROWS):
-            if self.is_sound(tenant_id, row):
-                job_id: UUID = row["job_id"]
-                return job_id
+        for row in await transaction.fetch_all(
+            sql.OPEN, owner=tenant_id, kind=kind, target=target, page_rows=_PAGE_ROWS
+        ):
+            if self.is_sound(row):
+                return row.job_id
         return None
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
         """Every job of a tenant, as it is proved, and its stored proof: for whoever checks all of them."""
         after = UUID(int=0)
-        while rows := await transaction.fetch(sql.EVERY, tenant_id, after, _PAGE_ROWS):
+        while rows := await transaction.fetch_all(sql.EVERY, owner=tenant_id, after=after, page_rows=_PAGE_ROWS):
             for row in rows:
-                after = row["job_id"]
-                yield proved_job(tenant_id, row), proof_of(row)
+                after = row.job_id
+                yield job_row(row), proof_of(row)
 
-    def check(self, tenant_id: UUID, row: Any) -> None:
+    def check(self, row: sql.JobRow) -> None:
         """Refuse a job's row that no gateway wrote as it is.
 
         Raises:
             IntegrityFailure: it is one.
         """
-        self._control.check(proved_job(tenant_id, row), proof_of(row))
+        self._control.check(job_row(row), proof_of(row))
 
-    def is_sound(self, tenant_id: UUID, row: Any) -> bool:
+    def is_sound(self, row: sql.JobRow) -> bool:
         """Whether a gateway wrote a job's row as it is; as `ControlRows.is_sound`."""
-        return self._control.is_sound(proved_job(tenant_id, row), proof_of(row))
+        return self._control.is_sound(job_row(row), proof_of(row))
 
-    def read(self, row: Any) -> Job:
+    def read(self, row: sql.JobRow) -> Job:
         """The job of a row; of a damaged one nothing that it says."""
-        if not self.is_sound(row["tenant_id"], row):
-            place, times = (row["tenant_id"], row["job_id"]), (row["created_at"], row["updated_at"])
+        place, times = (row.tenant_id, row.job_id), (row.created_at, row.updated_at)
+        if not self.is_sound(row):
             return Job(*place, "", "", "failed", 0, None, UNPROVED, None, *times, "", damaged=True)
-        columns = dict(row)
-        del columns["mac"], columns["mac_format"]
         # No MAC covers it, and older builds leave it where it was: only a code, and only of what is open, is shown.
-        if row["state"] not in OPEN_STATES or row["waits_for"] not in _WAITS:
-            columns["waits_for"] = None
-        return Job(**columns)
+        waits = row.state in OPEN_STATES and row.waits_for in _WAITS
+        return Job(
+            *place,
+            row.kind,
+            row.target,
+            cast("JobState", row.state),
+            row.done,
+            row.total,
+            row.error,
+            row.note,
+            *times,
+            row.position,
+            waits_for=cast("WaitsFor", row.waits_for) if waits else None,
+        )
 
     async def get(self, scope: Scope | TenantScope | OperatorScope, job_id: UUID) -> Job:
         """One job: of a tenant or the deployment any, of a subject those on its threads.
@@ -343,8 +367,8 @@ class Jobs:
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
-            row = await transaction.fetchrow(sql.ONE, job_tenant(scope), job_id)
-        if row is None or (isinstance(scope, Scope) and not is_on_thread_of(scope, row["kind"], row["target"])):
+            row = await transaction.fetch_one(sql.ONE, owner=job_tenant(scope), job_id=job_id)
+        if row is None or (isinstance(scope, Scope) and not is_on_thread_of(scope, row.kind, row.target)):
             raise JobNotFound
         return self.read(row)
 
@@ -356,22 +380,22 @@ class Jobs:
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            row = await transaction.fetchrow(sql.ONE, tenant_id, job_id)
-        if row is None or row["kind"] not in kinds:
+            row = await transaction.fetch_one(sql.ONE, owner=tenant_id, job_id=job_id)
+        if row is None or row.kind not in kinds:
             raise JobNotFound
         return self.read(row)
 
     async def due(self) -> list[tuple[UUID, UUID]]:
         """Jobs that nobody works on, as (tenant, job); those that waited longest first."""
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.DUE, _DUE_MAX)
-        return [(row["tenant_id"], row["job_id"]) for row in rows]
+            rows = await transaction.fetch_all(sql.DUE, page_rows=_DUE_MAX)
+        return [(row.tenant_id, row.job_id) for row in rows]
 
     async def count_open(self) -> dict[str, OpenJobs]:
         """How many jobs of each kind have not ended, whosever they are, and since when."""
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.COUNT_OPEN)
-        return {row["kind"]: OpenJobs(row["open"], row["oldest_seconds"]) for row in rows}
+            rows = await transaction.fetch_all(sql.COUNT_OPEN)
+        return {row.kind: OpenJobs(row.jobs, row.oldest_seconds) for row in rows}
 
     async def claim(self, tenant_id: UUID, job_id: UUID) -> Lease | None:
         """Take a job's lease, or None if somebody has it or it ended.
@@ -382,28 +406,54 @@ class Jobs:
         """
         await self._control.ready()
         async with self._unit_of_work.begin(job_scope(tenant_id)) as transaction:
-            row = await transaction.fetchrow(sql.CLAIM, tenant_id, job_id, LEASE_SECONDS)
+            row = await transaction.fetch_one(sql.CLAIM, owner=tenant_id, job_id=job_id, lease_seconds=LEASE_SECONDS)
             if row is None:
                 return None
-            lease = Lease(tenant_id, job_id, row, self._control)
-            if not self._control.is_authentic(proved_job(tenant_id, row), proof_of(row)):
-                ending = ("failed", UNPROVED, row["note"], row["position"], None, None)
-                await transaction.execute(sql.END, tenant_id, job_id, lease.tokens, *ending)
-        self.check(tenant_id, row)
+            lease = Lease(row, self._control)
+            if not self._control.is_authentic(job_row(row), proof_of(row)):
+                await self._end(transaction, lease, "failed", Proof(None, None), (UNPROVED, row.note))
+        self.check(row)
         return lease
+
+    async def _end(
+        self,
+        transaction: Transaction,
+        lease: Lease,
+        state: JobState,
+        proof: Proof,
+        outcome: tuple[str | None, str | None],
+    ) -> int:
+        error, note = outcome
+        return await transaction.run(
+            sql.END,
+            owner=lease.tenant_id,
+            job_id=lease.job_id,
+            leases=lease.tokens,
+            state=state,
+            error=error,
+            note=note,
+            position=lease.position,
+            **proof._asdict(),
+        )
 
     async def release(self, lease: Lease, seconds: float, waits_for: WaitsFor | None = None) -> None:
         """Give a lease back; the job is due again after ``seconds``, and says what it ``waits_for``."""
         async with self._unit_of_work.begin(job_scope(lease.tenant_id)) as transaction:
-            await transaction.execute(sql.RELEASE, lease.tenant_id, lease.job_id, lease.tokens, seconds, waits_for)
+            await transaction.run(
+                sql.RELEASE,
+                owner=lease.tenant_id,
+                job_id=lease.job_id,
+                leases=lease.tokens,
+                again_seconds=seconds,
+                waits_for=waits_for,
+            )
 
     async def end(self, lease: Lease, error: str | None = None, note: str | None = None) -> bool:
         """End a job, as done, or as failed if there is an error; returns whether it was still ours to end."""
         state: JobState = "done" if error is None else "failed"
         async with self._unit_of_work.begin(job_scope(lease.tenant_id)) as transaction:
             proof = lease.proof(state, lease.position, error, note)
-            ending = (state, error, note, lease.position, *proof)
-            ended = await transaction.execute(sql.END, lease.tenant_id, lease.job_id, lease.tokens, *ending)
+            ended = await self._end(transaction, lease, state, proof, (error, note))
         return ended > 0
 
     async def list(
@@ -415,9 +465,11 @@ class Jobs:
             CryptoError: as `get`, for any of them.
         """
         await self._control.ready()
-        since = (datetime.fromisoformat(after[0]), UUID(after[1])) if after else (None, None)
+        before_at, before_id = (datetime.fromisoformat(after[0]), UUID(after[1])) if after else (None, None)
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.LIST, job_tenant(scope), *since, limit)
+            rows = await transaction.fetch_all(
+                sql.LIST, owner=job_tenant(scope), before_at=before_at, before_id=before_id, page_rows=limit
+            )
         jobs = []
         pauses = Pauses()
         for row in rows:

@@ -14,19 +14,22 @@ a tenant writes between two counts is seen by the next one only.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from storage.access.row_quotas import RowQuotas
 from storage.concurrency.rounds import telling
 from storage.errors import StorageError
 from storage.postgres import row_usage as sql
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
+
+R = TypeVar("R")
 
 # How soon a tenant with a quota is counted again at the earliest, and one that has as much as it likes.
 COUNT_SECONDS_MIN: Final = 60.0
@@ -95,9 +98,9 @@ class RowCounting:
             Unavailable: the database cannot be reached.
         """
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.TENANTS_DUE, _TENANTS_MAX)
+            due = await transaction.fetch_all(sql.TENANTS_DUE, page_rows=_TENANTS_MAX)
         # Each to its end, also when another one fails.
-        outcomes = await asyncio.gather(*(self.tenant(row["tenant_id"]) for row in rows), return_exceptions=True)
+        outcomes = await asyncio.gather(*(self.tenant(tenant_id) for tenant_id in due), return_exceptions=True)
         counted = sum(isinstance(each, int) for each in outcomes)
         if counted:
             await self._quotas.refresh()
@@ -117,13 +120,13 @@ class RowCounting:
             Unavailable: the database cannot be reached; the last count stays.
         """
         async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
-            claim = await transaction.fetchrow(sql.CLAIM, tenant_id, LEASE_SECONDS, now)
+            claim = await transaction.fetch_one(sql.CLAIM, lease_seconds=LEASE_SECONDS, at_once=now)
         if claim is None:
             return None
-        count = _Count(self._unit_of_work, self._pages, tenant_id, claim["count_after"], self._page_rows)
+        count = _Count(self._unit_of_work, self._pages, tenant_id, claim.count_after, self._page_rows)
         try:
             await count.run()
-            least = UNLIMITED_COUNT_SECONDS_MIN if claim["quota_bytes"] is None else COUNT_SECONDS_MIN
+            least = UNLIMITED_COUNT_SECONDS_MIN if claim.quota_bytes is None else COUNT_SECONDS_MIN
             await count.finish(min(max(least, COUNT_RATIO * count.work_seconds), COUNT_SECONDS_MAX))
         except _LeaseLostError:
             return None
@@ -139,7 +142,8 @@ class RowCounting:
             Unavailable: the database cannot be reached.
         """
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            return RowCensus(**dict(await transaction.fetchrow(sql.CENSUS)))
+            found = await transaction.fetch_only(sql.CENSUS)
+        return RowCensus(found.used_bytes, found.over, found.age_seconds)
 
     async def keep_running(
         self,
@@ -177,14 +181,15 @@ class _Pages:
         self._pause_ratio = pause_ratio
         self._turn = asyncio.Lock()
 
-    async def read(self, scope: Scope | TenantScope, statement: str, *args: object) -> tuple[list[Any], float]:
+    async def read(
+        self, scope: Scope | TenantScope, statement: Statement[R], values: Mapping[str, object]
+    ) -> tuple[list[R], float]:
         """Rows, and the seconds that reading them took."""
-        place = (scope.tenant_id, scope.subject_id) if isinstance(scope, Scope) else (scope.tenant_id,)
         async with self._turn:
             begun = time.monotonic()
             async with self._unit_of_work.snapshot(scope) as transaction:
-                await transaction.execute(sql.AS_PLANNED)
-                rows = await transaction.fetch(statement, *place, *args)
+                await transaction.run(sql.AS_PLANNED)
+                rows = await transaction.fetch_all(statement, **values)
             took = time.monotonic() - begun
             await asyncio.sleep(took * self._pause_ratio)
         return rows, took
@@ -214,17 +219,17 @@ class _Count:
         """Count all subjects."""
         after = ""
         while True:
-            rows = await self._read(self._tenant, sql.SUBJECTS_AFTER, after, _SUBJECTS_PAGE)
-            for row in rows:
-                await self._subject(Scope(self._tenant.tenant_id, row["subject_id"]))
-            if len(rows) < _SUBJECTS_PAGE:
+            subject_ids = await self._read(self._tenant, sql.SUBJECTS_AFTER, after=after, page_rows=_SUBJECTS_PAGE)
+            for subject_id in subject_ids:
+                await self._subject(Scope(self._tenant.tenant_id, subject_id))
+            if len(subject_ids) < _SUBJECTS_PAGE:
                 return
-            after = rows[-1]["subject_id"]
+            after = subject_ids[-1]
 
     async def finish(self, seconds: float) -> None:
         """Put the sum on record, and that the next count comes in so many seconds."""
         async with self._unit_of_work.begin(self._tenant) as transaction:
-            if not await transaction.execute(sql.FINISH, self._tenant.tenant_id, self._lease, seconds, self.bytes):
+            if not await transaction.run(sql.FINISH, lease=self._lease, again_seconds=seconds, bytes=self.bytes):
                 raise _LeaseLostError
 
     async def give_back(self) -> None:
@@ -234,24 +239,24 @@ class _Count:
                 await self._renew(0.0)
 
     async def _subject(self, scope: Scope) -> None:
-        for row in await self._read(scope, sql.BEGINNING, self._page_rows):
-            if row["rows"] < self._page_rows:
-                self.bytes += row["bytes"]
+        for table in await self._read(scope, sql.BEGINNING, page_rows=self._page_rows):
+            if table.rows < self._page_rows:
+                self.bytes += table.bytes
             else:
-                await self._table(scope, row["name"])
+                await self._table(scope, table.name)
 
     async def _table(self, scope: Scope, name: str) -> None:
         """Count a table of which a subject has more than a page."""
-        rows = await self._read(scope, sql.FIRST_PAGES[name], self._page_rows)
-        while rows:
-            self.bytes += rows[0]["bytes"]
-            if rows[0]["rows"] < self._page_rows:
+        pages = await self._read(scope, sql.FIRST_PAGES[name], page_rows=self._page_rows)
+        while pages:
+            page = pages[0]
+            self.bytes += page.bytes
+            if page.rows < self._page_rows:
                 return
-            key = [rows[0][part] for part in sql.KEYS[name]]
-            rows = await self._read(scope, sql.NEXT_PAGES[name], self._page_rows, *key)
+            pages = await self._read(scope, sql.NEXT_PAGES[name], page_rows=self._page_rows, **sql.after(name, page))
 
-    async def _read(self, scope: Scope | TenantScope, statement: str, *args: object) -> list[Any]:
-        rows, took = await self._pages.read(scope, statement, *args)
+    async def _read(self, scope: Scope | TenantScope, statement: Statement[R], **values: object) -> list[R]:
+        rows, took = await self._pages.read(scope, statement, values)
         self.work_seconds += took
         if time.monotonic() - self._renewed > RENEW_SECONDS:
             await self._renew(LEASE_SECONDS)
@@ -259,8 +264,8 @@ class _Count:
 
     async def _renew(self, seconds: float) -> None:
         async with self._unit_of_work.begin(self._tenant) as transaction:
-            row = await transaction.fetchrow(sql.RENEW, self._tenant.tenant_id, self._lease, seconds)
-        if row is None:
+            lease = await transaction.fetch_one(sql.RENEW, lease=self._lease, again_seconds=seconds)
+        if lease is None:
             raise _LeaseLostError
-        self._lease = row["count_after"]
+        self._lease = lease
         self._renewed = time.monotonic()

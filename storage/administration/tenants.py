@@ -8,12 +8,12 @@ Every change is recorded in the audit log in its own transaction: without the re
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
 
 from storage.access.row_quotas import RowQuotas
 from storage.administration.audit import LOCAL_ACTOR, Audit, chain_of
@@ -35,13 +35,13 @@ from storage.model import ApiKeyRecord, KeySeal, Page, Tenant
 from storage.postgres import blobs as blobs_sql
 from storage.postgres import row_usage as rows_sql
 from storage.postgres import tenants as sql
+from storage.postgres.session import Session
 from storage.postgres.unit_of_work import FIRST_ANSWER_SECONDS_MAX, Transaction, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
 
 _END_OF_TIME = datetime(9999, 1, 1, tzinfo=UTC)
 _BYTES_MAX = 2**63 - 1
 _STRUCK_MAC = bytes(32)  # of no secret
-_COLUMNS = [each.name for each in fields(ApiKeyRecord) if each.name not in {"seal", "suspended"}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,12 @@ class Tenants:
             IdempotencyKeyReused: there is one with its id and another name.
             TenantNameTaken: another tenant has its name.
         """
-        arguments = {"tenant_id": tenant.tenant_id, "name": tenant.name, "created_at": tenant.created_at}
         async with self._unit_of_work.begin(scope) as transaction:
             await _claim_name(transaction, tenant.tenant_id, tenant.name)
-            if not await transaction.fetchval(sql.ADD_TENANT.text, *sql.ADD_TENANT.arguments(**arguments)):
-                before = _tenant(await transaction.fetchrow(sql.ONE_TENANT.text, tenant.tenant_id))
+            if not await transaction.run(
+                sql.ADD_TENANT, wanted=tenant.tenant_id, name=tenant.name, created_at=tenant.created_at
+            ):
+                before = _tenant(await transaction.fetch_only(sql.ONE_TENANT, wanted=tenant.tenant_id))
                 if before.name != tenant.name:
                     raise IdempotencyKeyReused
                 return before
@@ -130,7 +131,7 @@ class Tenants:
         defaults = self._default_quotas
         if defaults.bytes is not None:
             await transaction.fetchrow(blobs_sql.SET_QUOTA, tenant_id, defaults.bytes)
-        await transaction.execute(rows_sql.SET_QUOTA, tenant_id, defaults.rows_bytes)
+        await transaction.run(rows_sql.SET_QUOTA, wanted=tenant_id, quota_bytes=defaults.rows_bytes)
 
     async def get(self, scope: OperatorScope, tenant_id: UUID) -> Tenant:
         """One tenant.
@@ -139,7 +140,7 @@ class Tenants:
             TenantNotFound: there is none.
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
-            row = await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id)
+            row = await transaction.fetch_one(sql.ONE_TENANT, wanted=tenant_id)
         if row is None:
             raise TenantNotFound
         return _tenant(row)
@@ -147,13 +148,11 @@ class Tenants:
     async def list(self, scope: OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None) -> Page[Tenant]:
         """Tenants, newest first."""
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(
-                sql.TENANTS.text,
-                *sql.TENANTS.arguments(
-                    after_at=datetime.fromisoformat(after[0]) if after else _END_OF_TIME,
-                    after_id=UUID(after[1]) if after else UUID(int=0),
-                    page_rows=limit,
-                ),
+            rows = await transaction.fetch_all(
+                sql.TENANTS,
+                after_at=datetime.fromisoformat(after[0]) if after else _END_OF_TIME,
+                after_id=UUID(after[1]) if after else UUID(int=0),
+                page_rows=limit,
             )
         tenants = [_tenant(row) for row in rows]
         last = tenants[-1] if len(tenants) == limit else None
@@ -166,7 +165,7 @@ class Tenants:
             TenantNotFound: there is no such tenant.
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
-            if await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id) is None:
+            if await transaction.fetch_one(sql.ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
             return await _usage(transaction, tenant_id)
 
@@ -201,7 +200,7 @@ class Tenants:
         if not detail:
             raise InvalidState("say quota_bytes, rows_quota_bytes, or both")
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
-            if await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id) is None:
+            if await transaction.fetch_one(sql.ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
             target = f"tenant:{tenant_id}"
             await self._audit.append(transaction, tenant_id, actor, "tenant.quota", target, detail)
@@ -209,7 +208,7 @@ class Tenants:
             if "quota_bytes" in detail:
                 await transaction.fetchrow(blobs_sql.SET_QUOTA, tenant_id, detail["quota_bytes"])
             if "rows_quota_bytes" in detail:
-                await transaction.execute(rows_sql.SET_QUOTA, tenant_id, detail["rows_quota_bytes"])
+                await transaction.run(rows_sql.SET_QUOTA, wanted=tenant_id, quota_bytes=detail["rows_quota_bytes"])
             usage = await _usage(transaction, tenant_id)
         if "rows_quota_bytes" in detail:
             with suppress(StorageError):  # it is said; this process learns of it within a minute, as the others do
@@ -225,7 +224,7 @@ class Tenants:
         """
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
             await _claim_name(transaction, tenant_id, name)
-            if not await transaction.execute(sql.RENAME, tenant_id, name):
+            if not await transaction.run(sql.RENAME, wanted=tenant_id, name=name):
                 raise TenantNotFound
             return await self._record_tenant(transaction, tenant_id, actor, "tenant.rename", {"name": name})
 
@@ -238,7 +237,7 @@ class Tenants:
             TenantNotFound: there is no such tenant.
         """
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
-            if not await transaction.execute(sql.SUSPEND, tenant_id, self._clock.now()):
+            if not await transaction.run(sql.SUSPEND, wanted=tenant_id, now=self._clock.now()):
                 raise TenantNotFound
             return await self._record_tenant(transaction, tenant_id, actor, "tenant.suspend", {"reason": reason})
 
@@ -249,14 +248,14 @@ class Tenants:
             TenantNotFound: there is no such tenant.
         """
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
-            if not await transaction.execute(sql.RESUME, tenant_id):
+            if not await transaction.run(sql.RESUME, wanted=tenant_id):
                 raise TenantNotFound
             return await self._record_tenant(transaction, tenant_id, actor, "tenant.resume", {})
 
     async def is_suspended(self, tenant_id: UUID) -> bool:
         """Whether a tenant's keys are refused for now."""
         async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
-            return bool(await transaction.fetchval(sql.IS_SUSPENDED, tenant_id))
+            return bool(await transaction.fetch_one(sql.IS_SUSPENDED, wanted=tenant_id))
 
     async def recover(self, record: ApiKeyRecord, reason: str, actor: str = LOCAL_ACTOR) -> ApiKeyRecord:
         """Store a key that an operator made for a tenant nobody can administer any more; both logs say so.
@@ -272,7 +271,7 @@ class Tenants:
         if tenant_id is None:
             raise TenantNotFound
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
-            if await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id) is None:
+            if await transaction.fetch_one(sql.ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
             before = await _add_key(transaction, record)
             if before is not None:
@@ -286,7 +285,7 @@ class Tenants:
         self, transaction: Transaction, tenant_id: UUID, actor: str, action: str, detail: Detail
     ) -> Tenant:
         """Record in both logs what an operator did to a tenant, and return it as it is now."""
-        found = _tenant(await transaction.fetchrow(sql.ONE_TENANT.text, tenant_id))
+        found = _tenant(await transaction.fetch_only(sql.ONE_TENANT, wanted=tenant_id))
         for chain in (tenant_id, OPERATOR_CHAIN):
             await self._audit.append(transaction, chain, actor, action, f"tenant:{tenant_id}", detail)
         return found
@@ -294,7 +293,8 @@ class Tenants:
     async def look_up_key(self, key_id: str) -> ApiKeyRecord | None:
         """The stored record of a credential, or None."""
         async with self._unit_of_work.connection() as connection:
-            row = await connection.fetchrow(sql.LOOK_UP, key_id, timeout=FIRST_ANSWER_SECONDS_MAX)
+            session = Session(connection, timeout_seconds=FIRST_ANSWER_SECONDS_MAX)
+            row = await session.fetch_one(sql.LOOK_UP, key_id=key_id)
         return None if row is None else record_of(row)
 
     async def seals_needed(self) -> bool:
@@ -340,16 +340,16 @@ class Tenants:
         self, scope: TenantScope | OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None
     ) -> Page[ApiKeyRecord]:
         """Credentials, newest first."""
-        statement = sql.KEYS if isinstance(scope, TenantScope) else sql.OPERATOR_KEYS
-        values: dict[str, object] = {
+        page: dict[str, object] = {
             "after_at": datetime.fromisoformat(after[0]) if after else _END_OF_TIME,
             "after_id": after[1] if after else "",
             "page_rows": limit,
         }
-        if isinstance(scope, TenantScope):
-            values["wanted"] = scope.tenant_id
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(statement.text, *statement.arguments(**values))
+            if isinstance(scope, TenantScope):
+                rows = await transaction.fetch_all(sql.KEYS, wanted=scope.tenant_id, **page)
+            else:
+                rows = await transaction.fetch_all(sql.OPERATOR_KEYS, **page)
         records = []
         pauses = Pauses()
         for row in rows:
@@ -387,10 +387,10 @@ class Tenants:
         now = self._clock.now()
         async with self._unit_of_work.begin(scope) as transaction:
             administering = "operator" if tenant_id is None else "tenant:admin"
-            rows = await transaction.fetch(sql.LOCK_ALLOWED, tenant_id, administering)
-            if await transaction.fetchrow(sql.LOCK_KEY, tenant_id, key_id) is None:
+            allowed = await transaction.fetch_all(sql.LOCK_ALLOWED, wanted=tenant_id, permission=administering)
+            if await transaction.fetch_one(sql.LOCK_KEY, wanted=tenant_id, key_id=key_id) is None:
                 raise ApiKeyNotFound
-            known = await _some_keys(transaction, [key_id, *(row["key_id"] for row in rows)])
+            known = await _some_keys(transaction, [key_id, *allowed])
             wanted = known.pop(key_id)
             if not force and administering in wanted.permissions and _serves(wanted, peppers, now):
                 others = (each for each in known.values() if _serves(each, peppers, now))
@@ -410,12 +410,13 @@ class Tenants:
         for before, fresh in stamped:
             scope = OperatorScope() if fresh.tenant_id is None else TenantScope(fresh.tenant_id)
             async with self._unit_of_work.begin(scope) as transaction:
-                await transaction.fetchrow(sql.LOCK_KEY, fresh.tenant_id, fresh.key_id)
+                await transaction.fetch_one(sql.LOCK_KEY, wanted=fresh.tenant_id, key_id=fresh.key_id)
                 now = (await _some_keys(transaction, [fresh.key_id])).get(fresh.key_id)
                 if now is None or (now.mac, now.revoked_at, now.seal) != (before.mac, None, before.seal):
                     continue
-                macs = {"fresh": fresh.mac, "version": fresh.pepper_version}
-                await transaction.execute(sql.RESTAMP.text, *sql.RESTAMP.arguments(wanted=fresh.key_id, **macs))
+                await transaction.run(
+                    sql.RESTAMP, key_id=fresh.key_id, mac=fresh.mac, pepper_version=fresh.pepper_version
+                )
                 await _seal_key(transaction, fresh)
 
     async def adopt_keys(self, peppers: Peppers) -> int:
@@ -435,8 +436,7 @@ class Tenants:
     async def _adopt(self, scope: TenantScope | OperatorScope, peppers: Peppers) -> int:
         tenant_id = scope.tenant_id if isinstance(scope, TenantScope) else None
         async with self._unit_of_work.begin(scope) as transaction:
-            rows = await transaction.fetch(sql.LOCK_UNSEALED, tenant_id)
-            known = await _some_keys(transaction, [row["key_id"] for row in rows])
+            known = await _some_keys(transaction, await transaction.fetch_all(sql.LOCK_UNSEALED, wanted=tenant_id))
             for record in known.values():
                 if record.revoked_at is not None:
                     await _strike(transaction, record)
@@ -445,27 +445,26 @@ class Tenants:
 
     async def touch_keys(self, used: Mapping[tuple[UUID | None, str], datetime]) -> None:
         """Record when credentials were last used; called in batches, because a row for each request costs too much."""
-        by_tenant: dict[UUID | None, list[tuple[object, ...]]] = {}
+        by_tenant: dict[UUID | None, list[dict[str, object]]] = {}
         for (tenant_id, key_id), moment in used.items():
-            row = tuple(sql.TOUCH.arguments(wanted=key_id, moment=moment))
-            by_tenant.setdefault(tenant_id, []).append(row)
+            by_tenant.setdefault(tenant_id, []).append({"key_id": key_id, "used_at": moment})
         for tenant_id, rows in by_tenant.items():
             scope = OperatorScope() if tenant_id is None else TenantScope(tenant_id)
             async with self._unit_of_work.begin(scope) as transaction:
-                await transaction.executemany(sql.TOUCH.text, rows)
+                await transaction.run_many(sql.TOUCH, rows)
 
 
 async def _usage(transaction: Transaction, tenant_id: UUID) -> Usage:
     blobs = await transaction.fetchrow(blobs_sql.USAGE, tenant_id)
-    rows = await transaction.fetchrow(rows_sql.USAGE, tenant_id)
+    rows = await transaction.fetch_one(rows_sql.USAGE, wanted=tenant_id)
     usage = Usage() if blobs is None else Usage(blobs["bytes"], blobs["quota_bytes"])
     if rows is None:
         return usage
     return replace(
         usage,
-        rows_bytes=rows["bytes"],
-        rows_quota_bytes=rows["quota_bytes"],
-        rows_counted_at=rows["counted_at"],
+        rows_bytes=rows.bytes,
+        rows_quota_bytes=rows.quota_bytes,
+        rows_counted_at=rows.counted_at,
     )
 
 
@@ -475,8 +474,8 @@ async def _claim_name(transaction: Transaction, tenant_id: UUID, name: str) -> N
     Raises:
         TenantNameTaken: another tenant has it.
     """
-    await transaction.execute(sql.LOCK_NAMES)
-    if await transaction.fetchval(sql.NAME_TAKEN, name, tenant_id):
+    await transaction.run(sql.LOCK_NAMES)
+    if await transaction.fetch_only(sql.NAME_TAKEN, wanted=tenant_id, name=name):
         raise TenantNameTaken
 
 
@@ -486,12 +485,24 @@ async def _add_key(transaction: Transaction, record: ApiKeyRecord) -> ApiKeyReco
     Raises:
         IdempotencyKeyReused: that one may do something else.
     """
-    values = {name: getattr(record, name) for name in _COLUMNS}
-    values["permissions"] = list(record.permissions)
-    if await transaction.fetchval(sql.ADD_KEY.text, *sql.ADD_KEY.arguments(**values)):
+    if await transaction.run(
+        sql.ADD_KEY,
+        key_id=record.key_id,
+        kind=record.kind,
+        name=record.name,
+        owner=record.tenant_id,
+        owner_subject=record.subject_id,
+        permissions=list(record.permissions),
+        mac=record.mac,
+        pepper_version=record.pepper_version,
+        created_at=record.created_at,
+        expires_at=record.expires_at,
+        revoked_at=record.revoked_at,
+        last_used_at=record.last_used_at,
+    ):
         await _seal_key(transaction, record)
         return None
-    before = record_of(await transaction.fetchrow(sql.ONE_KEY.text, record.key_id))
+    before = record_of(await transaction.fetch_only(sql.ONE_KEY, key_id=record.key_id))
     if _asked_for(before) != _asked_for(record):
         raise IdempotencyKeyReused
     return before
@@ -499,19 +510,23 @@ async def _add_key(transaction: Transaction, record: ApiKeyRecord) -> ApiKeyReco
 
 async def _seal_key(transaction: Transaction, record: ApiKeyRecord) -> None:
     if (seal := record.seal) is not None:
-        values = {"key_id": record.key_id, "tenant_id": record.tenant_id, "grants": list(seal.grants)}
-        macs = {"mac": seal.mac, "pepper_version": seal.pepper_version}
-        await transaction.execute(sql.SEAL_KEY.text, *sql.SEAL_KEY.arguments(**values, **macs))
+        await transaction.run(
+            sql.SEAL_KEY,
+            key_id=record.key_id,
+            owner=record.tenant_id,
+            grants=list(seal.grants),
+            mac=seal.mac,
+            pepper_version=seal.pepper_version,
+        )
 
 
 async def _strike(transaction: Transaction, revoked: ApiKeyRecord) -> None:
     """Say that a credential is revoked, and keep nothing that its secret could be compared with."""
-    values = {"wanted": revoked.key_id, "moment": revoked.revoked_at, "struck": _STRUCK_MAC}
-    await transaction.execute(sql.REVOKE.text, *sql.REVOKE.arguments(**values))
+    await transaction.run(sql.REVOKE, key_id=revoked.key_id, now=revoked.revoked_at, mac=_STRUCK_MAC)
 
 
 async def _some_keys(transaction: Transaction, key_ids: Sequence[str]) -> dict[str, ApiKeyRecord]:
-    rows = await transaction.fetch(sql.SOME_KEYS.text, list(key_ids))
+    rows = await transaction.fetch_all(sql.SOME_KEYS, key_ids=list(key_ids))
     return {record.key_id: record for record in map(record_of, rows)}
 
 
@@ -526,13 +541,13 @@ def _asked_for(record: ApiKeyRecord) -> tuple[object, ...]:
     return *named, record.permissions, record.grants
 
 
-def _tenant(row: Any) -> Tenant:
-    return Tenant(**{each.name: row[each.name] for each in fields(Tenant)})
+def _tenant(row: sql.TenantRow) -> Tenant:
+    return Tenant(**asdict(row))
 
 
-def record_of(row: Mapping[str, Any]) -> ApiKeyRecord:
-    """The credential of a row that has its seal's columns, null where there is none."""
-    values = dict(row)
-    values["permissions"] = tuple(values["permissions"])
-    grants, mac, version = (values.pop(name) for name in ("grants", "seal_mac", "seal_pepper_version"))
-    return ApiKeyRecord(**values, seal=None if mac is None else KeySeal(tuple(grants), mac, version))
+def record_of(row: sql.ApiKeyRow) -> ApiKeyRecord:
+    """The credential of a row."""
+    columns = asdict(row)
+    grants, mac, version = (columns.pop(name) for name in ("grants", "seal_mac", "seal_pepper_version"))
+    columns["permissions"] = tuple(row.permissions)
+    return ApiKeyRecord(**columns, seal=None if mac is None else KeySeal(tuple(grants), mac, version))

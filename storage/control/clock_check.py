@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from storage.clock import Clock
 from storage.errors import ClockOff
+from storage.postgres.clock import NOW
+from storage.postgres.session import Session
 from storage.postgres.unit_of_work import UnitOfWork
 
 # Synchronized machines are milliseconds apart; what is further than this is not synchronized.
@@ -38,7 +40,7 @@ class ClockOffset:
 async def measure_offset(connection: Any, clock: Clock) -> ClockOffset:
     """Ask the database for the time."""
     begun, ours = time.monotonic(), clock.now()
-    theirs = await connection.fetchval("SELECT clock_timestamp()")
+    theirs = await Session(connection).fetch_only(NOW)
     half = (time.monotonic() - begun) / 2
     return ClockOffset((theirs - ours).total_seconds() - half, half)
 

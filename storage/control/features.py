@@ -14,7 +14,6 @@ import hmac
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from crypto import KeyUnavailable
@@ -96,12 +95,12 @@ class Features:
         """
         begun = time.monotonic()
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.FEATURES)
+            rows = await transaction.fetch_all(sql.FEATURES)
         if unknown := unknown_to_this_build(rows):
             raise BuildTooOld(f"an upgrade was finished that this build does not know: {', '.join(unknown)}")
         await self._key.ready()
-        since = {row["feature"]: row["since"] for row in rows}
-        damaged = {row["feature"] for row in rows if not self._is_authentic(row)}
+        since = {row.feature: row.since for row in rows}
+        damaged = {row.feature for row in rows if not self._is_authentic(row)}
         # What was on cannot go, nor move: somebody who is no gateway took it away.
         damaged |= {name for name, moment in self._since.items() if since.get(name) != moment}
         if damaged - self._damaged:
@@ -136,14 +135,13 @@ class Features:
     async def add(self, transaction: Transaction, feature: Feature, since: datetime) -> None:
         """Switch a feature on, in the transaction of whoever found out that no older process is left."""
         mac = self._key.mac(feature_row(feature.name, since), NEWEST_FORMAT)
-        await transaction.execute(sql.ADD_FEATURE, feature.name, since, NEWEST_FORMAT, mac)
+        await transaction.run(sql.ADD_FEATURE, feature=feature.name, since=since, mac_format=NEWEST_FORMAT, mac=mac)
 
-    def _is_authentic(self, row: Any) -> bool:
-        mac_format = row["mac_format"]
-        expected = self._key.mac(feature_row(row["feature"], row["since"]), mac_format)
-        return mac_format > FIRST_FORMAT and hmac.compare_digest(expected, row["mac"])
+    def _is_authentic(self, row: sql.FeatureRow) -> bool:
+        expected = self._key.mac(feature_row(row.feature, row.since), row.mac_format)
+        return row.mac_format > FIRST_FORMAT and hmac.compare_digest(expected, row.mac)
 
 
-def unknown_to_this_build(rows: list[Any]) -> list[str]:
+def unknown_to_this_build(rows: list[sql.FeatureRow]) -> list[str]:
     """The names of features that a newer build switched on."""
-    return [row["feature"] for row in rows if row["feature"] not in KNOWN_NAMES or row["mac_format"] > NEWEST_FORMAT]
+    return [row.feature for row in rows if row.feature not in KNOWN_NAMES or row.mac_format > NEWEST_FORMAT]

@@ -69,7 +69,14 @@ class Processes:
         """
         place = f"{socket.gethostname()}:{os.getpid()}"
         async with self._unit_of_work.begin(OperatorScope()) as transaction:
-            await transaction.execute(sql.BEAT, self._instance, place, BUILD, list(KNOWN_NAMES), FORGOTTEN_SECONDS)
+            await transaction.run(
+                sql.BEAT,
+                instance=self._instance,
+                place=place,
+                build=BUILD,
+                features=list(KNOWN_NAMES),
+                forgotten_seconds=FORGOTTEN_SECONDS,
+            )
 
     async def leave(self) -> None:
         """Take this process out.
@@ -78,7 +85,7 @@ class Processes:
             Unavailable: the database cannot be reached.
         """
         async with self._unit_of_work.begin(OperatorScope()) as transaction:
-            await transaction.execute(sql.LEAVE, self._instance)
+            await transaction.run(sql.LEAVE, instance=self._instance)
 
     async def all(self) -> list[Process]:
         """All that were there within the last hour, those that started first at the beginning."""
@@ -94,17 +101,18 @@ class Processes:
 async def seen(transaction: Transaction) -> list[Process]:
     """What the registry shows."""
     return [
-        Process(**{**row, "instance": str(row["instance"]), "features": tuple(row["features"])})
-        for row in await transaction.fetch(sql.SEEN)
+        Process(
+            str(row.instance), row.place, row.build, tuple(row.features), row.started_at, row.seen_at, row.age_seconds
+        )
+        for row in await transaction.fetch_all(sql.SEEN)
     ]
 
 
 async def unregistered(transaction: Transaction) -> int:
     """As `Processes.unregistered`."""
-    count: int = await transaction.fetchval(sql.UNREGISTERED)
-    return count
+    return await transaction.fetch_only(sql.UNREGISTERED)
 
 
 async def lock(transaction: Transaction) -> None:
     """Have processes that come, or say that they are there, wait for the end of the transaction."""
-    await transaction.execute(sql.LOCK)
+    await transaction.run(sql.LOCK)

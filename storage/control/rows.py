@@ -11,16 +11,17 @@ older authentic one of the same identity that was put back.
 """
 
 import hmac
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from crypto import RootKey
-from storage.clock import Clock
+import asyncpg
+
+from storage.control.deployment_keys import Deployment
 from storage.control.features import CONTROL_ROW_FORMATS, Features
 from storage.control.key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
 from storage.errors import IntegrityFailure
-from storage.postgres.unit_of_work import Observer, UnitOfWork
 
 _ENDED = frozenset({"done", "failed"})
 
@@ -64,19 +65,61 @@ def policy_row(
     return Row("retention", tenant_id, (level, *target), (policy, int(legal_hold), updated_at))
 
 
-def job_row(
-    tenant_id: UUID,
-    job_id: UUID,
-    kind: str,
-    target: str,
-    state: str,
-    position: str,
-    error: str | None,
-    note: str | None,
-) -> Row:
-    """A job: what it is, where it is, and how it ended; whether it waits or somebody works on it is left out."""
-    outcome = state if state in _ENDED else "open"
-    return Row("job", tenant_id, (job_id,), (kind, target, outcome, position, error, note))
+class ProvedJob(Protocol):
+    """What of a job a MAC proves, whether it is stored or about to be."""
+
+    @property
+    def tenant_id(self) -> UUID:
+        """The tenant, or the operators' chain for a job of the deployment."""
+
+    @property
+    def job_id(self) -> UUID:
+        """The job's id."""
+
+    @property
+    def kind(self) -> str:
+        """The kind, which says who performs it."""
+
+    @property
+    def target(self) -> str:
+        """The subject, thread or whatever else it works on."""
+
+    @property
+    def state(self) -> str:
+        """The state, of which only an end is proved."""
+
+    @property
+    def position(self) -> str:
+        """The place at which it goes on."""
+
+    @property
+    def error(self) -> str | None:
+        """The reason for which it failed."""
+
+    @property
+    def note(self) -> str | None:
+        """The remark with which it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDraft:
+    """What a job's row is about to say; see `ProvedJob`."""
+
+    tenant_id: UUID
+    job_id: UUID
+    kind: str
+    target: str
+    state: str = "queued"
+    position: str = ""
+    error: str | None = None
+    note: str | None = None
+
+
+def job_row(job: ProvedJob) -> Row:
+    """A job: what it is, where it is, and how it ended; a lease, and what it waits for, are left out."""
+    outcome = job.state if job.state in _ENDED else "open"
+    says = (job.kind, job.target, outcome, job.position, job.error, job.note)
+    return Row("job", job.tenant_id, (job.job_id,), says)
 
 
 class Proof(NamedTuple):
@@ -91,20 +134,32 @@ class Proof(NamedTuple):
     mac_format: int | None
 
 
-def proof_of(row: Any) -> Proof:
+class Proved(Protocol):
+    """A stored row with its proof."""
+
+    @property
+    def mac(self) -> bytes | None:
+        """The MAC."""
+
+    @property
+    def mac_format(self) -> int | None:
+        """The MAC's format."""
+
+
+def proof_of(row: Proved | Any) -> Proof:
     """What proves a row that was read."""
-    return Proof(row["mac"], row["mac_format"])
+    if isinstance(row, asyncpg.Record):  # until every statement that reads control rows has typed ones
+        return Proof(row["mac"], row["mac_format"])
+    return Proof(row.mac, row.mac_format)
 
 
 class ControlRows:
     """Makes and checks proofs. `ready` comes first, and outside of transactions: it may have to ask the root key."""
 
-    def __init__(
-        self, unit_of_work: UnitOfWork, root_key: RootKey, deployment_id: UUID, clock: Clock, observer: Observer
-    ) -> None:
-        self._key = ControlKey(unit_of_work, root_key, deployment_id, clock, observer)
-        self._features = Features(unit_of_work, self._key, clock, observer)
-        self._observer = observer
+    def __init__(self, deployment: Deployment) -> None:
+        self._key = ControlKey(deployment)
+        self._features = Features(deployment.unit_of_work, self._key, deployment.clock, deployment.observer)
+        self._observer = deployment.observer
 
     @property
     def features(self) -> Features:

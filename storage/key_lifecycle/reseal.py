@@ -19,8 +19,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
+
+import msgspec
 
 from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
 from storage.access.access import Access
@@ -32,13 +34,17 @@ from storage.format.archive import Stub
 from storage.format.chain import head_location, thread_location
 from storage.format.key_versions import check_key_version
 from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
-from storage.keys.quiet import Quiet
+from storage.keys.older_transactions import OlderTransactions
 from storage.ledger.reseal import BlobPosition, reseal_blobs
 from storage.postgres import rotation as sql
 from storage.postgres.archives import STUBS_AFTER
 from storage.postgres.checkpoints import SEAL_THREAD
+from storage.postgres.clock import NOW
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+
+R = TypeVar("R")
 
 RESEAL_KIND = "reseal"
 # Rows of one batch: how long a thread's lock is held, a few milliseconds.
@@ -56,9 +62,11 @@ _LEAST = -(2**31)
 class Reseal:
     """Performs the jobs that `Rotation.rotate_subject` adds."""
 
-    def __init__(self, access: Access, quiet: Quiet, audit: Audit, pause_ratio: float = PAUSE_RATIO) -> None:
+    def __init__(
+        self, access: Access, older_transactions: OlderTransactions, audit: Audit, pause_ratio: float = PAUSE_RATIO
+    ) -> None:
         self._access = access
-        self._quiet = quiet
+        self._older_transactions = older_transactions
         self._audit = audit
         self._pause_ratio = pause_ratio
 
@@ -71,7 +79,7 @@ class Reseal:
             case "begin":
                 return await self._begin(lease, scope)
             case "settle" | "drain":
-                if not await self._quiet.since(datetime.fromisoformat(at[0])):
+                if not await self._older_transactions.have_ended(datetime.fromisoformat(at[0])):
                     return Slice(ended=False, again_seconds=SETTLE_SECONDS, waits_for="older-transactions")
                 if step == "settle":
                     await self._move(lease, scope, "threads", lease.done, "")
@@ -87,12 +95,12 @@ class Reseal:
                 return await self._count(lease, scope, int(at[0]))
 
     async def _begin(self, lease: Lease, scope: Scope) -> Slice:
-        moment = await self._quiet.moment()
+        moment = await self._older_transactions.moment()
 
         async def count(sealer: Sealer) -> None:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                row = await transaction.fetchrow(sql.COUNT_STALE, *_place(scope), _version(sealer))
-                await lease.advance(transaction, _position("settle", moment.isoformat()), 0, row["stale"])
+                found = await transaction.fetch_only(sql.COUNT_STALE, version=_version(sealer))
+                await lease.advance(transaction, _position("settle", moment.isoformat()), 0, found.stale)
 
         await self._access.reading(scope, count, NotFound())
         return MORE
@@ -107,15 +115,15 @@ class Reseal:
         until = time.monotonic() + SLICE_SECONDS
         while True:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(sql.THREADS_AFTER, *_place(scope), after, _THREADS_PAGE)
-            for row in rows:
-                thread = _Thread(row["thread_id"])
+                thread_ids = await transaction.fetch_all(sql.THREADS_AFTER, after=after, page_rows=_THREADS_PAGE)
+            for thread_id in thread_ids:
+                thread = _Thread(thread_id)
                 while not thread.finished:
                     await self._paced(lambda: self._batch(lease, scope, thread, done_before, after))  # noqa: B023
                     if time.monotonic() > until:
                         return MORE
-                after = row["thread_id"]
-            if len(rows) < _THREADS_PAGE:
+                after = thread_id
+            if len(thread_ids) < _THREADS_PAGE:
                 await self._move(lease, scope, "blobs", done_before, *_place_of(BlobPosition()))
                 return MORE
 
@@ -152,17 +160,22 @@ class Reseal:
         async def with_sealer(sealer: Sealer) -> bool:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                rows = await transaction.fetch(sql.STALE_RECEIPTS, *_place(scope), _version(sealer), after, BATCH_ROWS)
+                rows = await transaction.fetch_all(
+                    sql.STALE_RECEIPTS, version=_version(sealer), after_key=after, page_rows=BATCH_ROWS
+                )
                 done = 0
                 for row in rows:
-                    location = (row["idempotency_key"], row["request_digest"])
-                    again = _resealed(sealer, Kind.IDEMPOTENCY, location, row["receipt"])
+                    location = (row.idempotency_key, row.request_digest)
+                    again = _resealed(sealer, Kind.IDEMPOTENCY, location, row.receipt)
                     if again is not None:
-                        done += await transaction.execute(
-                            sql.RESEAL_RECEIPT, *_place(scope), row["idempotency_key"], again, row["receipt"]
+                        done += await transaction.run(
+                            sql.RESEAL_RECEIPT,
+                            idempotency_key=row.idempotency_key,
+                            receipt=again,
+                            receipt_before=row.receipt,
                         )
                 more = len(rows) == BATCH_ROWS
-                position = ("receipts", done_before, rows[-1]["idempotency_key"]) if more else ("count", done_before)
+                position = ("receipts", done_before, rows[-1].idempotency_key) if more else ("count", done_before)
                 await lease.advance(transaction, _position(*position), done)
             return more
 
@@ -175,55 +188,54 @@ class Reseal:
         async def with_sealer(sealer: Sealer) -> Slice:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                row = await self._count_stale(transaction, scope, sealer)
-                if row["stale"]:
+                found = await self._count_stale(transaction, scope, sealer)
+                if found.stale:
                     if lease.done == done_before:
                         return Slice(
                             ended=True,
-                            error=f"{row['stale']} sealed rows are damaged; the older key versions stay",
+                            error=f"{found.stale} sealed rows are damaged; the older key versions stay",
                         )
                     await lease.advance(transaction, _position("threads", lease.done, ""))
                     return MORE
-                if row["aside"]:
+                if found.aside:
                     note = (
-                        f"{row['aside']} envelopes of threads under a client-held share, or archived, were left as they"
+                        f"{found.aside} envelopes of threads under a client-held share, or archived, were left as they"
                         " are; the older key versions stay for them"
                     )
                     return Slice(ended=True, note=note)
-                await transaction.execute(sql.RETIRE_SUBJECT_KEYS, *_place(scope), sealer.active_key_version)
-                moment = await transaction.fetchval(sql.MOMENT)
+                await transaction.run(sql.RETIRE_SUBJECT_KEYS, before_version=sealer.active_key_version)
+                moment = await transaction.fetch_only(NOW)
                 await lease.advance(transaction, _position("drain", moment.isoformat()))
             return MORE
 
         return await self._access.reading(scope, with_sealer, NotFound())
 
-    async def _count_stale(self, transaction: Transaction, scope: Scope, sealer: Sealer) -> dict[str, int]:
+    async def _count_stale(self, transaction: Transaction, scope: Scope, sealer: Sealer) -> sql.StaleCount:
         """What needs an older version, before one is given up.
 
         Archiving holds the versions that its rows need until it commits; under this lock the next statement sees
         whoever held them, and nobody comes to need one that is given up in this transaction.
         """
-        await transaction.fetch(sql.LOCK_SUBJECT_KEYS, *_place(scope))
-        row = await transaction.fetchrow(sql.COUNT_STALE, *_place(scope), _version(sealer))
-        found = {"stale": row["stale"], "aside": row["aside"]}
-        if not found["aside"]:
-            found["stale"] += await _unproven(transaction, scope, sealer)
-        return found
+        await transaction.fetch_all(sql.LOCK_SUBJECT_KEYS)
+        found = await transaction.fetch_only(sql.COUNT_STALE, version=_version(sealer))
+        if found.aside:
+            return found
+        return sql.StaleCount(found.stale + await _unproven(transaction, scope, sealer), 0)
 
     async def _end(self, lease: Lease, scope: Scope, sealer: Sealer) -> Slice:
         async with self._access.unit_of_work.begin(scope) as transaction:
             await self._access.check_keys_in(transaction, scope, sealer)
-            row = await self._count_stale(transaction, scope, sealer)
-            if row["stale"] or row["aside"]:
+            found = await self._count_stale(transaction, scope, sealer)
+            if found.stale or found.aside:
                 await lease.advance(transaction, _position("threads", lease.done, ""))
                 return MORE
             now = self._access.clock.now()
-            destroyed = await transaction.fetch(
-                sql.DESTROY_SUBJECT_KEYS, *_place(scope), sealer.active_key_version, now
+            destroyed = await transaction.fetch_all(
+                sql.DESTROY_SUBJECT_KEYS, before_version=sealer.active_key_version, now=now
             )
             await lease.advance(transaction, lease.position)
-            for each in destroyed:
-                detail = {"key_version": each["key_version"]}
+            for key_version in destroyed:
+                detail = {"key_version": key_version}
                 target = f"subject:{scope.subject_id}"
                 await self._audit.append(transaction, scope.tenant_id, GATEWAY_ACTOR, "key.destroy", target, detail)
         return Slice(ended=True)
@@ -235,8 +247,8 @@ class _Thread:
     def __init__(self, thread_id: str) -> None:
         self.thread_id = thread_id
         self.piece = b""
-        self.checkpoint: tuple[object, ...] = ("", "")
-        self.write: tuple[object, ...] = ("", "", "", _LEAST)
+        self.checkpoint = ("", "")
+        self.write = ("", "", "", _LEAST)
         self.finished = False
 
     def copy(self) -> "_Thread":
@@ -295,12 +307,11 @@ async def _unproven(transaction: Transaction, scope: Scope, sealer: Sealer) -> i
 
 async def _reseal_thread(transaction: Transaction, scope: Scope, sealer: Sealer, thread: _Thread) -> int:
     """Re-seal up to `BATCH_ROWS` rows of a thread under its lock; returns how many."""
-    place = (*_place(scope), thread.thread_id)
-    locked = await transaction.fetchrow(sql.LOCK_THREAD, *place, _version(sealer))
+    locked = await transaction.fetch_one(sql.LOCK_THREAD, thread_id=thread.thread_id, version=_version(sealer))
     if locked is None:  # deleted meanwhile, or not ours to re-seal
         thread.finished = True
         return 0
-    batch = _Batch(transaction, sealer, place, thread)
+    batch = _Batch(transaction, scope, sealer, thread)
     for table in (batch.chunks, batch.checkpoints, batch.writes):
         await table()
         if not batch.left:
@@ -313,66 +324,101 @@ async def _reseal_thread(transaction: Transaction, scope: Scope, sealer: Sealer,
 class _Batch:
     """A few rows of a thread whose lock is held."""
 
-    def __init__(self, transaction: Transaction, sealer: Sealer, place: tuple[object, ...], thread: _Thread) -> None:
+    def __init__(self, transaction: Transaction, scope: Scope, sealer: Sealer, thread: _Thread) -> None:
         self._transaction = transaction
+        self._scope = scope
         self._sealer = sealer
-        self._place = place
         self._thread = thread
         self.left = BATCH_ROWS
         self.done = 0
 
-    async def _stale(self, statement: str, *after: object) -> list[Any]:
-        rows = await self._transaction.fetch(statement, *self._place, _version(self._sealer), *after, self.left)
+    async def _stale(self, statement: Statement[R], **after: object) -> list[R]:
+        rows = await self._transaction.fetch_all(
+            statement,
+            thread_id=self._thread.thread_id,
+            version=_version(self._sealer),
+            page_rows=self.left,
+            **after,
+        )
         self.left -= len(rows)
         return rows
 
-    async def _store(self, statement: str, *columns: object) -> None:
-        if columns[-1] is not None:  # else it is damaged, and stays as it is
-            self.done += await self._transaction.execute(statement, *self._place, *columns)
+    async def _store(self, statement: Statement[None], **columns: object) -> None:
+        self.done += await self._transaction.run(statement, thread_id=self._thread.thread_id, **columns)
 
-    def _resealed(self, kind: Kind, location: tuple[Field, ...], row: Any, column: str) -> bytes | None:
+    def _resealed(self, kind: Kind, location: tuple[Field, ...], key_version: int, envelope: bytes) -> bytes | None:
         """As the function, of a row that names its key version."""
         try:
-            check_key_version(row["key_version"], row[column])
+            check_key_version(key_version, envelope)
         except IntegrityFailure:
             return None
-        return _resealed(self._sealer, kind, location, row[column])
+        return _resealed(self._sealer, kind, location, envelope)
+
+    # What does not authenticate is damaged, and stays as it is.
 
     async def chunks(self) -> None:
-        """Pieces of values."""
-        for row in await self._stale(sql.STALE_CHUNKS, self._thread.piece):
-            self._thread.piece = row["piece_id"]
-            location = chunk_location(row["piece_id"], row["children"], row["named_ids"])
-            again = self._resealed(Kind.CHUNK, location, row, "envelope")
-            await self._store(sql.RESEAL_CHUNK, row["piece_id"], self._sealer.active_key_version, again)
+        """Seal pieces of values again."""
+        for row in await self._stale(sql.STALE_CHUNKS, after_piece=self._thread.piece):
+            self._thread.piece = row.piece_id
+            location = chunk_location(row.piece_id, row.children, row.named_ids)
+            again = self._resealed(Kind.CHUNK, location, row.key_version, row.envelope)
+            if again is not None:
+                active = self._sealer.active_key_version
+                await self._store(sql.RESEAL_CHUNK, piece_id=row.piece_id, key_version=active, envelope=again)
 
     async def checkpoints(self) -> None:
-        """Manifests."""
-        for row in await self._stale(sql.STALE_CHECKPOINTS, *self._thread.checkpoint):
-            columns = CheckpointColumns(**{name: row[name] for name in CheckpointColumns.__struct_fields__})
-            self._thread.checkpoint = (columns.namespace, columns.checkpoint_id)
-            again = self._resealed(Kind.MANIFEST, columns.location(), row, "manifest")
-            active = self._sealer.active_key_version
-            await self._store(sql.RESEAL_CHECKPOINT, *self._thread.checkpoint, active, again)
+        """Seal manifests again."""
+        namespace, checkpoint_id = self._thread.checkpoint
+        for row in await self._stale(sql.STALE_CHECKPOINTS, after_namespace=namespace, after_checkpoint=checkpoint_id):
+            columns = msgspec.convert(row, CheckpointColumns, from_attributes=True)
+            self._thread.checkpoint = (row.namespace, row.checkpoint_id)
+            again = self._resealed(Kind.MANIFEST, columns.location(), row.key_version, row.manifest)
+            if again is not None:
+                await self._store(
+                    sql.RESEAL_CHECKPOINT,
+                    namespace=row.namespace,
+                    checkpoint_id=row.checkpoint_id,
+                    key_version=self._sealer.active_key_version,
+                    manifest=again,
+                )
 
     async def writes(self) -> None:
-        """Pending writes."""
-        for row in await self._stale(sql.STALE_WRITES, *self._thread.write):
-            columns = WriteColumns(**{name: row[name] for name in WriteColumns.__struct_fields__})
-            self._thread.write = (columns.namespace, columns.checkpoint_id, columns.task_id, columns.idx)
-            again = self._resealed(Kind.WRITE, columns.location(), row, "value")
-            await self._store(sql.RESEAL_WRITE, *self._thread.write, self._sealer.active_key_version, again)
+        """Seal pending writes again."""
+        namespace, checkpoint_id, task_id, idx = self._thread.write
+        for row in await self._stale(
+            sql.STALE_WRITES,
+            after_namespace=namespace,
+            after_checkpoint=checkpoint_id,
+            after_task=task_id,
+            after_idx=idx,
+        ):
+            columns = msgspec.convert(row, WriteColumns, from_attributes=True)
+            self._thread.write = (row.namespace, row.checkpoint_id, row.task_id, row.idx)
+            again = self._resealed(Kind.WRITE, columns.location(), row.key_version, row.value)
+            if again is not None:
+                await self._store(
+                    sql.RESEAL_WRITE,
+                    namespace=row.namespace,
+                    checkpoint_id=row.checkpoint_id,
+                    task_id=row.task_id,
+                    idx=row.idx,
+                    key_version=self._sealer.active_key_version,
+                    value=again,
+                )
 
-    async def seals(self, locked: Any) -> None:
-        """Heads and the thread's own seal, which are few and small."""
+    async def seals(self, locked: sql.LockedThread) -> None:
+        """Seal heads and the thread's own seal again, which are few and small."""
         thread_id = self._thread.thread_id
-        version = _version(self._sealer)
-        for row in await self._transaction.fetch(sql.STALE_HEADS, *self._place, version):
-            location = head_location(thread_id, row["namespace"], row["head_id"], row["sequence"])
-            again = _resealed(self._sealer, Kind.HEAD, location, row["seal"], compress=False)
-            await self._store(sql.RESEAL_HEAD, row["namespace"], again)
-        if locked["stale"]:
-            location = thread_location(thread_id, locked["created_at"])
-            await self._store(
-                SEAL_THREAD, _resealed(self._sealer, Kind.THREAD, location, locked["seal"], compress=False)
-            )
+        heads = await self._transaction.fetch_all(sql.STALE_HEADS, thread_id=thread_id, version=_version(self._sealer))
+        for row in heads:
+            location = head_location(thread_id, row.namespace, row.head_id, row.sequence)
+            again = _resealed(self._sealer, Kind.HEAD, location, row.seal, compress=False)
+            if again is not None:
+                await self._store(sql.RESEAL_HEAD, namespace=row.namespace, seal=again)
+        if locked.stale:
+            location = thread_location(thread_id, locked.created_at)
+            again = _resealed(self._sealer, Kind.THREAD, location, locked.seal, compress=False)
+            if again is not None:
+                self.done += await self._transaction.execute(
+                    SEAL_THREAD, self._scope.tenant_id, self._scope.subject_id, thread_id, again
+                )

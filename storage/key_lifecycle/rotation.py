@@ -13,22 +13,23 @@ not authenticate is left as it is; the job then fails with the number of such ke
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from functools import partial
 from uuid import UUID
 
-from crypto import CryptoError, KeyDestroyed, KeyUnavailable, RootKey, SecretKey, SigningKey, TransferKey, WrappedKey
+from crypto import CryptoError, KeyDestroyed, KeyUnavailable, SecretKey, WrappedKey, root_context
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import MORE, Jobs, Lease, Slice, outlasting_refusals
-from storage.clock import Clock
+from storage.control.deployment_keys import NO_TENANT, PURPOSES, Deployment
 from storage.encoding import decode_json, encode_json
 from storage.errors import IdempotencyKeyReused, IntegrityFailure, LostRaceError, NotFound, SubjectNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.key_lifecycle.reseal import RESEAL_KIND
 from storage.keys.keys import Keys
+from storage.postgres import deployment_keys as deployment_keys_sql
 from storage.postgres import keys as keys_sql
 from storage.postgres import rotation as sql
-from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.postgres.keys import SubjectKeyRow, TenantKeyRow, wrapping_columns
+from storage.postgres.unit_of_work import Transaction
 from storage.scope import OperatorScope, Scope, TenantScope
 
 REWRAP_ROOT_KIND = "rewrap-tenant-keys"
@@ -41,12 +42,6 @@ _KEY_VERSION_MAX = 2**32 - 1
 REWRAP_ROWS = 200
 # Tenant keys are each a call or three to the root key's service.
 ROOT_ROWS = 20
-# The public half of each of the deployment's own keys, by purpose.
-_PUBLIC_OF: dict[str, Callable[[SecretKey], bytes]] = {
-    "audit": lambda secret: SigningKey(secret).public_key,
-    "transfer": lambda secret: TransferKey(secret).public_key.raw,
-    "control": lambda secret: secret.kcv(),
-}
 
 
 def _position(*parts: str | int) -> str:
@@ -68,89 +63,47 @@ class Rotated:
     created: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TenantKeyState:
-    """One version of a tenant key; ``subject_keys`` counts those it wraps."""
-
-    key_version: int
-    state: str
-    provider: str
-    root_key_id: str
-    root_key_version: str
-    created_at: datetime
-    destroyed_at: datetime | None
-    subject_keys: int
-
-
-@dataclass(frozen=True, slots=True)
-class SubjectKeyState:
-    """One version of a subject's data or id key."""
-
-    purpose: str
-    key_version: int
-    tenant_key_version: int
-    state: str
-    created_at: datetime
-    destroyed_at: datetime | None
-    shred_effective_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class RootKeyUse:
-    """How many tenant keys a version of a root key wraps."""
-
-    provider: str
-    root_key_id: str
-    root_key_version: str
-    tenant_keys: int
-
-
 class Rotation:
     """Begins rotations, and performs the jobs that only rewrap."""
 
     def __init__(
         self,
-        unit_of_work: UnitOfWork,
+        deployment: Deployment,
         keys: Keys,
         jobs: Jobs,
         audit: Audit,
-        root_key: RootKey,
-        deployment_id: UUID,
-        clock: Clock,
     ) -> None:
-        self._unit_of_work = unit_of_work
+        self._unit_of_work = deployment.unit_of_work
         self._keys = keys
         self._jobs = jobs
         self._audit = audit
-        self._root_key = root_key
-        self._deployment_id = deployment_id
-        self._clock = clock
+        self._root_key = deployment.root_key
+        self._deployment_id = deployment.deployment_id
+        self._clock = deployment.clock
 
     # --- what shows ------------------------------------------------------------------------------------------------
 
-    async def tenant_status(self, scope: TenantScope) -> list[TenantKeyState]:
+    async def tenant_status(self, scope: TenantScope) -> list[sql.TenantKeyState]:
         """The versions of a tenant's key, oldest first."""
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.TENANT_KEY_STATES, scope.tenant_id)
-        return [TenantKeyState(**dict(row)) for row in rows]
+            return await transaction.fetch_all(sql.TENANT_KEY_STATES)
 
-    async def subject_status(self, scope: Scope) -> list[SubjectKeyState]:
+    async def subject_status(self, scope: Scope) -> list[sql.SubjectKeyState]:
         """The versions of a subject's keys.
 
         Raises:
             SubjectNotFound: it never had any.
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.SUBJECT_KEY_STATES, scope.tenant_id, scope.subject_id)
-        if not rows:
+            states = await transaction.fetch_all(sql.SUBJECT_KEY_STATES)
+        if not states:
             raise SubjectNotFound
-        return [SubjectKeyState(**dict(row)) for row in rows]
+        return states
 
-    async def root_status(self) -> list[RootKeyUse]:
+    async def root_status(self) -> list[sql.RootKeyUse]:
         """Which root keys wrap how many tenant keys."""
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.ROOT_KEY_USES)
-        return [RootKeyUse(**dict(row)) for row in rows]
+            return await transaction.fetch_all(sql.ROOT_KEY_USES)
 
     # --- root ------------------------------------------------------------------------------------------------------
 
@@ -161,8 +114,8 @@ class Rotation:
             running = await self._jobs.open(transaction, OPERATOR_CHAIN, REWRAP_ROOT_KIND, DEPLOYMENT)
             if running is not None:
                 return running
-            total = await transaction.fetchval(sql.COUNT_TENANT_KEYS)
-            total += len(await transaction.fetch(sql.DEPLOYMENT_KEYS))
+            total = await transaction.fetch_only(sql.COUNT_TENANT_KEYS)
+            total += len(await transaction.fetch_all(deployment_keys_sql.EVERY_KEY))
             begin = _position(0, str(OPERATOR_CHAIN), 0)
             job_id = await self._jobs.add(transaction, OPERATOR_CHAIN, REWRAP_ROOT_KIND, DEPLOYMENT, begin, total)
             detail = {"job_id": str(job_id)}
@@ -183,19 +136,23 @@ class Rotation:
 
     async def _rewrap_tenant_keys(self, lease: Lease, failures: int, after: UUID, version: int) -> Slice:
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.TENANT_KEYS_AFTER, after, version, ROOT_ROWS)
+            rows = await transaction.fetch_all(
+                sql.TENANT_KEYS_AFTER, after_tenant=after, after_version=version, page_rows=ROOT_ROWS
+            )
         for row in rows:
-            tenant_id, key_version = row["tenant_id"], row["key_version"]
-            kcv: bytes = row["kcv"]
-            context = self._keys.root_context(tenant_id, key_version)
-            wrapped = await self._rewrapped(row, context, lambda key, kcv=kcv: key.kcv() == kcv)  # type: ignore[misc]
+            context = self._keys.root_context(row.tenant_id, row.key_version)
+            wrapped = await self._rewrapped(row, context, partial(_has_check_value, row.kcv))
             failures += wrapped is None
-            async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            async with self._unit_of_work.begin(OperatorScope(founding=row.tenant_id)) as transaction:
                 if wrapped is not None:
-                    await transaction.execute(
-                        sql.REWRAP_TENANT_KEY, tenant_id, key_version, *_columns(wrapped), row["wrapped"]
+                    await transaction.run(
+                        sql.REWRAP_TENANT_KEY,
+                        tenant_id=row.tenant_id,
+                        key_version=row.key_version,
+                        **wrapping_columns(wrapped),
+                        wrapped_before=row.wrapped,
                     )
-                position = _position(failures, str(tenant_id), key_version)
+                position = _position(failures, str(row.tenant_id), row.key_version)
                 await lease.advance(transaction, position, int(wrapped is not None))
         if len(rows) < ROOT_ROWS:
             async with self._unit_of_work.begin(OperatorScope()) as transaction:
@@ -205,36 +162,28 @@ class Rotation:
     async def _rewrap_deployment_keys(self, lease: Lease) -> int:
         failed = 0
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.DEPLOYMENT_KEYS)
+            rows = await transaction.fetch_all(deployment_keys_sql.EVERY_KEY)
         for row in rows:
-            context = {
-                "deployment": str(self._deployment_id),
-                "tenant": str(OPERATOR_CHAIN),
-                "purpose": row["purpose"],
-                "version": str(row["key_version"]),
-            }
-            public: bytes = row["public"]
-            public_of = _PUBLIC_OF[row["purpose"]]
-            wrapped = await self._rewrapped(
-                row,
-                context,
-                lambda key, public=public, public_of=public_of: public_of(key) == public,  # type: ignore[misc]
-            )
+            context = root_context(self._deployment_id, NO_TENANT, row.purpose, row.key_version)
+            wrapped = await self._rewrapped(row, context, partial(_has_public_half, row))
             failed += wrapped is None
             async with self._unit_of_work.begin(OperatorScope()) as transaction:
                 if wrapped is not None:
-                    await transaction.execute(
-                        sql.REWRAP_DEPLOYMENT_KEY,
-                        row["purpose"],
-                        row["key_version"],
-                        *_columns(wrapped),
-                        row["wrapped"],
+                    await transaction.run(
+                        deployment_keys_sql.REWRAP_KEY,
+                        purpose=row.purpose,
+                        key_version=row.key_version,
+                        **wrapping_columns(wrapped),
+                        wrapped_before=row.wrapped,
                     )
                 await lease.advance(transaction, lease.position, int(wrapped is not None))
         return failed
 
     async def _rewrapped(
-        self, row: Any, context: dict[str, str], is_same: Callable[[SecretKey], bool]
+        self,
+        row: sql.TenantKeyToRewrap | deployment_keys_sql.DeploymentKeyRow,
+        context: dict[str, str],
+        is_same: Callable[[SecretKey], bool],
     ) -> WrappedKey | None:
         """The same key under the active root key, opened again to be sure; None if the root key refuses this one.
 
@@ -243,12 +192,7 @@ class Rotation:
             KeyDenied: it refuses whatever it is asked, as with an expired token; the job waits.
             RootKeyInvalid: as before, for a file that is away.
         """
-        old = WrappedKey(
-            provider=row["provider"],
-            root_key_id=row["root_key_id"],
-            root_key_version=row["root_key_version"],
-            ciphertext=row["wrapped"],
-        )
+        old = WrappedKey(row.provider, row.root_key_id, row.root_key_version, row.wrapped)
         try:
             wrapped = await self._root_key.rewrap(old, context)
             return wrapped if is_same(await self._root_key.unwrap(wrapped, context)) else None
@@ -279,10 +223,10 @@ class Rotation:
     async def _rotate_tenant(self, scope: TenantScope, actor: str, repeated: UUID | None) -> Rotated:
         tenant_id = scope.tenant_id
         async with self._unit_of_work.snapshot(scope) as transaction:
-            before = await _before(transaction, tenant_id, REWRAP_TENANT_KIND, WHOLE_TENANT, repeated)
+            before = await _before(transaction, REWRAP_TENANT_KIND, WHOLE_TENANT, repeated)
             if before is not None:
                 return before
-            rows = await transaction.fetch(keys_sql.TENANT_KEYS, tenant_id)
+            rows = await transaction.fetch_all(keys_sql.TENANT_KEYS)
         fresh = _next_version(rows, NotFound("the tenant has no key yet, hence nothing to rotate"))
         await self._keys.add_tenant_key(tenant_id, fresh, "pending")
         self._keys.evict_tenant(tenant_id)
@@ -290,11 +234,11 @@ class Rotation:
             raise LostRaceError
         await self._jobs.ready()
         async with self._unit_of_work.begin(scope) as transaction:
-            await transaction.fetch(sql.LOCK_TENANT_KEYS, tenant_id)
-            demoted = await transaction.execute(sql.DEMOTE_TENANT_KEY, tenant_id)
-            if not demoted or not await transaction.execute(sql.PROMOTE_TENANT_KEY, tenant_id, fresh):
+            await transaction.fetch_all(sql.LOCK_TENANT_KEYS)
+            demoted = await transaction.run(sql.DEMOTE_TENANT_KEY)
+            if not demoted or not await transaction.run(sql.PROMOTE_TENANT_KEY, key_version=fresh):
                 raise LostRaceError  # shredded meanwhile, or somebody else's rotation took it
-            total = await transaction.fetchval(sql.COUNT_SUBJECT_KEYS_UNDER_OTHERS, tenant_id, fresh)
+            total = await transaction.fetch_only(sql.COUNT_SUBJECT_KEYS_UNDER_OTHERS, tenant_key_version=fresh)
             job_id = await self._jobs.add(
                 transaction, tenant_id, REWRAP_TENANT_KIND, WHOLE_TENANT, _FIRST, total, _job_id(repeated, fresh)
             )
@@ -319,58 +263,70 @@ class Rotation:
     async def perform_tenant(self, lease: Lease) -> Slice:
         """A slice of a tenant's rewrap. Position: keys left behind in this pass, then the key it is at."""
         scope = TenantScope(lease.tenant_id)
-        failures, *at = decode_json(lease.position)
+        failures, after_subject, after_purpose, after_version = decode_json(lease.position)
         self._keys.evict_tenant(scope.tenant_id)
         active = (await self._keys.tenant(scope.tenant_id)).active_key_version
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.SUBJECT_KEYS_UNDER_OTHERS, scope.tenant_id, active, *at, REWRAP_ROWS)
+            rows = await transaction.fetch_all(
+                sql.SUBJECT_KEYS_UNDER_OTHERS,
+                tenant_key_version=active,
+                after_subject=after_subject,
+                after_purpose=after_purpose,
+                after_version=after_version,
+                page_rows=REWRAP_ROWS,
+            )
         if not rows:
             return await self._end_tenant_pass(lease, scope, active, failures)
         failed, updates = failures, []
         for row in rows:
             try:
-                wrapped = await self._keys.rewrapped(Scope(scope.tenant_id, row["subject_id"]), row, active)
+                wrapped = await self._keys.rewrapped(Scope(scope.tenant_id, row.subject_id), row, active)
             except (IntegrityFailure, KeyDestroyed):
                 failed += 1
                 continue
-            updates.append((row["subject_id"], row["purpose"], row["key_version"], active, wrapped, row["wrapped"]))
+            updates.append((row, wrapped))
         last = rows[-1]
         async with self._unit_of_work.begin(scope) as transaction:
             # Whoever gives this version up meanwhile waits, or was first; then the next slice uses the newer one.
-            if await transaction.fetchval(keys_sql.HOLD_TENANT_KEY, scope.tenant_id, active) != "active":
+            if await transaction.fetch_one(keys_sql.HOLD_TENANT_KEY, key_version=active) != "active":
                 raise LostRaceError
             done = 0
-            for update in updates:
-                done += await transaction.execute(sql.REWRAP_SUBJECT_KEY, scope.tenant_id, *update)
-            position = _position(failed, last["subject_id"], last["purpose"], last["key_version"])
+            for row, wrapped in updates:
+                done += await transaction.run(
+                    sql.REWRAP_SUBJECT_KEY,
+                    subject_id=row.subject_id,
+                    purpose=row.purpose,
+                    key_version=row.key_version,
+                    tenant_key_version=active,
+                    wrapped=wrapped,
+                    wrapped_before=row.wrapped,
+                )
+            position = _position(failed, last.subject_id, last.purpose, last.key_version)
             await lease.advance(transaction, position, done)
         return MORE
 
     async def _end_tenant_pass(self, lease: Lease, scope: TenantScope, active: int, failures: int) -> Slice:
         async with self._unit_of_work.begin(scope) as transaction:
-            states = {
-                row["key_version"]: row["state"]
-                for row in await transaction.fetch(sql.LOCK_TENANT_KEYS, scope.tenant_id)
-            }
+            states = {row.key_version: row.state for row in await transaction.fetch_all(sql.LOCK_TENANT_KEYS)}
             if states.get(active) != "active":
                 raise LostRaceError
-            left = await transaction.fetchval(sql.COUNT_SUBJECT_KEYS_UNDER_OTHERS, scope.tenant_id, active)
+            left = await transaction.fetch_only(sql.COUNT_SUBJECT_KEYS_UNDER_OTHERS, tenant_key_version=active)
             if left and left > failures:
                 await lease.advance(transaction, _FIRST)  # made while this pass was under way
                 return MORE
             if left:
                 error = f"{left} subject keys do not authenticate; the older tenant keys stay"
                 return Slice(ended=True, error=error)
-            await transaction.execute(sql.RETIRE_TENANT_KEYS, scope.tenant_id, active)
+            await transaction.run(sql.RETIRE_TENANT_KEYS, before_version=active)
             await self._destroy_tenant_keys(transaction, scope, active)
             await lease.advance(transaction, _FIRST)
         self._keys.evict_tenant(scope.tenant_id)
         return Slice(ended=True)
 
     async def _destroy_tenant_keys(self, transaction: Transaction, scope: TenantScope, active: int) -> None:
-        destroyed = await transaction.fetch(sql.DESTROY_TENANT_KEYS, scope.tenant_id, active, self._clock.now())
-        for row in destroyed:
-            target = f"tenant-key:{row['key_version']}"
+        destroyed = await transaction.fetch_all(sql.DESTROY_TENANT_KEYS, before_version=active, now=self._clock.now())
+        for key_version in destroyed:
+            target = f"tenant-key:{key_version}"
             await self._audit.append(transaction, scope.tenant_id, GATEWAY_ACTOR, "key.destroy", target)
 
     # --- subject ---------------------------------------------------------------------------------------------------
@@ -388,20 +344,19 @@ class Rotation:
 
     async def _rotate_subject(self, scope: Scope, actor: str, repeated: UUID | None) -> Rotated:
         async with self._unit_of_work.snapshot(scope) as transaction:
-            before = await _before(transaction, scope.tenant_id, RESEAL_KIND, scope.subject_id, repeated)
+            before = await _before(transaction, RESEAL_KIND, scope.subject_id, repeated)
             if before is not None:
                 return before
-            rows = await transaction.fetch(keys_sql.SUBJECT_KEYS, scope.tenant_id, scope.subject_id)
-        fresh = _next_version([row for row in rows if row["purpose"] == "data"], SubjectNotFound())
+            rows = await transaction.fetch_all(keys_sql.SUBJECT_KEYS)
+        fresh = _next_version([row for row in rows if row.purpose == "data"], SubjectNotFound())
         await self._keys.add_subject_keys(scope, ("data",), fresh, "pending")
         self._keys.evict(scope)
         await self._keys.existing_sealer(scope)  # opens the new one, too, or raises
         await self._jobs.ready()
         async with self._unit_of_work.begin(scope) as transaction:
-            place = (scope.tenant_id, scope.subject_id)
-            await transaction.fetch(sql.LOCK_SUBJECT_KEYS, *place)
-            demoted = await transaction.execute(sql.DEMOTE_SUBJECT_KEY, *place)
-            if not demoted or not await transaction.execute(sql.PROMOTE_SUBJECT_KEY, *place, fresh):
+            await transaction.fetch_all(sql.LOCK_SUBJECT_KEYS)
+            demoted = await transaction.run(sql.DEMOTE_SUBJECT_KEY)
+            if not demoted or not await transaction.run(sql.PROMOTE_SUBJECT_KEY, key_version=fresh):
                 raise LostRaceError
             job_id = await self._jobs.add(
                 transaction, scope.tenant_id, RESEAL_KIND, scope.subject_id, "", job_id=_job_id(repeated, fresh)
@@ -413,9 +368,16 @@ class Rotation:
         return Rotated(fresh, job_id)
 
 
-async def _before(
-    transaction: Transaction, tenant_id: UUID, kind: str, target: str, repeated: UUID | None
-) -> Rotated | None:
+def _has_check_value(kcv: bytes, key: SecretKey) -> bool:
+    return key.kcv() == kcv
+
+
+def _has_public_half(row: deployment_keys_sql.DeploymentKeyRow, key: SecretKey) -> bool:
+    purpose = PURPOSES[row.purpose]
+    return purpose.public_of(purpose.opened(key)) == row.public
+
+
+async def _before(transaction: Transaction, kind: str, target: str, repeated: UUID | None) -> Rotated | None:
     """The rotation that was begun with ``repeated``, if there was one: its job says which.
 
     Raises:
@@ -423,14 +385,14 @@ async def _before(
     """
     if repeated is None:
         return None
-    row = await transaction.fetchrow(
-        sql.ROTATION_OF, tenant_id, _job_id(repeated, 0), _job_id(repeated, _KEY_VERSION_MAX)
+    row = await transaction.fetch_one(
+        sql.ROTATION_OF, first_id=_job_id(repeated, 0), last_id=_job_id(repeated, _KEY_VERSION_MAX)
     )
     if row is None:
         return None
-    if (row["kind"], row["target"]) != (kind, target):
+    if (row.kind, row.target) != (kind, target):
         raise IdempotencyKeyReused
-    return Rotated(row["job_id"].int & _KEY_VERSION_MAX, row["job_id"], created=False)
+    return Rotated(row.job_id.int & _KEY_VERSION_MAX, row.job_id, created=False)
 
 
 def _job_id(repeated: UUID | None, key_version: int) -> UUID | None:
@@ -438,7 +400,7 @@ def _job_id(repeated: UUID | None, key_version: int) -> UUID | None:
     return None if repeated is None else UUID(int=repeated.int & ~_KEY_VERSION_MAX | key_version)
 
 
-def _next_version(rows: Sequence[Any], otherwise: NotFound) -> int:
+def _next_version(rows: Sequence[SubjectKeyRow | TenantKeyRow], otherwise: NotFound) -> int:
     """The version to make; one that is pending, left by a rotation that did not get further, is used.
 
     Raises:
@@ -447,11 +409,7 @@ def _next_version(rows: Sequence[Any], otherwise: NotFound) -> int:
     """
     if not rows:
         raise otherwise
-    if not any(row["state"] == "active" for row in rows):
+    if not any(row.state == "active" for row in rows):
         raise KeyDestroyed
-    newest: int = rows[-1]["key_version"]
-    return newest if rows[-1]["state"] == "pending" else newest + 1
-
-
-def _columns(wrapped: WrappedKey) -> tuple[object, ...]:
-    return wrapped.provider, wrapped.root_key_id, wrapped.root_key_version, wrapped.ciphertext
+    newest = rows[-1]
+    return newest.key_version if newest.state == "pending" else newest.key_version + 1

@@ -24,7 +24,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -40,6 +40,7 @@ from crypto import (
     SecretKey,
     WrappedKey,
     keyed_digest,
+    root_context,
 )
 from storage.access.head_anchors import subject_tag
 from storage.administration.audit import GATEWAY_ACTOR, LOCAL_ACTOR, Audit
@@ -47,16 +48,18 @@ from storage.administration.jobs import MORE, Jobs, Lease, Slice, outlasting_ref
 from storage.blobs.keyspace import TombstoneLocation, tombstone_prefix
 from storage.blobs.store import BlobExists, BlobNotFound, BlobStore
 from storage.clock import Clock
-from storage.control.rows import ControlRows, job_row
+from storage.control.rows import ControlRows, JobDraft, job_row
 from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, InvalidState, SubjectNotFound, TenantNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.keys.keys import Keys
-from storage.keys.quiet import Quiet
+from storage.keys.older_transactions import OlderTransactions
 from storage.ledger.ledger import BlobLedger
+from storage.postgres import jobs as jobs_sql
 from storage.postgres import shred as sql
 from storage.postgres import tenants as tenants_sql
 from storage.postgres.completeness import TRACES
+from storage.postgres.jobs import JobRow
 from storage.postgres.threads import DELETE_ALL
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
@@ -132,13 +135,10 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class _WithKeys:
-    """A tombstone that this database contradicts, and its job; ``begun``: which has not yet come to the keys."""
+    """A tombstone that this database contradicts, and its job where that has not yet come to the keys."""
 
     location: TombstoneLocation
-    kind: str
-    target: str
-    state: str
-    begun: bool
+    begun: JobRow | None
 
 
 class _WrappedRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -196,7 +196,7 @@ class Shred:
         keys: Keys,
         jobs: Jobs,
         audit: Audit,
-        quiet: Quiet,
+        older_transactions: OlderTransactions,
         root_key: RootKey,
         blobs: BlobStore | None,
         deployment_id: UUID,
@@ -208,7 +208,7 @@ class Shred:
         self._keys = keys
         self._jobs = jobs
         self._audit = audit
-        self._quiet = quiet
+        self._older_transactions = older_transactions
         self._root_key = root_key
         self._blobs = blobs
         self._deployment_id = deployment_id
@@ -235,19 +235,19 @@ class Shred:
             KeyUnavailable: as before, for the root key, which seals the tombstone.
         """
         _check_confirmed(confirm, scope.subject_id, "the subject's id")
-        place = (scope.tenant_id, scope.subject_id)
         await self._control.ready()
         async with self._unit_of_work.begin(scope) as transaction:
-            standing = await transaction.fetchrow(sql.SUBJECT_STANDING, *place)
-            if not standing["keys"]:
+            before = await transaction.fetch_only(sql.SUBJECT_KEYS_LEFT)
+            if not before.keys:
                 raise SubjectNotFound
             job_id = await self._intend(
-                transaction, scope.tenant_id, SHRED_SUBJECT_KIND, scope.subject_id, actor, keyed=standing["active"] > 0
+                transaction, scope.tenant_id, SHRED_SUBJECT_KIND, scope.subject_id, actor, keyed=before.active > 0
             )
         await self._destroy_subject(scope, job_id, actor)
         async with self._unit_of_work.snapshot(scope) as transaction:
-            standing = await transaction.fetchrow(sql.SUBJECT_STANDING, *place)
-        return Shredded(job_id, standing["shred_effective_at"], self._blobs is not None)
+            after = await transaction.fetch_only(sql.SUBJECT_KEYS_LEFT)
+        assert after.shred_effective_at is not None  # noqa: S101  they were destroyed
+        return Shredded(job_id, after.shred_effective_at, self._blobs is not None)
 
     async def tenant(self, tenant_id: UUID, confirm: str, actor: str) -> Shredded:
         """Shred a tenant with all of its subjects; as `subject`.
@@ -262,29 +262,29 @@ class Shred:
         _check_confirmed(confirm, str(tenant_id), "the tenant's id")
         await self._control.ready()
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
-            if await transaction.fetchrow(tenants_sql.ONE_TENANT.text, tenant_id) is None:
+            if await transaction.fetch_one(tenants_sql.ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
-            standing = await transaction.fetchrow(sql.TENANT_STANDING, tenant_id)
+            before = await transaction.fetch_only(sql.TENANT_KEYS_LEFT, tenant_id=tenant_id)
             job_id = await self._intend(
-                transaction, tenant_id, SHRED_TENANT_KIND, WHOLE_TENANT, actor, keyed=standing["active"] > 0
+                transaction, tenant_id, SHRED_TENANT_KIND, WHOLE_TENANT, actor, keyed=before.active > 0
             )
         await self._destroy_tenant(tenant_id, job_id, actor)
-        async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
-            standing = await transaction.fetchrow(sql.TENANT_STANDING, tenant_id)
-        return Shredded(job_id, standing["destroyed_at"] + self._retention, self._blobs is not None)
+        async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
+            after = await transaction.fetch_only(sql.TENANT_KEYS_LEFT, tenant_id=tenant_id)
+        assert after.destroyed_at is not None  # noqa: S101  they were destroyed
+        return Shredded(job_id, after.destroyed_at + self._retention, self._blobs is not None)
 
     async def _intend(
         self, transaction: Transaction, tenant_id: UUID, kind: str, target: str, actor: str, *, keyed: bool
     ) -> UUID:
-        known = await transaction.fetchrow(sql.LAST_JOB, tenant_id, kind, target)
-        if known is not None and self._jobs.is_sound(tenant_id, known):
+        known = await transaction.fetch_one(sql.LAST_JOB, owner=tenant_id, kind=kind, target=target)
+        if known is not None and self._jobs.is_sound(known):
             if keyed:
                 await self._refuse_held(transaction, tenant_id, kind, target)
             # One that failed left rows; what has its keys again, after it was done, has rows again.
-            known_id: UUID = known["job_id"]
-            if known["state"] == "failed" or (known["state"] == "done" and keyed):
-                await self._requeue(transaction, tenant_id, known_id, kind, target)
-            return known_id
+            if known.state == "failed" or (known.state == "done" and keyed):
+                await self._requeue(transaction, tenant_id, known.job_id, kind, target)
+            return known.job_id
         await self._refuse_held(transaction, tenant_id, kind, target)
         job_id = await self._jobs.add(transaction, tenant_id, kind, target, INTENDED)
         detail = {"job_id": str(job_id)}
@@ -299,19 +299,23 @@ class Shred:
             await refuse_held_tenant(transaction, self._control, tenant_id)
 
     async def _requeue(self, transaction: Transaction, tenant_id: UUID, shred_id: UUID, kind: str, target: str) -> None:
-        row = job_row(tenant_id, shred_id, kind, target, "queued", INTENDED, None, None)
-        await transaction.execute(
-            sql.BEGIN_AGAIN, tenant_id, shred_id, kind, target, INTENDED, *self._control.proof(row)
-        )  # fmt: skip
+        row = job_row(JobDraft(tenant_id, shred_id, kind, target, position=INTENDED))
+        await transaction.run(
+            sql.BEGIN_AGAIN,
+            owner=tenant_id,
+            job_id=shred_id,
+            kind=kind,
+            target=target,
+            position=INTENDED,
+            **self._control.proof(row)._asdict(),
+        )
         transaction.when_committed(self._jobs.added.set)
 
     async def _destroy_subject(self, scope: Scope, shred_id: UUID, actor: str) -> int:
         await self._bury(scope.tenant_id, shred_id, "subject", scope.subject_id, await self._anchor_tag(scope))
         now = self._clock.now()
         async with self._unit_of_work.begin(scope) as transaction:
-            destroyed = await transaction.execute(
-                sql.DESTROY_SUBJECT, scope.tenant_id, scope.subject_id, now, now + self._retention
-            )
+            destroyed = await transaction.run(sql.DESTROY_SUBJECT, now=now, effective_at=now + self._retention)
             if destroyed:
                 await self._record(transaction, scope.tenant_id, actor, f"subject:{scope.subject_id}", shred_id, now)
         self._keys.evict(scope)
@@ -321,9 +325,11 @@ class Shred:
         await self._bury(tenant_id, shred_id, "tenant", None)
         now = self._clock.now()
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
-            destroyed = await transaction.execute(sql.REFUSE_KEYS, tenant_id, now)
-            destroyed += await transaction.execute(sql.DESTROY_TENANT, tenant_id, now)
-            subjects = await transaction.execute(sql.DESTROY_SUBJECTS, tenant_id, now, now + self._retention)
+            destroyed = await transaction.run(sql.REFUSE_KEYS, tenant_id=tenant_id, now=now)
+            destroyed += await transaction.run(sql.DESTROY_TENANT, tenant_id=tenant_id, now=now)
+            subjects = await transaction.run(
+                sql.DESTROY_SUBJECTS, tenant_id=tenant_id, now=now, effective_at=now + self._retention
+            )
             if destroyed or subjects:
                 target = f"tenant:{tenant_id}"
                 await self._record(transaction, tenant_id, actor, target, shred_id, now)
@@ -355,11 +361,11 @@ class Shred:
                 await self._destroy_subject(Scope(lease.tenant_id, lease.target), lease.job_id, GATEWAY_ACTOR)
             else:
                 await self._destroy_tenant(lease.tenant_id, lease.job_id, GATEWAY_ACTOR)
-            moment = await self._quiet.moment()
+            moment = await self._older_transactions.moment()
             await self._move(lease, "settle", moment.isoformat())
             return MORE
         if step == "settle":
-            if not await self._quiet.since(datetime.fromisoformat(at[0])):
+            if not await self._older_transactions.have_ended(datetime.fromisoformat(at[0])):
                 return Slice(ended=False, again_seconds=SETTLE_SECONDS, waits_for="older-transactions")
             await self._move(lease, "purge", "")
             return MORE
@@ -377,13 +383,12 @@ class Shred:
                 await self._blobs.head(location)
                 return
         if lease.kind == SHRED_SUBJECT_KIND:
-            scope: Scope | OperatorScope = Scope(lease.tenant_id, lease.target)
-            standing_of: tuple[str, ...] = (sql.SUBJECT_STANDING, lease.target)
-        else:
-            scope, standing_of = OperatorScope(founding=lease.tenant_id), (sql.TENANT_STANDING,)
-        statement, *place = standing_of
-        async with self._unit_of_work.begin(scope) as transaction:
-            if (await transaction.fetchrow(statement, lease.tenant_id, *place))["active"]:
+            async with self._unit_of_work.begin(Scope(lease.tenant_id, lease.target)) as transaction:
+                if (await transaction.fetch_only(sql.SUBJECT_KEYS_LEFT)).active:
+                    await self._refuse_held(transaction, lease.tenant_id, lease.kind, lease.target)
+            return
+        async with self._unit_of_work.begin(OperatorScope(founding=lease.tenant_id)) as transaction:
+            if (await transaction.fetch_only(sql.TENANT_KEYS_LEFT, tenant_id=lease.tenant_id)).active:
                 await self._refuse_held(transaction, lease.tenant_id, lease.kind, lease.target)
 
     async def _move(self, lease: Lease, *position: str) -> None:
@@ -396,17 +401,16 @@ class Shred:
             return Slice(ended=await self._purge_subject(lease, Scope(lease.tenant_id, lease.target), after, until))
         while True:
             async with self._unit_of_work.snapshot(TenantScope(lease.tenant_id)) as transaction:
-                rows = await transaction.fetch(sql.SUBJECTS_AFTER, lease.tenant_id, after, _PAGE)
-            for row in rows:
-                scope = Scope(lease.tenant_id, row["subject_id"])
-                if not await self._purge_subject(lease, scope, after, until):
+                subject_ids = await transaction.fetch_all(sql.SUBJECTS_AFTER, after=after, page_rows=_PAGE)
+            for subject_id in subject_ids:
+                if not await self._purge_subject(lease, Scope(lease.tenant_id, subject_id), after, until):
                     return MORE
-                after = row["subject_id"]
+                after = subject_id
                 await self._move(lease, "purge", after)
-            if len(rows) < _PAGE:
+            if len(subject_ids) < _PAGE:
                 async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
                     for statement in sql.PURGE_TENANT:
-                        await transaction.execute(statement, lease.tenant_id)
+                        await transaction.run(statement)
                 return Slice(ended=True)
 
     async def _purge_subject(self, lease: Lease, scope: Scope, after: str, until: float) -> bool:
@@ -425,8 +429,8 @@ class Shred:
                 break
         async with self._unit_of_work.begin(scope) as transaction:
             await self._ledger.condemn_subject(transaction, scope)
-            for statement in sql.PURGE_REST:
-                await transaction.execute(statement, *place)
+            for purge in sql.PURGE_REST:
+                await transaction.run(purge)
             await lease.advance(transaction, _position("purge", after))
         return True
 
@@ -495,12 +499,7 @@ class Shred:
         return tombstone, tombstone_key
 
     def _context(self, tenant_id: UUID) -> dict[str, str]:
-        return {
-            "deployment": str(self._deployment_id),
-            "tenant": str(tenant_id),
-            "purpose": TOMBSTONE_PURPOSE,
-            "version": "1",
-        }
+        return root_context(self._deployment_id, tenant_id, TOMBSTONE_PURPOSE, 1)
 
     async def unapplied(self) -> list[TombstoneLocation]:
         """Tombstones whose shred this database does not know, or whose keys are there again.
@@ -512,22 +511,23 @@ class Shred:
             BlobUnavailable: the object store does not answer.
             CryptoError: the root key does not open what is needed for that.
         """
-        return [each.location for each in await self._with_keys() if not (each.begun and await self._carried_on(each))]
+        return [each.location for each in await self._with_keys() if not await self._carried_on(each.begun)]
 
-    async def _carried_on(self, shred: "_WithKeys") -> bool:
+    async def _carried_on(self, begun: JobRow | None) -> bool:
         """Destroy the keys of a shred that was begun; returns whether its tombstone is authentic.
 
         Nobody's lease is asked for: who has one may do the same at the same moment, and one of both changes nothing.
         """
-        tenant_id, shred_id = shred.location.tenant_id, shred.location.shred_id
-        if shred.state == "failed":
-            async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
-                await self._requeue(transaction, tenant_id, shred_id, shred.kind, shred.target)
+        if begun is None:
+            return False
+        if begun.state == "failed":
+            async with self._unit_of_work.begin(TenantScope(begun.tenant_id)) as transaction:
+                await self._requeue(transaction, begun.tenant_id, begun.job_id, begun.kind, begun.target)
         try:
-            if shred.kind == SHRED_SUBJECT_KIND:
-                await self._destroy_subject(Scope(tenant_id, shred.target), shred_id, GATEWAY_ACTOR)
+            if begun.kind == SHRED_SUBJECT_KIND:
+                await self._destroy_subject(Scope(begun.tenant_id, begun.target), begun.job_id, GATEWAY_ACTOR)
             else:
-                await self._destroy_tenant(tenant_id, shred_id, GATEWAY_ACTOR)
+                await self._destroy_tenant(begun.tenant_id, begun.job_id, GATEWAY_ACTOR)
         except IntegrityFailure:
             return False
         return True
@@ -551,21 +551,24 @@ class Shred:
         found = []
         for tenant_id, shred_ids in tenants.items():
             async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
-                rows = await transaction.fetch(
-                    sql.UNAPPLIED, tenant_id, shred_ids, INTENDED, SHRED_SUBJECT_KIND, SHRED_TENANT_KIND
+                unapplied = await transaction.fetch_all(
+                    sql.UNAPPLIED, shred_ids=shred_ids, subject_kind=SHRED_SUBJECT_KIND, tenant_kind=SHRED_TENANT_KIND
                 )
-            for row in rows:
-                location = TombstoneLocation(self._deployment_id, tenant_id, row["shred_id"])
-                begun = row["begun"] and await self._proved(tenant_id, row)
-                found.append(_WithKeys(location, row["kind"], row["target"], row["state"], begun))
+                jobs = {
+                    shred_id: await transaction.fetch_one(jobs_sql.ONE, owner=tenant_id, job_id=shred_id)
+                    for shred_id in unapplied
+                }
+            for shred_id, job in jobs.items():
+                location = TombstoneLocation(self._deployment_id, tenant_id, shred_id)
+                found.append(_WithKeys(location, job if await self._is_begun(job) else None))
         return found
 
-    async def _proved(self, tenant_id: UUID, row: Any) -> bool:
+    async def _is_begun(self, job: JobRow | None) -> bool:
+        """Whether a shred was on its way to destroying the keys, or is in a backup that was made while it was."""
+        if job is None or job.position != INTENDED or job.state == "done":
+            return False
         await self._control.ready()
-        with suppress(IntegrityFailure):
-            self._jobs.check(tenant_id, row)
-            return True
-        return False
+        return self._jobs.is_sound(job)
 
     async def explained(self, tenant_id: UUID) -> Explained:
         """Which anchored heads of a tenant are left behind by shreds, going by their tombstones.
@@ -628,7 +631,7 @@ class Shred:
         applied, refused = 0, None
         for each in await self._with_keys():
             try:
-                if not (each.begun and await self._carried_on(each)):
+                if not await self._carried_on(each.begun):
                     await self._apply(self._blobs, each.location, GATEWAY_ACTOR)
                     applied += 1
             except IntegrityFailure as failure:
@@ -661,13 +664,12 @@ class Shred:
         after = ""
         while True:
             async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
-                rows: list[Any] = await transaction.fetch(sql.SUBJECTS_AFTER, tenant_id, after, _KEYS_PAGE)
-            for row in rows:
-                subject_id: str = row["subject_id"]
+                subject_ids = await transaction.fetch_all(sql.SUBJECTS_AFTER, after=after, page_rows=_KEYS_PAGE)
+            for subject_id in subject_ids:
                 if hmac.compare_digest(_subject_digest(tombstone_key, subject_id), tombstone.subject or b""):
                     return subject_id
                 after = subject_id
-            if len(rows) < _KEYS_PAGE:
+            if len(subject_ids) < _KEYS_PAGE:
                 return None
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 from crypto import (
@@ -25,7 +25,11 @@ from crypto import (
     RootKey,
     Sealer,
     SecretKey,
+    SubjectKeyPlace,
+    SubjectKeys,
     WrappedKey,
+    WrappingKey,
+    root_context,
     unwrap_subject_key,
     wrap_subject_key,
 )
@@ -33,6 +37,7 @@ from crypto.keyring import SubjectKeyPurpose
 from storage.clock import Clock
 from storage.errors import IntegrityFailure, LostRaceError
 from storage.postgres import keys as sql
+from storage.postgres.keys import StoredSubjectKey, SubjectKeyRow, TenantKeyRow, wrapping_columns
 from storage.postgres.unit_of_work import Observer, UnitOfWork
 from storage.scope import Scope, TenantScope
 
@@ -177,17 +182,13 @@ class Keys:
         fresh = SecretKey.generate()
         wrapped = await self._root_key.wrap(fresh, self.root_context(tenant_id, key_version))
         async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
-            await transaction.execute(
+            await transaction.run(
                 sql.ADD_TENANT_KEY,
-                tenant_id,
-                key_version,
-                state,
-                wrapped.provider,
-                wrapped.root_key_id,
-                wrapped.root_key_version,
-                wrapped.ciphertext,
-                fresh.kcv(),
-                self._clock.now(),
+                key_version=key_version,
+                state=state,
+                **wrapping_columns(wrapped),
+                kcv=fresh.kcv(),
+                now=self._clock.now(),
             )
         return wrapped, fresh
 
@@ -202,20 +203,27 @@ class Keys:
         """
         tenant = await self.tenant(scope.tenant_id)
         wrapping_version = tenant.active_key_version
-        rows = []
-        for purpose in purposes:
-            fresh = SecretKey.generate()
-            place = (self._deployment_id, scope.tenant_id, scope.subject_id, purpose, key_version)
-            wrapped = wrap_subject_key(tenant.keys[wrapping_version], wrapping_version, *place, fresh)
-            rows.append((purpose, key_version, wrapping_version, state, wrapped, fresh.kcv()))
+        wrapping = WrappingKey(tenant.keys[wrapping_version], wrapping_version)
+        fresh = {purpose: SecretKey.generate() for purpose in purposes}
+        now = self._clock.now()
+        rows = [
+            {
+                "purpose": purpose,
+                "key_version": key_version,
+                "tenant_key_version": wrapping_version,
+                "state": state,
+                "wrapped": wrap_subject_key(wrapping, self._place(scope, purpose, key_version), key),
+                "kcv": key.kcv(),
+                "now": now,
+            }
+            for purpose, key in fresh.items()
+        ]
         async with self._unit_of_work.begin(scope) as transaction:
-            if await transaction.fetchval(sql.HOLD_TENANT_KEY, scope.tenant_id, wrapping_version) != "active":
+            if await transaction.fetch_one(sql.HOLD_TENANT_KEY, key_version=wrapping_version) != "active":
                 self._tenants.evict(scope.tenant_id)
                 raise LostRaceError
             for row in rows:
-                await transaction.execute(
-                    sql.ADD_SUBJECT_KEY, scope.tenant_id, scope.subject_id, *row, self._clock.now()
-                )
+                await transaction.run(sql.ADD_SUBJECT_KEY, **row)
 
     async def _load_or_fail(self, scope: Scope) -> _Opened:
         opened = await self._load(scope)
@@ -237,37 +245,38 @@ class Keys:
                 return None
             self._check_subject(rows)
             try:
-                if await self._has_tenant_as_stored(scope.tenant_id, rows[0]["tenant_hash"]):
+                if await self._has_tenant_as_stored(scope.tenant_id, rows[0].tenant_hash):
                     return await self._opened(scope, rows)
             except _TenantKeyGoneError:
                 continue
         raise self._damage(_UNDER_NO_KEY)
 
-    async def _rows(self, scope: Scope) -> Sequence[Any]:
+    async def _rows(self, scope: Scope) -> Sequence[SubjectKeyRow]:
         """The stored keys of a scope; of one that has no data there may be none.
 
         Raises:
             IntegrityFailure: there are none, but data: keys are stored before what they seal, and a shred keeps their
                 rows.
         """
-        place = (scope.tenant_id, scope.subject_id)
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.SUBJECT_KEYS, *place)
-            if not rows and await transaction.fetchval(sql.HAS_ANYTHING, *place):
+            rows = await transaction.fetch_all(sql.SUBJECT_KEYS)
+            if not rows and await transaction.fetch_only(sql.HAS_ANYTHING):
                 raise self._damage("the subject's keys were removed outside the gateway, but not its data")
         return rows
 
-    def _check_subject(self, rows: Sequence[Any]) -> None:
-        self._check_whole("subject", rows, {row["purpose"] for row in rows if row["state"] == "active"}, _PURPOSES)
+    def _check_subject(self, rows: Sequence[SubjectKeyRow]) -> None:
+        self._check_whole("subject", rows, {row.purpose for row in rows if row.state == "active"}, _PURPOSES)
 
-    def _check_whole(self, whose: str, rows: Sequence[Any], active: set[str], wanted: set[str]) -> None:
+    def _check_whole(
+        self, whose: str, rows: Sequence[SubjectKeyRow | TenantKeyRow], active: set[str], wanted: set[str]
+    ) -> None:
         """Refuse keys of which some are destroyed, or gone, and others are in use: no verb leaves them so.
 
         Raises:
             KeyDestroyed: all of them are.
             IntegrityFailure: somebody edited or removed some.
         """
-        if all(row["state"] == "destroyed" for row in rows):
+        if all(row.state == "destroyed" for row in rows):
             raise KeyDestroyed
         if active != wanted:
             raise self._damage(
@@ -278,28 +287,20 @@ class Keys:
         self._observer.integrity_failure()
         return IntegrityFailure(what)
 
-    async def _opened(self, scope: Scope, rows: Sequence[Any]) -> _Opened:
+    async def _opened(self, scope: Scope, rows: Sequence[SubjectKeyRow]) -> _Opened:
         opened: dict[str, dict[int, SecretKey]] = {"data": {}, "id": {}}
         active: dict[str, int] = {}
         asked_at = self._monotonic()
         for row in rows:
-            if row["state"] not in _OPENABLE:
+            if row.state not in _OPENABLE:
                 continue
-            tenant = await self._wrapping(scope.tenant_id, row["tenant_key_version"])
+            tenant = await self._wrapping(scope.tenant_id, row.tenant_key_version)
             asked_at = min(asked_at, tenant.asked_at)
-            opened[row["purpose"]][row["key_version"]] = self._unwrapped(tenant, scope, row)
-            if row["state"] == "active":
-                active[row["purpose"]] = row["key_version"]
-        sealer = Sealer(
-            self._deployment_id,
-            scope.tenant_id,
-            scope.subject_id,
-            opened["data"],
-            active["data"],
-            opened["id"][active["id"]],
-            keys_hash=rows[0]["keys_hash"],
-        )
-        return _Opened(sealer, asked_at)
+            opened[row.purpose][row.key_version] = self._unwrapped(tenant, scope, row)
+            if row.state == "active":
+                active[row.purpose] = row.key_version
+        keys = SubjectKeys(opened["data"], active["data"], opened["id"][active["id"]], rows[0].keys_hash)
+        return _Opened(Sealer(self._deployment_id, scope.tenant_id, scope.subject_id, keys), asked_at)
 
     async def _has_tenant_as_stored(self, tenant_id: UUID, stored_hash: int) -> bool:
         """Whether a tenant's keys are the stored ones; those that are cached are read again if they are not."""
@@ -318,23 +319,18 @@ class Keys:
             raise _TenantKeyGoneError
         return tenant
 
-    def _unwrapped(self, tenant: TenantKeyring, scope: Scope, row: Any) -> SecretKey:
+    def _place(self, scope: Scope, purpose: SubjectKeyPurpose, key_version: int) -> SubjectKeyPlace:
+        return SubjectKeyPlace(self._deployment_id, scope.tenant_id, scope.subject_id, purpose, key_version)
+
+    def _unwrapped(self, tenant: TenantKeyring, scope: Scope, row: StoredSubjectKey) -> SecretKey:
+        wrapping = WrappingKey(tenant.keys[row.tenant_key_version], row.tenant_key_version)
+        place = self._place(scope, row.purpose, row.key_version)
         try:
-            return unwrap_subject_key(
-                tenant.keys[row["tenant_key_version"]],
-                row["tenant_key_version"],
-                self._deployment_id,
-                scope.tenant_id,
-                scope.subject_id,
-                row["purpose"],
-                row["key_version"],
-                row["wrapped"],
-                row["kcv"],
-            )
+            return unwrap_subject_key(wrapping, place, row.wrapped or b"", row.kcv)
         except OpenError:
             raise self._damage("a stored subject key does not authenticate") from None
 
-    async def rewrapped(self, scope: Scope, row: Any, tenant_key_version: int) -> bytes:
+    async def rewrapped(self, scope: Scope, row: StoredSubjectKey, tenant_key_version: int) -> bytes:
         """A stored subject key, wrapped under another version of the tenant key instead.
 
         Raises:
@@ -342,12 +338,12 @@ class Keys:
             IntegrityFailure: what is stored does not authenticate.
         """
         try:
-            opened = self._unwrapped(await self._wrapping(scope.tenant_id, row["tenant_key_version"]), scope, row)
+            opened = self._unwrapped(await self._wrapping(scope.tenant_id, row.tenant_key_version), scope, row)
         except _TenantKeyGoneError:
             raise self._damage(_UNDER_NO_KEY) from None
         tenant = await self.tenant(scope.tenant_id)
-        place = (self._deployment_id, scope.tenant_id, scope.subject_id, row["purpose"], row["key_version"])
-        return wrap_subject_key(tenant.keys[tenant_key_version], tenant_key_version, *place, opened)
+        wrapping = WrappingKey(tenant.keys[tenant_key_version], tenant_key_version)
+        return wrap_subject_key(wrapping, self._place(scope, row.purpose, row.key_version), opened)
 
     async def _load_or_create_tenant(self, tenant_id: UUID) -> TenantKeyring:
         keyring = await self._load_tenant(tenant_id)
@@ -364,43 +360,33 @@ class Keys:
         """The tenant's keys as they are stored; the root key opens each, but the one that this process ``made``."""
         asked_at = self._monotonic()
         async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
-            rows = await transaction.fetch(sql.TENANT_KEYS, tenant_id)
+            rows = await transaction.fetch_all(sql.TENANT_KEYS)
         if not rows:
             return None
-        self._check_whole("tenant", rows, {row["state"] for row in rows} & {"active"}, {"active"})
+        self._check_whole("tenant", rows, {row.state for row in rows} & {"active"}, {"active"})
         opened: dict[int, SecretKey] = {}
         active: int | None = None
         for row in rows:
-            if row["state"] not in _OPENABLE:
+            if row.state not in _OPENABLE:
                 continue
-            wrapped = WrappedKey(
-                provider=row["provider"],
-                root_key_id=row["root_key_id"],
-                root_key_version=row["root_key_version"],
-                ciphertext=row["wrapped"],
-            )
+            wrapped = WrappedKey(row.provider, row.root_key_id, row.root_key_version, row.wrapped or b"")
             if made is not None and wrapped == made[0]:
                 fresh = made[1]
             else:
                 try:
-                    fresh = await self._root_key.unwrap(wrapped, self.root_context(tenant_id, row["key_version"]))
+                    fresh = await self._root_key.unwrap(wrapped, self.root_context(tenant_id, row.key_version))
                 except OpenError:
                     raise self._damage("a stored tenant key does not authenticate") from None
-            if fresh.kcv() != row["kcv"]:
+            if fresh.kcv() != row.kcv:
                 raise self._damage("a stored tenant key does not match its check value")
-            opened[row["key_version"]] = fresh
-            if row["state"] == "active":
-                active = row["key_version"]
-        return None if active is None else TenantKeyring(opened, active, rows[0]["tenant_hash"], asked_at)
+            opened[row.key_version] = fresh
+            if row.state == "active":
+                active = row.key_version
+        return None if active is None else TenantKeyring(opened, active, rows[0].tenant_hash, asked_at)
 
     def root_context(self, tenant_id: UUID, key_version: int) -> dict[str, str]:
         """What a tenant key's wrapping under the root key is bound to."""
-        return {
-            "deployment": str(self._deployment_id),
-            "tenant": str(tenant_id),
-            "purpose": "tenant",
-            "version": str(key_version),
-        }
+        return root_context(self._deployment_id, tenant_id, "tenant", key_version)
 
 
 def _asked_at(value: TenantKeyring | _Opened) -> float:

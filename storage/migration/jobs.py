@@ -237,7 +237,7 @@ class Migrating:
         """
         await self._jobs.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.LAST_JOBS, scope.tenant_id, schema, list(KINDS))
+            rows = await transaction.fetch_all(sql.LAST_JOBS, schema=schema, kinds=list(KINDS))
         found = (self._jobs.read(row) for row in rows)
         return [job for job in found if not job.damaged]
 

@@ -25,7 +25,7 @@ a prune that ran meanwhile makes them missing here, not in a checkpoint that was
 """
 
 from storage.postgres import holds
-from storage.postgres.keys import KEYS_HASH
+from storage.postgres.keys import KEYS_HASH as NAMED_KEYS_HASH
 from storage.postgres.statement import PlacedStatement
 
 ROW_COLUMNS = (
@@ -52,6 +52,9 @@ ROW_COLUMNS = (
     "key_version",
 )
 _ROW = ", ".join(ROW_COLUMNS)
+
+# By position, as the statements here are.
+KEYS_HASH = NAMED_KEYS_HASH.replace(":tenant_id", "$1").replace(":subject_id", "$2")
 
 # The newest checkpoint of a namespace. By order: row-level security keeps the index from what is compared with `>`.
 _NEWEST = """

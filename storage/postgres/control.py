@@ -1,35 +1,27 @@
-"""Statements on the key of control rows, whose public column holds its check value, and on rows without a MAC."""
+"""Statements that give a MAC to a control row that has none, where it still says what was read."""
 
-CONTROL_KEY = """
-SELECT provider, root_key_id, root_key_version, wrapped, public
-FROM stateroom.deployment_keys WHERE purpose = 'control' AND key_version = $1
-"""
-# Another gateway may have stored its key first; what is stored is then read again, and only that is ever used.
-ADD_CONTROL_KEY = """
-INSERT INTO stateroom.deployment_keys
-    (purpose, key_version, provider, root_key_id, root_key_version, wrapped, public, created_at)
-VALUES ('control', $1, $2, $3, $4, $5, $6, $7)
-ON CONFLICT DO NOTHING
-"""
+from storage.postgres.statement import Statement
 
-# Where a row has no MAC and still says what was read.
-ADOPT_SCHEMA = """
-UPDATE stateroom.state_schemas SET mac = $6, mac_format = $7
-WHERE tenant_id = $1 AND schema = $2 AND number = $3 AND definition = $4 AND created_at = $5 AND mac IS NULL
-"""
-ADOPT_RETENTION = """
-UPDATE stateroom.retention SET mac = $7, mac_format = $8
-WHERE tenant_id = $1 AND level = $2 AND target = $3 AND policy = $4 AND legal_hold = $5 AND updated_at = $6
+ADOPT_SCHEMA = Statement("""
+UPDATE stateroom.state_schemas SET mac = :mac, mac_format = :mac_format
+WHERE tenant_id = :tenant_id AND schema = :schema AND number = :number AND definition = :definition
+  AND created_at = :created_at AND mac IS NULL
+""")
+ADOPT_RETENTION = Statement("""
+UPDATE stateroom.retention SET mac = :mac, mac_format = :mac_format
+WHERE tenant_id = :tenant_id AND level = :level AND target = :target AND policy = :policy
+  AND legal_hold = :legal_hold AND updated_at = :updated_at
   AND mac IS NULL
-"""
-ADOPT_THREAD_RETENTION = """
-UPDATE stateroom.thread_retention SET mac = $7, mac_format = $8
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND policy = $4 AND legal_hold = $5 AND updated_at = $6
+""")
+ADOPT_THREAD_RETENTION = Statement("""
+UPDATE stateroom.thread_retention SET mac = :mac, mac_format = :mac_format
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id AND policy = :policy
+  AND legal_hold = :legal_hold AND updated_at = :updated_at
   AND mac IS NULL
-"""
-ADOPT_JOB = """
-UPDATE stateroom.jobs SET mac = $9, mac_format = $10
-WHERE tenant_id = $1 AND job_id = $2 AND kind = $3 AND target = $4
-  AND CASE WHEN state IN ('done', 'failed') THEN state ELSE 'open' END = $5
-  AND position = $6 AND error IS NOT DISTINCT FROM $7 AND note IS NOT DISTINCT FROM $8 AND mac IS NULL
-"""
+""")
+ADOPT_JOB = Statement("""
+UPDATE stateroom.jobs SET mac = :mac, mac_format = :mac_format
+WHERE tenant_id = :owner AND job_id = :job_id AND kind = :kind AND target = :target
+  AND CASE WHEN state IN ('done', 'failed') THEN state ELSE 'open' END = :outcome
+  AND position = :position AND error IS NOT DISTINCT FROM :error AND note IS NOT DISTINCT FROM :note AND mac IS NULL
+""")

@@ -1,85 +1,171 @@
-"""Statements on jobs. Leases go by the database's clock: gateways need not agree on the time."""
+"""Statements on jobs.
+
+A job is of a tenant or, under the operators' chain, of the deployment, which no scope says; so its owner is always
+given. Leases go by the database's clock: gateways need not agree on the time. The moment is that at which a statement
+began, and not the one at which it got the row's lock, which comes at most `storage.postgres.engine.LOCK_TIMEOUT_MS`
+later: a lease then ends that much sooner, which its owner renews long before, and one that ended while a claim waited
+is claimed by the next.
+"""
+
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from storage.postgres.statement import Statement
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """A job as it is stored."""
+
+    tenant_id: UUID
+    job_id: UUID
+    kind: str
+    target: str
+    state: str
+    done: int
+    total: int | None
+    error: str | None
+    note: str | None
+    created_at: datetime
+    updated_at: datetime
+    waits_for: str | None
+    position: str
+    mac: bytes | None
+    mac_format: int | None
+
+
+class ClaimedRow(JobRow, frozen=True):
+    """A job whose lease was taken, and the moment at which that ends."""
+
+    lease_until: datetime
+
+
+class AdvancedRow(msgspec.Struct, frozen=True):
+    """What a job's row became when it moved on."""
+
+    done: int
+    total: int | None
+    lease_until: datetime
+
+
+class DueJob(msgspec.Struct, frozen=True):
+    """A job without a lease."""
+
+    tenant_id: UUID
+    job_id: UUID
+
+
+class OpenCount(msgspec.Struct, frozen=True):
+    """The number of jobs of a kind that have not ended, and the age of the oldest."""
+
+    kind: str
+    jobs: int
+    oldest_seconds: float
+
 
 _SHOWN = "tenant_id, job_id, kind, target, state, done, total, error, note, created_at, updated_at, waits_for"
-_COLUMNS = f"{_SHOWN}, position, mac, mac_format"
+COLUMNS = f"{_SHOWN}, position, mac, mac_format"
 
-ADD = """
+ADD = Statement("""
 INSERT INTO stateroom.jobs
     (tenant_id, job_id, kind, target, state, done, total, position, created_at, updated_at, mac, mac_format)
-VALUES ($1, $2, $3, $4, 'queued', 0, $5, $6, now(), now(), $7, $8)
-"""
+VALUES (:owner, :job_id, :kind, :target, 'queued', 0, :total, :position, now(), now(), :mac, :mac_format)
+""")
 
-ONE = f"SELECT {_COLUMNS} FROM stateroom.jobs WHERE tenant_id = $1 AND job_id = $2"
-
-LOCK = f"{ONE} FOR UPDATE"
+_ONE = f"SELECT {COLUMNS} FROM stateroom.jobs WHERE tenant_id = :owner AND job_id = :job_id"
+ONE = Statement(_ONE, JobRow)
+LOCK = Statement(f"{_ONE} FOR UPDATE", JobRow)
 
 # Whoever works on it finds its lease gone.
-CANCEL = """
-UPDATE stateroom.jobs SET state = 'failed', error = $3, mac = $4, mac_format = $5, waits_for = NULL,
-    lease_until = NULL, updated_at = clock_timestamp()
-WHERE tenant_id = $1 AND job_id = $2
-"""
+CANCEL = Statement("""
+UPDATE stateroom.jobs SET state = 'failed', error = :error, mac = :mac, mac_format = :mac_format, waits_for = NULL,
+    lease_until = NULL, updated_at = statement_timestamp()
+WHERE tenant_id = :owner AND job_id = :job_id
+""")
 
-SUPERSEDE = """
-UPDATE stateroom.jobs SET kind = $3, target = '', position = '', state = 'failed', error = $4, note = NULL, mac = $5,
-    mac_format = $6, lease_until = NULL, updated_at = clock_timestamp()
-WHERE tenant_id = $1 AND job_id = $2
-"""
+SUPERSEDE = Statement("""
+UPDATE stateroom.jobs SET kind = :kind, target = '', position = '', state = 'failed', error = :error, note = NULL,
+    mac = :mac, mac_format = :mac_format, lease_until = NULL, updated_at = statement_timestamp()
+WHERE tenant_id = :owner AND job_id = :job_id
+""")
 
-LIST = f"""
-SELECT {_COLUMNS} FROM stateroom.jobs
-WHERE tenant_id = $1 AND ($2::timestamptz IS NULL OR (created_at, job_id) < ($2, $3::uuid))
-ORDER BY created_at DESC, job_id DESC LIMIT $4
-"""
+LIST = Statement(
+    f"""
+SELECT {COLUMNS} FROM stateroom.jobs
+WHERE tenant_id = :owner AND (:before_at::timestamptz IS NULL OR (created_at, job_id) < (:before_at, :before_id::uuid))
+ORDER BY created_at DESC, job_id DESC LIMIT :page_rows
+""",
+    JobRow,
+)
 
-EVERY = f"""
-SELECT {_COLUMNS} FROM stateroom.jobs WHERE tenant_id = $1 AND job_id > $2 ORDER BY job_id LIMIT $3
-"""
+EVERY = Statement(
+    f"""
+SELECT {COLUMNS} FROM stateroom.jobs WHERE tenant_id = :owner AND job_id > :after ORDER BY job_id LIMIT :page_rows
+""",
+    JobRow,
+)
 
-OPEN = f"""
-SELECT {_COLUMNS} FROM stateroom.jobs
-WHERE tenant_id = $1 AND kind = $2 AND target = $3 AND state IN ('queued', 'running')
-ORDER BY created_at LIMIT $4
-"""
+OPEN = Statement(
+    f"""
+SELECT {COLUMNS} FROM stateroom.jobs
+WHERE tenant_id = :owner AND kind = :kind AND target = :target AND state IN ('queued', 'running')
+ORDER BY created_at LIMIT :page_rows
+""",
+    JobRow,
+)
 
 # Across tenants, by an operator's binding.
-DUE = """
+DUE = Statement(
+    """
 SELECT tenant_id, job_id FROM stateroom.jobs
-WHERE state IN ('queued', 'running') AND (lease_until IS NULL OR lease_until < clock_timestamp())
-ORDER BY updated_at LIMIT $1
-"""
+WHERE state IN ('queued', 'running') AND (lease_until IS NULL OR lease_until < statement_timestamp())
+ORDER BY updated_at LIMIT :page_rows
+""",
+    DueJob,
+)
 
 # Across tenants, by an operator's binding: numbers only.
-COUNT_OPEN = """
-SELECT kind, count(*) AS open,
+COUNT_OPEN = Statement(
+    """
+SELECT kind, count(*) AS jobs,
     extract(epoch FROM statement_timestamp() - min(created_at))::float8 AS oldest_seconds
 FROM stateroom.jobs WHERE state IN ('queued', 'running') GROUP BY kind
-"""
+""",
+    OpenCount,
+)
 
-CLAIM = """
-UPDATE stateroom.jobs SET state = 'running', lease_until = clock_timestamp() + make_interval(secs => $3),
-    updated_at = clock_timestamp()
-WHERE tenant_id = $1 AND job_id = $2 AND state IN ('queued', 'running')
-  AND (lease_until IS NULL OR lease_until < clock_timestamp())
-RETURNING job_id, kind, target, state, done, total, position, error, note, lease_until, mac, mac_format, waits_for
-"""
+CLAIM = Statement(
+    f"""
+UPDATE stateroom.jobs SET state = 'running', updated_at = statement_timestamp(),
+    lease_until = statement_timestamp() + make_interval(secs => :lease_seconds)
+WHERE tenant_id = :owner AND job_id = :job_id AND state IN ('queued', 'running')
+  AND (lease_until IS NULL OR lease_until < statement_timestamp())
+RETURNING {COLUMNS}, lease_until
+""",
+    ClaimedRow,
+)
 
 # Whoever holds the lease knows its exact end: another one's differs, so that a late owner changes nothing.
-ADVANCE = """
-UPDATE stateroom.jobs SET done = done + $4, total = coalesce($5, total), position = $6, mac = $8, mac_format = $9,
-    waits_for = NULL, lease_until = clock_timestamp() + make_interval(secs => $7), updated_at = clock_timestamp()
-WHERE tenant_id = $1 AND job_id = $2 AND lease_until = ANY($3::timestamptz[]) AND state = 'running'
+ADVANCE = Statement(
+    """
+UPDATE stateroom.jobs SET done = done + :done, total = coalesce(:total, total), position = :position,
+    mac = :mac, mac_format = :mac_format, waits_for = NULL, updated_at = statement_timestamp(),
+    lease_until = statement_timestamp() + make_interval(secs => :lease_seconds)
+WHERE tenant_id = :owner AND job_id = :job_id AND lease_until = ANY(:leases::timestamptz[]) AND state = 'running'
 RETURNING done, total, lease_until
-"""
+""",
+    AdvancedRow,
+)
 
-RELEASE = """
-UPDATE stateroom.jobs SET lease_until = clock_timestamp() + make_interval(secs => $4), updated_at = clock_timestamp(),
-    waits_for = $5
-WHERE tenant_id = $1 AND job_id = $2 AND lease_until = ANY($3::timestamptz[]) AND state = 'running'
-"""
+RELEASE = Statement("""
+UPDATE stateroom.jobs SET lease_until = statement_timestamp() + make_interval(secs => :again_seconds),
+    updated_at = statement_timestamp(), waits_for = :waits_for
+WHERE tenant_id = :owner AND job_id = :job_id AND lease_until = ANY(:leases::timestamptz[]) AND state = 'running'
+""")
 
-END = """
-UPDATE stateroom.jobs SET state = $4, error = $5, note = $6, position = $7, mac = $8, mac_format = $9,
-    waits_for = NULL, lease_until = NULL, updated_at = clock_timestamp()
-WHERE tenant_id = $1 AND job_id = $2 AND lease_until = ANY($3::timestamptz[]) AND state = 'running'
-"""
+END = Statement("""
+UPDATE stateroom.jobs SET state = :state, error = :error, note = :note, position = :position,
+    mac = :mac, mac_format = :mac_format, waits_for = NULL, lease_until = NULL, updated_at = statement_timestamp()
+WHERE tenant_id = :owner AND job_id = :job_id AND lease_until = ANY(:leases::timestamptz[]) AND state = 'running'
+""")

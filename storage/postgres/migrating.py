@@ -1,6 +1,12 @@
 """Statements that find what an eager migration of state has to do."""
 
-from storage.postgres.adoptions import ADOPTED, SCHEMA, VERSION
+from storage.postgres.adoptions import ADOPTED as NAMED_ADOPTED
+from storage.postgres.adoptions import SCHEMA, VERSION
+from storage.postgres.jobs import COLUMNS, JobRow
+from storage.postgres.statement import Statement
+
+# By position, as the statements here are.
+ADOPTED = NAMED_ADOPTED.replace(":tenant_id", "$1")
 
 # A stretch of a subject's heads under a schema, by place, or one of them ($8), and what says whether to touch them.
 # What a migration or a rollback saved is no recent use: no agent is at work on it.
@@ -45,12 +51,13 @@ SELECT {VERSION} AS number, count(*) AS heads FROM (
 WHERE {SCHEMA} = $2 AND {VERSION} IS NOT NULL GROUP BY 1 ORDER BY 1
 """
 
-LAST_JOBS = """
+LAST_JOBS = Statement(
+    f"""
 SELECT * FROM (
-    SELECT DISTINCT ON (kind)
-        tenant_id, job_id, kind, target, state, done, total, error, note, position, created_at, updated_at, mac,
-        mac_format, waits_for
-    FROM stateroom.jobs WHERE tenant_id = $1 AND target = $2 AND kind = ANY($3::text[])
+    SELECT DISTINCT ON (kind) {COLUMNS}
+    FROM stateroom.jobs WHERE tenant_id = :tenant_id AND target = :schema AND kind = ANY(:kinds::text[])
     ORDER BY kind, created_at DESC, job_id DESC
 ) last ORDER BY created_at DESC, job_id DESC
-"""
+""",
+    JobRow,
+)

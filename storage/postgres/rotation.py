@@ -4,190 +4,422 @@ Which key sealed an envelope is read from the envelope's header (bytes 9 to 12),
 it: nothing is destroyed on the word of a column that somebody could edit.
 """
 
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
 from storage.postgres.blobs import STALE_BLOBS
+from storage.postgres.keys import StoredSubjectKey
+from storage.postgres.statement import Statement
+
+
+class KeyState(msgspec.Struct, frozen=True):
+    """A version of a key, and whether it is pending, active, only for decrypting, retired or destroyed."""
+
+    key_version: int
+    state: str
+
+
+class SubjectKeyToRewrap(StoredSubjectKey, frozen=True):
+    """A subject's key that another version of the tenant key wrapped."""
+
+    subject_id: str
+
+
+class TenantKeyToRewrap(msgspec.Struct, frozen=True):
+    """A tenant's key as a root key wrapped it."""
+
+    tenant_id: UUID
+    key_version: int
+    provider: str
+    root_key_id: str
+    root_key_version: str
+    wrapped: bytes
+    kcv: bytes
+
+
+class RotationRow(msgspec.Struct, frozen=True):
+    """The job of a rotation."""
+
+    job_id: UUID
+    kind: str
+    target: str
+
+
+class TenantKeyState(msgspec.Struct, frozen=True):
+    """One version of a tenant key; ``subject_keys`` is the number of keys it wraps."""
+
+    key_version: int
+    state: str
+    provider: str
+    root_key_id: str
+    root_key_version: str
+    created_at: datetime
+    destroyed_at: datetime | None
+    subject_keys: int
+
+
+class SubjectKeyState(msgspec.Struct, frozen=True):
+    """One version of a subject's data or id key."""
+
+    purpose: str
+    key_version: int
+    tenant_key_version: int
+    state: str
+    created_at: datetime
+    destroyed_at: datetime | None
+    shred_effective_at: datetime | None
+
+
+class RootKeyUse(msgspec.Struct, frozen=True):
+    """The number of tenant keys that a version of a root key wraps."""
+
+    provider: str
+    root_key_id: str
+    root_key_version: str
+    tenant_keys: int
+
+
+class OlderTransactions(msgspec.Struct, frozen=True):
+    """Whether the server tells which transactions are open, and whether one is that began by a moment."""
+
+    tracked: bool
+    open: bool
+
+
+class LockedThread(msgspec.Struct, frozen=True):
+    """A thread that is to be sealed again; ``stale``: its own seal is one of those."""
+
+    created_at: datetime
+    seal: bytes
+    stale: bool
+
+
+class StaleChunk(msgspec.Struct, frozen=True):
+    """A piece that another key version sealed."""
+
+    piece_id: bytes
+    children: bytes | None
+    named_ids: bytes | None
+    key_version: int
+    envelope: bytes
+
+
+class StaleCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint whose manifest another key version sealed."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    parent_id: str | None
+    step: int
+    status: str
+    source: str | None
+    agent: str | None
+    run_id: str | None
+    model: str | None
+    state_schema: str | None
+    state_version: int | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cost_micros: int | None
+    created_at: datetime
+    piece_ids: bytes
+    named_ids: bytes | None
+    key_version: int
+    manifest: bytes
+
+
+class StaleWrite(msgspec.Struct, frozen=True):
+    """A pending write whose value another key version sealed."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    task_id: str
+    idx: int
+    task_path: str
+    channel: str
+    status: str | None
+    created_at: datetime
+    piece_ids: bytes
+    named_ids: bytes | None
+    state_schema: str | None
+    state_version: int | None
+    key_version: int
+    value: bytes
+
+
+class StaleHead(msgspec.Struct, frozen=True):
+    """A head that another key version sealed."""
+
+    namespace: str
+    head_id: str
+    sequence: int
+    seal: bytes
+
+
+class StaleReceipt(msgspec.Struct, frozen=True):
+    """A receipt that another key version sealed."""
+
+    idempotency_key: str
+    request_digest: bytes
+    receipt: bytes
+
+
+class StaleCount(msgspec.Struct, frozen=True):
+    """The number of envelopes that another key version sealed.
+
+    Attributes:
+        stale: The number of those that are to be sealed again.
+        aside: The number of those that are left as they are.
+    """
+
+    stale: int
+    aside: int
+
 
 # --- versions ------------------------------------------------------------------------------------------------------
 
-LOCK_TENANT_KEYS = """
-SELECT key_version, state FROM stateroom.tenant_keys WHERE tenant_id = $1 ORDER BY key_version FOR UPDATE
-"""
-LOCK_SUBJECT_KEYS = """
+LOCK_TENANT_KEYS = Statement(
+    """
+SELECT key_version, state FROM stateroom.tenant_keys WHERE tenant_id = :tenant_id ORDER BY key_version FOR UPDATE
+""",
+    KeyState,
+)
+LOCK_SUBJECT_KEYS = Statement(
+    """
 SELECT key_version, state FROM stateroom.subject_keys
-WHERE tenant_id = $1 AND subject_id = $2 AND purpose = 'data' ORDER BY key_version FOR UPDATE
-"""
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND purpose = 'data' ORDER BY key_version FOR UPDATE
+""",
+    KeyState,
+)
 
 # The one that was active first: two active versions are refused by an index, row by row.
-DEMOTE_TENANT_KEY = """
-UPDATE stateroom.tenant_keys SET state = 'decrypt_only' WHERE tenant_id = $1 AND state = 'active'
-"""
-PROMOTE_TENANT_KEY = """
-UPDATE stateroom.tenant_keys SET state = 'active' WHERE tenant_id = $1 AND key_version = $2 AND state = 'pending'
-"""
-DEMOTE_SUBJECT_KEY = """
+DEMOTE_TENANT_KEY = Statement("""
+UPDATE stateroom.tenant_keys SET state = 'decrypt_only' WHERE tenant_id = :tenant_id AND state = 'active'
+""")
+PROMOTE_TENANT_KEY = Statement("""
+UPDATE stateroom.tenant_keys SET state = 'active'
+WHERE tenant_id = :tenant_id AND key_version = :key_version AND state = 'pending'
+""")
+DEMOTE_SUBJECT_KEY = Statement("""
 UPDATE stateroom.subject_keys SET state = 'decrypt_only'
-WHERE tenant_id = $1 AND subject_id = $2 AND purpose = 'data' AND state = 'active'
-"""
-PROMOTE_SUBJECT_KEY = """
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND purpose = 'data' AND state = 'active'
+""")
+PROMOTE_SUBJECT_KEY = Statement("""
 UPDATE stateroom.subject_keys SET state = 'active'
-WHERE tenant_id = $1 AND subject_id = $2 AND purpose = 'data' AND key_version = $3 AND state = 'pending'
-"""
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND purpose = 'data' AND key_version = :key_version
+  AND state = 'pending'
+""")
 
-RETIRE_TENANT_KEYS = """
+RETIRE_TENANT_KEYS = Statement("""
 UPDATE stateroom.tenant_keys SET state = 'retired'
-WHERE tenant_id = $1 AND key_version < $2 AND state = 'decrypt_only'
-"""
-DESTROY_TENANT_KEYS = """
-UPDATE stateroom.tenant_keys SET state = 'destroyed', wrapped = NULL, destroyed_at = $3
-WHERE tenant_id = $1 AND key_version < $2 AND state = 'retired' RETURNING key_version
-"""
-RETIRE_SUBJECT_KEYS = """
+WHERE tenant_id = :tenant_id AND key_version < :before_version AND state = 'decrypt_only'
+""")
+DESTROY_TENANT_KEYS = Statement(
+    """
+UPDATE stateroom.tenant_keys SET state = 'destroyed', wrapped = NULL, destroyed_at = :now
+WHERE tenant_id = :tenant_id AND key_version < :before_version AND state = 'retired' RETURNING key_version
+""",
+    int,
+)
+RETIRE_SUBJECT_KEYS = Statement("""
 UPDATE stateroom.subject_keys SET state = 'retired'
-WHERE tenant_id = $1 AND subject_id = $2 AND purpose = 'data' AND key_version < $3 AND state = 'decrypt_only'
-"""
-DESTROY_SUBJECT_KEYS = """
-UPDATE stateroom.subject_keys SET state = 'destroyed', wrapped = NULL, destroyed_at = $4
-WHERE tenant_id = $1 AND subject_id = $2 AND purpose = 'data' AND key_version < $3 AND state = 'retired'
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND purpose = 'data' AND key_version < :before_version
+  AND state = 'decrypt_only'
+""")
+DESTROY_SUBJECT_KEYS = Statement(
+    """
+UPDATE stateroom.subject_keys SET state = 'destroyed', wrapped = NULL, destroyed_at = :now
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND purpose = 'data' AND key_version < :before_version
+  AND state = 'retired'
 RETURNING key_version
-"""
+""",
+    int,
+)
 
 # --- what is rewrapped ---------------------------------------------------------------------------------------------
 
 # Also keys whose column names this version and whose envelope another one: they are refused as damage then.
 _UNDER_OTHERS = """
-tenant_id = $1 AND state <> 'destroyed'
-  AND (tenant_key_version <> $2 OR substring(wrapped FROM 9 FOR 4) <> int4send($2))
+tenant_id = :tenant_id AND state <> 'destroyed'
+  AND (tenant_key_version <> :tenant_key_version OR substring(wrapped FROM 9 FOR 4) <> int4send(:tenant_key_version))
 """
-SUBJECT_KEYS_UNDER_OTHERS = f"""
-SELECT subject_id, purpose, key_version, tenant_key_version, wrapped, kcv FROM stateroom.subject_keys
+SUBJECT_KEYS_UNDER_OTHERS = Statement(
+    f"""
+SELECT purpose, key_version, tenant_key_version, wrapped, kcv, subject_id FROM stateroom.subject_keys
 WHERE {_UNDER_OTHERS}
-  AND (subject_id, purpose, key_version) > ($3, $4, $5)
-ORDER BY subject_id, purpose, key_version LIMIT $6
-"""
-COUNT_SUBJECT_KEYS_UNDER_OTHERS = f"SELECT count(*) FROM stateroom.subject_keys WHERE {_UNDER_OTHERS}"
+  AND (subject_id, purpose, key_version) > (:after_subject, :after_purpose, :after_version)
+ORDER BY subject_id, purpose, key_version LIMIT :page_rows
+""",
+    SubjectKeyToRewrap,
+)
+COUNT_SUBJECT_KEYS_UNDER_OTHERS = Statement(f"SELECT count(*) FROM stateroom.subject_keys WHERE {_UNDER_OTHERS}", int)
 # Only what was read: a key that was destroyed or rewrapped meanwhile stays as it is.
-REWRAP_SUBJECT_KEY = """
-UPDATE stateroom.subject_keys SET tenant_key_version = $5, wrapped = $6
-WHERE tenant_id = $1 AND subject_id = $2 AND purpose = $3 AND key_version = $4 AND wrapped = $7
-"""
+REWRAP_SUBJECT_KEY = Statement("""
+UPDATE stateroom.subject_keys SET tenant_key_version = :tenant_key_version, wrapped = :wrapped
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND purpose = :purpose AND key_version = :key_version
+  AND wrapped = :wrapped_before
+""")
 
 # Across tenants, by an operator's binding.
-TENANT_KEYS_AFTER = """
+TENANT_KEYS_AFTER = Statement(
+    """
 SELECT tenant_id, key_version, provider, root_key_id, root_key_version, wrapped, kcv FROM stateroom.tenant_keys
-WHERE state <> 'destroyed' AND (tenant_id, key_version) > ($1, $2) ORDER BY tenant_id, key_version LIMIT $3
-"""
-COUNT_TENANT_KEYS = "SELECT count(*) FROM stateroom.tenant_keys WHERE state <> 'destroyed'"
-REWRAP_TENANT_KEY = """
-UPDATE stateroom.tenant_keys SET provider = $3, root_key_id = $4, root_key_version = $5, wrapped = $6
-WHERE tenant_id = $1 AND key_version = $2 AND wrapped = $7
-"""
-DEPLOYMENT_KEYS = """
-SELECT purpose, key_version, provider, root_key_id, root_key_version, wrapped, public FROM stateroom.deployment_keys
-ORDER BY purpose, key_version
-"""
-REWRAP_DEPLOYMENT_KEY = """
-UPDATE stateroom.deployment_keys SET provider = $3, root_key_id = $4, root_key_version = $5, wrapped = $6
-WHERE purpose = $1 AND key_version = $2 AND wrapped = $7
-"""
+WHERE state <> 'destroyed' AND (tenant_id, key_version) > (:after_tenant, :after_version)
+ORDER BY tenant_id, key_version LIMIT :page_rows
+""",
+    TenantKeyToRewrap,
+)
+COUNT_TENANT_KEYS = Statement("SELECT count(*) FROM stateroom.tenant_keys WHERE state <> 'destroyed'", int)
+REWRAP_TENANT_KEY = Statement("""
+UPDATE stateroom.tenant_keys SET provider = :provider, root_key_id = :root_key_id,
+    root_key_version = :root_key_version, wrapped = :wrapped
+WHERE tenant_id = :tenant_id AND key_version = :key_version AND wrapped = :wrapped_before
+""")
 
 # --- what shows ----------------------------------------------------------------------------------------------------
 
 # The job of a rotation, by what comes before the key version in its id.
-ROTATION_OF = """
-SELECT job_id, kind, target FROM stateroom.jobs WHERE tenant_id = $1 AND job_id BETWEEN $2 AND $3 LIMIT 1
-"""
+ROTATION_OF = Statement(
+    """
+SELECT job_id, kind, target FROM stateroom.jobs WHERE tenant_id = :tenant_id AND job_id BETWEEN :first_id AND :last_id
+LIMIT 1
+""",
+    RotationRow,
+)
 
-TENANT_KEY_STATES = """
+TENANT_KEY_STATES = Statement(
+    """
 SELECT t.key_version, t.state, t.provider, t.root_key_id, t.root_key_version, t.created_at, t.destroyed_at,
     (SELECT count(*) FROM stateroom.subject_keys s
      WHERE s.tenant_id = t.tenant_id AND s.tenant_key_version = t.key_version AND s.state <> 'destroyed')
         AS subject_keys
-FROM stateroom.tenant_keys t WHERE t.tenant_id = $1 ORDER BY t.key_version
-"""
-SUBJECT_KEY_STATES = """
+FROM stateroom.tenant_keys t WHERE t.tenant_id = :tenant_id ORDER BY t.key_version
+""",
+    TenantKeyState,
+)
+SUBJECT_KEY_STATES = Statement(
+    """
 SELECT purpose, key_version, tenant_key_version, state, created_at, destroyed_at, shred_effective_at
-FROM stateroom.subject_keys WHERE tenant_id = $1 AND subject_id = $2 ORDER BY purpose, key_version
-"""
-ROOT_KEY_USES = """
+FROM stateroom.subject_keys WHERE tenant_id = :tenant_id AND subject_id = :subject_id ORDER BY purpose, key_version
+""",
+    SubjectKeyState,
+)
+ROOT_KEY_USES = Statement(
+    """
 SELECT provider, root_key_id, root_key_version, count(*) AS tenant_keys FROM stateroom.tenant_keys
 WHERE state <> 'destroyed' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
-"""
+""",
+    RootKeyUse,
+)
 
-# --- quiet ---------------------------------------------------------------------------------------------------------
+# --- older transactions --------------------------------------------------------------------------------------------
 
-MOMENT = "SELECT clock_timestamp()"
-# Whether a transaction of a gateway is open that began before a moment: it may still believe what changed since. Only
+# Whether a transaction of a gateway is open that began by a moment: it may still believe what changed since. Only
 # transactions count, so that the pool's idle connections do not.
-BUSY_SINCE = """
+OLDER_TRANSACTIONS = Statement(
+    """
 SELECT current_setting('track_activities') = 'on' AS tracked,
     EXISTS (SELECT FROM pg_stat_activity
         WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()
-          AND xact_start <= $1) AS busy
-"""
+          AND xact_start <= :moment) AS open
+""",
+    OlderTransactions,
+)
 
 # --- re-sealing ----------------------------------------------------------------------------------------------------
 
-_PLACE = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
+_PLACE = "tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id"
 
 
-def _other(column: str, parameter: str) -> str:
-    """Whether an envelope was sealed under another key version than the 4 bytes in a parameter."""
-    return f"substring({column} FROM 9 FOR 4) <> {parameter}::bytea"
+def _other(column: str) -> str:
+    """Whether an envelope was sealed under another key version than the one of 4 bytes that is given."""
+    return f"substring({column} FROM 9 FOR 4) <> :version::bytea"
 
 
 # Threads whose pieces only their client opens, and archived ones, are not re-sealed.
-THREADS_AFTER = """
+THREADS_AFTER = Statement(
+    """
 SELECT thread_id FROM stateroom.threads
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id > $3 AND NOT client_share AND tier = 'hot'
-ORDER BY thread_id LIMIT $4
-"""
-LOCK_THREAD = f"""
-SELECT created_at, seal, {_other("seal", "$4")} AS stale FROM stateroom.threads
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after AND NOT client_share AND tier = 'hot'
+ORDER BY thread_id LIMIT :page_rows
+""",
+    str,
+)
+LOCK_THREAD = Statement(
+    f"""
+SELECT created_at, seal, {_other("seal")} AS stale FROM stateroom.threads
 WHERE {_PLACE} AND NOT client_share AND tier = 'hot' FOR UPDATE
-"""
-STALE_CHUNKS = f"""
+""",
+    LockedThread,
+)
+STALE_CHUNKS = Statement(
+    f"""
 SELECT piece_id, children, named_ids, key_version, envelope FROM stateroom.chunks
-WHERE {_PLACE} AND {_other("envelope", "$4")} AND piece_id > $5 ORDER BY piece_id LIMIT $6
-"""
-STALE_CHECKPOINTS = f"""
+WHERE {_PLACE} AND {_other("envelope")} AND piece_id > :after_piece ORDER BY piece_id LIMIT :page_rows
+""",
+    StaleChunk,
+)
+STALE_CHECKPOINTS = Statement(
+    f"""
 SELECT thread_id, namespace, checkpoint_id, parent_id, step, status, source, agent, run_id, model, state_schema,
     state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, named_ids,
     key_version, manifest
 FROM stateroom.checkpoints
-WHERE {_PLACE} AND {_other("manifest", "$4")} AND (namespace, checkpoint_id) > ($5, $6)
-ORDER BY namespace, checkpoint_id LIMIT $7
-"""
-STALE_WRITES = f"""
+WHERE {_PLACE} AND {_other("manifest")} AND (namespace, checkpoint_id) > (:after_namespace, :after_checkpoint)
+ORDER BY namespace, checkpoint_id LIMIT :page_rows
+""",
+    StaleCheckpoint,
+)
+STALE_WRITES = Statement(
+    f"""
 SELECT thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status, created_at, piece_ids,
     named_ids, state_schema, state_version, key_version, value
 FROM stateroom.pending_writes
-WHERE {_PLACE} AND {_other("value", "$4")} AND (namespace, checkpoint_id, task_id, idx) > ($5, $6, $7, $8)
-ORDER BY namespace, checkpoint_id, task_id, idx LIMIT $9
-"""
-STALE_HEADS = f"""
-SELECT namespace, head_id, sequence, seal FROM stateroom.heads WHERE {_PLACE} AND {_other("seal", "$4")}
-"""
+WHERE {_PLACE} AND {_other("value")}
+  AND (namespace, checkpoint_id, task_id, idx) > (:after_namespace, :after_checkpoint, :after_task, :after_idx)
+ORDER BY namespace, checkpoint_id, task_id, idx LIMIT :page_rows
+""",
+    StaleWrite,
+)
+STALE_HEADS = Statement(
+    f"""
+SELECT namespace, head_id, sequence, seal FROM stateroom.heads WHERE {_PLACE} AND {_other("seal")}
+""",
+    StaleHead,
+)
 # Receipts are sealed under the subject's ordinary keys, whatever thread the request was for.
-STALE_RECEIPTS = f"""
+STALE_RECEIPTS = Statement(
+    f"""
 SELECT idempotency_key, request_digest, receipt FROM stateroom.idempotency
-WHERE tenant_id = $1 AND subject_id = $2 AND receipt IS NOT NULL AND {_other("receipt", "$3")}
-  AND idempotency_key > $4
-ORDER BY idempotency_key LIMIT $5
-"""
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND receipt IS NOT NULL AND {_other("receipt")}
+  AND idempotency_key > :after_key
+ORDER BY idempotency_key LIMIT :page_rows
+""",
+    StaleReceipt,
+)
 
-RESEAL_CHUNK = f"UPDATE stateroom.chunks SET key_version = $5, envelope = $6 WHERE {_PLACE} AND piece_id = $4"
-RESEAL_CHECKPOINT = f"""
-UPDATE stateroom.checkpoints SET key_version = $6, manifest = $7
-WHERE {_PLACE} AND namespace = $4 AND checkpoint_id = $5
-"""
-RESEAL_WRITE = f"""
-UPDATE stateroom.pending_writes SET key_version = $8, value = $9
-WHERE {_PLACE} AND namespace = $4 AND checkpoint_id = $5 AND task_id = $6 AND idx = $7
-"""
-RESEAL_HEAD = f"UPDATE stateroom.heads SET seal = $5 WHERE {_PLACE} AND namespace = $4"
-RESEAL_RECEIPT = """
-UPDATE stateroom.idempotency SET receipt = $4
-WHERE tenant_id = $1 AND subject_id = $2 AND idempotency_key = $3 AND receipt = $5
-"""
+RESEAL_CHUNK = Statement(f"""
+UPDATE stateroom.chunks SET key_version = :key_version, envelope = :envelope
+WHERE {_PLACE} AND piece_id = :piece_id
+""")
+RESEAL_CHECKPOINT = Statement(f"""
+UPDATE stateroom.checkpoints SET key_version = :key_version, manifest = :manifest
+WHERE {_PLACE} AND namespace = :namespace AND checkpoint_id = :checkpoint_id
+""")
+RESEAL_WRITE = Statement(f"""
+UPDATE stateroom.pending_writes SET key_version = :key_version, value = :value
+WHERE {_PLACE} AND namespace = :namespace AND checkpoint_id = :checkpoint_id AND task_id = :task_id AND idx = :idx
+""")
+RESEAL_HEAD = Statement(f"UPDATE stateroom.heads SET seal = :seal WHERE {_PLACE} AND namespace = :namespace")
+RESEAL_RECEIPT = Statement("""
+UPDATE stateroom.idempotency SET receipt = :receipt
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND idempotency_key = :idempotency_key
+  AND receipt = :receipt_before
+""")
 
 _SEALED = (
     ("chunks", "envelope"),
@@ -197,29 +429,35 @@ _SEALED = (
     ("threads", "seal"),
 )
 _SET_ASIDE = """
-EXISTS (SELECT FROM stateroom.threads t WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = x.thread_id
+EXISTS (SELECT FROM stateroom.threads t WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id
+  AND t.thread_id = x.thread_id
     AND (t.client_share OR t.tier <> 'hot'))
 """
 
-# How many envelopes another version than $3 (4 bytes) sealed: those to re-seal, and those that are set aside. What is
+_STALE_BLOBS = STALE_BLOBS.replace("$1", ":tenant_id").replace("$2", ":subject_id").replace("$3", ":version")
+
+# How many envelopes another version than the given one sealed: those to re-seal, and those that are set aside. What is
 # in an archive is counted once for the thread, by the versions its stub names, which `storage.key_lifecycle.reseal`
 # authenticates before it believes that they are none.
-COUNT_STALE = f"""
+COUNT_STALE = Statement(
+    f"""
 SELECT coalesce(sum(rows) FILTER (WHERE NOT aside), 0)::bigint AS stale,
     coalesce(sum(rows) FILTER (WHERE aside), 0)::bigint AS aside
 FROM (
     {
-    " UNION ALL ".join(
-        f"SELECT {_SET_ASIDE} AS aside, 1 AS rows FROM stateroom.{table} x"
-        f" WHERE x.tenant_id = $1 AND x.subject_id = $2 AND {_other(f'x.{column}', '$3')}"
-        for table, column in _SEALED
-    )
-}
+        " UNION ALL ".join(
+            f"SELECT {_SET_ASIDE} AS aside, 1 AS rows FROM stateroom.{table} x"
+            f" WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other(f'x.{column}')}"
+            for table, column in _SEALED
+        )
+    }
     UNION ALL SELECT false, 1 FROM stateroom.idempotency x
-    WHERE x.tenant_id = $1 AND x.subject_id = $2 AND x.receipt IS NOT NULL AND {_other("x.receipt", "$3")}
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.receipt IS NOT NULL AND {_other("x.receipt")}
     UNION ALL SELECT true, 1 FROM stateroom.archives x
-    WHERE x.tenant_id = $1 AND x.subject_id = $2
-      AND ({_other("x.sealed", "$3")} OR x.key_versions <> ARRAY[('x' || encode($3, 'hex'))::bit(32)::integer])
-    UNION ALL {STALE_BLOBS}
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id
+      AND ({_other("x.sealed")} OR x.key_versions <> ARRAY[('x' || encode(:version, 'hex'))::bit(32)::integer])
+    UNION ALL {_STALE_BLOBS}
 ) sealed
-"""
+""",
+    StaleCount,
+)

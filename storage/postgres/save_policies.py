@@ -1,17 +1,43 @@
 """Statements on save policies; whether one counts for a save, `storage.postgres.checkpoints.OPEN` tells."""
 
-LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
-NOW = "SELECT clock_timestamp()"
+from datetime import datetime
+
+import msgspec
+
+from storage.postgres.statement import Statement
+
+
+class SavePolicyRow(msgspec.Struct, frozen=True):
+    """A save policy as it is stored; an empty ``agent`` stands for the whole tenant."""
+
+    agent: str
+    strict: bool
+    updated_at: datetime
+    mac: bytes | None
+    mac_format: int | None
+
+
+LOCK = Statement("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
 _COLUMNS = "agent, strict, updated_at, mac, mac_format"
-EVERY = f"SELECT {_COLUMNS} FROM stateroom.save_policies WHERE tenant_id = $1 ORDER BY agent"
-ONE = f"SELECT {_COLUMNS} FROM stateroom.save_policies WHERE tenant_id = $1 AND agent = $2"
-AGENTS = "SELECT count(*) FROM stateroom.save_policies WHERE tenant_id = $1 AND agent <> ''"
+EVERY = Statement(
+    f"""
+SELECT {_COLUMNS} FROM stateroom.save_policies WHERE tenant_id = :tenant_id ORDER BY agent
+""",
+    SavePolicyRow,
+)
+ONE = Statement(
+    f"""
+SELECT {_COLUMNS} FROM stateroom.save_policies WHERE tenant_id = :tenant_id AND agent = :agent
+""",
+    SavePolicyRow,
+)
+AGENTS = Statement("SELECT count(*) FROM stateroom.save_policies WHERE tenant_id = :tenant_id AND agent <> ''", int)
 
-PUT = """
+PUT = Statement("""
 INSERT INTO stateroom.save_policies (tenant_id, agent, strict, updated_at, mac, mac_format)
-VALUES ($1, $2, $3, $4, $5, $6)
+VALUES (:tenant_id, :agent, :strict, :updated_at, :mac, :mac_format)
 ON CONFLICT (tenant_id, agent) DO UPDATE SET strict = excluded.strict, updated_at = excluded.updated_at,
     mac = excluded.mac, mac_format = excluded.mac_format
-"""
-TAKE_BACK = "DELETE FROM stateroom.save_policies WHERE tenant_id = $1 AND agent = $2"
+""")
+TAKE_BACK = Statement("DELETE FROM stateroom.save_policies WHERE tenant_id = :tenant_id AND agent = :agent")

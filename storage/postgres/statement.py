@@ -14,13 +14,13 @@ from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _NAMED = re.compile(r"(?<![:\w]):([a-z]\w*)")
 _THREAD = ("tenant_id", "subject_id", "thread_id")
 
 
-class Statement(Generic[R]):
+class Statement(Generic[R_co]):
     """A statement with ``:name`` for each parameter.
 
     Args:
@@ -38,7 +38,7 @@ class Statement(Generic[R]):
     def __init__(self: "Statement[None]", text: str) -> None: ...
 
     @overload
-    def __init__(self, text: str, row: type[R]) -> None: ...
+    def __init__(self, text: str, row: type[R_co]) -> None: ...
 
     def __init__(self, text: str, row: type[Any] | None = None) -> None:
         self.names = tuple(dict.fromkeys(_NAMED.findall(text)))
@@ -64,7 +64,7 @@ class Statement(Generic[R]):
             raise TypeError(f"the values and the parameters differ by {sorted(values.keys() ^ wanted)}")
         return [bound[name] if name in bound else values[name] for name in self.names]
 
-    def made(self, record: Sequence[Any]) -> R:
+    def made(self, record: Sequence[Any]) -> R_co:
         """The row that a record becomes."""
         return self._made(record)  # type: ignore[no-any-return]  # of the type that `row` says
 
@@ -94,10 +94,10 @@ class PlacedStatement:
 
     def __init__(self, text: str, names: str) -> None:
         order = names.split()
-        differ = {*_NAMED.findall(text)} ^ {*order}
+        differ = ({*_NAMED.findall(text)} - {*_THREAD}) ^ {*order}
         if differ:
             raise ValueError(f"the statement and its parameters differ by {sorted(differ)}")
-        positions = {name: f"${number}" for number, name in enumerate(order, len(_THREAD) + 1)}
+        positions = {name: f"${number}" for number, name in enumerate((*_THREAD, *order), 1)}
         self.text = _NAMED.sub(lambda found: positions[found[1]], text)
         self._names = (*_THREAD, *order)
 

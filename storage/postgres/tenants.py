@@ -1,114 +1,162 @@
-"""Statements on tenants and credentials, built from the metadata once and compiled for asyncpg."""
+"""Statements on tenants and credentials.
 
-from typing import Any
+Operators reach all of them, and a credential is of a tenant or, without one, of the operators, which no scope says; so
+which tenant is meant is always given.
+"""
 
-from sqlalchemy import Select, Text, bindparam, func, literal_column, select, tuple_, update
-from sqlalchemy.dialects.postgresql import ARRAY, insert
-from sqlalchemy.engine import make_url
-from sqlalchemy.sql import ClauseElement
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
 
-from storage.postgres.tables import api_key_seals, api_keys, tenants
+import msgspec
 
-_DIALECT = make_url("postgresql+asyncpg://").get_dialect()()
-
-
-class Compiled:
-    """A statement's text with positional parameters, and the order of its named ones."""
-
-    def __init__(self, statement: ClauseElement) -> None:
-        compiled: Any = statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
-        self.text = str(compiled)
-        self._names: list[str] = list(compiled.positiontup)
-
-    def arguments(self, **values: object) -> list[object]:
-        """Arguments in the order the text wants them."""
-        return [values[name] for name in self._names]
+from storage.postgres.statement import Statement
 
 
+class TenantRow(msgspec.Struct, frozen=True):
+    """A tenant as it is stored."""
+
+    tenant_id: UUID
+    name: str
+    created_at: datetime
+    suspended_at: datetime | None
+
+
+class LivingTenant(msgspec.Struct, frozen=True):
+    """A tenant that was not shredded."""
+
+    tenant_id: UUID
+    name: str
+    suspended_at: datetime | None
+
+
+class ApiKeyRow(msgspec.Struct, frozen=True):
+    """A credential as it is stored, with its seal's columns, which are null where it has none."""
+
+    key_id: str
+    kind: Literal["subject", "service", "operator"]
+    name: str
+    tenant_id: UUID | None
+    subject_id: str | None
+    permissions: list[str]
+    mac: bytes
+    pepper_version: int
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    grants: list[str] | None
+    seal_mac: bytes | None
+    seal_pepper_version: int | None
+
+
+class LookedUpKey(ApiKeyRow, frozen=True):
+    """A credential that somebody presented, and whether its tenant is suspended."""
+
+    suspended: bool
+
+
+_TENANTS = "SELECT tenant_id, name, created_at, suspended_at FROM stateroom.tenants"
 # A key with its seal, where it has one.
-_KEYS = select(
-    *api_keys.columns,
-    api_key_seals.c.grants,
-    api_key_seals.c.mac.label("seal_mac"),
-    api_key_seals.c.pepper_version.label("seal_pepper_version"),
-).select_from(api_keys.outerjoin(api_key_seals, api_key_seals.c.key_id == api_keys.c.key_id))
+_KEYS = """
+SELECT k.key_id, k.kind, k.name, k.tenant_id, k.subject_id, k.permissions, k.mac, k.pepper_version, k.created_at,
+    k.expires_at, k.revoked_at, k.last_used_at, s.grants, s.mac AS seal_mac, s.pepper_version AS seal_pepper_version
+FROM stateroom.api_keys k LEFT JOIN stateroom.api_key_seals s ON s.key_id = k.key_id"""
+# Newest first, from after one of them on.
+_KEYS_PAGE = """
+  AND (k.created_at, k.key_id) < (:after_at, :after_id) ORDER BY k.created_at DESC, k.key_id DESC LIMIT :page_rows"""
 
-EVERY_TENANT = "SELECT tenant_id FROM stateroom.tenants WHERE tenant_id > $1 ORDER BY tenant_id LIMIT $2"
+LOOK_UP = Statement("SELECT * FROM stateroom.look_up_api_key_2(:key_id)", LookedUpKey)
 
-LOOK_UP = "SELECT * FROM stateroom.look_up_api_key_2($1)"
+# --- tenants ---------------------------------------------------------------------------------------------------------
 
-# Nothing comes back from these two if the id is taken. Whoever takes it at the same moment is waited for.
-ADD_TENANT = Compiled(
-    insert(tenants)
-    .values({"tenant_id": bindparam("tenant_id"), "name": bindparam("name"), "created_at": bindparam("created_at")})
-    .on_conflict_do_nothing()
-    .returning(literal_column("1"))
-)
-ADD_KEY = Compiled(insert(api_keys).on_conflict_do_nothing().returning(literal_column("1")))
-ONE_KEY = Compiled(_KEYS.where(api_keys.c.key_id == bindparam("wanted")))
-_sealed = insert(api_key_seals)
-SEAL_KEY = Compiled(
-    _sealed.on_conflict_do_update(
-        index_elements=[api_key_seals.c.key_id],
-        set_={name: _sealed.excluded[name] for name in ("grants", "mac", "pepper_version")},
-    )
+EVERY_TENANT = Statement(
+    "SELECT tenant_id FROM stateroom.tenants WHERE tenant_id > :after ORDER BY tenant_id LIMIT :page_rows", UUID
 )
 # All but those that were shredded.
-LIVING_TENANTS = """
+LIVING_TENANTS = Statement(
+    """
 SELECT tenant_id, name, suspended_at FROM stateroom.tenants t
 WHERE NOT EXISTS (SELECT FROM stateroom.tenant_keys k WHERE k.tenant_id = t.tenant_id)
    OR EXISTS (SELECT FROM stateroom.tenant_keys k WHERE k.tenant_id = t.tenant_id AND k.state <> 'destroyed')
 ORDER BY tenant_id
-"""
-# Of two operators who take a name at once, the second waits and then finds it taken.
-LOCK_NAMES = "SELECT pg_advisory_xact_lock(hashtextextended('stateroom/tenant-names', 0))"
-NAME_TAKEN = "SELECT EXISTS (SELECT FROM stateroom.tenants WHERE name = $1 AND tenant_id <> $2)"
-RENAME = "UPDATE stateroom.tenants SET name = $2 WHERE tenant_id = $1"
-SUSPEND = "UPDATE stateroom.tenants SET suspended_at = coalesce(suspended_at, $2) WHERE tenant_id = $1"
-RESUME = "UPDATE stateroom.tenants SET suspended_at = NULL WHERE tenant_id = $1"
-IS_SUSPENDED = "SELECT suspended_at IS NOT NULL FROM stateroom.tenants WHERE tenant_id = $1"
-ONE_TENANT = Compiled(select(tenants).where(tenants.c.tenant_id == bindparam("wanted")))
-
-
-def _page(statement: Select[Any], moment: Any, identity: Any) -> Compiled:
-    """Newest first, from after (``after_at``, ``after_id``), ``page_rows`` long."""
-    return Compiled(
-        statement.where(tuple_(moment, identity) < tuple_(bindparam("after_at"), bindparam("after_id")))
-        .order_by(moment.desc(), identity.desc())
-        .limit(bindparam("page_rows"))
-    )
-
-
-TENANTS = _page(select(tenants), tenants.c.created_at, tenants.c.tenant_id)
-KEYS = _page(
-    _KEYS.where(api_keys.c.tenant_id == bindparam("wanted")),
-    api_keys.c.created_at,
-    api_keys.c.key_id,
+""",
+    LivingTenant,
 )
-OPERATOR_KEYS = _page(_KEYS.where(api_keys.c.tenant_id.is_(None)), api_keys.c.created_at, api_keys.c.key_id)
+TENANTS = Statement(
+    f"""
+{_TENANTS} WHERE (created_at, tenant_id) < (:after_at, :after_id)
+ORDER BY created_at DESC, tenant_id DESC LIMIT :page_rows
+""",
+    TenantRow,
+)
+ONE_TENANT = Statement(f"{_TENANTS} WHERE tenant_id = :wanted", TenantRow)
+IS_SUSPENDED = Statement("SELECT suspended_at IS NOT NULL FROM stateroom.tenants WHERE tenant_id = :wanted", bool)
+# Adds nothing if the id is taken. Whoever takes it at the same moment is waited for.
+ADD_TENANT = Statement("""
+INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES (:wanted, :name, :created_at) ON CONFLICT DO NOTHING
+""")
+# Of two operators who take a name at once, the second waits and then finds it taken.
+LOCK_NAMES = Statement("SELECT pg_advisory_xact_lock(hashtextextended('stateroom/tenant-names', 0))")
+NAME_TAKEN = Statement(
+    "SELECT EXISTS (SELECT FROM stateroom.tenants WHERE name = :name AND tenant_id <> :wanted)", bool
+)
+RENAME = Statement("UPDATE stateroom.tenants SET name = :name WHERE tenant_id = :wanted")
+SUSPEND = Statement(
+    "UPDATE stateroom.tenants SET suspended_at = coalesce(suspended_at, :now) WHERE tenant_id = :wanted"
+)
+RESUME = Statement("UPDATE stateroom.tenants SET suspended_at = NULL WHERE tenant_id = :wanted")
 
+# --- credentials -----------------------------------------------------------------------------------------------------
+
+ONE_KEY = Statement(f"{_KEYS} WHERE k.key_id = :key_id", ApiKeyRow)
+SOME_KEYS = Statement(f"{_KEYS} WHERE k.key_id = ANY(:key_ids::text[])", ApiKeyRow)
+KEYS = Statement(f"{_KEYS} WHERE k.tenant_id = :wanted{_KEYS_PAGE}", ApiKeyRow)
+OPERATOR_KEYS = Statement(f"{_KEYS} WHERE k.tenant_id IS NULL{_KEYS_PAGE}", ApiKeyRow)
+# All that were not revoked.
+KEYS_IN_FORCE = Statement(f"{_KEYS} WHERE k.tenant_id IS NOT DISTINCT FROM :wanted AND k.revoked_at IS NULL", ApiKeyRow)
+# As `ADD_TENANT`.
+ADD_KEY = Statement("""
+INSERT INTO stateroom.api_keys
+    (key_id, kind, name, tenant_id, subject_id, permissions, mac, pepper_version, created_at, expires_at, revoked_at,
+     last_used_at)
+VALUES (:key_id, :kind, :name, :owner, :owner_subject, :permissions, :mac, :pepper_version, :created_at, :expires_at,
+    :revoked_at, :last_used_at)
+ON CONFLICT DO NOTHING
+""")
+SEAL_KEY = Statement("""
+INSERT INTO stateroom.api_key_seals (key_id, tenant_id, grants, mac, pepper_version)
+VALUES (:key_id, :owner, :grants, :mac, :pepper_version)
+ON CONFLICT (key_id) DO UPDATE SET grants = excluded.grants, mac = excluded.mac,
+    pepper_version = excluded.pepper_version
+""")
 # Of the scope's keys, those that are not revoked and may do one thing. Locked in one order; whoever waited for a row
 # looks again at whether it is still one of them.
-LOCK_ALLOWED = """
+LOCK_ALLOWED = Statement(
+    """
 SELECT key_id FROM stateroom.api_keys
-WHERE tenant_id IS NOT DISTINCT FROM $1 AND revoked_at IS NULL AND $2 = ANY(permissions)
+WHERE tenant_id IS NOT DISTINCT FROM :wanted AND revoked_at IS NULL AND :permission = ANY(permissions)
 ORDER BY key_id FOR UPDATE
-"""
-LOCK_KEY = """
-SELECT key_id FROM stateroom.api_keys WHERE tenant_id IS NOT DISTINCT FROM $1 AND key_id = $2 FOR UPDATE
-"""
-STANDING_KEYS = Compiled(
-    _KEYS.where(api_keys.c.tenant_id.is_not_distinct_from(bindparam("wanted")), api_keys.c.revoked_at.is_(None))
+""",
+    str,
 )
-LOCK_UNSEALED = """
+LOCK_KEY = Statement(
+    """
+SELECT key_id FROM stateroom.api_keys WHERE tenant_id IS NOT DISTINCT FROM :wanted AND key_id = :key_id FOR UPDATE
+""",
+    str,
+)
+LOCK_UNSEALED = Statement(
+    """
 SELECT key_id FROM stateroom.api_keys k
-WHERE tenant_id IS NOT DISTINCT FROM $1
+WHERE tenant_id IS NOT DISTINCT FROM :wanted
   AND NOT EXISTS (SELECT FROM stateroom.api_key_seals s WHERE s.key_id = k.key_id)
 ORDER BY key_id FOR UPDATE
-"""
-SOME_KEYS = Compiled(_KEYS.where(api_keys.c.key_id == func.any(bindparam("wanted", type_=ARRAY(Text)))))
-
-_key = update(api_keys).where(api_keys.c.key_id == bindparam("wanted"))
-REVOKE = Compiled(_key.values(revoked_at=bindparam("moment"), mac=bindparam("struck")))
-RESTAMP = Compiled(_key.values(mac=bindparam("fresh"), pepper_version=bindparam("version")))
-TOUCH = Compiled(_key.values(last_used_at=func.greatest(api_keys.c.last_used_at, bindparam("moment"))))
+""",
+    str,
+)
+REVOKE = Statement("UPDATE stateroom.api_keys SET revoked_at = :now, mac = :mac WHERE key_id = :key_id")
+RESTAMP = Statement("UPDATE stateroom.api_keys SET mac = :mac, pepper_version = :pepper_version WHERE key_id = :key_id")
+TOUCH = Statement("""
+UPDATE stateroom.api_keys SET last_used_at = greatest(last_used_at, :used_at) WHERE key_id = :key_id
+""")

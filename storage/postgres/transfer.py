@@ -1,16 +1,4 @@
-"""Statements on transfer keys, and on whole threads that are exported and imported."""
-
-TRANSFER_KEYS = """
-SELECT key_version, provider, root_key_id, root_key_version, wrapped, public
-FROM stateroom.deployment_keys WHERE purpose = 'transfer' ORDER BY key_version
-"""
-# Another gateway may have stored its key first; what is stored is then read again, and only that is ever used.
-ADD_TRANSFER_KEY = """
-INSERT INTO stateroom.deployment_keys
-    (purpose, key_version, provider, root_key_id, root_key_version, wrapped, public, created_at)
-VALUES ('transfer', $1, $2, $3, $4, $5, $6, $7)
-ON CONFLICT DO NOTHING
-"""
+"""Statements on whole threads that are exported and imported."""
 
 STANDING = """
 SELECT agent, status, tier, strict, client_share, activity, created_at, updated_at, seal FROM stateroom.threads

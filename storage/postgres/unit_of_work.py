@@ -12,7 +12,7 @@ body must be safe to run again from the start.
 """
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -24,11 +24,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from storage.concurrency.queues import FairQueue
 from storage.errors import CommitUnknown, DatabaseReadOnly, LostRaceError, Unavailable
 from storage.postgres.engine import POOL_TIMEOUT_SECONDS, UNFINISHED
-from storage.postgres.statement import Statement
+from storage.postgres.session import Session
 from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantScope
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 # Losing a race against a concurrent writer of the same thread; each attempt sees a fresh snapshot.
 RACES_MAX = 5
@@ -153,12 +152,11 @@ class Silent:
         """Ignore."""
 
 
-class Transaction:
+class Transaction(Session):
     """An open transaction, bound to a scope. Only `UnitOfWork.begin` makes one."""
 
     def __init__(self, connection: Any, scope: AnyScope) -> None:
-        self._connection = connection
-        self._bound = bound(scope)
+        super().__init__(connection, bound(scope))
         self._when_committed: list[Callable[[], None]] = []
 
     def when_committed(self, then: Callable[[], None]) -> None:
@@ -169,27 +167,6 @@ class Transaction:
         """Say that it was."""
         for then in self._when_committed:
             then()
-
-    async def fetch_all(self, statement: Statement[R], **values: object) -> list[R]:
-        """Run a statement and return its rows."""
-        records = await self._connection.fetch(statement.text, *statement.arguments(self._bound, values))
-        return [statement.made(record) for record in records]
-
-    async def fetch_one(self, statement: Statement[R], **values: object) -> R | None:
-        """Run a statement and return its first row, or None; of a single column that is None, too, if it is NULL."""
-        record = await self._connection.fetchrow(statement.text, *statement.arguments(self._bound, values))
-        return None if record is None else statement.made(record)
-
-    async def run(self, statement: Statement[None], **values: object) -> int:
-        """Run a statement and return how many rows it touched."""
-        tag: str = await self._connection.execute(statement.text, *statement.arguments(self._bound, values))
-        count = tag.rsplit(" ", 1)[-1]
-        return int(count) if count.isdecimal() else 0
-
-    async def run_many(self, statement: Statement[None], rows: Iterable[Mapping[str, object]]) -> None:
-        """Run a statement once for each row of values."""
-        arguments = [statement.arguments(self._bound, values) for values in rows]
-        await self._connection.executemany(statement.text, arguments)
 
     # What follows takes values by position; it goes when no statement does any more.
 

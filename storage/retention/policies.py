@@ -608,7 +608,7 @@ class RetentionPolicies:
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(OperatorScope(founding=tenant_id)) as transaction:
-            if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
+            if await transaction.fetch_one(ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
             said = await read_policies(transaction, self._control, tenant_id, [])
         if (CEILINGS_LEVEL, "") in said.damaged:
@@ -627,7 +627,7 @@ class RetentionPolicies:
         await self._control.ready()
         body = _encoder(ceilings)
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
-            if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
+            if await transaction.fetch_one(ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
             await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
             said = await read_policies(transaction, self._control, tenant_id, [])

@@ -16,9 +16,9 @@ interpreted. It converts nothing (`storage.checkpoints.states`).
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
 from storage.administration.audit import LOCAL_ACTOR, Audit
@@ -36,6 +36,7 @@ from storage.errors import (
     StateVersionRequired,
 )
 from storage.postgres import adoptions as sql
+from storage.postgres.clock import NOW
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.schemas.registry import StateSchemas
 from storage.schemas.versions import Versioned
@@ -210,7 +211,7 @@ class Adoptions:
         if begun < until:
             return adopted
         async with self._unit_of_work.snapshot(TenantScope(scope.tenant_id)) as transaction:
-            rows = await transaction.fetch(sql.NEWEST, scope.tenant_id)
+            rows = await transaction.fetch_all(sql.NEWEST)
         if rows:
             await self._control.ready()
         checked = await self._checked(scope, rows)
@@ -264,7 +265,7 @@ class Adoptions:
         await self._ready()
         async with self._unit_of_work.begin(TenantListing(scope.tenant_id)) as transaction:
             rows = await self._locked(transaction, scope)
-            own = [row for row in rows if (row["agent"], row["namespace"]) == (agent or "", namespace)]
+            own = [row for row in rows if (row.agent, row.namespace) == (agent or "", namespace)]
             before = self._believed(scope, own[0]) if own else None
             if before is not None and (before.state_schema, before.state_version) == (schema, number):
                 return before, False
@@ -275,14 +276,14 @@ class Adoptions:
                 raise AdoptionExists(
                     f"it was adopted as {before.state_schema!r} version {before.state_version} on {when}"
                 )
-            if before is not None and await transaction.fetchval(
-                sql.BUILT_ON, scope.tenant_id, agent or "", namespace, before.adopted_at
+            if before is not None and await transaction.fetch_only(
+                sql.BUILT_ON, agent=agent or "", pattern=namespace, since=before.adopted_at
             ):
                 raise AdoptionBuiltOn
             if not own and len(rows) >= ADOPTIONS_MAX:
                 raise InvalidState(f"a tenant has at most {ADOPTIONS_MAX:,} adoptions", "")
-            last = own[0]["number"] if own else 0
-            now = await transaction.fetchval(sql.NOW)
+            last = own[0].number if own else 0
+            now = await transaction.fetch_only(NOW)
             added = Adoption(agent, namespace, last + 1, schema, number, now)
             await self._add(transaction, scope, added, actor)
         self.forget(scope)
@@ -317,20 +318,22 @@ class Adoptions:
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
-            return await self._checked(scope, await transaction.fetch(sql.NEWEST, scope.tenant_id))
+            return await self._checked(scope, await transaction.fetch_all(sql.NEWEST))
 
     async def unversioned(self, scope: TenantScope) -> dict[str | None, int]:
         """How many threads have a root without a version that nobody adopted, by agent; the most first."""
         async with self._unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
-            rows = await transaction.fetch(sql.UNVERSIONED, scope.tenant_id, UNVERSIONED_AGENTS_MAX)
-        return {row["agent"]: row["threads"] for row in rows}
+            rows = await transaction.fetch_all(sql.UNVERSIONED, page_rows=UNVERSIONED_AGENTS_MAX)
+        return {row.agent: row.threads for row in rows}
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
         """Every adoption as it is proved, and its stored proof: for whoever checks all of them."""
-        at = ("", "", 0)
-        while rows := await transaction.fetch(sql.EVERY, tenant_id, *at, _PAGE_ROWS):
+        agent, namespace, number = "", "", 0
+        while rows := await transaction.fetch_all(
+            sql.EVERY, after_agent=agent, after_namespace=namespace, after_number=number, page_rows=_PAGE_ROWS
+        ):
             for row in rows:
-                at = (row["agent"], row["namespace"], row["number"])
+                agent, namespace, number = row.agent, row.namespace, row.number
                 yield _row(tenant_id, row), proof_of(row)
 
     async def _ready(self) -> None:
@@ -341,31 +344,32 @@ class Adoptions:
         if not features.is_on(ADOPTIONS):
             raise FeatureOff("state is adopted once no older gateway or worker runs: stateroom db finish-upgrade")
 
-    async def _locked(self, transaction: Transaction, scope: TenantScope) -> Any:
+    async def _locked(self, transaction: Transaction, scope: TenantScope) -> Sequence[sql.AdoptionRow]:
         """What counts now; others who adopt wait."""
-        await transaction.execute(sql.LOCK, f"{scope.tenant_id}/state-adoptions")
-        return await transaction.fetch(sql.NEWEST, scope.tenant_id)
+        await transaction.run(sql.LOCK, name=f"{scope.tenant_id}/state-adoptions")
+        return await transaction.fetch_all(sql.NEWEST)
 
-    def _of(self, scope: TenantScope, rows: Iterable[Any], agent: str | None, namespace: str) -> Adoption | None:
+    def _of(
+        self, scope: TenantScope, rows: Iterable[sql.AdoptionRow], agent: str | None, namespace: str
+    ) -> Adoption | None:
         for row in rows:
-            if (row["agent"], row["namespace"]) == (agent or "", namespace):
+            if (row.agent, row.namespace) == (agent or "", namespace):
                 if not self._is_authentic(scope, row):
                     raise _damaged(agent)
                 return _adoption(row)
         return None
 
     async def _add(self, transaction: Transaction, scope: TenantScope, added: Adoption, actor: str) -> None:
-        columns = (
-            added.agent or "", added.namespace, added.number, added.state_schema, added.state_version,
-            added.adopted_at,
-        )  # fmt: skip
-        proof = self._control.proof(adoption_row(scope.tenant_id, *columns))
-        await transaction.execute(sql.ADD, scope.tenant_id, *columns, *proof)
+        columns = {**asdict(added), "agent": added.agent or ""}
+        proof = self._control.proof(adoption_row(scope.tenant_id, **columns))
+        await transaction.run(sql.ADD, **columns, **proof._asdict())
         detail = {"agent": added.agent, "namespace": added.namespace, "version": added.state_version}
         action, target = "state-schema.adopt", f"state-schema:{added.state_schema}"
         await self._audit.append(transaction, scope.tenant_id, actor, action, target, detail)
 
-    async def _checked(self, scope: TenantScope | Scope, rows: Iterable[Any]) -> Sequence[tuple[Adoption, bool]]:
+    async def _checked(
+        self, scope: TenantScope | Scope, rows: Iterable[sql.AdoptionRow]
+    ) -> Sequence[tuple[Adoption, bool]]:
         """Rows, and whether a gateway wrote each; others go first between them."""
         checked = []
         pauses = Pauses()
@@ -374,19 +378,19 @@ class Adoptions:
             await pauses.after(0)
         return checked
 
-    def _is_authentic(self, scope: TenantScope | Scope, row: Any) -> bool:
+    def _is_authentic(self, scope: TenantScope | Scope, row: sql.AdoptionRow) -> bool:
         return self._control.is_authentic(_row(scope.tenant_id, row), proof_of(row))
 
-    def _believed(self, scope: TenantScope | Scope, row: Any) -> Adoption | None:
+    def _believed(self, scope: TenantScope | Scope, row: sql.AdoptionRow) -> Adoption | None:
         """A row as it is believed; None: no gateway wrote it."""
         return _adoption(row) if self._is_authentic(scope, row) else None
 
 
-def _adoption(row: Any) -> Adoption:
-    said = (row["number"], row["state_schema"], row["state_version"], row["adopted_at"])
-    return Adoption(row["agent"] or None, row["namespace"], *said)
+def _adoption(row: sql.AdoptionRow) -> Adoption:
+    return Adoption(row.agent or None, row.namespace, row.number, row.state_schema, row.state_version, row.adopted_at)
 
 
-def _row(tenant_id: UUID, row: Any) -> Row:
-    columns = ("agent", "namespace", "number", "state_schema", "state_version", "adopted_at")
-    return adoption_row(tenant_id, *(row[each] for each in columns))
+def _row(tenant_id: UUID, row: sql.AdoptionRow) -> Row:
+    return adoption_row(
+        tenant_id, row.agent, row.namespace, row.number, row.state_schema, row.state_version, row.adopted_at
+    )

@@ -223,8 +223,8 @@ class StateSchemas:
         added = SchemaVersion(schema, number, definition, self._clock.now())
         await self._try(scope, added)
         async with self._unit_of_work.begin(scope) as transaction:
-            await transaction.execute(sql.LOCK, f"{scope.tenant_id}/{schema}")
-            rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, schema)
+            await transaction.run(sql.LOCK, name=f"{scope.tenant_id}/{schema}")
+            rows = await transaction.fetch_all(sql.VERSIONS, schema=schema)
             versions = {each.number: each for each in await self._versions(scope, schema, rows)}
             there = versions.get(number)
             _check_next(versions, number)
@@ -233,11 +233,18 @@ class StateSchemas:
                 if _encoder(there.definition) != body:
                     raise StateSchemaExists
                 return there, False
-            if len(body) + sum(len(row["definition"]) for row in rows) > SCHEMA_BYTES_MAX:
+            if len(body) + sum(len(row.definition) for row in rows) > SCHEMA_BYTES_MAX:
                 raise StateSchemaInvalid(f"all versions of a schema together have at most {SCHEMA_BYTES_MAX} bytes", "")
-            columns = (scope.tenant_id, schema, number, body, added.created_at)
             statement, action = (sql.SUPERSEDE, "supersede") if superseded else (sql.ADD, "register")
-            await transaction.execute(statement, *columns, *self._control.proof(schema_row(*columns)))
+            proof = self._control.proof(schema_row(scope.tenant_id, schema, number, body, added.created_at))
+            await transaction.run(
+                statement,
+                schema=schema,
+                number=number,
+                definition=body,
+                created_at=added.created_at,
+                **proof._asdict(),
+            )
             await self._audit.append(
                 transaction, scope.tenant_id, actor, f"state-schema.{action}", f"state-schema:{schema}/{number}"
             )
@@ -254,7 +261,7 @@ class StateSchemas:
             TooCostly, TenantTooCostly, Unavailable: as `Workers.ask`.
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, added.schema)
+            rows = await transaction.fetch_all(sql.VERSIONS, schema=added.schema)
             before = {each.number: each for each in await self._versions(scope, added.schema, rows)}
         _check_next(before, added.number)
         if added.number in before and not before[added.number].damaged:
@@ -291,7 +298,7 @@ class StateSchemas:
         """
         await self._control.ready()
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.VERSIONS, scope.tenant_id, schema)
+            rows = await transaction.fetch_all(sql.VERSIONS, schema=schema)
             if not rows:
                 raise StateSchemaNotFound
             # Within the transaction, so that no more of them are in memory than the tenant has connections.
@@ -304,40 +311,43 @@ class StateSchemas:
             StateSchemaNotFound: the tenant has none of this name.
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
-            if await transaction.fetchrow(sql.ANY, scope.tenant_id, schema) is None:
+            if await transaction.fetch_one(sql.ANY, schema=schema) is None:
                 raise StateSchemaNotFound
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
         """Every version of every schema, as it is proved, and its stored proof: for whoever checks all of them."""
-        at = ("", 0)
-        while rows := await transaction.fetch(sql.EVERY, tenant_id, *at, _PAGE_ROWS):
+        schema, number = "", 0
+        while rows := await transaction.fetch_all(
+            sql.EVERY, after_schema=schema, after_number=number, page_rows=_PAGE_ROWS
+        ):
             for row in rows:
-                at = (row["schema"], row["number"])
-                yield schema_row(tenant_id, *at, row["definition"], row["created_at"]), proof_of(row)
+                schema, number = row.schema, row.number
+                yield schema_row(tenant_id, schema, number, row.definition, row.created_at), proof_of(row)
 
-    async def _versions(self, scope: TenantScope | Scope, schema: str, rows: Sequence[Any]) -> Sequence[SchemaVersion]:
+    async def _versions(
+        self, scope: TenantScope | Scope, schema: str, rows: Sequence[sql.VersionRow]
+    ) -> Sequence[SchemaVersion]:
         """Versions as a gateway registered them, or damaged; others go first between them."""
         versions = []
         pauses = Pauses()
         for row in rows:
             versions.append(self._version(scope, schema, row))
-            await pauses.after(len(row["definition"]))
+            await pauses.after(len(row.definition))
         return versions
 
-    def _version(self, scope: TenantScope | Scope, schema: str, row: Any) -> SchemaVersion:
-        number, definition, created_at = row["number"], row["definition"], row["created_at"]
-        said = schema_row(scope.tenant_id, schema, number, definition, created_at)
-        if not self._control.is_sound(said, proof_of(row)):
-            return SchemaVersion(schema, number, Definition(), created_at, damaged=True)
-        return SchemaVersion(schema, number, _decoder(definition), created_at)
+    def _version(self, scope: TenantScope | Scope, schema: str, row: sql.VersionRow) -> SchemaVersion:
+        proved = schema_row(scope.tenant_id, schema, row.number, row.definition, row.created_at)
+        if not self._control.is_sound(proved, proof_of(row)):
+            return SchemaVersion(schema, row.number, Definition(), row.created_at, damaged=True)
+        return SchemaVersion(schema, row.number, _decoder(row.definition), row.created_at)
 
     async def names(
         self, scope: TenantScope, limit: int | None = None, after: tuple[str, ...] | None = None
     ) -> Page[tuple[str, int]]:
         """The tenant's schemas and their newest versions, by name; ``limit`` None: all."""
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.NAMES, scope.tenant_id, after[0] if after else "", limit)
-        found = [(row["schema"], row["newest"]) for row in rows]
+            rows = await transaction.fetch_all(sql.NAMES, after=after[0] if after else "", page_rows=limit)
+        found = [(row.schema, row.newest) for row in rows]
         return Page(found, (found[-1][0],) if found and len(found) == limit else None)
 
     async def known(self, scope: TenantScope | Scope, schema: str, number: int) -> Known:

@@ -14,7 +14,6 @@ Policies are set only once no older build runs (`storage.control.features`): tha
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from storage.access.strictness import EVERY_AGENT, Strictness
@@ -25,6 +24,7 @@ from storage.control.key import Row
 from storage.control.rows import ControlRows, Proof, proof_of, save_policy_row
 from storage.errors import FeatureOff, IntegrityFailure, SavePoliciesExceeded
 from storage.postgres import save_policies as sql
+from storage.postgres.clock import NOW
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import TenantScope, check_id
 
@@ -110,19 +110,19 @@ class SavePolicies:
         target = EVERY_AGENT if agent is None else check_id(agent, "agent")
         await self._ready()
         async with self._unit_of_work.begin(scope) as transaction:
-            await transaction.execute(sql.LOCK, f"{scope.tenant_id}/save-policies")
-            row = await transaction.fetchrow(sql.ONE, scope.tenant_id, target)
+            await transaction.run(sql.LOCK, name=f"{scope.tenant_id}/save-policies")
+            row = await transaction.fetch_one(sql.ONE, agent=target)
             superseded = row is not None and not self._is_sound(scope.tenant_id, row)
-            before = "damaged" if superseded else None if row is None else row["strict"]
+            before = "damaged" if superseded else None if row is None else row.strict
             if strict != before:
                 if strict is None:
-                    await transaction.execute(sql.TAKE_BACK, scope.tenant_id, target)
+                    await transaction.run(sql.TAKE_BACK, agent=target)
                 else:
                     if row is None and agent is not None:
-                        await self._require_room(transaction, scope.tenant_id)
-                    now = await transaction.fetchval(sql.NOW)
+                        await _require_room(transaction)
+                    now = await transaction.fetch_only(NOW)
                     proof = self._control.proof(save_policy_row(scope.tenant_id, target, strict, now))
-                    await transaction.execute(sql.PUT, scope.tenant_id, target, strict, now, *proof)
+                    await transaction.run(sql.PUT, agent=target, strict=strict, updated_at=now, **proof._asdict())
                 detail = {"before": before, "after": strict}
                 named = f"tenant:{scope.tenant_id}" if agent is None else f"agent:{agent}"
                 await self._audit.append(transaction, scope.tenant_id, actor, "save-policy.set", named, detail)
@@ -130,28 +130,24 @@ class SavePolicies:
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
         """Every policy as it is proved, and its stored proof: for whoever checks all of them."""
-        for row in await transaction.fetch(sql.EVERY, tenant_id):
+        for row in await transaction.fetch_all(sql.EVERY):
             yield _row(tenant_id, row), proof_of(row)
 
-    async def _require_room(self, transaction: Transaction, tenant_id: UUID) -> None:
-        if await transaction.fetchval(sql.AGENTS, tenant_id) >= AGENT_SAVE_POLICIES_MAX:
-            raise SavePoliciesExceeded
-
-    def _is_sound(self, tenant_id: UUID, row: Any) -> bool:
+    def _is_sound(self, tenant_id: UUID, row: sql.SavePolicyRow) -> bool:
         return self._control.is_sound(_row(tenant_id, row), proof_of(row))
 
     async def _read(self, transaction: Transaction, tenant_id: UUID) -> TenantSavePolicies:
         """What all of a tenant's rows say; others go first between them."""
-        said, damaged = {}, set()
+        policies, damaged = {}, set()
         pauses = Pauses()
-        for row in await transaction.fetch(sql.EVERY, tenant_id):
+        for row in await transaction.fetch_all(sql.EVERY):
             if self._is_sound(tenant_id, row):
-                said[row["agent"]] = SavePolicy(row["strict"], row["updated_at"])
+                policies[row.agent] = SavePolicy(row.strict, row.updated_at)
             else:
-                damaged.add(row["agent"])
+                damaged.add(row.agent)
             await pauses.after(0)
-        tenant = said.pop(EVERY_AGENT, SavePolicy())
-        return TenantSavePolicies(tenant, said, frozenset(damaged))
+        tenant = policies.pop(EVERY_AGENT, SavePolicy())
+        return TenantSavePolicies(tenant, policies, frozenset(damaged))
 
     async def _ready(self) -> None:
         await self._control.ready()
@@ -162,5 +158,10 @@ class SavePolicies:
             raise FeatureOff("save policies are set once no older gateway or worker runs: stateroom db finish-upgrade")
 
 
-def _row(tenant_id: UUID, row: Any) -> Row:
-    return save_policy_row(tenant_id, row["agent"], row["strict"], row["updated_at"])
+def _row(tenant_id: UUID, row: sql.SavePolicyRow) -> Row:
+    return save_policy_row(tenant_id, row.agent, row.strict, row.updated_at)
+
+
+async def _require_room(transaction: Transaction) -> None:
+    if await transaction.fetch_only(sql.AGENTS) >= AGENT_SAVE_POLICIES_MAX:
+        raise SavePoliciesExceeded

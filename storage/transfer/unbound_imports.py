@@ -43,7 +43,7 @@ class UnboundImports:
         """
         await self._control.ready()
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
-            if await transaction.fetchrow(ONE_TENANT.text, tenant_id) is None:
+            if await transaction.fetch_one(ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
             now = self._clock.now()
             proof = self._control.proof(_row(tenant_id, export_id, now))

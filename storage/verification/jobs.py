@@ -234,7 +234,9 @@ class Verifying:
         if parent.error != CANCELLED:
             return False
         async with self._unit_of_work.begin(scope) as transaction:
-            job = self._jobs.read(await transaction.fetchrow(jobs_sql.LOCK, scope.tenant_id, lease.job_id))
+            job = self._jobs.read(
+                await transaction.fetch_only(jobs_sql.LOCK, owner=scope.tenant_id, job_id=lease.job_id)
+            )
             if job.state in OPEN_STATES:
                 await self._jobs.cancel(transaction, job)
                 detail = {"kind": job.kind, "begun_by": str(begun_by)}

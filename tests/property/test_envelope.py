@@ -11,7 +11,7 @@ from crypto.ciphers import cobblestone
 from crypto.context import Field, Kind, encode_fields
 from crypto.envelope import Flag, Header, KeyScope, peek_header
 from crypto.errors import CryptoError, OpenError
-from crypto.keyring import SecretKey
+from crypto.keyring import SecretKey, SubjectKeys
 from crypto.sealer import Sealer
 from crypto.suites import Suite
 
@@ -38,7 +38,7 @@ PLAINTEXT = st.one_of(
 
 def make_sealer(suite: Suite) -> Sealer:
     data_keys = {1: SecretKey(bytes(32)), 2: SecretKey(bytes(range(32)))}
-    return Sealer(UUID(int=1), UUID(int=2), "user-42", data_keys, 2, SecretKey(b"i" * 32), suite)
+    return Sealer(UUID(int=1), UUID(int=2), "user-42", SubjectKeys(data_keys, 2, SecretKey(b"i" * 32)), suite)
 
 
 def decode_fields(encoded: bytes) -> list[Field]:

@@ -338,7 +338,7 @@ async def test_a_gap_excuses_nothing_that_was_kept(log, open_store):
     other = log.anchors[0].text
     page = await log.store.audit.page(log.scope, "api-key:auditor", 0, 100, verify=False)
     lines = list(export_lines(other.origin, [each.entry for each in page.items]))
-    signer = log.store.anchors._signing_key
+    signer = await log.store.anchors._signing_key.newest()
     contradicting = sign_note(AnchorText(other.origin, 4, bytes(32)).render(), other.origin, signer)
     lost = sign_note(AnchorText(other.origin, 6, bytes(32)).render(), other.origin, signer)
     assert kinds(verify_export(lines, [contradicting, newest.note], log.public_key)) == {"forked"}

@@ -10,7 +10,7 @@ import pytest
 
 from crypto.blob import PART_BYTES, SEALED_PART_BYTES, BlobCipher, object_bytes
 from crypto.ciphers.cobblestone import CHUNK_BYTES, COMMITMENT_BYTES, PREFIX_BYTES, SALT_BYTES, SEALED_CHUNK_BYTES
-from crypto.keyring import SecretKey
+from crypto.keyring import SecretKey, SubjectKeys
 from crypto.sealer import Sealer
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.memory import MemoryBlobStore
@@ -29,7 +29,7 @@ def cipher(
     blob_id: UUID = BLOB,
     blob_key: SecretKey = BLOB_KEY,
 ) -> BlobCipher:
-    return Sealer(deployment, tenant, subject, {1: DATA_KEY}, 1, ID_KEY).blob_cipher(blob_id, blob_key)
+    return Sealer(deployment, tenant, subject, SubjectKeys({1: DATA_KEY}, 1, ID_KEY)).blob_cipher(blob_id, blob_key)
 
 
 def seal(plaintext: bytes, by: BlobCipher | None = None) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 
 from crypto.context import Field, Kind
 from crypto.errors import CryptoError, KeyDestroyed, OpenError
-from crypto.keyring import SecretKey
+from crypto.keyring import SecretKey, SubjectKeys
 from crypto.sealer import Sealer
 from crypto.suites import Suite
 
@@ -50,7 +50,7 @@ TEXT = json.dumps({"messages": [{"role": "user", "content": f"canary {i}"} for i
 
 
 def make_sealer(suite: Suite = Suite.COBBLESTONE_256, **owner: Any) -> Sealer:
-    return Sealer(**{**OWNER, **owner}, data_keys=DATA_KEYS, active_key_version=1, id_key=ID_KEY, suite=suite)
+    return Sealer(**{**OWNER, **owner}, keys=SubjectKeys(DATA_KEYS, 1, ID_KEY), suite=suite)
 
 
 def refused(envelope: bytes, sealer: Sealer, kind: Kind = Kind.MANIFEST, at: tuple[Field, ...] = LOCATION) -> str:
@@ -163,7 +163,7 @@ def test_plaintext_in_place_of_an_envelope_is_an_error_and_never_data(stored: by
 
 def test_another_subjects_keys_do_not_open_an_envelope() -> None:
     envelope = make_sealer().seal(Kind.MANIFEST, LOCATION, TEXT)
-    stranger = Sealer(**OWNER, data_keys={1: SecretKey.generate()}, active_key_version=1, id_key=ID_KEY)
+    stranger = Sealer(**OWNER, keys=SubjectKeys({1: SecretKey.generate()}, 1, ID_KEY))
     assert refused(envelope, stranger) == "authentication"
 
 

@@ -3,7 +3,7 @@
 import string
 from uuid import UUID
 
-from crypto import Kind, Sealer, SecretKey
+from crypto import Kind, Sealer, SecretKey, SubjectKeys
 
 SECRET = "token=q7Zr4KxW9b"
 CANDIDATES = string.ascii_letters + string.digits
@@ -11,7 +11,7 @@ CANDIDATES = string.ascii_letters + string.digits
 
 def lengths(*, compress: bool) -> dict[str, int]:
     """The sealed length of a record with the secret and, beside it, an attacker's guess of its next character."""
-    sealer = Sealer(UUID(int=1), UUID(int=2), "user-1", {1: SecretKey.generate()}, 1, SecretKey.generate())
+    sealer = Sealer(UUID(int=1), UUID(int=2), "user-1", SubjectKeys({1: SecretKey.generate()}, 1, SecretKey.generate()))
     known = SECRET[:-1]
     found = {}
     for guess in CANDIDATES:

@@ -16,7 +16,6 @@ import pytest
 from storage import postgres
 from storage.postgres.statement import PlacedStatement, Statement
 from storage.postgres.tables import SUBJECT_TABLES, TENANT_TABLES, tenants
-from storage.postgres.tenants import Compiled
 from storage.postgres.unit_of_work import bindings
 from storage.scope import Scope
 
@@ -32,7 +31,7 @@ def _statements() -> dict[str, str]:
         if module.name in MODULES:
             continue
         for name, value in vars(importlib.import_module(f"storage.postgres.{module.name}")).items():
-            text = value.text if isinstance(value, Compiled | PlacedStatement | Statement) else value
+            text = value.text if isinstance(value, PlacedStatement | Statement) else value
             if name.isupper() and not name.startswith("_") and isinstance(text, str) and VERBS.match(text):
                 found[f"{module.name}.{name}"] = text
     return found

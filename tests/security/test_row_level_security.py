@@ -28,6 +28,7 @@ from storage.postgres import (
     tags,
     threads,
 )
+from storage.postgres.statement import Statement
 from storage.postgres.tables import SUBJECT_TABLES, blob_usage, row_usage, tenant_keys
 from storage.postgres.unit_of_work import bindings
 from storage.retention.planner import Policy
@@ -65,7 +66,8 @@ SEALED = {
 STATEMENTS = {
     f"{module.__name__.rsplit('.', 1)[1]}.{name}": text
     for module in (checkpoints, threads, keys, blobs, artifacts, tags, archives, pruning, retention, save_policies)
-    for name, text in vars(module).items()
+    for name, value in vars(module).items()
+    for text in [value.text if isinstance(value, Statement) else value]
     if name.isupper()
     and name[0] != "_"
     and isinstance(text, str)

@@ -929,7 +929,7 @@ async def test_a_subject_without_anything_is_no_damage(guarded, scope, watch):
 
 
 async def test_keys_and_data_that_come_while_somebody_looks_are_no_damage(guarded, other, scope):
-    looking = Gate(HAS_ANYTHING)
+    looking = Gate(HAS_ANYTHING.text)
     steered = Steered(guarded, before=looking)
     guarded.keys._unit_of_work = steered.unit_of_work
     loading = asyncio.create_task(load(guarded, scope))

@@ -115,6 +115,9 @@ class SteeredTransaction(Transaction):
     async def fetch_one(self, statement: Statement[R], **values: object) -> R | None:
         return await super().fetch_one(await self._steered(statement), **values)
 
+    async def fetch_only(self, statement: Statement[R], **values: object) -> R:
+        return await super().fetch_only(await self._steered(statement), **values)
+
     async def run(self, statement: Statement[None], **values: object) -> int:
         return await super().run(await self._steered(statement), **values)
 

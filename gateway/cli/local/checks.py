@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -42,10 +42,14 @@ from storage.postgres.engine import (
     speaks_to_a_pooler,
 )
 from storage.postgres.features import FEATURES
+from storage.postgres.session import Session
+from storage.postgres.statement import Statement
 from storage.postgres.tables import SCHEMA
-from storage.postgres.unit_of_work import bindings
-from storage.scope import OperatorScope, TenantScope
+from storage.postgres.unit_of_work import bindings, bound
+from storage.scope import AnyScope, OperatorScope, TenantScope
 from storage.service import Store
+
+R = TypeVar("R")
 
 CONNECT_SECONDS_MAX = 5.0
 CONNECTIONS_TAKEN_MAX = 0.9  # of those the database allows
@@ -413,16 +417,17 @@ async def _check_revision(connection: Any) -> Finding:
 
 async def _check_processes(connection: Any) -> Finding:
     """Who runs, and whether an upgrade can or must still be finished."""
-    rows = await connection.fetch(FEATURES)
+    session = Session(connection)
+    rows = await session.fetch_all(FEATURES)
     if unknown := unknown_to_this_build(rows):
         fix = "Serve from this database with the newer build that finished the upgrade."
         return failed("processes", f"this build does not know {', '.join(unknown)}, which is on", fix)
-    on = {row["feature"] for row in rows}
-    running = [each for each in await connection.fetch(processes.SEEN) if each["age_seconds"] < GONE_SECONDS]
-    older = [f"{each['place']} (build {each['build']})" for each in running if on - set(each["features"])]
+    on = {row.feature for row in rows}
+    running = [each for each in await session.fetch_all(processes.SEEN) if each.age_seconds < GONE_SECONDS]
+    older = [f"{each.place} (build {each.build})" for each in running if on - set(each.features)]
     if on:
-        found = await connection.fetch(processes.UNREGISTERED_HOSTS)
-        older += [f"one that enters no registry ({each['sessions']} sessions from {each['host']})" for each in found]
+        found = await session.fetch_all(processes.UNREGISTERED_HOSTS)
+        older += [f"one that enters no registry ({each.sessions} sessions from {each.host})" for each in found]
     if older:
         fix = "Stop it at once: the upgrade was finished, and it misreads what is stored since."
         return failed("processes", f"an older build runs: {', '.join(older)}", fix)
@@ -481,7 +486,7 @@ async def _check_pepper(connection: Any, given: Mapping[str, Any], environ: Mapp
         except SettingsError as error:
             return failed(check, str(error), f"Correct {variable}, or unset it.")
         presented = api_keys.parse(text) if text else None
-        row = await connection.fetchrow(tenants.LOOK_UP, presented.key_id) if presented else None
+        row = await Session(connection).fetch_one(tenants.LOOK_UP, key_id=presented.key_id) if presented else None
         if presented is None or row is None:
             continue
         if api_keys.matches(peppers, presented, record_of(row)):
@@ -496,11 +501,11 @@ async def _check_api_keys(connection: Any, peppers: Peppers | None) -> Finding:
     check = "API keys"
     if peppers is None:
         return skipped(check, "needs STATEROOM_API_KEY_PEPPER")
-    operators = await _standing_keys(connection, OperatorScope())
-    rows = await _as_operator(connection, tenants.LIVING_TENANTS)
-    of_tenants = {each["tenant_id"]: await _standing_keys(connection, TenantScope(each["tenant_id"])) for each in rows}
+    operators = await _keys_in_force(connection, OperatorScope())
+    living = await _bound(connection, OperatorScope(), tenants.LIVING_TENANTS)
+    of_tenants = {each.tenant_id: await _keys_in_force(connection, TenantScope(each.tenant_id)) for each in living}
     now = datetime.now(UTC)
-    features = {row["feature"]: row["since"] for row in await connection.fetch(FEATURES)}
+    features = {row.feature: row.since for row in await Session(connection).fetch_all(FEATURES)}
     needed = SEALED_API_KEYS.name in features and features[SEALED_API_KEYS.name] <= now
     found = credentials.examine_keys(operators, of_tenants, peppers, now, seals_needed=needed)
     if found.damaged:
@@ -515,26 +520,24 @@ async def _check_api_keys(connection: Any, peppers: Peppers | None) -> Finding:
 
 async def _check_tenants(connection: Any) -> Finding:
     """Whether tenants can be told apart by their names, as new ones can."""
-    rows = await _as_operator(connection, tenants.LIVING_TENANTS)
-    if shared := credentials.shared_names(row["name"] for row in rows):
+    rows = await _bound(connection, OperatorScope(), tenants.LIVING_TENANTS)
+    if shared := credentials.shared_names(row.name for row in rows):
         named = credentials.shown([f"more than one tenant is called {name!r}" for name in shared])
         return warning("tenants", named, "stateroom tenant rename TENANT_ID NAME")
-    suspended = sum(row["suspended_at"] is not None for row in rows)
+    suspended = sum(row.suspended_at is not None for row in rows)
     return ok("tenants", f"{len(rows):,}, of which {suspended:,} are suspended; each has a name of its own")
 
 
-async def _as_operator(connection: Any, statement: str) -> list[Any]:
-    async with connection.transaction(readonly=True):
-        await connection.execute(bindings(OperatorScope()))
-        rows: list[Any] = await connection.fetch(statement)
-        return rows
-
-
-async def _standing_keys(connection: Any, scope: OperatorScope | TenantScope) -> list[ApiKeyRecord]:
-    tenant_id = scope.tenant_id if isinstance(scope, TenantScope) else None
+async def _bound(connection: Any, scope: AnyScope, statement: Statement[R], **values: object) -> list[R]:
+    """The rows of a statement in a transaction that is bound to a scope."""
     async with connection.transaction(readonly=True):
         await connection.execute(bindings(scope))
-        return [record_of(row) for row in await connection.fetch(tenants.STANDING_KEYS.text, tenant_id)]
+        return await Session(connection, bound(scope)).fetch_all(statement, **values)
+
+
+async def _keys_in_force(connection: Any, scope: OperatorScope | TenantScope) -> list[ApiKeyRecord]:
+    wanted = scope.tenant_id if isinstance(scope, TenantScope) else None
+    return [record_of(row) for row in await _bound(connection, scope, tenants.KEYS_IN_FORCE, wanted=wanted)]
 
 
 async def _check_connections(connection: Any, own: int) -> Finding:

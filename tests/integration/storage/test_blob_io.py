@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from crypto import Sealer, SecretKey
+from crypto import Sealer, SecretKey, SubjectKeys
 from crypto.blob import PART_BYTES, SEALED_PART_BYTES, BlobCipher, object_bytes
 from crypto.ciphers.cobblestone import SALT_BYTES
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
@@ -26,7 +26,7 @@ BOUNDARIES = [0, 1, 100_000, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 2 * PAR
 
 def fresh() -> tuple[BlobLocation, BlobCipher]:
     tenant, blob = uuid4(), uuid4()
-    sealer = Sealer(uuid4(), tenant, "user-1", {1: SecretKey.generate()}, 1, SecretKey.generate())
+    sealer = Sealer(uuid4(), tenant, "user-1", SubjectKeys({1: SecretKey.generate()}, 1, SecretKey.generate()))
     return BlobLocation(tenant, blob), sealer.blob_cipher(blob, sealer.new_blob_key())
 
 

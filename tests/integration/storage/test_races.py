@@ -12,7 +12,17 @@ import asyncpg
 import pytest
 from sqlalchemy import event
 
-from crypto import KeyDestroyed, Kind, OpenError, Sealer, SecretKey, wrap_subject_key
+from crypto import (
+    KeyDestroyed,
+    Kind,
+    OpenError,
+    Sealer,
+    SecretKey,
+    SubjectKeyPlace,
+    SubjectKeys,
+    WrappingKey,
+    wrap_subject_key,
+)
 from storage.errors import CheckpointNotFound, HeadMoved, IntegrityFailure, ParentUnknown, Unavailable
 from storage.keys.keys import Keys
 from storage.model import ChannelValue, FullState, Load, Parent, Precondition, TaskWritesQuery
@@ -21,6 +31,7 @@ from storage.postgres import keys as key_sql
 from storage.postgres import pruning as pruning_sql
 from storage.postgres.engine import invalidate_unfinished
 from storage.postgres.keys import HASH_NOW, KEYS_HASH
+from storage.postgres.statement import Statement
 from storage.service import Store
 from tests.support.interleaving import CancelAtAwait, CommitAfter, Gate, Meeting, Steered, blocked, without
 from tests.support.states import (
@@ -367,8 +378,9 @@ async def test_keys_as_they_were_before_the_lock_leave_a_row_that_nobody_can_rea
     store, scope, admin, database, verb, statement
 ):
     await save(store, scope)  # makes the keys
-    known = await admin.fetchval(HASH_NOW, scope.tenant_id, scope.subject_id)
-    trusting = Steered(store, variants=without(statement, KEYS_HASH, f"'{known}'::bigint"))
+    known = await admin.fetchval(HASH_NOW.text, scope.tenant_id, scope.subject_id)
+    hashed = Statement(KEYS_HASH).text  # by its positions, which are the same in every statement
+    trusting = Steered(store, variants=without(statement, hashed, f"'{known}'::bigint"))
     answered, unchanged = await shredded_while_waiting(store, scope, admin, database, waiting(trusting, scope)[verb])
     assert not isinstance(answered, BaseException)
     assert not unchanged
@@ -398,7 +410,9 @@ class SecondGateway:
         await self.store.close()
 
 
-@pytest.mark.parametrize("statement", [key_sql.ADD_SUBJECT_KEY, key_sql.ADD_TENANT_KEY], ids=["subject", "tenant"])
+@pytest.mark.parametrize(
+    "statement", [key_sql.ADD_SUBJECT_KEY.text, key_sql.ADD_TENANT_KEY.text], ids=["subject", "tenant"]
+)
 async def test_two_gateways_that_create_a_key_at_the_same_moment_seal_under_the_same_one(
     store, scope, database, root_key, statement
 ):
@@ -426,22 +440,18 @@ async def test_a_gateway_that_used_the_key_it_generated_would_seal_what_nobody_o
         async with store.unit_of_work.begin(scope) as transaction:
             await meeting.wait()
             for purpose, key in own.items():
-                wrapped = wrap_subject_key(
-                    tenant.keys[tenant.active_key_version], tenant.active_key_version, *owner, purpose, 1, key
-                )
-                await transaction.execute(
+                wrapping = WrappingKey(tenant.keys[tenant.active_key_version], tenant.active_key_version)
+                await transaction.run(
                     key_sql.ADD_SUBJECT_KEY,
-                    scope.tenant_id,
-                    scope.subject_id,
-                    purpose,
-                    1,
-                    tenant.active_key_version,
-                    "active",
-                    wrapped,
-                    key.kcv(),
-                    store.checkpoints._access.clock.now(),
+                    purpose=purpose,
+                    key_version=1,
+                    tenant_key_version=tenant.active_key_version,
+                    state="active",
+                    wrapped=wrap_subject_key(wrapping, SubjectKeyPlace(*owner, purpose, 1), key),
+                    kcv=key.kcv(),
+                    now=store.checkpoints._access.clock.now(),
                 )
-        return Sealer(*owner, {1: own["data"]}, 1, own["id"]).seal(Kind.MANIFEST, ("t1",), text)
+        return Sealer(*owner, SubjectKeys({1: own["data"]}, 1, own["id"])).seal(Kind.MANIFEST, ("t1",), text)
 
     envelopes = await asyncio.gather(seal_without_reading_again(b"one"), seal_without_reading_again(b"two"))
     stored_key = await store.keys.sealer(scope)

@@ -191,13 +191,14 @@ async def test_the_count_of_a_process_that_died_is_taken_over_and_a_late_one_cha
 ):
     await save(store, scope)
     async with store.unit_of_work.begin(TenantScope(tenant)) as transaction:
-        claim = await transaction.fetchrow(row_usage.CLAIM, tenant, LEASE_SECONDS, False)
+        claim = await transaction.fetch_only(row_usage.CLAIM, lease_seconds=LEASE_SECONDS, at_once=False)
     assert await counting.tenant(tenant) is None
     await make_due(admin, tenant)  # the lease has ended
     counted = await counting.tenant(tenant)
     assert counted
     async with store.unit_of_work.begin(TenantScope(tenant)) as transaction:
-        assert await transaction.execute(row_usage.FINISH, tenant, claim["count_after"], 60.0, 1) == 0
+        late = await transaction.run(row_usage.FINISH, lease=claim.count_after, again_seconds=60.0, bytes=1)
+        assert late == 0
     assert (await usage(store, tenant)).rows_bytes == counted
 
 

@@ -9,6 +9,7 @@ import pytest
 from crypto import MemoryRootKey, SecretKey, TransferKey
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
+from storage.control.deployment_keys import Deployment
 from storage.errors import IntegrityFailure
 from storage.keys.transfer_keys import TransferKeys
 from storage.postgres.unit_of_work import Silent
@@ -19,7 +20,7 @@ from tests.support.transfers import deployment, exported, imported, recipient
 
 
 def keys_of(store, root_key):
-    return TransferKeys(store.unit_of_work, root_key, DEPLOYMENT_ID, SystemClock(), Silent())
+    return TransferKeys(Deployment(store.unit_of_work, root_key, DEPLOYMENT_ID, SystemClock(), Silent()))
 
 
 async def test_processes_that_ask_at_once_use_one_key(store, root_key):
@@ -64,7 +65,7 @@ async def test_the_root_keys_rotation_takes_it_along_and_old_files_open(postgres
                 "SELECT wrapped FROM stateroom.deployment_keys WHERE purpose = 'transfer'"
             )
         assert after != before
-        fresh = TransferKeys(there.unit_of_work, root_key, own_id, SystemClock(), Silent())
+        fresh = TransferKeys(Deployment(there.unit_of_work, root_key, own_id, SystemClock(), Silent()))
         assert (await fresh.newest()).public_key == (await there.transfer_keys.newest()).public_key
         assert (await imported(there, target.tenant_id, file)).verified == 1
         assert contents(await load(there, target)) == {"n": 1}

@@ -26,7 +26,7 @@ from crypto.blob import (
 from crypto.ciphers import cobblestone
 from crypto.ciphers.cobblestone import CHUNK_BYTES, SALT_BYTES, ChunkSealer
 from crypto.errors import OpenError
-from crypto.keyring import SecretKey
+from crypto.keyring import SecretKey, SubjectKeys
 from crypto.sealer import Sealer
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "formats" / "blob.md"
@@ -36,7 +36,7 @@ SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 100_000, PART_BYTE
 
 
 def make_sealer() -> Sealer:
-    return Sealer(DEPLOYMENT, TENANT, "user-42", {1: SecretKey.generate()}, 1, SecretKey.generate())
+    return Sealer(DEPLOYMENT, TENANT, "user-42", SubjectKeys({1: SecretKey.generate()}, 1, SecretKey.generate()))
 
 
 def make_cipher() -> BlobCipher:
@@ -238,17 +238,3 @@ def test_the_documented_example_is_what_the_code_computes() -> None:
     assert cobblestone.seal(BLOB_KEY.borrow(), context, b"hello", bytes(range(24))) == sealed
     assert cipher.open_part(0, sealed, last=True) == b"hello"
     assert context[18:30] == bytes.fromhex(re.search(r"header  = (.*)", PAGE.read_text())[1])
-
-
-def test_a_span_of_another_length_is_refused_before_it_is_opened() -> None:
-    [span] = spans(100, 0, 100)
-    opener = make_cipher().opener(0, seal(bytes(100))[:PREFIX_BYTES])
-    for stored in (b"", seal(bytes(100))):
-        with pytest.raises(OpenError) as caught:
-            list(open_span(opener, span, stored, slice_bytes_max=1 << 20))
-        assert caught.value.code == "format"
-
-
-def test_a_span_far_into_a_part_is_not_fetched_together_with_the_parts_prefix() -> None:
-    [near], [far] = (spans(PART_BYTES - 1, start, 1) for start in (0, PART_BYTES - 2))
-    assert (near.coalesced, far.coalesced) == (True, False)

@@ -7,7 +7,7 @@ from uuid import UUID
 from crypto.ciphers import cobblestone
 from crypto.context import Kind, encode_context
 from crypto.envelope import Flag, Header, KeyScope
-from crypto.keyring import SecretKey
+from crypto.keyring import SecretKey, SubjectKeys
 from crypto.sealer import Sealer
 from crypto.suites import Suite
 
@@ -49,5 +49,5 @@ def test_the_documented_example_is_what_the_code_computes() -> None:
 
 def test_a_sealer_opens_the_documented_example() -> None:
     data_keys = {1: SecretKey(bytes(range(32)))}
-    sealer = Sealer(DEPLOYMENT, TENANT, "user-42", data_keys, 1, SecretKey(bytes(32)))
+    sealer = Sealer(DEPLOYMENT, TENANT, "user-42", SubjectKeys(data_keys, 1, SecretKey(bytes(32))))
     assert sealer.open(Kind.CHUNK, ("t1", 5), read_example()["envelope"]) == b"hello"

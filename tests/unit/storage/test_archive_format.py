@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crypto import Sealer, SecretKey
+from crypto import Sealer, SecretKey, SubjectKeys
 from storage.errors import IntegrityFailure
 from storage.format import archive
 from storage.format.archive import (
@@ -132,7 +132,7 @@ def test_the_statements_move_every_column_of_the_tables():
 
 # --- the stub --------------------------------------------------------------------------------------------------------
 
-SEALER = Sealer(UUID(int=1), UUID(int=2), "user", {1: SecretKey(b"1" * 32)}, 1, SecretKey(b"2" * 32))
+SEALER = Sealer(UUID(int=1), UUID(int=2), "user", SubjectKeys({1: SecretKey(b"1" * 32)}, 1, SecretKey(b"2" * 32)))
 STUB = Stub(
     thread_id="t",
     blob_id=UUID(int=3),

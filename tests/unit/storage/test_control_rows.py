@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from storage.control.features import feature_row
-from storage.control.rows import job_row, policy_row, schema_row
+from storage.control.rows import JobDraft, job_row, policy_row, schema_row
 
 TENANT = UUID("00000000-0000-4000-8000-000000000001")
 JOB = UUID("00000000-0000-4000-8000-000000000002")
@@ -35,7 +35,7 @@ def test_the_bytes_under_the_macs_are_those_of_the_format():
     assert policy_row(TENANT, "thread", ("user", "t1"), b"{}", False, MOMENT).encoded(1) == (
         text("retention") + WHOSE + number(3) + text("thread") + text("user") + text("t1") + body + number(0) + SECOND
     )
-    assert job_row(TENANT, JOB, "reseal", "user", "running", "at", None, None).encoded(1) == (
+    assert job_row(JobDraft(TENANT, JOB, "reseal", "user", "running", "at")).encoded(1) == (
         text("job") + WHOSE + number(1) + b"\x04\x00\x00\x00\x10" + JOB.bytes
         + text("reseal") + text("user") + text("open") + text("at") + NOTHING + NOTHING
     )  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_mac_of_a_later_format_covers_its_format():
 
 def test_a_job_that_waits_and_one_that_is_worked_on_are_the_same_row_and_one_that_ended_is_another():
     def at(state):
-        return job_row(TENANT, JOB, "reseal", "user", state, "at", None, None)
+        return job_row(JobDraft(TENANT, JOB, "reseal", "user", state, "at"))
 
     assert at("queued") == at("running")
     assert len({at(state).encoded(1) for state in ("running", "done", "failed")}) == 3

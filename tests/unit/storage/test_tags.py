@@ -5,14 +5,14 @@ from uuid import UUID
 import pytest
 
 from crypto import Sealer
-from crypto.keyring import SecretKey
+from crypto.keyring import SecretKey, SubjectKeys
 from storage.schemas.tags import SEARCHABLE_KEY_BYTES_MAX, can_be_searchable, tag_of
 
 TENANT = UUID(int=1)
 
 
 def sealer(id_key=b"i" * 32):
-    return Sealer(UUID(int=2), TENANT, "user-1", {1: SecretKey(b"d" * 32)}, 1, SecretKey(id_key))
+    return Sealer(UUID(int=2), TENANT, "user-1", SubjectKeys({1: SecretKey(b"d" * 32)}, 1, SecretKey(id_key)))
 
 
 @pytest.mark.parametrize(

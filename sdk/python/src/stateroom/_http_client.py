@@ -1,8 +1,7 @@
 """HTTP by the standard library: what the blocking client sends with.
 
 ``http.client`` takes a third of the processor time of httpx2 for a request of a few kilobytes. This module owns a pool
-of its connections and the reading of its failures. It knows no proxies and streams no content, as ``httpx_transport``
-does.
+of its connections and the reading of its failures. It knows no proxies and streams no content; ``_httpx`` does.
 """
 
 import contextlib
@@ -21,8 +20,8 @@ from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from stateroom._io.processes import PerProcess
-from stateroom._io.transport import (
+from stateroom._processes import PerProcess
+from stateroom._transport import (
     CONNECTIONS_MAX,
     KEEPALIVE_SECONDS,
     SLICED_BYTES_MIN,

@@ -1,4 +1,4 @@
-"""Whether everybody who may still believe what a row said before has ended.
+"""Waiting until every transaction has ended that may still believe what a row said before.
 
 A save reads its key's state in its own statement and takes no lock on it: a lock on one row for every save of a
 subject would be paid by all of them. So after a key's state changed, a save that began before may still commit what it
@@ -12,12 +12,13 @@ from datetime import datetime
 
 from storage.errors import SetupError
 from storage.postgres import rotation as sql
+from storage.postgres.clock import NOW
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope
 
 
-class Quiet:
-    """Asks the database who is at work."""
+class OlderTransactions:
+    """The question whether transactions that began by some moment have ended."""
 
     def __init__(self, unit_of_work: UnitOfWork) -> None:
         self._unit_of_work = unit_of_work
@@ -25,17 +26,16 @@ class Quiet:
     async def moment(self) -> datetime:
         """The present moment by the database's clock."""
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            moment: datetime = await transaction.fetchval(sql.MOMENT)
-        return moment
+            return await transaction.fetch_only(NOW)
 
-    async def since(self, moment: datetime) -> bool:
+    async def have_ended(self, moment: datetime) -> bool:
         """Whether every transaction that began at ``moment`` or before has ended.
 
         Raises:
-            SetupError: the server does not keep the list.
+            SetupError: The server does not keep the list.
         """
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            row = await transaction.fetchrow(sql.BUSY_SINCE, moment)
-        if not row["tracked"]:
+            found = await transaction.fetch_only(sql.OLDER_TRANSACTIONS, moment=moment)
+        if not found.tracked:
             raise SetupError("track_activities is off; turn it on, so that old key versions can be destroyed safely")
-        return not row["busy"]
+        return not found.open

@@ -1,1 +1,0 @@
-"""What a client remembers of what it sent and received, so that it need not travel again."""
