@@ -411,7 +411,7 @@ class _Attempt:
         """
         access, scope, sealer, save = self.access, self.scope, self.sealer, self.save
         acknowledged = access.standings.acknowledged(scope, save.thread_id, save.namespace)
-        async with access.unit_of_work.begin(scope) as transaction:
+        async with access.unit_of_work.begin_step(scope) as transaction:
             if save.idempotency is not None:
                 replayed = await claim(transaction, scope, sealer, save.idempotency, self.draft.now, Saved)
                 if replayed is not None:

@@ -257,7 +257,7 @@ class _Attempt:
         """Store the writes on what is read under the thread's lock; ``uploads``: what is in the object store."""
         access, scope, sealer, new = self.access, self.scope, self.sealer, self.new
         acknowledged = access.standings.acknowledged(scope, new.thread_id, new.namespace)
-        async with access.unit_of_work.begin(scope) as transaction:
+        async with access.unit_of_work.begin_step(scope) as transaction:
             own_seal = seal_thread(sealer, new.thread_id, self.draft.now, new_thread(sealer, new.thread_id))
             row = await self._open(transaction, own_seal)
             if new.known_token is not None:

@@ -5,11 +5,13 @@ Rows that statements looked at, as PostgreSQL counts them, in databases that mis
 
 # ruff: noqa: S608  names of tables are constants of these tests
 
+import re
+
 import pytest
 
 from storage.model import Parent
 from storage.postgres import threads as threads_sql
-from storage.postgres.checkpoints import LOAD_AT_ONCE
+from storage.postgres.checkpoints import LOAD_AT_ONCE, PUT_WRITES_ON, SAVE_ON
 from tests.support.own_database import rows
 from tests.support.states import document, history, load, put, save, state, write
 
@@ -17,6 +19,7 @@ TABLES = ("threads", "heads", "checkpoints", "chunks", "pending_writes", "checkp
 STEPS = 12
 COPIED = 300
 THREADS = 3_000
+FEW, MILLION = 20_000, 1_000_000
 
 
 @pytest.fixture
@@ -77,24 +80,75 @@ async def test_one_thread_is_found_at_once_among_many_of_its_subject(own_store, 
     assert listed - fetched <= 20
 
 
-async def test_a_load_is_planned_once_for_a_connection_however_many_pending_writes_there_are(own_store, admin, scope):
-    """Its plan costs four times what it does; the server would make one for each call once writes are analyzed."""
-    saved = await save(own_store, scope, content=state(a=document("a")))
+async def _fill(admin, tenant_id, count):
+    """Fill the tables with copies of one row each, of other tenants' threads, and analyze them.
+
+    A fifth of the rows are those of twenty busy threads, the others of many with five each.
+    """
+    thread = f"CASE WHEN n % 5 > 0 THEN n % {count // 5} ELSE n % 20 END"
+    other = {
+        "tenant_id": f"('00000000-0000-4000-8000-' || lpad((({thread}) % 50)::text, 12, '0'))::uuid",
+        "subject_id": f"'s' || ({thread}) % 1000",
+        "thread_id": f"'x' || ({thread})",
+        "checkpoint_id": "lpad((n - n % 3)::text, 36, '0')",
+        "piece_id": "decode(md5(n::text) || '00', 'hex')",
+        "idx": "n",
+        **dict.fromkeys(("envelope", "manifest", "value", "seal"), "'x'"),
+    }
+    await admin.execute("SET session_replication_role = replica; SET synchronous_commit = off")
+    for table in ("threads", "heads", "checkpoints", "chunks", "pending_writes"):
+        columns = [
+            row["column_name"]
+            for row in await admin.fetch(
+                "SELECT column_name FROM information_schema.columns"
+                " WHERE table_schema = 'stateroom' AND table_name = $1 AND is_generated = 'NEVER'",
+                table,
+            )
+        ]
+        await admin.execute(
+            f"INSERT INTO stateroom.{table} ({', '.join(columns)})"
+            f" SELECT {', '.join(other.get(each, f'c.{each}') for each in columns)}"
+            f" FROM (SELECT * FROM stateroom.{table} WHERE tenant_id = $1 LIMIT 1) c, generate_series(1, {count}) n"
+            f" ON CONFLICT DO NOTHING",
+            tenant_id,
+        )
+    await admin.execute(f"ANALYZE {', '.join(f'stateroom.{each}' for each in TABLES)}")
+
+
+@pytest.mark.parametrize("count", [FEW, pytest.param(MILLION, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
+async def test_what_agents_do_at_every_step_is_planned_once_for_a_connection_and_looks_up_what_it_needs(
+    own_store, admin, scope, count
+):
+    """Statistics make a plan for each call seem cheaper than one for all of them, which it never is: it costs more.
+
+    Listings are left out, whose conditions say what they are worth a plan for; so is what a process does once.
+    """
+    first = await save(own_store, scope, content=state(a=document("a")))
+    await put(own_store, scope, first.checkpoint_id, write(0, "m", document("w")))
+    await _fill(admin, scope.tenant_id, count)
+    before = {table: await read(own_store, admin, table) for table in TABLES}
     for step in range(STEPS):
-        await put(own_store, scope, saved.checkpoint_id, write(step, "m", step), task_id=f"task-{step}")
-    latest = await save(own_store, scope, content=state(a=document("b")))
-    await admin.execute("ANALYZE stateroom.pending_writes")
-    function = LOAD_AT_ONCE.partition("FROM ")[2].partition("(")[0]
-    settings = await admin.fetchval("SELECT proconfig FROM pg_proc WHERE oid = $1::regproc", function)
-    assert set(settings) == {"enable_seqscan=off", "plan_cache_mode=force_generic_plan"}
-    for checkpoint_id, most in ((latest.checkpoint_id, 0), (saved.checkpoint_id, 2 * STEPS)):
-        before = {table: await read(own_store, admin, table) for table in TABLES}
-        for _ in range(STEPS):
-            await load(own_store, scope, checkpoint_id=checkpoint_id)
-        for table in TABLES:
-            assert (await read(own_store, admin, table))[0] == before[table][0], table
-        _, fetched = await read(own_store, admin, "pending_writes")
-        assert fetched - before["pending_writes"][1] <= most * STEPS
+        saved = await save(own_store, scope, content=state(a=document(f"{step}")))
+        await put(own_store, scope, saved.checkpoint_id, write(0, "m", document(f"w{step}")))
+        await load(own_store, scope)
+        await load(own_store, scope, checkpoint_id=first.checkpoint_id)
+        await put(own_store, scope, first.checkpoint_id, write(0, "m", step), task_id=f"task-{step}")
+        await save(own_store, scope, content=state(n=step), parent=Parent(first.checkpoint_id), fork=True)
+        await save(own_store, scope, thread_id=f"new-{step}", content=state(n=step))
+    for table in TABLES:
+        scanned, fetched = await read(own_store, admin, table)
+        assert scanned == before[table][0], table
+        # A load of an older checkpoint reads the members of all pending writes of its thread: the most there are here.
+        assert fetched - before[table][1] <= (4 * STEPS + 30) * STEPS, table
+    for function in (SAVE_ON.text, PUT_WRITES_ON.text, LOAD_AT_ONCE):
+        name = re.search(r"stateroom\.\w+", function)[0]
+        settings = await admin.fetchval("SELECT proconfig FROM pg_proc WHERE oid = $1::regproc", name)
+        assert set(settings) == {"enable_seqscan=off", "plan_cache_mode=force_generic_plan"}
+    async with own_store.unit_of_work.connection() as connection:
+        planned = await connection.fetch("SELECT statement, custom_plans, generic_plans FROM pg_prepared_statements")
+    # The server tries five plans of their own before it compares, where nothing is said.
+    assert [each["statement"] for each in planned if each["custom_plans"] > 5] == []
+    assert sum(each["generic_plans"] > 0 for each in planned if "stateroom." in each["statement"]) >= 6
 
 
 @pytest.mark.parametrize("analyzed", [True, False])
