@@ -54,6 +54,7 @@ from storage.keys.transfer_keys import TransferKeys
 from storage.ledger.ledger import BlobLedger
 from storage.ledger.streams import ARCHIVE_BYTES_MAX, PIECE_BYTES_MAX, BlobReader, BlobWriter
 from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating
+from storage.postgres import server
 from storage.postgres.checkpoints import WAIT_AS_SAVES
 from storage.postgres.engine import create_engine, speaks_to_a_pooler
 from storage.postgres.features import FEATURES
@@ -461,16 +462,16 @@ class Store:
         """Whether the database takes writes and has this build's schema. Never raises."""
         try:
             async with self.unit_of_work.connection() as connection:
-                writable = not await connection.fetchval("SELECT pg_is_in_recovery()")
-                read_only = await connection.fetchval("SHOW default_transaction_read_only")
-                revision = await connection.fetchval("SELECT version_num FROM stateroom.db_revision")
-                unknown = unknown_to_this_build(await Session(connection).fetch_all(FEATURES))
+                session = Session(connection)
+                writable = await session.fetch_only(server.TAKES_WRITES)
+                revision = await session.fetch_one(server.REVISION)
+                unknown = unknown_to_this_build(await session.fetch_all(FEATURES))
                 clock = await measure_offset(connection, self._clock)
         except Unavailable:
             return Health(writable=False, db_revision=None, revision_ok=False, clock=None)
         current = revision == db_revision_required() or revision not in known_revisions()
         return Health(
-            writable=writable and read_only == "off",
+            writable=writable,
             db_revision=revision,
             revision_ok=current,
             unknown_features=tuple(unknown),

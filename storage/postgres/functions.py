@@ -6,25 +6,50 @@ by no policy, would read every row with its rights. One whose body was edited ma
 """
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 import migrations
 from migrations.sql_files import bodies
+from storage.postgres.statement import Statement
 
 LOOK_UP_OWNER = "gw_auth"  # owns what runs with its owner's rights, and nothing else
 LOOK_UPS = ("look_up_api_key(text)", "look_up_api_key_2(text)")  # what the revisions gave it
 _SEARCH_PATH = "search_path=pg_catalog"  # so that nobody's tables are found instead of ours
 
-OF_THE_SCHEMA = """
+
+class FunctionRow(msgspec.Struct, frozen=True):
+    """A function as the catalog has it.
+
+    Attributes:
+        name: The function's name.
+        body: What it does.
+        owner: The role that it belongs to.
+        definer: Whether it runs with that role's rights.
+        settings: The settings that it runs with.
+        tables_owner: The role that the schema's tables belong to.
+    """
+
+    name: str
+    body: str
+    owner: str
+    definer: bool
+    settings: list[str]
+    tables_owner: str
+
+
+OF_THE_SCHEMA = Statement(
+    """
 SELECT p.proname AS name, p.prosrc AS body, p.proowner::regrole::text AS owner, p.prosecdef AS definer,
     coalesce(p.proconfig, '{}') AS settings,
     (SELECT c.relowner::regrole::text FROM pg_class c
      WHERE c.relnamespace = p.pronamespace AND c.relname = 'deployment') AS tables_owner
 FROM pg_proc p WHERE p.pronamespace = 'stateroom'::regnamespace
 ORDER BY 1
-"""
+""",
+    FunctionRow,
+)
 
 
 # A role that restores a dump need not be able to do this in the middle of it; the owner of the schema can, afterwards.
@@ -41,25 +66,25 @@ def _made() -> dict[str, str]:
     return bodies(Path(migrations.__file__).parent / "database" / "functions")
 
 
-def faults(rows: list[Mapping[str, Any]], *, newer: bool) -> list[str]:
+def faults(rows: list[FunctionRow], *, newer: bool) -> list[str]:
     """What is wrong with the functions, a line each.
 
     Args:
         rows: What `OF_THE_SCHEMA` found.
         newer: Whether the schema is of a later release, which may have dropped some of this one's.
     """
-    missing = [] if newer else sorted(_made().keys() - {row["name"] for row in rows})
+    missing = [] if newer else sorted(_made().keys() - {row.name for row in rows})
     found = [f"function {name} is missing: CREATE it from migrations/database/functions" for name in missing]
     for row in rows:
-        name, owner = row["name"], row["owner"]
-        expected = LOOK_UP_OWNER if row["definer"] else row["tables_owner"]
+        name, owner = row.name, row.owner
+        expected = LOOK_UP_OWNER if row.definer else row.tables_owner
         if owner != expected:
             found.append(f"function {name} belongs to {owner} instead of {expected}: ALTER FUNCTION ... OWNER TO")
-        if row["body"] != _made().get(name, row["body"]):
+        if row.body != _made().get(name, row.body):
             found.append(
                 f"function {name} does something else than this build's revisions made it do:"
                 " CREATE OR REPLACE it from migrations/database/functions"
             )
-        if row["definer"] and _SEARCH_PATH not in row["settings"]:
+        if row.definer and _SEARCH_PATH not in row.settings:
             found.append(f"function {name} runs as {owner} without {_SEARCH_PATH}")
     return found

@@ -6,8 +6,10 @@ nobody's business here; nor are policies of roles that the serving role is not a
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
+
+import msgspec
+
+from storage.postgres.statement import Statement
 
 _TENANT = "tenant_id = nullif(current_setting('app.tenant_id', true), '')::uuid"
 _SUBJECT = f"{_TENANT} AND subject_id = nullif(current_setting('app.subject_id', true), '')"
@@ -54,15 +56,29 @@ _TABLES: dict[str, str] = {
 _OPERATORS_KEYS = ("ALL", f"{_OPERATOR} AND tenant_id IS NULL")
 _EXCEPTIONS = {(table, "operator_rows"): _OPERATORS_KEYS for table in ("api_keys", "api_key_seals")}
 
+
+class PolicyRow(msgspec.Struct, frozen=True):
+    """A policy as the catalog has it; an absent ``condition`` or ``check`` is null."""
+
+    table: str
+    policy: str
+    command: bytes
+    condition: str | None
+    check: str | None
+
+
 # What holds for the role that asks: policies of everybody, its own, and those of roles that it can become.
-OF_THIS_ROLE = """
+OF_THIS_ROLE = Statement(
+    """
 SELECT c.relname AS table, p.polname AS policy, p.polcmd AS command, pg_get_expr(p.polqual, p.polrelid) AS condition,
     pg_get_expr(p.polwithcheck, p.polrelid) AS check
 FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'stateroom' AND p.polpermissive AND EXISTS (
     SELECT FROM unnest(p.polroles) AS role WHERE role = 0 OR pg_has_role(current_user, role, 'MEMBER'))
 ORDER BY 1, 2
-"""
+""",
+    PolicyRow,
+)
 _COMMANDS = {b"*": "ALL", b"r": "SELECT", b"a": "INSERT", b"w": "UPDATE", b"d": "DELETE"}
 
 
@@ -80,7 +96,7 @@ def _expected() -> dict[tuple[str, str], tuple[str, str, str]]:
     return found
 
 
-def faults(rows: list[Mapping[str, Any]], *, newer: bool) -> list[str]:
+def faults(rows: list[PolicyRow], *, newer: bool) -> list[str]:
     """What is wrong with the policies that hold for a role, a line each.
 
     Args:
@@ -90,8 +106,7 @@ def faults(rows: list[Mapping[str, Any]], *, newer: bool) -> list[str]:
     """
     expected = _expected()
     found = {
-        (row["table"], row["policy"]): (_COMMANDS[row["command"]], _plain(row["condition"]), _plain(row["check"]))
-        for row in rows
+        (row.table, row.policy): (_COMMANDS[row.command], _plain(row.condition), _plain(row.check)) for row in rows
     }
     wrong = []
     for (table, policy), what in found.items():

@@ -24,7 +24,8 @@ from sqlalchemy.pool import NullPool
 
 import migrations
 from storage.errors import DatabaseAway, SetupError
-from storage.postgres import functions, policies
+from storage.postgres import functions, policies, server
+from storage.postgres.session import Session
 from storage.postgres.tables import SCHEMA
 
 POSTGRES_VERSION_MIN = 160000
@@ -141,7 +142,7 @@ async def script(owner_url: str) -> str:
     """
     connection = await _connect(owner_url)
     try:
-        if (number := await _server_version_num(connection)) < POSTGRES_VERSION_MIN:
+        if (number := await Session(connection).fetch_only(server.VERSION)) < POSTGRES_VERSION_MIN:
             raise SetupError(_too_old(number))
         found = await _revision(connection)
     finally:
@@ -164,10 +165,6 @@ def _too_old(number: int) -> str:
     )
 
 
-async def _server_version_num(connection: Any) -> int:
-    return int(await connection.fetchval("SHOW server_version_num"))
-
-
 async def current(url: str) -> str | None:
     """The database's revision, or None before the first upgrade."""
     connection = await _connect(url)
@@ -179,7 +176,7 @@ async def current(url: str) -> str | None:
 
 async def _revision(connection: Any) -> str | None:
     try:
-        return await connection.fetchval(f"SELECT version_num FROM {SCHEMA}.db_revision")  # type: ignore[no-any-return]
+        return await Session(connection).fetch_one(server.REVISION)
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
         return None
 
@@ -218,11 +215,12 @@ async def prepare(superuser_url: str, *, database: str, owner_password: str, app
     await create_roles(superuser_url)
     connection = await _connect(superuser_url)
     try:
+        session = Session(connection)
         for role, password in (("gw_migrate", owner_password), ("gw_app", app_password)):
-            quoted = await connection.fetchval("SELECT quote_literal($1::text)", password)
+            quoted = await session.fetch_only(server.QUOTED_TEXT, text=password)
             await connection.execute(f"ALTER ROLE {role} PASSWORD {quoted}")
-        if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", database):
-            quoted = await connection.fetchval("SELECT quote_ident($1)", database)
+        if await session.fetch_one(server.DATABASE, name=database) is None:
+            quoted = await session.fetch_only(server.QUOTED_NAME, name=database)
             await connection.execute(f"CREATE DATABASE {quoted} OWNER gw_migrate")
         await connection.execute(roles_script())  # now for the rights on the database
     finally:
@@ -234,37 +232,9 @@ async def prepare(superuser_url: str, *, database: str, owner_password: str, app
     return owner_url, app_url
 
 
-_ROLE_FAULTS = """
-SELECT rolsuper, rolbypassrls,
-    EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-            WHERE n.nspname = 'stateroom' AND pg_has_role(current_user, c.relowner, 'MEMBER')) AS owner,
-    EXISTS (SELECT FROM pg_roles r WHERE r.rolbypassrls AND NOT r.rolsuper AND r.rolname <> current_user
-            AND pg_has_role(current_user, r.oid, 'MEMBER')) AS bypass_member
-FROM pg_roles WHERE rolname = current_user
-"""
-
-_UNPROTECTED = """
-SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = 'stateroom' AND c.relkind IN ('r', 'p')
-  AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped)
-  AND NOT (c.relrowsecurity AND c.relforcerowsecurity)
-ORDER BY 1
-"""
-
-
-# What PostgreSQL keeps for superusers, and for members of pg_use_reserved_connections, is nothing that gw_app gets.
-_CONNECTIONS_ALLOWED = """
-SELECT least(
-    current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
-        - current_setting('reserved_connections')::int,
-    (SELECT nullif(rolconnlimit, -1) FROM pg_roles WHERE rolname = current_user),
-    (SELECT nullif(datconnlimit, -1) FROM pg_database WHERE datname = current_database()))
-"""
-
-
 async def connections_allowed(connection: Any) -> int:
     """How many connections the database lets this connection's role have, of all processes together."""
-    return await connection.fetchval(_CONNECTIONS_ALLOWED)  # type: ignore[no-any-return]
+    return await Session(connection).fetch_only(server.CONNECTIONS_ALLOWED)
 
 
 async def guard(
@@ -282,7 +252,7 @@ async def guard(
         durable: require ``fsync`` and ``synchronous_commit``.
         connections_max: how many connections this process may come to hold; None: they are a pooler's.
     """
-    if (number := await _server_version_num(connection)) < POSTGRES_VERSION_MIN:
+    if (number := await Session(connection).fetch_only(server.VERSION)) < POSTGRES_VERSION_MIN:
         return [_too_old(number)]  # what follows asks for settings that such a server does not have
     faults = await _role_faults(connection)
     if connections_max is not None and connections_max > (allowed := await connections_allowed(connection)):
@@ -296,8 +266,9 @@ async def guard(
     if revision is None:
         return [*faults, "the schema is missing or unreadable; run 'stateroom db upgrade'"]
     faults += [
-        f"table {row['relname']} is not protected by forced row-level security"
-        for row in await connection.fetch(_UNPROTECTED)
+        f"table {table.name} is not protected by forced row-level security"
+        for table in await Session(connection).fetch_all(server.TENANT_TABLES)
+        if not table.forced
     ]
     if revision in known_revisions() and revision != db_revision_required():
         faults.append(f"the schema is at revision {revision}, older than this build; run 'stateroom db upgrade'")
@@ -311,12 +282,16 @@ async def policy_faults(connection: Any) -> list[str]:
     """What is wrong with the policies that hold for this connection's role, of this release's schema or a newer one."""
     if await _role_faults(connection):
         return []  # no policy binds such a role, or all of them do
-    return policies.faults(await connection.fetch(policies.OF_THIS_ROLE), newer=await _is_newer(connection))
+    return policies.faults(
+        await Session(connection).fetch_all(policies.OF_THIS_ROLE), newer=await _is_newer(connection)
+    )
 
 
 async def function_faults(connection: Any) -> list[str]:
     """What is wrong with the schema's functions: their owners, their rights, and what they do."""
-    return functions.faults(await connection.fetch(functions.OF_THE_SCHEMA), newer=await _is_newer(connection))
+    return functions.faults(
+        await Session(connection).fetch_all(functions.OF_THE_SCHEMA), newer=await _is_newer(connection)
+    )
 
 
 async def _is_newer(connection: Any) -> bool:
@@ -324,27 +299,25 @@ async def _is_newer(connection: Any) -> bool:
 
 
 async def _role_faults(connection: Any) -> list[str]:
-    role = await connection.fetchrow(_ROLE_FAULTS)
+    role = await Session(connection).fetch_only(server.OWN_ROLE)
     found = (
-        (role["rolsuper"], "is a superuser"),
-        (role["rolbypassrls"] or role["bypass_member"], "can bypass row-level security"),
-        (role["owner"], "owns tables"),
+        (role.superuser, "is a superuser"),
+        (role.bypasses or role.bypass_member, "can bypass row-level security"),
+        (role.owner, "owns tables"),
     )
     return [f"the gateway's role {what}; set DATABASE_URL to the role gw_app" for wrong, what in found if wrong]
 
 
 async def _durability_faults(connection: Any) -> list[str]:
-    settings = ("fsync", "synchronous_commit", "full_page_writes")
-    off = [each for each in settings if await connection.fetchval(f"SHOW {each}") == "off"]
+    settings = await Session(connection).fetch_all(server.SETTINGS, names=list(server.DURABILITY))
+    off = [each.name for each in settings if each.setting == "off"]
     return [f"{each} is off: an acknowledged save could be lost; turn it on" for each in off]
 
 
 async def _claim_deployment(connection: Any, deployment_id: UUID) -> list[str]:
-    await connection.execute(
-        f"INSERT INTO {SCHEMA}.deployment VALUES (true, $1) ON CONFLICT DO NOTHING",
-        deployment_id,
-    )
-    found = await connection.fetchval(f"SELECT deployment_id FROM {SCHEMA}.deployment")
+    session = Session(connection)
+    await session.run(server.CLAIM_DEPLOYMENT, deployment_id=deployment_id)
+    found = await session.fetch_only(server.DEPLOYMENT)
     if found != deployment_id:
         return [f"the database belongs to deployment {found}; DEPLOYMENT_ID says {deployment_id}"]
     return []

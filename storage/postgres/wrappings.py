@@ -6,30 +6,63 @@ root key stands for the others; no key that is opened here is kept.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-from crypto import CryptoError, KeyUnavailable, RootKey, WrappedKey
+import msgspec
+
+from crypto import CryptoError, KeyUnavailable, RootKey, WrappedKey, root_context
 from storage.errors import SetupError
+from storage.postgres.session import Session
+from storage.postgres.statement import Statement
+
+R = TypeVar("R")
 
 # Wrappings of the deployment's own keys are bound to no tenant.
 _DEPLOYMENT = UUID(int=0)
-_BIND = "SET LOCAL app.operator = 'on'"
-_USES = """
+_BIND = Statement("SET LOCAL app.operator = 'on'")
+
+
+class _UseRow(msgspec.Struct, frozen=True):
+    of_tenants: bool
+    provider: str
+    root_key_id: str
+    root_key_version: str
+    keys: int
+
+
+class _WrappingRow(msgspec.Struct, frozen=True):
+    tenant_id: UUID
+    purpose: str
+    key_version: int
+    wrapped: bytes
+
+
+_USES = Statement(
+    """
 SELECT true AS of_tenants, provider, root_key_id, root_key_version, count(*) AS keys
 FROM stateroom.tenant_keys WHERE wrapped IS NOT NULL GROUP BY 2, 3, 4
 UNION ALL
 SELECT false, provider, root_key_id, root_key_version, count(*) FROM stateroom.deployment_keys GROUP BY 2, 3, 4
 ORDER BY 1, 2, 3, 4
-"""
-_ONE_OF_TENANTS = """
+""",
+    _UseRow,
+)
+_ONE_OF_TENANTS = Statement(
+    """
 SELECT tenant_id, 'tenant' AS purpose, key_version, wrapped FROM stateroom.tenant_keys
-WHERE provider = $1 AND root_key_id = $2 AND root_key_version = $3 AND wrapped IS NOT NULL LIMIT 1
-"""
-_ONE_OF_DEPLOYMENT = """
-SELECT $4::uuid AS tenant_id, purpose, key_version, wrapped FROM stateroom.deployment_keys
-WHERE provider = $1 AND root_key_id = $2 AND root_key_version = $3 LIMIT 1
-"""
+WHERE provider = :provider AND root_key_id = :root_key_id AND root_key_version = :root_key_version
+  AND wrapped IS NOT NULL LIMIT 1
+""",
+    _WrappingRow,
+)
+_ONE_OF_DEPLOYMENT = Statement(
+    f"""
+SELECT '{_DEPLOYMENT}'::uuid AS tenant_id, purpose, key_version, wrapped FROM stateroom.deployment_keys
+WHERE provider = :provider AND root_key_id = :root_key_id AND root_key_version = :root_key_version LIMIT 1
+""",
+    _WrappingRow,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +91,10 @@ async def uses(connection: Any, root_key: RootKey, deployment_id: UUID) -> list[
     """
     found = []
     for row in await _as_operator(connection, _USES):
-        names = (row["provider"], row["root_key_id"], row["root_key_version"])
-        opens: bool | None = root_key.recognises(WrappedKey(*names, b""))
+        opens: bool | None = root_key.recognises(WrappedKey(row.provider, row.root_key_id, row.root_key_version, b""))
         if not opens:
-            opens = await _opens(connection, root_key, deployment_id, row["of_tenants"], names)
-        found.append(Use(row["of_tenants"], *names, row["keys"], opens))
+            opens = await _opens(connection, root_key, deployment_id, row)
+        found.append(Use(row.of_tenants, row.provider, row.root_key_id, row.root_key_version, row.keys, opens))
     return found
 
 
@@ -85,28 +117,28 @@ async def guard(connection: Any, root_key: RootKey, deployment_id: UUID) -> None
         )
 
 
-async def _as_operator(connection: Any, statement: str, *arguments: Any) -> list[Any]:
+async def _as_operator(connection: Any, statement: Statement[R], **values: object) -> list[R]:
+    session = Session(connection)
     async with connection.transaction(readonly=True):
-        await connection.execute(_BIND)
-        return await connection.fetch(statement, *arguments)  # type: ignore[no-any-return]
+        await session.run(_BIND)
+        return await session.fetch_all(statement, **values)
 
 
-async def _opens(
-    connection: Any, root_key: RootKey, deployment_id: UUID, of_tenants: bool, names: tuple[str, str, str]
-) -> bool | None:
-    statement, more = (_ONE_OF_TENANTS, ()) if of_tenants else (_ONE_OF_DEPLOYMENT, (_DEPLOYMENT,))
-    rows = await _as_operator(connection, statement, *names, *more)
+async def _opens(connection: Any, root_key: RootKey, deployment_id: UUID, use: _UseRow) -> bool | None:
+    rows = await _as_operator(
+        connection,
+        _ONE_OF_TENANTS if use.of_tenants else _ONE_OF_DEPLOYMENT,
+        provider=use.provider,
+        root_key_id=use.root_key_id,
+        root_key_version=use.root_key_version,
+    )
     if not rows:
         return None  # destroyed meanwhile
     (row,) = rows
-    context = {
-        "deployment": str(deployment_id),
-        "tenant": str(row["tenant_id"]),
-        "purpose": row["purpose"],
-        "version": str(row["key_version"]),
-    }
+    context = root_context(deployment_id, row.tenant_id, row.purpose, row.key_version)
+    wrapped = WrappedKey(use.provider, use.root_key_id, use.root_key_version, row.wrapped)
     try:
-        await root_key.unwrap(WrappedKey(*names, row["wrapped"]), context)
+        await root_key.unwrap(wrapped, context)
     except KeyUnavailable:
         return None
     except CryptoError:

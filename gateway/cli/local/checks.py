@@ -34,7 +34,7 @@ from storage.errors import SetupError, StorageError
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.keys.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
 from storage.model import ApiKeyRecord
-from storage.postgres import bloat, blobs, processes, setup, tenants, wrappings
+from storage.postgres import bloat, blobs, processes, server, setup, tenants, wrappings
 from storage.postgres.engine import (
     IDLE_IN_TRANSACTION_TIMEOUT_MS,
     LOCK_TIMEOUT_MS,
@@ -44,7 +44,6 @@ from storage.postgres.engine import (
 from storage.postgres.features import FEATURES
 from storage.postgres.session import Session
 from storage.postgres.statement import Statement
-from storage.postgres.tables import SCHEMA
 from storage.postgres.unit_of_work import bindings, bound
 from storage.scope import AnyScope, OperatorScope, TenantScope
 from storage.service import Store
@@ -306,7 +305,7 @@ async def _guarded(check: str, examine_one: Callable[[Any], Awaitable[Finding]],
 
 
 async def _check_server_version(connection: Any) -> Finding:
-    number = int(await connection.fetchval("SHOW server_version_num"))
+    number = await Session(connection).fetch_only(server.VERSION)
     shown, required = f"{number // 10000}.{number % 10000}", setup.POSTGRES_VERSION_MIN // 10000
     if number < setup.POSTGRES_VERSION_MIN:
         return failed("PostgreSQL version", shown, f"Upgrade the server to PostgreSQL {required} or newer.")
@@ -314,9 +313,9 @@ async def _check_server_version(connection: Any) -> Finding:
 
 
 async def _check_durability(connection: Any) -> Finding:
-    names = ("fsync", "synchronous_commit", "full_page_writes")
-    found = {name: await connection.fetchval(f"SHOW {name}") for name in names}
-    shown = ", ".join(f"{name}={value}" for name, value in found.items())
+    settings = await Session(connection).fetch_all(server.SETTINGS, names=list(server.DURABILITY))
+    found = {each.name: each.setting for each in settings}
+    shown = ", ".join(f"{name}={found[name]}" for name in server.DURABILITY)
     if off := [name for name, value in found.items() if value == "off"]:
         fix = f"Set {' and '.join(off)} to on: an acknowledged save must survive a power cut."
         return failed("durability", shown, fix)
@@ -324,36 +323,24 @@ async def _check_durability(connection: Any) -> Finding:
 
 
 async def _check_own_role(connection: Any) -> Finding:
-    row = await connection.fetchrow(
-        "SELECT rolname, rolsuper, rolbypassrls, EXISTS (SELECT FROM pg_class c JOIN pg_namespace n"
-        " ON n.oid = c.relnamespace WHERE n.nspname = $1 AND pg_has_role(current_user, c.relowner, 'MEMBER'))"
-        " AS owns FROM pg_roles WHERE rolname = current_user",
-        SCHEMA,
-    )
-    powers = {
-        "a superuser": row["rolsuper"],
-        "BYPASSRLS": row["rolbypassrls"],
-        "owner of tables": row["owns"],
-    }
+    role = await Session(connection).fetch_only(server.OWN_ROLE)
+    powers = {"a superuser": role.superuser, "BYPASSRLS": role.bypasses, "owner of tables": role.owner}
     if too_much := [power for power, held in powers.items() if held]:
         fix = "Serve as gw_app: a role with these powers would see every tenant's rows."
-        return failed("serving role", f"{row['rolname']} is {', '.join(too_much)}", fix)
-    if await connection.fetchval("SELECT has_database_privilege(current_database(), 'TEMPORARY')"):
+        return failed("serving role", f"{role.name} is {', '.join(too_much)}", fix)
+    if await Session(connection).fetch_only(server.MAKES_TEMPORARY_TABLES):
         fix = "Run what `stateroom db roles` prints again, as a superuser: nothing here makes temporary tables."
-        return warning("serving role", f"{row['rolname']} may make temporary tables", fix)
-    return ok("serving role", f"{row['rolname']} is bound by row-level security")
+        return warning("serving role", f"{role.name} may make temporary tables", fix)
+    return ok("serving role", f"{role.name} is bound by row-level security")
 
 
 async def _check_roles(connection: Any) -> Finding:
-    rows = await connection.fetch(
-        "SELECT rolname, rolsuper, rolbypassrls FROM pg_roles WHERE rolname = ANY($1::text[])", list(ROLES)
-    )
-    found = {row["rolname"]: row for row in rows}
+    found = {role.name: role for role in await Session(connection).fetch_all(server.ROLES, names=list(ROLES))}
     wrong = [f"{name} is missing" for name in ROLES if name not in found]
-    for name, row in found.items():
-        if row["rolsuper"]:
+    for name, role in found.items():
+        if role.superuser:
             wrong.append(f"{name} is a superuser")
-        elif row["rolbypassrls"] != ROLES[name]:
+        elif role.bypasses != ROLES[name]:
             wrong.append(f"{name} must {'' if ROLES[name] else 'not '}have BYPASSRLS")
     if wrong:
         fix = "Run what `stateroom db roles` prints as a superuser, or correct the roles with ALTER ROLE."
@@ -362,22 +349,16 @@ async def _check_roles(connection: Any) -> Finding:
 
 
 async def _check_row_level_security(connection: Any) -> Finding:
-    rows = await connection.fetch(
-        "SELECT c.relname, c.relrowsecurity AND c.relforcerowsecurity AS forced"
-        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped"
-        " WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') ORDER BY c.relname",
-        SCHEMA,
-    )
-    if not rows:
+    tables = await Session(connection).fetch_all(server.TENANT_TABLES)
+    if not tables:
         return failed("row-level security", "there are no tables yet", "Run stateroom db upgrade.")
-    if bare := [row["relname"] for row in rows if not row["forced"]]:
+    if bare := [table.name for table in tables if not table.forced]:
         fix = "ALTER TABLE ... FORCE ROW LEVEL SECURITY; then find out who changed it."
         return failed("row-level security", f"not forced on {', '.join(bare)}", fix)
     if found := await setup.policy_faults(connection):
         fix = "Another policy may show the serving role what its transaction is not bound to: docs/operations/roles.md."
         return failed("row-level security", "; ".join(found), fix)
-    return ok("row-level security", f"forced on all {len(rows)} tables of tenants")
+    return ok("row-level security", f"forced on all {len(tables)} tables of tenants")
 
 
 async def _check_functions(connection: Any) -> Finding:
@@ -391,7 +372,7 @@ async def _check_functions(connection: Any) -> Finding:
 
 
 async def _check_writable(connection: Any) -> Finding:
-    if await connection.fetchval("SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"):
+    if await Session(connection).fetch_only(server.READ_ONLY):
         fix = "Point STATEROOM_DATABASE_URL at the primary."
         return failed("writable", "the server is a standby or read-only", fix)
     return ok("writable", "the server accepts writes")
@@ -405,7 +386,7 @@ async def _check_clock(connection: Any) -> Finding:
 
 
 async def _check_revision(connection: Any) -> Finding:
-    found = await connection.fetchval(f"SELECT version_num FROM {SCHEMA}.db_revision")  # noqa: S608 - a constant
+    found = await Session(connection).fetch_one(server.REVISION)
     required = setup.db_revision_required()
     if found == required:
         return ok("database schema", f"db_revision {found}")
@@ -438,7 +419,7 @@ async def _check_processes(connection: Any) -> Finding:
 
 
 async def _check_deployment(connection: Any, deployment_id: UUID | None) -> Finding:
-    found = await connection.fetchval(f"SELECT deployment_id FROM {SCHEMA}.deployment")  # noqa: S608 - a constant
+    found = await Session(connection).fetch_one(server.DEPLOYMENT)
     if found is None:
         return skipped("deployment id", "the database belongs to no deployment yet: stateroom init")
     if deployment_id is None:
@@ -543,7 +524,7 @@ async def _keys_in_force(connection: Any, scope: OperatorScope | TenantScope) ->
 async def _check_connections(connection: Any, own: int) -> Finding:
     """Whether the database can hold this process, and still has room for what all of them may ask for."""
     allowed = await setup.connections_allowed(connection)
-    taken = await connection.fetchval("SELECT count(*) - 1 FROM pg_stat_activity WHERE usename = current_user")
+    taken = await Session(connection).fetch_only(server.CONNECTIONS_TAKEN)
     shown = f"{own} for each process, {allowed} for all: enough for {allowed // own}; {taken} are open"
     if own > allowed:
         fix = "Lower STATEROOM_DATABASE_CONNECTIONS_MAX, or raise max_connections or the role's CONNECTION LIMIT."
@@ -556,8 +537,8 @@ async def _check_connections(connection: Any, own: int) -> Finding:
 
 async def _check_pooler(connection: Any) -> Finding:
     """Whether the role has the time-outs that a pooler in transaction mode drops when a gateway connects."""
-    rows = await connection.fetch("SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])", list(TIME_OUTS))
-    found = {row["name"]: row["setting"] for row in rows}
+    settings = await Session(connection).fetch_all(server.SETTINGS, names=list(TIME_OUTS))
+    found = {each.name: each.setting for each in settings}
     if wrong := [name for name, expected in TIME_OUTS.items() if found[name] != str(expected)]:
         fix = "ALTER ROLE gw_app IN DATABASE ... SET them, then RECONNECT: docs/operations/pooler.md."
         return failed("connections", f"through a pooler, and the role's {', '.join(wrong)} are not a gateway's", fix)
@@ -583,15 +564,15 @@ async def _check_sweeper(connection: Any) -> Finding:
 
 
 async def _check_dead_rows(connection: Any) -> Finding:
-    rows = await connection.fetch(bloat.DEAD_ROWS, SCHEMA)
-    worst = sorted(rows, key=lambda row: row["dead"], reverse=True)[:3]
+    tables = await Session(connection).fetch_all(bloat.DEAD_ROWS)
+    worst = sorted(tables, key=lambda table: table.dead, reverse=True)[:3]
     shown = ", ".join(
-        f"{row['name']} {row['dead']:,} of {row['dead'] + row['live']:,} (vacuumed {row['vacuumed_at']:%Y-%m-%d %H:%M})"
-        if row["vacuumed_at"]
-        else f"{row['name']} {row['dead']:,} of {row['dead'] + row['live']:,} (not vacuumed yet)"
-        for row in worst
+        f"{table.name} {table.dead:,} of {table.dead + table.live:,} (vacuumed {table.vacuumed_at:%Y-%m-%d %H:%M})"
+        if table.vacuumed_at
+        else f"{table.name} {table.dead:,} of {table.dead + table.live:,} (not vacuumed yet)"
+        for table in worst
     )
-    late = [row["name"] for row in rows if bloat.is_late(row["live"], row["dead"])]
+    late = [table.name for table in tables if bloat.is_late(table.live, table.dead)]
     if late:
         fix = "See that autovacuum is on and no transaction stays open; then raise autovacuum_vacuum_cost_limit."
         return failed("dead rows", f"autovacuum does not keep up with {', '.join(late)}: {shown}", fix)

@@ -2,6 +2,7 @@ import asyncpg
 
 from gateway.cli.local.checks import _check_dead_rows
 from storage.postgres import bloat
+from storage.postgres.session import Session
 from tests.support.states import document, save, state
 
 VACUUMED_EARLY = """
@@ -21,8 +22,7 @@ async def test_what_thinning_empties_is_vacuumed_before_it_is_a_fifth(admin):
 
 async def dead(connection):
     await connection.execute("SELECT pg_stat_force_next_flush()")
-    rows = await connection.fetch(bloat.DEAD_ROWS, "stateroom")
-    return {row["name"]: row["dead"] for row in rows}
+    return {table.name: table.dead for table in await Session(connection).fetch_all(bloat.DEAD_ROWS)}
 
 
 async def test_dead_rows_are_counted_by_table_with_their_toast_and_as_the_serving_role(store, scope, admin, database):

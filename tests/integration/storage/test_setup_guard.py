@@ -5,7 +5,7 @@ import pytest
 
 from crypto import KeyUnavailable, MemoryRootKey, RootKeys, SecretKey
 from storage.errors import SetupError, Unavailable
-from storage.postgres import wrappings
+from storage.postgres import server, wrappings
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.service import Store
 from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID, OWNER_PASSWORD
@@ -364,10 +364,10 @@ async def test_a_function_that_is_not_as_it_was_made_is_refused(database, admin,
 class OldServer:
     """A connection to a server that knows neither what newer ones know, nor this gateway."""
 
-    async def fetchval(self, query, *_arguments):
-        if query != "SHOW server_version_num":
+    async def fetchrow(self, query, *_arguments, **_options):
+        if query != server.VERSION.text:
             raise asyncpg.UndefinedObjectError("unrecognized configuration parameter")
-        return "150018"
+        return (150018,)
 
 
 async def test_a_server_that_is_too_old_is_named_and_asked_nothing_more():
