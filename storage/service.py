@@ -11,8 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from crypto import RootKey
 from storage.access.access import Access
-from storage.access.archive_objects import ArchiveObjects
-from storage.access.archive_views import ArchiveViews
 from storage.access.head_anchors import HeadAnchors
 from storage.access.offload import Offload
 from storage.access.row_quotas import RowQuotas
@@ -70,6 +68,8 @@ from storage.schemas.work import StateWork
 from storage.schemas.workers import Workers
 from storage.threads.pruning import Pruning
 from storage.threads.verbs import Threads
+from storage.tiers.objects import ArchiveObjects
+from storage.tiers.views import ArchiveViews
 from storage.transfer.exporting import EXPORT_KIND, IMPORT_KIND, Exporting, abandoned
 from storage.transfer.importing import Importing
 from storage.transfer.unbound_imports import UnboundImports

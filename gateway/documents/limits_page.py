@@ -18,7 +18,7 @@ from gateway.problems import KINDS
 from migrations.state import conditions, declarative, document, json_schemas, patterns
 from migrations.state.worker import messages
 from storage import scope
-from storage.access import archive_views, offload
+from storage.access import offload
 from storage.archive import moving as archives
 from storage.artifacts import model as artifact_model
 from storage.artifacts import part_uploads
@@ -27,6 +27,7 @@ from storage.format import pieces
 from storage.retention import policies as retention_policies
 from storage.schemas import adoptions, save_policies, tags, workers
 from storage.schemas import registry as state_schemas
+from storage.tiers import views as archive_views
 
 _SIZES: Final = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 

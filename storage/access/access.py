@@ -3,20 +3,22 @@
 Owns the rule that writing to an archived thread restores it first, and that reading one does not. It knows no verb.
 """
 
-import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from crypto import Sealer
-from storage.access.archive_views import ArchiveViews, Snapshot
-from storage.access.archived import ThreadElsewhere
 from storage.access.sealing import Answer, Parts, Sealing, unanswered
 from storage.errors import IntegrityFailure, NotFound, ThreadArchived
+from storage.postgres.statement import Statement
 from storage.scope import ClientShare, Scope
+from storage.tiers.snapshots import OpenSnapshot, Snapshot, ThreadElsewhere
+from storage.tiers.views import ArchiveViews
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Restorer(Protocol):
@@ -33,19 +35,19 @@ class Restorer(Protocol):
         """How far the thaw of a thread is, from 0 to 1; None where nobody knows."""
 
 
-class AtOnce(msgspec.Struct, Generic[T], frozen=True):
+class AtOnce(msgspec.Struct, Generic[T, R], frozen=True):
     """A read that one statement answers, as a transaction of its own.
 
     Attributes:
-        statement: The call of a function that binds the scope, its first two arguments.
-        arguments: The others.
+        statement: The call of a function that binds the scope.
+        values: The statement's values.
         opened: Makes the answer of its row, or None if only a snapshot can tell; raises `ThreadElsewhere` if the rows
             are not there.
     """
 
-    statement: str
-    arguments: tuple[object, ...]
-    opened: Callable[[Sealer, Any], Awaitable[T | None]]
+    statement: Statement[R]
+    values: Mapping[str, object]
+    opened: Callable[[Sealer, R | None], Awaitable[T | None]]
 
 
 class Access(Sealing):
@@ -86,21 +88,21 @@ class Access(Sealing):
     def reading_thread(
         self,
         scope: Scope,
-        thread_id: str | None,
-        work: Callable[[Sealer, Snapshot], Awaitable[T]],
+        thread_id: str,
+        work: Callable[[Sealer, OpenSnapshot], Awaitable[T]],
         otherwise: NotFound | IntegrityFailure,
         share: ClientShare | None = None,
         *,
-        at_once: "AtOnce[T] | None" = None,
+        at_once: "AtOnce[T, R] | None" = None,
     ) -> Awaitable[T]:
         """As `reading`, for what only reads one thread: wherever its rows are, and nothing is restored or thawed.
 
         Args:
             scope: Whose thread.
-            thread_id: The thread; None: no single one, and archives are not looked into.
+            thread_id: The thread.
             work: Opens its snapshots by what it is given, and checks the tier in them
-                (`storage.access.archived.check_tier`) before it relies on the thread's rows. It runs again, on the
-                archive, if they are there.
+                (`storage.tiers.snapshots.Snapshot.check_tier`) before it relies on the thread's rows. It runs again, on
+                the archive, if they are there.
             otherwise: What to raise if the scope has no keys.
             share: The client's share of the thread's keys.
             at_once: Tried before ``work``, in one round trip.
@@ -110,19 +112,24 @@ class Access(Sealing):
             RestoreNeeded: Its archive is larger than a read may hold.
         """
 
+        @asynccontextmanager
+        async def hot() -> AsyncIterator[Snapshot]:
+            async with self.unit_of_work.snapshot(scope) as transaction:
+                yield Snapshot.hot(transaction, thread_id)
+
         async def attempt(sealer: Sealer) -> T:
             try:
                 if at_once is not None:
-                    row = await self.unit_of_work.ask(at_once.statement, scope, *at_once.arguments)
+                    row = await self.unit_of_work.ask(at_once.statement, scope, **at_once.values)
                     found = await at_once.opened(sealer, row)
                     if found is not None:
                         return found
-                return await work(sealer, functools.partial(self.unit_of_work.snapshot, scope))
+                return await work(sealer, hot)
             except ThreadElsewhere:
-                if self._views is None or thread_id is None:
+                if self._views is None:
                     raise ThreadArchived(thread_id) from None
-            async with self._views.opened(scope, sealer, thread_id) as snapshot:
-                return await work(sealer, snapshot)
+            async with self._views.opened(scope, sealer, thread_id) as archived:
+                return await work(sealer, archived)
 
         return self.run(scope, attempt, otherwise, share, bring_back=self._tell_progress)
 

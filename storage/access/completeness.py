@@ -8,17 +8,17 @@ damage. Nothing is written.
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from crypto import Sealer
-from storage.access.archived import check_tier
 from storage.concurrency.turns import Pauses
 from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure, RollbackDetected
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.record import (
+    CheckpointRow,
+    MemberRow,
     OpenedCheckpoint,
     check_share,
     open_checkpoint,
@@ -30,13 +30,14 @@ from storage.format.token import ThreadToken, incarnation_tag, removal_mac, thre
 from storage.model import HistoryQuery
 from storage.postgres import completeness as sql
 from storage.postgres import threads as threads_sql
+from storage.postgres.checkpoints import LoadedRows
+from storage.postgres.threads import HeadRow
 from storage.postgres.unit_of_work import Transaction
-from storage.scope import Scope
+from storage.tiers.rows import Rows
+from storage.tiers.snapshots import Snapshot
 
 # Rows that are opened at a time while a namespace is walked.
 STRETCH_ROWS = 500
-# Before the first pending write of a thread, in the order of `ALL_WRITES`.
-BEFORE_WRITES: tuple[str, str, str, int] = ("", "", "", -(2**31))
 _MARKER_CHARACTERS = 32
 _CURSOR_PARTS = 3
 _THREAD_REMOVED = "a thread was removed outside the gateway, but not what belongs to it"
@@ -56,86 +57,70 @@ def compare_namespaces(sealer: Sealer, thread: ThreadSeal, namespaces: Iterable[
 
 
 class RowSeals(msgspec.Struct, frozen=True):
-    """The seals that `LOAD` and `stateroom.load_checkpoint` give with a row, opened: of the thread's life of now."""
+    """The seals that a load finds beside a checkpoint, opened: of the thread's life of now."""
 
     head_id: str
     thread: ThreadSeal
     head: HeadSeal
 
     @classmethod
-    def open(cls, sealer: Sealer, thread_id: str, namespace: str, row: Any) -> "RowSeals":
+    def open(cls, sealer: Sealer, thread_id: str, namespace: str, found: LoadedRows) -> "RowSeals":
         """Open them.
 
         Raises:
             IntegrityFailure: one does not authenticate, is missing, or is of another life of the thread; or there is
                 a newer checkpoint than the head.
         """
-        if row["at_thread_seal"] is None:
+        if found.thread_seal is None or found.thread_created_at is None:
             raise IntegrityFailure(_THREAD_REMOVED)
-        thread = open_thread(sealer, thread_id, row["at_thread_created_at"], row["at_thread_seal"])
-        head_id = row["at_head_id"]
-        head = open_head(sealer, thread_id, thread, namespace, head_id, row["at_sequence"], row["at_head_seal"])
-        if row["at_newer"]:
+        thread = open_thread(sealer, thread_id, found.thread_created_at, found.thread_seal)
+        head = open_head(sealer, thread_id, thread, namespace, found.head_id, found.sequence, found.head_seal)
+        if found.is_newer:
             raise IntegrityFailure("a checkpoint is newer than the head")
-        return cls(head_id, thread, head)
+        return cls(found.head_id, thread, head)
 
-    def checkpoint(self, sealer: Sealer, row: Any) -> OpenedCheckpoint:
-        """Open the checkpoint that the row has.
+    def checkpoint(self, sealer: Sealer, row: CheckpointRow) -> OpenedCheckpoint:
+        """Open the checkpoint that was found with them.
 
         Raises:
             IntegrityFailure: it does not authenticate, or no head can have come before it.
         """
-        if row["checkpoint_id"].encode() > self.head_id.encode():
+        if row.checkpoint_id.encode() > self.head_id.encode():
             raise IntegrityFailure("the checkpoint is newer than the head")
         return open_checkpoint(sealer, row)
 
 
-def open_own_head(sealer: Sealer, thread_id: str, thread: ThreadSeal, row: Any) -> HeadSeal:
+def open_own_head(sealer: Sealer, thread_id: str, thread: ThreadSeal, row: HeadRow) -> HeadSeal:
     """Open a head row that must belong to this life of the thread.
 
     Raises:
         IntegrityFailure: it does not.
     """
-    return open_head(sealer, thread_id, thread, row["namespace"], row["head_id"], row["sequence"], row["seal"])
+    return open_head(sealer, thread_id, thread, row.namespace, row.head_id, row.sequence, row.seal)
 
 
-def open_listed(sealer: Sealer, row: Any) -> ThreadSeal:
-    """Open the seal of a thread that is shown by its clear columns, whether or not the sealer fits what belongs to it.
-
-    Raises:
-        IntegrityFailure: it does not authenticate, or does not say what the columns say.
-    """
-    thread = open_thread_seal(sealer, row["thread_id"], row["created_at"], row["seal"])
-    compare_listed(thread, row)
-    return thread
-
-
-def compare_listed(thread: ThreadSeal, row: Any) -> None:
+def compare_listed(thread: ThreadSeal, *, client_share: bool) -> None:
     """Compare a thread's seal with the one clear column that says what it says.
 
     Raises:
         IntegrityFailure: they differ.
     """
-    if (thread.share_check is not None) != row["client_share"]:
+    if (thread.share_check is not None) != client_share:
         raise IntegrityFailure("whether the thread is under a client-held share was altered")
 
 
-async def walk(
-    transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str, after: str = ""
-) -> AsyncIterator[OpenedCheckpoint]:
+async def walk(rows: Rows, sealer: Sealer, namespace: str, after: str = "") -> AsyncIterator[OpenedCheckpoint]:
     """All checkpoints of a namespace with greater ids than ``after``, opened, oldest first."""
     pauses = Pauses()
     while True:
-        rows = await transaction.fetch(
-            threads_sql.STRETCH, scope.tenant_id, scope.subject_id, thread_id, namespace, after, STRETCH_ROWS
-        )
-        for row in rows:
+        found = await rows.checkpoints_after(namespace, after, STRETCH_ROWS)
+        for row in found:
             opened = open_checkpoint(sealer, row)
             yield opened
             await pauses.after(opened.opened_bytes)
-        if len(rows) < STRETCH_ROWS:
+        if len(found) < STRETCH_ROWS:
             return
-        after = rows[-1]["checkpoint_id"]
+        after = found[-1].checkpoint_id
 
 
 class Writes:
@@ -183,34 +168,23 @@ def compare_writes(found: LiveSet, expected: LiveSet) -> None:
         )
 
 
-async def check_writes(
-    transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, thread: ThreadSeal | None
-) -> Writes:
+async def check_writes(sealer: Sealer, rows: Iterable[MemberRow], thread: ThreadSeal | None) -> Writes:
     """Compare all pending writes of a thread with its seal, by their members and places. Opens none.
 
     Raises:
         IntegrityFailure: they differ, or there are some but no thread.
     """
-    rows = await transaction.fetch(sql.MEMBERS, scope.tenant_id, scope.subject_id, thread_id)
-    return await check_members(sealer, rows, thread)
-
-
-async def check_members(sealer: Sealer, rows: Sequence[Any], thread: ThreadSeal | None) -> Writes:
-    """As `check_writes`, of rows (namespace, checkpoint id, task id, idx, member) that were read.
-
-    Raises:
-        IntegrityFailure: as `check_writes`.
-    """
     writes = Writes()
     pauses = Pauses()
-    for namespace, checkpoint_id, task_id, idx, member in rows:
-        writes.add(namespace, checkpoint_id, write_mac(sealer, namespace, checkpoint_id, task_id, idx, member))
+    for row in rows:
+        mac = write_mac(sealer, row.namespace, row.checkpoint_id, row.task_id, row.idx, row.member)
+        writes.add(row.namespace, row.checkpoint_id, mac)
         await pauses.after(0)
     compare_writes(writes.total, NO_WRITES if thread is None else thread.writes)
     return writes
 
 
-async def admit(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> ThreadSeal | None:
+async def admit(transaction: Transaction, sealer: Sealer, thread_id: str) -> ThreadSeal | None:
     """The thread's seal if the sealer fits the thread, None if there is none: before what belongs to it is opened.
 
     Raises:
@@ -219,61 +193,50 @@ async def admit(transaction: Transaction, scope: Scope, sealer: Sealer, thread_i
         ClientShareUnexpected: the thread was made without one.
         IntegrityFailure: the thread's seal does not authenticate.
     """
-    row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
-    return None if row is None else open_thread(sealer, thread_id, row["created_at"], row["seal"])
+    row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
+    return None if row is None else open_thread(sealer, thread_id, row.created_at, row.seal)
 
 
-async def admit_reader(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> ThreadSeal | None:
-    """As `admit`, where the thread's checkpoints, pending writes or pieces are read next in this transaction.
+async def admit_reader(snapshot: Snapshot, sealer: Sealer) -> ThreadSeal | None:
+    """As `admit`, where the thread's checkpoints, pending writes or pieces are read next in this snapshot.
 
     Raises:
         ThreadElsewhere: They are in its archive.
         ClientShareRequired, ClientShareWrong, ClientShareUnexpected, IntegrityFailure: As `admit`.
     """
-    row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
+    row = await snapshot.thread()
     if row is None:
         return None
-    thread = open_thread(sealer, thread_id, row["created_at"], row["seal"])
-    check_tier(transaction, row["tier"])
+    thread = open_thread(sealer, snapshot.thread_id, row.created_at, row.seal)
+    snapshot.check_tier(row.tier)
     return thread
 
 
-async def check_absent(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str, namespace: str) -> None:
+async def check_absent(snapshot: Snapshot, sealer: Sealer, namespace: str) -> None:
     """Return if a namespace may be without a head.
 
     Raises:
         IntegrityFailure: the thread counts the namespace, or something is left of it.
         ThreadElsewhere: the thread's checkpoints are in its archive, where something may be left.
     """
-    place = (scope.tenant_id, scope.subject_id, thread_id)
-    if await transaction.fetchval(sql.HAS_CHECKPOINTS, *place, namespace):
+    if await snapshot.rows.count(namespace):
         raise IntegrityFailure("the namespace has checkpoints but no head")
-    row = await transaction.fetchrow(threads_sql.READ, *place)
-    if row is not None:
-        thread = open_thread(sealer, thread_id, row["created_at"], row["seal"])
-        check_tier(transaction, row["tier"])
-        heads = await transaction.fetch(threads_sql.HEADS, *place)
-        compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
+    thread = await admit_reader(snapshot, sealer)
+    if thread is not None:
+        compare_namespaces(sealer, thread, [each.namespace for each in await snapshot.heads()])
 
 
-async def check_count(transaction: Transaction, scope: Scope, thread_id: str, namespace: str, head: HeadSeal) -> None:
+async def check_count(rows: Rows, namespace: str, head: HeadSeal) -> None:
     """Compare the number of a namespace's checkpoints with its live set: what a miss costs, without opening any.
 
     Raises:
         IntegrityFailure: there are more or fewer.
     """
-    count = await transaction.fetchval(sql.COUNT_CHECKPOINTS, scope.tenant_id, scope.subject_id, thread_id, namespace)
-    if count != head.live.count:
+    if await rows.count(namespace) != head.live.count:
         raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
 
 
-async def check_token(
-    transaction: Transaction,
-    scope: Scope,
-    sealer: Sealer,
-    thread_id: str,
-    text: str,
-) -> None:
+async def check_token(transaction: Transaction, sealer: Sealer, thread_id: str, text: str) -> None:
     """Compare a namespace with what a client has seen of it.
 
     Raises:
@@ -284,36 +247,34 @@ async def check_token(
     """
     macs = sealer.without_share  # a removal, too, is remembered without the share
     token = ThreadToken.decode(macs, thread_id, text)
-    place = (scope.tenant_id, scope.subject_id, thread_id)
-    row = await transaction.fetchrow(sql.STANDING, *place, token.namespace)
+    row = await transaction.fetch_one(sql.SEALS, thread_id=thread_id, namespace=token.namespace)
     thread = None
-    if row is not None and row["thread_seal"] is not None:
-        thread = open_thread_seal(sealer, thread_id, row["thread_created_at"], row["thread_seal"])
-    if thread is not None and incarnation_tag(macs, thread.incarnation) == token.incarnation_tag:
+    if row is not None and row.thread_seal is not None and row.thread_created_at is not None:
+        thread = open_thread_seal(sealer, thread_id, row.thread_created_at, row.thread_seal)
+    if row is not None and thread is not None and incarnation_tag(macs, thread.incarnation) == token.incarnation_tag:
         check_share(sealer, thread_id, thread)
-        if row["head_id"] is None:
+        if row.head_id is None or row.sequence is None or row.seal is None:
             admitted = thread.floor >= token.sequence
         else:
-            head = open_own_head(sealer, thread_id, thread, {**row, "namespace": token.namespace})
-            admitted = token.admits(macs, row["head_id"], head)
+            head = open_head(sealer, thread_id, thread, token.namespace, row.head_id, row.sequence, row.seal)
+            admitted = token.admits(macs, row.head_id, head)
         if not admitted:
             raise RollbackDetected
         return
     removal = removal_mac(macs, thread_tag(macs, thread_id), token.incarnation_tag)
-    if not await transaction.fetchval(sql.WAS_REMOVED, scope.tenant_id, scope.subject_id, removal):
+    if not await transaction.fetch_only(sql.WAS_REMOVED, removal=removal):
         raise RollbackDetected
 
 
 async def check_acknowledged(
     transaction: Transaction,
-    scope: Scope,
     sealer: Sealer,
     thread_id: str,
     acknowledged: ThreadToken | None,
     head_id: str | None,
     head: HeadSeal | None,
 ) -> None:
-    """Compare a namespace with what this process acknowledged of it (`Standings`), at no cost if it went on since.
+    """Compare a namespace with what this process acknowledged of it, at no cost if it went on since.
 
     Raises:
         RollbackDetected, IntegrityFailure: as `check_token`.
@@ -322,7 +283,7 @@ async def check_acknowledged(
         return
     macs = sealer.without_share
     if head is None or head_id is None or not acknowledged.admits(macs, head_id, head):
-        await check_token(transaction, scope, sealer, thread_id, acknowledged.encode(macs, thread_id))
+        await check_token(transaction, sealer, thread_id, acknowledged.encode(macs, thread_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,18 +332,17 @@ def leaves_nothing_out(query: HistoryQuery) -> bool:
     )  # fmt: skip
 
 
-def _marker(heads: Sequence[Any]) -> str:
-    standing = [(row["namespace"], row["sequence"], row["head_id"]) for row in heads]
-    return hashlib.sha256(encode_msgpack(standing)).hexdigest()[:_MARKER_CHARACTERS]
+def _marker(heads: Sequence[HeadRow]) -> str:
+    places = [(row.namespace, row.sequence, row.head_id) for row in heads]
+    return hashlib.sha256(encode_msgpack(places)).hexdigest()[:_MARKER_CHARACTERS]
 
 
-def _wanted(heads: Sequence[Any], namespace: str | None) -> list[Any]:
-    return [row for row in heads if namespace is None or row["namespace"] == namespace]
+def _wanted(heads: Sequence[HeadRow], namespace: str | None) -> list[HeadRow]:
+    return [row for row in heads if namespace is None or row.namespace == namespace]
 
 
 async def begin_listing(
-    transaction: Transaction,
-    scope: Scope,
+    snapshot: Snapshot,
     sealer: Sealer,
     query: HistoryQuery,
     thread: ThreadSeal | None,
@@ -393,46 +353,38 @@ async def begin_listing(
     Raises:
         IntegrityFailure: it is not: newer ones were taken away, or older ones put back.
     """
-    assert query.thread_id is not None  # noqa: S101  for the type checker: see `leaves_nothing_out`
-    place = (scope.tenant_id, scope.subject_id, query.thread_id)
-    heads = _wanted(await transaction.fetch(threads_sql.HEADS, *place), query.namespace)
-    newest = max(heads, key=lambda row: row["head_id"].encode(), default=None)
+    heads = _wanted(await snapshot.heads(), query.namespace)
+    newest = max(heads, key=lambda row: row.head_id.encode(), default=None)
     if newest is not None:
         if thread is None:
             raise IntegrityFailure(_THREAD_REMOVED)
-        open_own_head(sealer, query.thread_id, thread, newest)
-    if (newest and newest["head_id"]) != (first and first.columns.checkpoint_id):
+        open_own_head(sealer, snapshot.thread_id, thread, newest)
+    if (newest and newest.head_id) != (first and first.columns.checkpoint_id):
         raise IntegrityFailure("the newest checkpoint is not the head")
     return Listing(_marker(heads), LiveSet())
 
 
-async def end_listing(
-    transaction: Transaction, scope: Scope, sealer: Sealer, query: HistoryQuery, listing: Listing
-) -> None:
+async def end_listing(snapshot: Snapshot, sealer: Sealer, query: HistoryQuery, listing: Listing) -> None:
     """Compare a listing that came to its end with the seals.
 
     Raises:
         IntegrityFailure: a checkpoint or a namespace is missing, or there is one that should not be.
     """
-    assert query.thread_id is not None  # noqa: S101  for the type checker: see `leaves_nothing_out`
-    place = (scope.tenant_id, scope.subject_id, query.thread_id)
-    row = await transaction.fetchrow(threads_sql.READ, *place)
-    heads = await transaction.fetch(threads_sql.HEADS, *place)
+    row, heads = await snapshot.thread(), await snapshot.heads()
     wanted = _wanted(heads, query.namespace)
     if row is None:
         if wanted or (listing.read.count and listing.marker == _marker(wanted)):
             raise IntegrityFailure(_THREAD_REMOVED)
         return
-    thread = open_thread(sealer, query.thread_id, row["created_at"], row["seal"])
-    compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
+    thread = open_thread(sealer, snapshot.thread_id, row.created_at, row.seal)
+    compare_namespaces(sealer, thread, [each.namespace for each in heads])
     expected = LiveSet()
     for each in wanted:
-        head = open_own_head(sealer, query.thread_id, thread, each)
-        expected = expected.join(head.live)
+        expected = expected.join(open_own_head(sealer, snapshot.thread_id, thread, each).live)
     found = listing.read
     if listing.marker != _marker(wanted):
         found = LiveSet()
         for each in wanted:
-            async for opened in walk(transaction, scope, sealer, query.thread_id, each["namespace"]):
+            async for opened in walk(snapshot.rows, sealer, each.namespace):
                 found = found.add(opened.member)
     compare_checkpoints(found, expected)

@@ -18,13 +18,12 @@ from storage.errors import IdempotencyKeyReused, IntegrityFailure, LostRaceError
 from storage.model import Idempotency
 from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
-from storage.scope import Scope
 
 T = TypeVar("T")
 
 
 async def claim(
-    transaction: Transaction, scope: Scope, sealer: Sealer, idempotency: Idempotency, now: datetime, kind: type[T]
+    transaction: Transaction, sealer: Sealer, idempotency: Idempotency, now: datetime, kind: type[T]
 ) -> T | None:
     """Take a key, or return the receipt (of type ``kind``) of the request that took it before.
 
@@ -32,35 +31,32 @@ async def claim(
         IdempotencyKeyReused: that was another request.
         LostRaceError: the other request ended while this one waited; run the transaction again.
     """
-    place = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
-    if await transaction.fetchval(sql.CLAIM_IDEMPOTENCY, *place, idempotency.request_digest, now):
+    key, digest = idempotency.idempotency_key, idempotency.request_digest
+    if await transaction.fetch_one(sql.CLAIM_IDEMPOTENCY, idempotency_key=key, request_digest=digest, now=now):
         return None
-    before = await replayed(transaction, scope, sealer, idempotency, kind)
+    before = await replayed(transaction, sealer, idempotency, kind)
     if before is None:
         raise LostRaceError
     return before
 
 
-async def replayed(
-    transaction: Transaction, scope: Scope, sealer: Sealer, idempotency: Idempotency, kind: type[T]
-) -> T | None:
+async def replayed(transaction: Transaction, sealer: Sealer, idempotency: Idempotency, kind: type[T]) -> T | None:
     """The receipt of the request that took a key before, if there was one; nothing is taken.
 
     Raises:
         IdempotencyKeyReused: that was another request.
         IntegrityFailure: its receipt is missing, or is not its own.
     """
-    place = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
-    row = await transaction.fetchrow(sql.READ_IDEMPOTENCY, *place)
+    row = await transaction.fetch_one(sql.READ_IDEMPOTENCY, idempotency_key=idempotency.idempotency_key)
     if row is None:
         return None
-    if row["receipt"] is None:  # whoever takes a key commits its receipt with it
+    if row.receipt is None:  # whoever takes a key commits its receipt with it
         raise IntegrityFailure("the receipt of a request was removed outside the gateway")
-    if row["request_digest"] != idempotency.request_digest:
+    if row.request_digest != idempotency.request_digest:
         raise IdempotencyKeyReused
     try:
         receipt = sealer.without_share.open(
-            Kind.IDEMPOTENCY, (idempotency.idempotency_key, idempotency.request_digest), row["receipt"]
+            Kind.IDEMPOTENCY, (idempotency.idempotency_key, idempotency.request_digest), row.receipt
         )
         before = msgspec.msgpack.decode(receipt, type=kind)
     except (OpenError, msgspec.DecodeError):
@@ -69,12 +65,8 @@ async def replayed(
     return before
 
 
-async def settle(
-    transaction: Transaction, scope: Scope, sealer: Sealer, idempotency: Idempotency, receipt: object
-) -> None:
+async def settle(transaction: Transaction, sealer: Sealer, idempotency: Idempotency, receipt: object) -> None:
     """Keep the receipt under a key that was claimed in this transaction."""
     location = (idempotency.idempotency_key, idempotency.request_digest)
     sealed = sealer.without_share.seal(Kind.IDEMPOTENCY, location, encode_msgpack(receipt))
-    await transaction.execute(
-        sql.SETTLE_IDEMPOTENCY, scope.tenant_id, scope.subject_id, idempotency.idempotency_key, sealed
-    )
+    await transaction.run(sql.SETTLE_IDEMPOTENCY, idempotency_key=idempotency.idempotency_key, receipt=sealed)

@@ -9,13 +9,15 @@ any other is refused by name. Owns the resolution and the refusals; `storage.sch
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
 
 from storage.control.rows import ControlRows, Proof, save_policy_row
 from storage.errors import IntegrityFailure, PreconditionRequired, Unfinished
+from storage.postgres.checkpoints import PoliciesRow
 
 T = TypeVar("T")
 
@@ -49,13 +51,13 @@ class Strictness(msgspec.Struct, frozen=True):
     unsure: bool = False
 
     @classmethod
-    def read(cls, control: ControlRows, tenant_id: UUID, row: Any) -> "Strictness":
+    def read(cls, control: ControlRows, tenant_id: UUID, row: PoliciesRow) -> "Strictness":
         """What counts for a save, by what `storage.postgres.checkpoints.OPEN` gave.
 
         Raises:
             ControlKeyNeeded: there are policies, and nothing to check them with.
         """
-        if row["policy_rows"] and not control.can_check:
+        if row.policy_rows and not control.can_check:
             raise ControlKeyNeeded
         says, damaged = {}, set()
         for agent, strict, updated_at, proof in _policies(row):
@@ -63,8 +65,8 @@ class Strictness(msgspec.Struct, frozen=True):
                 says[agent] = strict
             else:
                 damaged.add(agent)
-        rows = tuple(row["policy_rows"] or ())
-        return cls(rows, says, frozenset(damaged), row["agent_before"], row["policies_unsure"])
+        rows = tuple(row.policy_rows or ())
+        return cls(rows, says, frozenset(damaged), row.agent_before, row.policies_unsure)
 
     def of_thread(self, agent: str | None) -> "Strictness":
         """The same for the next save, to a thread that has this agent now."""
@@ -112,7 +114,9 @@ def whose(agent: str) -> str:
     return "the tenant" if agent == EVERY_AGENT else f"agent {agent!r}"
 
 
-def _policies(row: Any) -> Iterator[tuple[str, bool, Any, Proof]]:
-    names = ("policy_agents", "policy_strict", "policy_updated_at", "policy_macs", "policy_mac_formats")
-    for agent, strict, updated_at, mac, mac_format in zip(*(row[each] or () for each in names), strict=True):
+def _policies(row: PoliciesRow) -> Iterator[tuple[str, bool, datetime, Proof]]:
+    columns = (
+        row.policy_agents, row.policy_strict, row.policy_updated_at, row.policy_macs, row.policy_mac_formats,
+    )  # fmt: skip
+    for agent, strict, updated_at, mac, mac_format in zip(*(each or () for each in columns), strict=True):
         yield agent, strict, updated_at, Proof(mac, mac_format)

@@ -12,20 +12,35 @@ long those are. It neither fetches nor writes.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from crypto import OpenError, Sealer
 from crypto.envelope import peek_header
-from storage.access.completeness import Writes, compare_checkpoints, compare_namespaces, compare_writes, open_own_head
+from storage.access.completeness import (
+    Writes,
+    compare_checkpoints,
+    compare_listed,
+    compare_namespaces,
+    compare_writes,
+    open_own_head,
+)
 from storage.errors import IntegrityFailure
-from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, StoredRow
+from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, StoredRow, row_of
 from storage.format.chain import LiveSet
 from storage.format.pieces import unpack_ids
-from storage.format.record import PieceReader, open_checkpoint, open_thread_seal, open_write, piece_columns
+from storage.format.record import (
+    CheckpointRow,
+    PieceReader,
+    PieceRow,
+    WriteRow,
+    open_checkpoint,
+    open_thread_seal,
+    open_write,
+)
 from storage.ledger.ledger import pack_named_ids, unpack_named_ids
-from storage.postgres.archives import ENVELOPES
+from storage.postgres.archives import ENVELOPES, SizedThreadRow
+from storage.postgres.threads import HeadRow
 
 # Rows that are opened before other requests have their turn: about a millisecond.
 _TURN_ROWS = 32
@@ -42,13 +57,13 @@ class ArchiveCheck:
         client_share: Whether the thread was made under one.
     """
 
-    def __init__(self, sealer: Sealer, thread_id: str, thread_row: Mapping[str, Any], heads: Sequence[Any]) -> None:
+    def __init__(self, sealer: Sealer, thread_id: str, thread_row: SizedThreadRow, heads: Sequence[HeadRow]) -> None:
         """Compare with these seals.
 
         Args:
             sealer: Of the scope; a share, if it has one, is left aside.
             thread_id: The thread.
-            thread_row: Its row: ``created_at``, ``seal``, ``client_share``.
+            thread_row: Its row.
             heads: Its rows of heads.
 
         Raises:
@@ -58,12 +73,11 @@ class ArchiveCheck:
         self._sealer = sealer.without_share
         self._thread_id = thread_id
         self._heads = heads
-        self._thread = open_thread_seal(self._sealer, thread_id, thread_row["created_at"], thread_row["seal"])
+        self._thread = open_thread_seal(self._sealer, thread_id, thread_row.created_at, thread_row.seal)
         self.client_share = self._thread.share_check is not None
-        if self.client_share != thread_row["client_share"]:
-            raise IntegrityFailure("whether the thread is under a client-held share was altered")
+        compare_listed(self._thread, client_share=thread_row.client_share)
         if not self.client_share:
-            compare_namespaces(self._sealer, self._thread, [each["namespace"] for each in heads])
+            compare_namespaces(self._sealer, self._thread, [each.namespace for each in heads])
         self._live: dict[str, LiveSet] = {}
         self._newest: dict[str, str] = {}
         self._schemas: dict[str, str | None] = {}
@@ -117,14 +131,15 @@ class ArchiveCheck:
                 self._newest[namespace] = checkpoint_id
                 self._schemas[namespace] = row["state_schema"]
             if not self.client_share:
-                opened = open_checkpoint(self._sealer, row)
+                opened = open_checkpoint(self._sealer, row_of(CheckpointRow, row))
                 self._live[namespace] = self._live.get(namespace, LiveSet()).add(opened.member)
 
     def _pending_writes(self, rows: Iterable[StoredRow]) -> None:
         for row in rows:
             self._named.update(unpack_ids(row["piece_ids"]))
             if not self.client_share:
-                self._writes.add(row["namespace"], row["checkpoint_id"], open_write(self._sealer, row).mac)
+                opened = open_write(self._sealer, row_of(WriteRow, row))
+                self._writes.add(opened.columns.namespace, opened.columns.checkpoint_id, opened.mac)
 
     def _chunks(self, rows: Sequence[StoredRow]) -> None:
         reader = PieceReader(self._sealer)
@@ -135,7 +150,7 @@ class ArchiveCheck:
                 self._named.update(unpack_ids(row["children"]))
         if self.client_share:
             return
-        reader.add(map(piece_columns, rows))
+        reader.add(row_of(PieceRow, row) for row in rows)
         for row in rows:
             reader.look_up(row["piece_id"])
 
@@ -149,15 +164,15 @@ class ArchiveCheck:
         """
         if not self._named <= self._present:
             raise IntegrityFailure("a stored piece is missing")
-        if {row["namespace"]: row["head_id"] for row in self._heads} != self._newest:
+        if {row.namespace: row.head_id for row in self._heads} != self._newest:
             raise IntegrityFailure("the newest checkpoint is not the head")
         if self.client_share:
             return
         compare_writes(self._writes.total, self._thread.writes)
         for row in self._heads:
             head = open_own_head(self._sealer, self._thread_id, self._thread, row)
-            compare_checkpoints(self._live.get(row["namespace"], LiveSet()), head.live)
-            compare_writes(self._writes.of(row["namespace"], row["head_id"]), head.writes)
+            compare_checkpoints(self._live.get(row.namespace, LiveSet()), head.live)
+            compare_writes(self._writes.of(row.namespace, row.head_id), head.writes)
 
     @property
     def named_ids(self) -> bytes | None:

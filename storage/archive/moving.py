@@ -21,7 +21,7 @@ gateway's to say.
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 from uuid import UUID
@@ -30,7 +30,6 @@ import msgspec
 
 from crypto import CryptoError, Sealer
 from crypto.blob import PART_BYTES, object_bytes
-from storage.access.archive_objects import ArchiveObjects, Standing, thaw_progress
 from storage.access.sealing import Sealing
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Job, Jobs, Lease, Slice, thread_of, thread_target
@@ -56,9 +55,9 @@ from storage.format.archive import (
     CHUNKS,
     PENDING_WRITES,
     TABLES,
-    TAGS,
     ArchiveEncoder,
     ArchiveRecord,
+    StoredRow,
     Stub,
     ThreadRows,
 )
@@ -68,10 +67,13 @@ from storage.ledger.streams import BlobWriter, Budget
 from storage.model import Removal
 from storage.postgres import archives as sql
 from storage.postgres import threads as threads_sql
+from storage.postgres.archives import SizedThreadRow
+from storage.postgres.threads import HeadRow
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, TenantScope
 from storage.threads.pruning import NOTHING, Guard
 from storage.threads.verbs import remove_thread
+from storage.tiers.objects import ArchiveObjects, Readiness, thaw_progress
 
 # Envelopes of one archive: a restore holds them in memory, so that no transaction waits for the object store.
 ARCHIVE_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -84,10 +86,6 @@ ROW_BYTES: Final = 512
 # How often a restore looks at an object that is being thawed: what S3 promises is hours.
 THAW_LOOK_SECONDS: Final = 60.0
 _READABLE: Final = "STANDARD"
-
-_BEFORE: Final[dict[str, tuple[object, ...]]] = {
-    CHECKPOINTS: ("", ""), TAGS: ("", "", b""), PENDING_WRITES: ("", "", "", -(2**31)), CHUNKS: (b"",),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,18 +149,30 @@ def _target(lease: Lease) -> tuple[Scope, str]:
     return Scope(lease.tenant_id, subject_id), thread_id
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What the first snapshot of a thread showed: its standing and heads, and the first page of each table."""
+class _Request(msgspec.Struct, frozen=True):
+    """One thread to archive.
 
-    standing: Any
-    heads: Sequence[Any]
-    pages: dict[str, list[Any]]
+    Attributes:
+        scope: The scope that it belongs to.
+        thread_id: The thread.
+        actor: The one who asked, for the audit log.
+        storage_class: The class that its object ends in.
+        activity: The thread's, when it was decided to archive it; None: whatever it is.
+    """
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many rows of each table there are."""
-        return {table: self.standing[table] for table in TABLES}
+    scope: Scope
+    thread_id: str
+    actor: str
+    storage_class: str
+    activity: int | None
+
+
+class _Read(msgspec.Struct, frozen=True):
+    """What the first snapshot of a thread showed: its row and heads, and the first page of each table."""
+
+    thread: SizedThreadRow
+    heads: Sequence[HeadRow]
+    pages: dict[str, list[StoredRow]]
 
     @property
     def whole(self) -> bool:
@@ -231,10 +241,12 @@ class Archives:
         _check_class(storage_class)
         if self._store is None or self._writer is None:
             raise ArchiveUnavailable
+        wanted = storage_class or self._store.storage_class
         run = _Archiving(self._sealing, self.objects, self._store, self._writer, self._audit, self._bytes_max)
+        request = _Request(scope, thread_id, actor, wanted, activity)
 
         async def work(sealer: Sealer) -> Archived:
-            return await run.attempt(scope, sealer.without_share, thread_id, actor, storage_class, activity)
+            return await run.attempt(request, sealer.without_share)
 
         return await self._sealing.run(scope, work, ThreadNotFound())
 
@@ -267,26 +279,25 @@ class Archives:
         return await self._sealing.run(scope, work, ThreadNotFound())
 
     async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str) -> Restored:
-        place = (scope.tenant_id, scope.subject_id, thread_id)
         async with self._sealing.unit_of_work.snapshot(scope) as transaction:
             await self._sealing.check_keys_in(transaction, scope, sealer)
-            standing = await transaction.fetchrow(sql.STANDING, *place)
-            if standing is None:
+            thread = await transaction.fetch_one(sql.SIZED_THREAD, thread_id=thread_id)
+            if thread is None:
                 raise ThreadNotFound
-            if standing["tier"] == "hot":
+            if thread.tier == "hot":
                 return Restored(thread_id=thread_id, restored=False)
-            stub = await self.objects.stub(transaction, scope, thread_id)
+            stub = await self.objects.stub(transaction, thread_id)
             if stub is None:
                 raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
-            heads = await transaction.fetch(threads_sql.HEADS, *place)
-        if any(standing[table] for table in TABLES):
+            heads = await transaction.fetch_all(threads_sql.HEADS, thread_id=thread_id)
+        if any(thread.counts.values()):
             raise IntegrityFailure("rows of an archived thread are in the database, too")
         if stub.hot_bytes > self._restoring.bytes_max:
             raise ArchiveTooLarge
         self._sealing.row_quotas.require_room(scope)
         moved = stub.checkpoints + stub.pending_writes + stub.chunks
         async with self._restoring.holding(stub.hot_bytes + moved * ROW_BYTES, scope.tenant_id):
-            check = ArchiveCheck(sealer, thread_id, standing, heads)
+            check = ArchiveCheck(sealer, thread_id, thread, heads)
             rows = ThreadRows.empty()
             async with aclosing(self.objects.read(scope, sealer, stub)) as pages:
                 async for table, page in pages:
@@ -304,20 +315,18 @@ class Archives:
         )
 
     async def _flip_back(self, scope: Scope, sealer: Sealer, stub: Stub, rows: ThreadRows, actor: str) -> None:
-        place = (scope.tenant_id, scope.subject_id, stub.thread_id)
+        place = {"thread_id": stub.thread_id}
         async with self._sealing.unit_of_work.begin(scope) as transaction:
-            locked = await transaction.fetchrow(sql.LOCK, *place)
-            found = await transaction.fetchrow(sql.LOCK_STUB, *place)
-            if locked is None or locked["tier"] == "hot" or found is None or Stub.of(found) != stub:
+            locked = await transaction.fetch_one(sql.LOCK, **place)
+            found = await transaction.fetch_one(sql.LOCK_STUB, **place)
+            if locked is None or locked.tier == "hot" or found is None or found.stub != stub:
                 raise LostRaceError  # deleted, restored or archived anew meanwhile
             await self._sealing.check_keys_in(transaction, scope, sealer)
             for table in TABLES:
-                names = sql.COLUMNS[table]
-                values = [(*place[:2], *(row[name] for name in names)) for row in rows.of(table)]
-                for at in range(0, len(values), PAGE_ROWS):
-                    await transaction.executemany(sql.ADD[table], values[at : at + PAGE_ROWS])
-            await transaction.fetchrow(sql.DELETE_STUB, *place)
-            await transaction.execute(sql.OUT_OF_ARCHIVE, *place, self._sealing.clock.now())
+                for at in range(0, len(rows.of(table)), PAGE_ROWS):
+                    await transaction.run_many(sql.ADD[table], rows.of(table)[at : at + PAGE_ROWS])
+            await transaction.fetch_one(sql.DELETE_STUB, **place)
+            await transaction.run(sql.OUT_OF_ARCHIVE, **place, now=self._sealing.clock.now())
             # The rows are back, and name what they named: only the archive's own object loses its reference.
             await self._sealing.offload.ledger.keep(transaction, scope, stub.thread_id)
             await self._audit.append(
@@ -353,15 +362,14 @@ class Archives:
             What was removed; nothing if the thread is not archived any more, or as another object.
         """
         sealer = await self._sealing.sealer_if_any(scope)
-        place = (scope.tenant_id, scope.subject_id, thread_id)
 
         async def attempt() -> Removal:
             async with self._sealing.unit_of_work.begin(scope) as transaction:
-                locked = await transaction.fetchrow(sql.LOCK, *place)
-                row = await transaction.fetchrow(sql.LOCK_STUB, *place)
-                if locked is None or locked["tier"] == "hot" or row is None:
+                locked = await transaction.fetch_one(sql.LOCK, thread_id=thread_id)
+                row = await transaction.fetch_one(sql.LOCK_STUB, thread_id=thread_id)
+                if locked is None or locked.tier == "hot" or row is None:
                     return NOTHING
-                stub = Stub.of(row)
+                stub = row.stub
                 if blob_id is not None and stub.blob_id != blob_id:
                     return NOTHING
                 removal = await remove_thread(
@@ -385,37 +393,37 @@ class Archives:
         """
         await self._jobs.ready()
         async with self._sealing.unit_of_work.snapshot(scope) as transaction:
-            row = await transaction.fetchrow(threads_sql.ONE, scope.tenant_id, scope.subject_id, thread_id)
+            row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
             if row is None:
                 raise ThreadNotFound
-            if row["tier"] == "hot":
+            if row.tier == "hot":
                 return ArchiveStatus(tier="hot", state="hot")
-            stub = await self.objects.stub(transaction, scope, thread_id)
+            stub = await self.objects.stub(transaction, thread_id)
             target = thread_target(scope, thread_id)
             job_id = await self._jobs.open(transaction, scope.tenant_id, RESTORE_KIND, target)
         if stub is None:
             raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
         try:
-            standing = await self.objects.standing(scope, stub)
+            readiness = await self.objects.readiness(scope, stub)
         except (BlobUnavailable, ArchiveUnavailable):
             return ArchiveStatus(tier="archive", state="unknown", job_id=job_id, stub=stub)
         return ArchiveStatus(
             tier="archive",
-            state=standing.state,
-            retry_after_seconds=standing.retry_after_seconds,
-            progress=await self._progress(scope, job_id, standing),
+            state=readiness.state,
+            retry_after_seconds=readiness.retry_after_seconds,
+            progress=await self._progress(scope, job_id, readiness),
             job_id=job_id,
             stub=stub,
         )
 
-    async def _progress(self, scope: Scope, job_id: UUID | None, standing: Standing) -> float | None:
-        if job_id is None or standing.state != "thawing":
+    async def _progress(self, scope: Scope, job_id: UUID | None, readiness: Readiness) -> float | None:
+        if job_id is None or readiness.state != "thawing":
             return None
         try:
             job: Job = await self._jobs.get(TenantScope(scope.tenant_id), job_id)
         except JobNotFound:
             return None
-        return thaw_progress(self._sealing.clock.now() - job.created_at, standing.thaw_seconds)
+        return thaw_progress(self._sealing.clock.now() - job.created_at, readiness.thaw_seconds)
 
     async def thaw_progress(self, scope: Scope, thread_id: str) -> float | None:
         """How far the thaw is that a restore of the thread waits for, from 0 to 1; None: none does, or nobody knows."""
@@ -453,7 +461,7 @@ class Archives:
         await self._jobs.ready()
         async with self._sealing.unit_of_work.begin(scope) as transaction:
             # The lock has others who begin the same at this moment find this job.
-            if await transaction.fetchrow(sql.LOCK, scope.tenant_id, scope.subject_id, thread_id) is None:
+            if await transaction.fetch_one(sql.LOCK, thread_id=thread_id) is None:
                 raise ThreadNotFound
             running = await self._jobs.open(transaction, scope.tenant_id, kind, target)
             if running is not None:
@@ -481,15 +489,15 @@ class Archives:
             return Slice(ended=True, note="the thread was deleted meanwhile")
         except ThreadArchived:
             async with self._sealing.unit_of_work.snapshot(scope) as transaction:
-                stub = await self.objects.stub(transaction, scope, thread_id)
+                stub = await self.objects.stub(transaction, thread_id)
             if stub is None:  # somebody else restored it
                 return Slice(ended=False)
-            standing = await self.objects.thaw(scope, stub)
+            readiness = await self.objects.thaw(scope, stub)
             if not order.thaw_begun:
                 order.thaw_begun = True
                 async with self._sealing.unit_of_work.begin(scope) as transaction:
                     await lease.advance(transaction, encode_json(order).decode())
-            again = min(standing.retry_after_seconds, self._thaw_look_seconds)
+            again = min(readiness.retry_after_seconds, self._thaw_look_seconds)
             return Slice(ended=False, again_seconds=again, waits_for="thaw")
         await self._done(lease)
         return Slice(ended=True)
@@ -518,66 +526,47 @@ class _Archiving:
         self._audit = audit
         self._bytes_max = bytes_max
 
-    async def attempt(
-        self,
-        scope: Scope,
-        sealer: Sealer,
-        thread_id: str,
-        actor: str,
-        storage_class: str | None,
-        activity: int | None,
-    ) -> Archived:
+    async def attempt(self, request: _Request, sealer: Sealer) -> Archived:
         """One attempt, with an object of its own."""
+        scope = request.scope
         async with self._sealing.unit_of_work.snapshot(scope) as transaction:
             await self._sealing.check_keys_in(transaction, scope, sealer)
-            read = await self._first(transaction, scope, thread_id)
+            read = await self._first(transaction, request.thread_id)
             if read is None:
-                stub = await self._objects.stub(transaction, scope, thread_id)
+                stub = await self._objects.stub(transaction, request.thread_id)
                 if stub is None:
                     raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
                 return _archived(stub, created=False)
-        standing = read.standing
-        if activity is not None and standing["activity"] != activity:
+        if request.activity is not None and read.thread.activity != request.activity:
             raise ThreadActive
-        size = standing["hot_bytes"] + ROW_BYTES * sum(read.counts.values())
+        size = read.thread.hot_bytes + ROW_BYTES * sum(read.thread.counts.values())
         if size > self._bytes_max:
             raise ArchiveTooLarge
-        blob_id = new_blob_id()
+        new = NewBlob(new_blob_id(), "archive", object_bytes(size), place="archive")
         now = self._sealing.clock.now()
-        new = NewBlob(blob_id, "archive", object_bytes(size), place="archive")
         await self._sealing.offload.ledger.reserve(scope, sealer, [new], now)
         try:
-            return await self._moved(scope, sealer, thread_id, read, blob_id, now, actor, storage_class)
+            return await self._moved(request, sealer, read, new.blob_id, now)
         except CommitUnknown:
             raise  # it may be settled
         except Exception:
             with suppress(StorageError):
-                await self._sealing.offload.ledger.abandon(scope, blob_id)
+                await self._sealing.offload.ledger.abandon(scope, new.blob_id)
             raise
 
-    async def _moved(
-        self,
-        scope: Scope,
-        sealer: Sealer,
-        thread_id: str,
-        read: _Read,
-        blob_id: UUID,
-        now: datetime,
-        actor: str,
-        storage_class: str | None,
-    ) -> Archived:
-        location = BlobLocation(scope.tenant_id, blob_id, "archive")
-        wanted = storage_class or self._store.storage_class
+    async def _moved(self, request: _Request, sealer: Sealer, read: _Read, blob_id: UUID, now: datetime) -> Archived:
+        location = BlobLocation(request.scope.tenant_id, blob_id, "archive")
+        wanted = request.storage_class
         # S3 freezes at once what is stored in such a class, and then it could not be read back for hours.
         written_as = _READABLE if wanted in FROZEN_CLASSES else wanted
-        record, stored_bytes = await self._written(scope, sealer, thread_id, read, location, written_as)
-        check = await self._checked(scope, sealer, thread_id, read, blob_id, record)
+        record, stored_bytes = await self._written(request, sealer, read, location, written_as)
+        check = await self._checked(request, sealer, read, blob_id, record)
         if written_as != wanted:
             await self._store.change_class(location, wanted)
         stub = Stub(
-            thread_id=thread_id,
+            thread_id=request.thread_id,
             blob_id=blob_id,
-            activity=read.standing["activity"],
+            activity=read.thread.activity,
             key_versions=tuple(sorted(check.key_versions | {sealer.active_key_version})),
             client_share=check.client_share,
             checkpoints=check.counts[CHECKPOINTS],
@@ -595,41 +584,32 @@ class _Archiving:
             sealed=b"",
         )
         stub = replace(stub, sealed=stub.sealing(sealer, record))
-        await self._flip(scope, sealer, stub, record, check, actor)
+        await self._flip(request, sealer, stub, record, check)
         return _archived(stub, created=True)
 
     # --- reading and writing ---------------------------------------------------------------------------------------
 
-    async def _first(self, transaction: Transaction, scope: Scope, thread_id: str) -> _Read | None:
+    async def _first(self, transaction: Transaction, thread_id: str) -> _Read | None:
         """The thread as it stands, in one snapshot; None if it is archived already."""
-        place = (scope.tenant_id, scope.subject_id, thread_id)
-        standing = await transaction.fetchrow(sql.STANDING, *place)
-        if standing is None:
+        thread = await transaction.fetch_one(sql.SIZED_THREAD, thread_id=thread_id)
+        if thread is None:
             raise ThreadNotFound
-        if standing["tier"] != "hot":
+        if thread.tier != "hot":
             return None
-        heads = await transaction.fetch(threads_sql.HEADS, *place)
+        heads = await transaction.fetch_all(threads_sql.HEADS, thread_id=thread_id)
         pages = {
-            table: await transaction.fetch(sql.PAGE[table], *place, *_BEFORE[table], PAGE_ROWS)
-            if standing[table]
-            else []
-            for table in TABLES
+            table: await _page(transaction, thread_id, table, sql.BEFORE[table]) if count else []
+            for table, count in thread.counts.items()
         }
-        return _Read(standing, heads, pages)
+        return _Read(thread, heads, pages)
 
     async def _written(
-        self,
-        scope: Scope,
-        sealer: Sealer,
-        thread_id: str,
-        read: _Read,
-        location: BlobLocation,
-        storage_class: str,
+        self, request: _Request, sealer: Sealer, read: _Read, location: BlobLocation, storage_class: str
     ) -> tuple[ArchiveRecord, int]:
         blob_key = sealer.new_blob_key()
         cipher = sealer.blob_cipher(location.blob_id, blob_key)
         encoder = ArchiveEncoder(sql.COLUMNS)
-        content = self._content(scope, thread_id, read, encoder)
+        content = self._content(request, read, encoder)
         whole = b"".join([data async for data in content]) if read.whole else None
         if whole is not None and len(whole) < PART_BYTES:
             written = await self._writer.write_bytes(location, cipher, whole, storage_class=storage_class)
@@ -637,7 +617,7 @@ class _Archiving:
             ledger = self._sealing.offload.ledger
 
             async def on_multipart(multipart_id: str) -> None:
-                await ledger.name_multipart(scope, location.blob_id, multipart_id)
+                await ledger.name_multipart(request.scope, location.blob_id, multipart_id)
 
             async with aclosing(content if whole is None else _one(whole)) as stream:
                 written = await self._writer.write(
@@ -645,13 +625,11 @@ class _Archiving:
                 )
         return ArchiveRecord(bytes(blob_key.borrow()), written.size_bytes, encoder.digest), written.object_bytes
 
-    async def _content(
-        self, scope: Scope, thread_id: str, read: _Read, encoder: ArchiveEncoder
-    ) -> AsyncGenerator[bytes, None]:
-        yield encoder.header(read.counts)
-        for table in TABLES:
-            left = read.standing[table]
-            async for page in self._pages(scope, thread_id, table, read.pages[table]):
+    async def _content(self, request: _Request, read: _Read, encoder: ArchiveEncoder) -> AsyncGenerator[bytes, None]:
+        yield encoder.header(read.thread.counts)
+        for table, count in read.thread.counts.items():
+            left = count
+            async for page in self._pages(request, table, read.pages[table]):
                 left -= len(page)
                 if left < 0:
                     raise ThreadActive
@@ -660,20 +638,19 @@ class _Archiving:
                 raise ThreadActive
         yield encoder.end()
 
-    async def _pages(self, scope: Scope, thread_id: str, table: str, first: list[Any]) -> AsyncIterator[list[Any]]:
+    async def _pages(self, request: _Request, table: str, first: list[StoredRow]) -> AsyncIterator[list[StoredRow]]:
         """The rows of a table, a page in each snapshot: no transaction is open while the object store takes them."""
-        place = (scope.tenant_id, scope.subject_id, thread_id)
         page = first
         while page:
             yield page
             if len(page) < PAGE_ROWS:
                 return
             after = tuple(page[-1][name] for name in sql.ORDER[table])
-            async with self._sealing.unit_of_work.snapshot(scope) as transaction:
-                page = await transaction.fetch(sql.PAGE[table], *place, *after, PAGE_ROWS)
+            async with self._sealing.unit_of_work.snapshot(request.scope) as transaction:
+                page = await _page(transaction, request.thread_id, table, after)
 
     async def _checked(
-        self, scope: Scope, sealer: Sealer, thread_id: str, read: _Read, blob_id: UUID, record: ArchiveRecord
+        self, request: _Request, sealer: Sealer, read: _Read, blob_id: UUID, record: ArchiveRecord
     ) -> ArchiveCheck:
         """Read the object back and compare it with the thread's seals.
 
@@ -682,16 +659,15 @@ class _Archiving:
             IntegrityFailure: It does not match.
         """
         try:
-            check = ArchiveCheck(sealer, thread_id, read.standing, read.heads)
-            async with aclosing(self._objects.stored(scope, sealer, blob_id, record)) as pages:
+            check = ArchiveCheck(sealer, request.thread_id, read.thread, read.heads)
+            async with aclosing(self._objects.stored(request.scope, sealer, blob_id, record)) as pages:
                 async for table, page in pages:
                     await check.take(table, page)
             check.end()
         except IntegrityFailure:
-            async with self._sealing.unit_of_work.snapshot(scope) as transaction:
-                place = (scope.tenant_id, scope.subject_id, thread_id)
-                now = await transaction.fetchrow(sql.ACTIVITY, *place)
-            if now is None or (now["tier"], now["activity"]) != ("hot", read.standing["activity"]):
+            async with self._sealing.unit_of_work.snapshot(request.scope) as transaction:
+                now = await transaction.fetch_one(sql.ACTIVITY, thread_id=request.thread_id)
+            if now is None or (now.tier, now.activity) != ("hot", read.thread.activity):
                 raise ThreadActive from None
             raise
         return check
@@ -699,38 +675,39 @@ class _Archiving:
     # --- the flip --------------------------------------------------------------------------------------------------
 
     async def _flip(
-        self, scope: Scope, sealer: Sealer, stub: Stub, record: ArchiveRecord, check: ArchiveCheck, actor: str
+        self, request: _Request, sealer: Sealer, stub: Stub, record: ArchiveRecord, check: ArchiveCheck
     ) -> None:
-        owner = (scope.tenant_id, scope.subject_id)
-        place = (*owner, stub.thread_id)
+        scope, thread_id = request.scope, request.thread_id
         async with self._sealing.unit_of_work.begin(scope) as transaction:
-            locked = await transaction.fetchrow(sql.LOCK, *place)
-            if locked is None or (locked["tier"], locked["activity"]) != ("hot", stub.activity):
+            locked = await transaction.fetch_one(sql.LOCK, thread_id=thread_id)
+            if locked is None or (locked.tier, locked.activity) != ("hot", stub.activity):
                 raise ThreadActive
             await self._sealing.check_keys_in(transaction, scope, sealer)
-            held = await transaction.fetch(sql.HOLD_KEY_VERSIONS, *owner, list(stub.key_versions))
+            held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=list(stub.key_versions))
             if len(held) != len(stub.key_versions):
                 # Re-sealed while it was read: the rows of now need none of the versions that are being given up.
                 raise LostRaceError
             settlement = Settlement(stub.blob_id, stub.size_bytes, BlobPointer(record.blob_key, record.content_bytes))
-            await self._sealing.offload.ledger.settle(transaction, scope, sealer, [settlement], stub.thread_id)
-            await transaction.execute(sql.ADD_STUB, *owner, *_columns(stub))
+            await self._sealing.offload.ledger.settle(transaction, scope, sealer, [settlement], thread_id)
+            await transaction.run(sql.ADD_STUB, **asdict(stub))
             for table, statement in sql.REMOVE.items():
-                if await transaction.execute(statement, *place) != check.counts[table]:
+                if await transaction.run(statement, thread_id=thread_id) != check.counts[table]:
                     raise ThreadActive
-            await transaction.execute(sql.INTO_ARCHIVE, *place)
+            await transaction.run(sql.INTO_ARCHIVE, thread_id=thread_id)
             await self._audit.append(
-                transaction, scope.tenant_id, actor, "thread.archive", _named(scope, stub.thread_id), _told(stub)
+                transaction, scope.tenant_id, request.actor, "thread.archive", _named(scope, thread_id), _told(stub)
             )
+
+
+async def _page(transaction: Transaction, thread_id: str, table: str, after: Sequence[object]) -> list[StoredRow]:
+    """A page of a table's rows, in the order of their primary key."""
+    places = {f"after_{name}": each for name, each in zip(sql.ORDER[table], after, strict=True)}
+    rows = await transaction.fetch_all(sql.PAGE[table], thread_id=thread_id, **places, limit=PAGE_ROWS)
+    return [msgspec.structs.asdict(row) for row in rows]
 
 
 async def _one(data: bytes) -> AsyncGenerator[bytes, None]:
     yield data
-
-
-def _columns(stub: Stub) -> tuple[object, ...]:
-    values = (getattr(stub, name) for name in sql.STUB_COLUMNS)
-    return tuple(list(each) if isinstance(each, tuple) else each for each in values)
 
 
 def _archived(stub: Stub, *, created: bool) -> Archived:

@@ -137,9 +137,9 @@ class PartUploads:
             if idempotency is None:
                 return blob_id
             async with self._access.unit_of_work.begin(scope) as transaction:
-                receipt = await claim(transaction, scope, sealer, idempotency, self._rows.now(), Receipt)
+                receipt = await claim(transaction, sealer, idempotency, self._rows.now(), Receipt)
                 if receipt is None:
-                    await settle(transaction, scope, sealer, idempotency, Receipt(blob_id))
+                    await settle(transaction, sealer, idempotency, Receipt(blob_id))
                     return blob_id
             await self._rows.give_up(scope, blob_id)  # another request with this key came first
             return receipt.made_id

@@ -130,8 +130,8 @@ class ArtifactRows:
             await self.access.check_keys_in(transaction, scope, sealer)
             await self.enter(transaction, scope, sealer, thread_id)
             if idempotency is not None:
-                place = (scope.tenant_id, scope.subject_id, idempotency.idempotency_key)
-                if await transaction.fetchrow(checkpoints_sql.READ_IDEMPOTENCY, *place) is not None:
+                key = idempotency.idempotency_key
+                if await transaction.fetch_one(checkpoints_sql.READ_IDEMPOTENCY, idempotency_key=key) is not None:
                     return True
             self.access.row_quotas.require_room(scope)
             return False
@@ -144,10 +144,11 @@ class ArtifactRows:
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the thread's.
         """
         now = self.now()
-        place = (scope.tenant_id, scope.subject_id, thread_id)
         seal = seal_thread(sealer, thread_id, now, new_thread(sealer, thread_id))
-        row = await transaction.fetchrow(threads_sql.PUT, *place, None, None, now, seal, False, sealer.shared)
-        open_thread(sealer, thread_id, row["created_at"], row["seal"])
+        put = {"thread_id": thread_id, "agent": None, "strict": None, "now": now, "seal": seal}
+        row = await transaction.fetch_only(threads_sql.PUT, **put, client_share=sealer.shared)
+        open_thread(sealer, thread_id, row.created_at, row.seal)
+        place = (scope.tenant_id, scope.subject_id, thread_id)
         standing = await transaction.fetchrow(artifacts_sql.LOCK_THREAD, *place)
         if standing["tier"] != "hot":
             raise ThreadArchived(thread_id)
@@ -175,7 +176,7 @@ class ArtifactRows:
                 await self.access.check_keys_in(transaction, scope, sealer)
                 now = self.now()
                 if idempotency is not None:
-                    receipt = await claim(transaction, scope, sealer, idempotency, now, Receipt)
+                    receipt = await claim(transaction, sealer, idempotency, now, Receipt)
                     if receipt is not None:
                         return await self.one(transaction, scope, sealer, receipt.made_id), False
                 await self.enter(transaction, scope, sealer, thread_id)
@@ -188,7 +189,7 @@ class ArtifactRows:
                     transaction, scope, sealer, blob_id, thread_id, new, blob_id, settlement.pointer.size_bytes, digest
                 )
                 if idempotency is not None:
-                    await settle(transaction, scope, sealer, idempotency, Receipt(made.artifact_id))
+                    await settle(transaction, sealer, idempotency, Receipt(made.artifact_id))
                 return made, True
 
         artifact, ours = await self.access.writing(scope, work, share)
@@ -262,9 +263,9 @@ class ArtifactRows:
             ArtifactNotFound: this scope has none of this id.
         """
         row = await self.ledger.artifact(transaction, scope, artifact_id)
-        return await self.open(transaction, scope, sealer, row)
+        return await self.open(transaction, sealer, row)
 
-    async def open(self, transaction: Transaction, scope: Scope, sealer: Sealer, row: ArtifactRow) -> Artifact:
+    async def open(self, transaction: Transaction, sealer: Sealer, row: ArtifactRow) -> Artifact:
         """What a row has sealed.
 
         Raises:
@@ -275,12 +276,10 @@ class ArtifactRows:
         try:
             described = _described(sealer, row)
         except OpenError:
-            if row.client_share:
-                # If the thread says that the share is its own, the row is damaged; if it does not, or is gone, the
-                # share is wrong.
-                await admit(transaction, scope, sealer, row.thread_id)
-                if not await self._is_there(transaction, scope, row.thread_id):
-                    raise ClientShareWrong from None
+            # If the thread says that the share is its own, the row is damaged; if it does not, or is gone, the share is
+            # wrong.
+            if row.client_share and await admit(transaction, sealer, row.thread_id) is None:
+                raise ClientShareWrong from None
             raise IntegrityFailure("a stored artifact does not authenticate") from None
         _compare_clear(row, described)
         return _artifact(sealer, row, described)
@@ -302,10 +301,6 @@ class ArtifactRows:
         epoch = max(row.url_epoch, described.url_epoch) + 1
         sealed = seal_record(sealer, row.location, msgspec.structs.replace(described, url_epoch=epoch))
         return replace(row, url_epoch=epoch, key_version=sealer.active_key_version, sealed=sealed)
-
-    async def _is_there(self, transaction: Transaction, scope: Scope, thread_id: str) -> bool:
-        row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
-        return row is not None
 
 
 def check_row(sealer: Sealer, row: ArtifactRow) -> None:

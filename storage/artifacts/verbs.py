@@ -83,7 +83,7 @@ class Artifacts:
         async def work(sealer: Sealer) -> Page[Artifact]:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                if await admit(transaction, scope, sealer, thread_id) is None:
+                if await admit(transaction, sealer, thread_id) is None:
                     raise ThreadNotFound
                 name_digest = None if name is None else artifact_name_digest(sealer, thread_id, name)
                 rows = await self._ledger.list_artifacts(
@@ -95,7 +95,7 @@ class Artifacts:
                 for number, row in enumerate(rows, 1):
                     # What an earlier thread of this name left to others may be under another share.
                     if row.client_share == sealer.shared:
-                        items.append(await self._rows.open(transaction, scope, sealer, row))
+                        items.append(await self._rows.open(transaction, sealer, row))
                         opened_bytes += items[-1].opened_bytes
                         await pauses.after(items[-1].opened_bytes)
                     if number == limit or (opened_bytes >= HISTORY_MANIFESTS_BYTES_MAX and number < len(rows)):
@@ -149,13 +149,13 @@ class Artifacts:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 if idempotency is not None:
-                    receipt = await claim(transaction, scope, sealer, idempotency, self._rows.now(), Receipt)
+                    receipt = await claim(transaction, sealer, idempotency, self._rows.now(), Receipt)
                     if receipt is not None:
                         return await self._rows.one(transaction, scope, sealer, receipt.made_id)
                 self._access.row_quotas.require_room(scope)
                 source_row = await self._ledger.artifact(transaction, scope, artifact_id)
                 await self._rows.enter(transaction, scope, sealer, thread_id)
-                source = await self._rows.open(transaction, scope, sealer, source_row)
+                source = await self._rows.open(transaction, sealer, source_row)
                 await self._ledger.lock_blob(transaction, scope, source_row.blob_id)
                 new = NewArtifact(
                     name=name or source.name,
@@ -168,7 +168,7 @@ class Artifacts:
                     source.size_bytes, source.digest,
                 )  # fmt: skip
                 if idempotency is not None:
-                    await settle(transaction, scope, sealer, idempotency, Receipt(made.artifact_id))
+                    await settle(transaction, sealer, idempotency, Receipt(made.artifact_id))
                 return made
 
         return await self._access.reading(scope, work, ArtifactNotFound(), share)
@@ -190,7 +190,7 @@ class Artifacts:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 row = await self._ledger.artifact(transaction, scope, artifact_id)
-                artifact = await self._rows.open(transaction, scope, sealer, row)
+                artifact = await self._rows.open(transaction, sealer, row)
                 found = await self._ledger.pointers(transaction, scope, sealer, [row.blob_id])
             return self._content(scope, sealer, artifact, row.blob_id, found[row.blob_id].pointer)
 
@@ -220,7 +220,7 @@ class Artifacts:
                 for row in rows.values():
                     opener = sealer if row.client_share else sealer.without_share
                     try:
-                        artifact = await self._rows.open(transaction, scope, opener, row)
+                        artifact = await self._rows.open(transaction, opener, row)
                         opened.append((artifact, row.blob_id))
                         await pauses.after(artifact.opened_bytes)
                     except (ClientShareRequired, ClientShareWrong):

@@ -151,7 +151,7 @@ class WholeUploads:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 receipt = None
                 if idempotency is not None:
-                    receipt = await claim(transaction, scope, sealer, idempotency, self._rows.now(), Receipt)
+                    receipt = await claim(transaction, sealer, idempotency, self._rows.now(), Receipt)
                 if receipt is None:
                     raise Unavailable("the request that used this Idempotency-Key did not end; repeat this one")
                 return await self._rows.one(transaction, scope, sealer, receipt.made_id)

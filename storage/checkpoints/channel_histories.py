@@ -14,18 +14,15 @@ asked for at another state version is given whole.
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
 from crypto import Sealer
 from storage.access.access import Access
-from storage.access.archive_views import Snapshot
-from storage.access.archived import check_tier
 from storage.access.completeness import RowSeals, check_absent, check_count, check_token, check_writes
 from storage.access.offload import answering
 from storage.checkpoints.piece_rows import open_writes, values_of
-from storage.checkpoints.reading import Fetching, ids_of, read_chunks
+from storage.checkpoints.reading import Fetching, ids_of, read_pieces
 from storage.concurrency.turns import Pauses
 from storage.errors import CheckpointNotFound, IntegrityFailure
 from storage.format.chain import LiveSet, Macs, write_mac
@@ -34,13 +31,15 @@ from storage.format.record import (
     OpenedCheckpoint,
     OpenedWrite,
     PieceReader,
+    WriteRow,
     open_checkpoint,
 )
 from storage.model import ChannelHistories, ChannelHistory, ChannelHistoryQuery, PendingWrite
-from storage.postgres import checkpoints as sql
-from storage.postgres.unit_of_work import Transaction
+from storage.postgres.checkpoints import LoadedRows
 from storage.schemas.versions import Versioned, WantedNames
 from storage.scope import Scope
+from storage.tiers.rows import Rows, place_of
+from storage.tiers.snapshots import OpenSnapshot, Snapshot
 
 _CHANNELS_ROWS = 200  # histories that are put together at a time; most are empty
 # Ancestors that are read at a time: all of a long history, or few where it is known up to some step ago.
@@ -57,13 +56,13 @@ class Wanted(msgspec.Struct, frozen=True):
     names: WantedNames | None
 
 
-class _Standing:
+class _Counted:
     """What the thread's seals count at this moment."""
 
-    def __init__(self, sealer: Sealer, wanted: Wanted, row: Any) -> None:
-        seals = RowSeals.open(sealer, wanted.query.thread_id, wanted.query.namespace, row)
+    def __init__(self, sealer: Sealer, wanted: Wanted, found: LoadedRows) -> None:
+        seals = RowSeals.open(sealer, wanted.query.thread_id, wanted.query.namespace, found)
         self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
-        self.target = None if row["checkpoint_id"] is None else seals.checkpoint(sealer, row)
+        self.target = None if found.checkpoint is None else seals.checkpoint(sealer, found.checkpoint)
         self._macs: Macs = sealer
         self._namespace = wanted.query.namespace
         self._channels = sorted({*wanted.query.channels})
@@ -88,66 +87,62 @@ class _Standing:
         return self._macs.mac(b"channel-history", *place, *channels, *counted).hex()[:_MARK_DIGITS] + checkpoint_id
 
 
-async def read(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted) -> ChannelHistories:
+async def read(
+    open_snapshot: OpenSnapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted
+) -> ChannelHistories:
     """What `storage.checkpoints.verbs.Checkpoints.channel_history` promises, and raises."""
-    place = (scope.tenant_id, scope.subject_id, wanted.query.thread_id, wanted.query.namespace)
-    async with snapshot() as transaction:
-        row = await transaction.fetchrow(sql.LOAD, *place, wanted.query.checkpoint_id, False)
-        if row is None:  # perhaps because a shred has removed the rows, too
-            await access.check_keys_in(transaction, scope, sealer)
+    query = wanted.query
+    async with open_snapshot() as snapshot:
+        found = await snapshot.load(query.namespace, query.checkpoint_id, with_state=False)
+        if found is None:  # perhaps because a shred has removed the rows, too
+            await access.check_keys_in(snapshot.transaction, scope, sealer)
         else:
-            access.check_keys(scope, sealer, row["keys_hash"])
-        if wanted.query.known_token is not None:
-            await check_token(transaction, scope, sealer, wanted.query.thread_id, wanted.query.known_token)
-        if row is None:
-            await check_absent(transaction, scope, sealer, wanted.query.thread_id, wanted.query.namespace)
+            access.check_keys(scope, sealer, found.keys_hash)
+        if query.known_token is not None:
+            await check_token(snapshot.transaction, sealer, query.thread_id, query.known_token)
+        if found is None:
+            await check_absent(snapshot, sealer, query.namespace)
             raise CheckpointNotFound
-        standing = _Standing(sealer, wanted, row)
-        check_tier(transaction, row["at_tier"])
-        if standing.target is None:
-            if wanted.query.checkpoint_id is None or wanted.query.checkpoint_id == standing.head_id:
+        counted = _Counted(sealer, wanted, found)
+        snapshot.check_tier(found.tier)
+        if counted.target is None:
+            if query.checkpoint_id is None or query.checkpoint_id == counted.head_id:
                 raise IntegrityFailure("the head's checkpoint is missing")
-            await check_count(transaction, scope, wanted.query.thread_id, wanted.query.namespace, standing.head)
+            await check_count(snapshot.rows, query.namespace, counted.head)
             raise CheckpointNotFound
-        together, fetching = await _read(transaction, access, scope, sealer, wanted, standing, standing.target)
-    await fetching.fill(access.offload, scope)
+        line = _Line(snapshot.rows, sealer, counted.target, wanted)
+        together, reader = await _read(snapshot, line, counted, wanted)
+        blobs = await access.offload.find(snapshot.transaction, scope, sealer, reader)
+    await Fetching(sealer, reader, blobs).fill(access.offload, scope)
     return await together()
 
 
 async def _read(
-    transaction: Transaction,
-    access: Access,
-    scope: Scope,
-    sealer: Sealer,
-    wanted: Wanted,
-    standing: _Standing,
-    target: OpenedCheckpoint,
-) -> tuple[Callable[[], Awaitable[ChannelHistories]], Fetching]:
-    """How to put the histories together, and what to fetch for it once the snapshot has ended."""
-    place = (scope.tenant_id, scope.subject_id, wanted.query.thread_id, wanted.query.namespace)
-    line = _Line(transaction, sealer, place, target, wanted)
+    snapshot: Snapshot, line: "_Line", counted: _Counted, wanted: Wanted
+) -> tuple[Callable[[], Awaitable[ChannelHistories]], PieceReader]:
+    """How to put the histories together, and what has their pieces, some of which may have to be fetched."""
+    query, sealer = wanted.query, line.sealer
     newer = None
-    if wanted.query.mark is not None and wanted.names is None:
-        newer = await _newer_writes(line, standing, wanted.query.mark)
-    target_id, mark = target.columns.checkpoint_id, None
+    if query.mark is not None and wanted.names is None:
+        newer = await _newer_writes(line, counted, query.mark)
+    target_id, mark = line.target.columns.checkpoint_id, None
     if newer is not None:
-        own = [row for row in newer if row["checkpoint_id"] == target_id]
-        mark = standing.mark(target_id, (), _sum(sealer, own))
-        rows = [row for row in newer if row["checkpoint_id"] != target_id]
+        mark = counted.mark(target_id, (), _sum(sealer, [row for row in newer if row.checkpoint_id == target_id]))
+        rows = [row for row in newer if row.checkpoint_id != target_id]
     else:
         await line.walk(None)
         if not line.is_whole:
-            await check_count(transaction, scope, wanted.query.thread_id, wanted.query.namespace, standing.head)
+            await check_count(snapshot.rows, query.namespace, counted.head)
         if line.ancestors:
-            writes = await check_writes(transaction, scope, sealer, wanted.query.thread_id, standing.thread)
+            writes = await check_writes(sealer, await snapshot.rows.members(), counted.thread)
             if wanted.names is None:
-                mark = standing.mark(target_id, (), writes.of(wanted.query.namespace, target_id))
+                mark = counted.mark(target_id, (), writes.of(query.namespace, target_id))
         rows = await line.writes(line.ancestors)
-    by_channel = await _by_channel(line, wanted.query.channels, rows)
-    reader = answering(sealer, refs=wanted.query.refs)
+    by_channel = await _by_channel(line, query.channels, rows)
+    reader = answering(sealer, refs=query.refs)
     here = [each for each in line.seeds.values() if not line.is_elsewhere(each)]
     opened = (each for own in by_channel.values() for each in own)
-    await read_chunks(transaction, scope, reader, wanted.query.thread_id, ids_of([*opened, *here]))
+    await read_pieces(snapshot.rows, reader, ids_of([*opened, *here]))
 
     async def together() -> ChannelHistories:
         histories = {}
@@ -159,10 +154,10 @@ async def _read(
                 await pauses.now()
         return ChannelHistories(channels=histories, mark=mark)
 
-    return together, Fetching(sealer, reader, await access.offload.find(transaction, scope, sealer, reader))
+    return together, reader
 
 
-async def _by_channel(line: "_Line", channels: Iterable[str], rows: Iterable[Any]) -> dict[str, list[OpenedWrite]]:
+async def _by_channel(line: "_Line", channels: Iterable[str], rows: Iterable[WriteRow]) -> dict[str, list[OpenedWrite]]:
     """The writes to each of these channels.
 
     All are opened: which channel a write is to is only known then, and one that was renamed must not be passed over.
@@ -174,7 +169,7 @@ async def _by_channel(line: "_Line", channels: Iterable[str], rows: Iterable[Any
     return found
 
 
-async def _newer_writes(line: "_Line", standing: _Standing, mark: str) -> list[Any] | None:
+async def _newer_writes(line: "_Line", counted: _Counted, mark: str) -> list[WriteRow] | None:
     """Walk to the checkpoint that a mark is of: the rows of all writes to it and to what is newer, the target included.
 
     None: it is no ancestor, or what its reader was given may not hold any more.
@@ -186,17 +181,16 @@ async def _newer_writes(line: "_Line", standing: _Standing, mark: str) -> list[A
     rows = await line.writes(checkpoints)
     newer = [each for each in checkpoints if each.columns.checkpoint_id != since]
     with suppress(IntegrityFailure):  # more than is counted: if that is damage, whoever reads everything finds it
-        if standing.mark(since, newer, _sum(line.sealer, rows)) == mark:
+        if counted.mark(since, newer, _sum(line.sealer, rows)) == mark:
             return rows
     return None
 
 
-def _sum(macs: Macs, rows: Iterable[Any]) -> LiveSet:
+def _sum(macs: Macs, rows: Iterable[WriteRow]) -> LiveSet:
     """What a seal counts for pending writes, by their members and places."""
     total = LiveSet()
     for row in rows:
-        place = (row["namespace"], row["checkpoint_id"], row["task_id"], row["idx"])
-        total = total.add(write_mac(macs, *place, row["member"]))
+        total = total.add(write_mac(macs, *place_of(row), row.member))
     return total
 
 
@@ -211,21 +205,14 @@ class _Line:
         is_whole: False: an ancestor was not there; it was removed, or is a parent that never was.
     """
 
-    def __init__(
-        self,
-        transaction: Transaction,
-        sealer: Sealer,
-        place: tuple[Any, ...],
-        target: OpenedCheckpoint,
-        wanted: Wanted,
-    ) -> None:
+    def __init__(self, rows: Rows, sealer: Sealer, target: OpenedCheckpoint, wanted: Wanted) -> None:
         self.sealer = sealer
         self.target = target
         self.ancestors: list[OpenedCheckpoint] = []
         self.seeds: dict[str, OpenedCheckpoint] = {}
         self.is_whole = True
-        self._transaction = transaction
-        self._place = place
+        self._rows = rows
+        self._namespace = wanted.query.namespace
         self._names = wanted.names
         self._next_id = target.columns.parent_id
         self._unseeded = dict.fromkeys(wanted.query.channels)
@@ -239,7 +226,7 @@ class _Line:
         rows_max = _ANCESTORS_ROWS if until is None else _NEAR_ROWS
         pauses = Pauses()
         while self._next_id is not None and self._unseeded:
-            rows = await self._transaction.fetch(sql.ANCESTORS, *self._place, self._next_id, rows_max)
+            rows = await self._rows.ancestors(self._namespace, self._next_id, rows_max)
             if not rows:
                 self.is_whole = False
                 self._next_id = None
@@ -274,10 +261,10 @@ class _Line:
         """Whether a channel's value is what another version makes of the whole state that holds it."""
         return self._names is not None and self._names.differs(self._names.version_of(seed.columns))
 
-    async def writes(self, checkpoints: Iterable[OpenedCheckpoint]) -> list[Any]:
+    async def writes(self, checkpoints: Iterable[OpenedCheckpoint]) -> list[WriteRow]:
         """Rows of all writes to these checkpoints."""
         ids = [each.columns.checkpoint_id for each in checkpoints]
-        return await self._transaction.fetch(sql.WRITES_OF, *self._place, ids, None, None)
+        return await self._rows.writes_of(self._namespace, ids)
 
     async def history(
         self, name: str, writes: Iterable[OpenedWrite], reader: PieceReader, *, continues: bool

@@ -20,7 +20,7 @@ from storage.access.access import Access
 from storage.access.completeness import RowSeals, check_absent
 from storage.access.idempotency import replayed
 from storage.access.strictness import Strictness, precondition_required
-from storage.checkpoints.reading import one, read_chunks
+from storage.checkpoints.reading import one, read_pieces
 from storage.checkpoints.states import States
 from storage.errors import (
     ArtifactUnknown,
@@ -51,14 +51,14 @@ from storage.format.pieces import (
     piece_ids_of,
     read_composite,
 )
-from storage.format.record import OpenedCheckpoint, PieceReader, open_thread, piece_columns
+from storage.format.record import OpenedCheckpoint, PieceReader, open_thread
 from storage.model import ChannelValue, ChannelVersion, Compaction, FullState, Load, Precondition, Save, Saved, Value
 from storage.postgres import checkpoints as sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.unit_of_work import Transaction
 from storage.schemas.checks import check_pair
 from storage.schemas.versions import WantedVersions
 from storage.scope import ClientShare, Scope, check_id
+from storage.tiers.rows import Rows
+from storage.tiers.snapshots import Snapshot
 
 SOURCE: Final = "compact"
 # What the kept elements may take, without their large leaves: they are put together once.
@@ -156,29 +156,28 @@ class Compacting:
         thread_id, namespace = compaction.thread_id, compaction.namespace
         reader = PieceReader(sealer, refs=True)
         async with self._access.unit_of_work.snapshot(scope) as transaction:
+            snapshot = Snapshot.hot(transaction, thread_id)
             await self._access.check_keys_in(transaction, scope, sealer)
-            row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
-            thread = None if row is None else open_thread(sealer, thread_id, row["created_at"], row["seal"])
+            row = await snapshot.thread()
+            thread = None if row is None else open_thread(sealer, thread_id, row.created_at, row.seal)
             if compaction.idempotency is not None:
-                before = await replayed(transaction, scope, sealer, compaction.idempotency, Saved)
+                before = await replayed(transaction, sealer, compaction.idempotency, Saved)
                 if before is not None:
                     return before
             if row is None or thread is None:
-                await check_absent(transaction, scope, sealer, thread_id, namespace)
+                await check_absent(snapshot, sealer, namespace)
                 raise CheckpointNotFound
-            if row["tier"] != "hot":
+            if row.tier != "hot":
                 raise ThreadArchived(thread_id)
-            policies = await transaction.fetchrow(sql.POLICIES_OF, scope.tenant_id, row["agent"], compaction.agent)
+            policies = await transaction.fetch_only(sql.POLICIES_OF, agent_before=row.agent, agent=compaction.agent)
             strictness = Strictness.read(self._access.control, scope.tenant_id, policies)
-            base, sequence = await _stand(
-                transaction, scope, sealer, compaction, strict=row["strict"], strictness=strictness
-            )
+            base, sequence = await _stand(snapshot, sealer, compaction, strict=row.strict, strictness=strictness)
             held = _list_of(base, compaction.channel)
             count = _count(held)
             kept = min(compaction.keep_last, count)
             if kept == count and not compaction.summary:
                 return _Base(base, sequence, None, count)
-            parts = await _read_newest(transaction, scope, reader, thread_id, held, base.ids, kept)
+            parts = await _read_newest(snapshot.rows, reader, held, base.ids, kept)
             blobs = await self._access.offload.find(transaction, scope, sealer, reader)
         await self._access.offload.fill(scope, sealer, reader, blobs)
         return _Base(base, sequence, _newest(parts, reader, kept), count)
@@ -241,8 +240,7 @@ class Compacting:
 
 
 async def _stand(
-    transaction: Transaction,
-    scope: Scope,
+    snapshot: Snapshot,
     sealer: Sealer,
     compaction: Compaction,
     *,
@@ -250,26 +248,24 @@ async def _stand(
     strictness: Strictness,
 ) -> tuple[OpenedCheckpoint, int | None]:
     """The head and its sequence; or, of a compaction that is stored under its id, what it was made of, and None."""
-    place = (compaction.thread_id, compaction.namespace)
-    stored = None
-    if compaction.checkpoint_id is not None:
-        stored = await one(transaction, scope, sealer, *place, compaction.checkpoint_id)
+    namespace = compaction.namespace
+    stored = await one(snapshot.rows, sealer, namespace, compaction.checkpoint_id)
     if stored is not None:
-        base = await one(transaction, scope, sealer, *place, stored.columns.parent_id)
+        base = await one(snapshot.rows, sealer, namespace, stored.columns.parent_id)
         if base is None:  # the stored one was no compaction, or its parent was pruned since
             raise CheckpointExists
         return base, None
-    row = await transaction.fetchrow(sql.LOAD, scope.tenant_id, scope.subject_id, *place, None, False)
-    if row is None:
-        await check_absent(transaction, scope, sealer, *place)
+    found = await snapshot.load(namespace, None, with_state=False)
+    if found is None:
+        await check_absent(snapshot, sealer, namespace)
         raise CheckpointNotFound
-    seals = RowSeals.open(sealer, *place, row)
-    if row["checkpoint_id"] is None:
+    seals = RowSeals.open(sealer, compaction.thread_id, namespace, found)
+    if found.checkpoint is None:
         raise IntegrityFailure("the head's checkpoint is missing")
     _check_believed(compaction, seals.head_id, strictness, strict=strict)
     if seals.head.writes != NO_WRITES:
         raise WritesPending
-    return seals.checkpoint(sealer, row), seals.head.sequence
+    return seals.checkpoint(sealer, found.checkpoint), seals.head.sequence
 
 
 def _check_believed(compaction: Compaction, head_id: str, strictness: Strictness, *, strict: bool) -> None:
@@ -322,13 +318,7 @@ class _Parts:
 
 
 async def _read_newest(
-    transaction: Transaction,
-    scope: Scope,
-    reader: PieceReader,
-    thread_id: str,
-    held: ChannelRecord,
-    ids: Sequence[bytes],
-    wanted: int,
+    rows: Rows, reader: PieceReader, held: ChannelRecord, ids: Sequence[bytes], wanted: int
 ) -> _Parts:
     """Read pieces from a list's end until they hold ``wanted`` elements, or some more."""
     if not wanted:
@@ -339,7 +329,7 @@ async def _read_newest(
     _, leaves, closed = held.body
     # The open tail is read as one: where a placeholder stands in it, its leaves do not end where elements do.
     tail_ids = piece_ids_of((b"", leaves[closed:], 0), ids)
-    await read_chunks(transaction, scope, reader, thread_id, tail_ids)
+    await read_pieces(rows, reader, tail_ids)
     opened = [reader.look_up(each) for each in tail_ids]
     numbers = iter(range(len(tail_ids)))
     tail = _Parts([each if isinstance(each, bytes) else next(numbers) for each in leaves[closed:]], tail_ids)
@@ -351,7 +341,7 @@ async def _read_newest(
     groups: list[bytes] = []
     while before and count < wanted:
         batch = before[-min(_GROUPS_AT_ONCE, (wanted - count) // _GROUP_ELEMENTS + 1) :]
-        await _read_level(transaction, scope, reader, thread_id, batch)
+        await _read_level(rows, reader, batch)
         for _ in batch:
             piece_id = before.pop()
             group = reader.look_up(piece_id)
@@ -370,17 +360,13 @@ async def _read_newest(
     return _Parts([*range(len(groups)), *moved], [*groups, *tail_ids])
 
 
-async def _read_level(
-    transaction: Transaction, scope: Scope, reader: PieceReader, thread_id: str, ids: Sequence[bytes]
-) -> None:
+async def _read_level(rows: Rows, reader: PieceReader, ids: Sequence[bytes]) -> None:
     """Read pieces, but not what index pieces among them name."""
     wanted = reader.missing(ids)
-    if not wanted:
-        return
-    rows = await transaction.fetch(sql.CHUNKS, scope.tenant_id, scope.subject_id, thread_id, wanted)
-    if len(rows) != len(wanted):
+    found = await rows.pieces(wanted) if wanted else []
+    if len(found) != len(wanted):
         raise IntegrityFailure("a stored piece is missing")
-    reader.add(map(piece_columns, rows))
+    reader.add(found)
 
 
 def _elements(group: Opened) -> int:

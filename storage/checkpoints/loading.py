@@ -11,38 +11,34 @@ find out.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from crypto import Sealer
 from storage.access.access import Access, AtOnce
-from storage.access.archive_views import Snapshot
-from storage.access.archived import ThreadElsewhere, check_tier
 from storage.access.completeness import (
     RowSeals,
     check_absent,
     check_acknowledged,
     check_count,
-    check_members,
     check_token,
     check_writes,
     compare_writes,
 )
 from storage.access.offload import answering
-from storage.checkpoints.piece_rows import open_pieces, put_together, values_of
-from storage.checkpoints.reading import open_write_arrays, read_chunks, statuses_of, sum_of
+from storage.checkpoints.piece_rows import open_pieces, open_writes, put_together, values_of
+from storage.checkpoints.reading import read_pieces, statuses_of, sum_of
 from storage.errors import CheckpointNotFound, IntegrityFailure, StorageError
-from storage.format.record import PIECE_COLUMNS, OpenedCheckpoint, OpenedWrite, PieceReader
+from storage.format.record import CheckpointRow, OpenedCheckpoint, OpenedWrite, PieceReader
 from storage.format.token import ThreadToken
 from storage.ledger.ledger import LiveBlob
 from storage.model import Checkpoint, Load, Loaded
 from storage.postgres import checkpoints as sql
+from storage.postgres.checkpoints import LoadedRows, LoadRow
 from storage.scope import Scope
-
-_PIECE_ARRAYS = [f"p_{name}" for name in PIECE_COLUMNS]
-_MEMBER_ARRAYS = ("m_namespace", "m_checkpoint_id", "m_task_id", "m_idx", "m_member")
+from storage.tiers.hot import HotRows
+from storage.tiers.snapshots import OpenSnapshot, ThreadElsewhere
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -52,15 +48,15 @@ class Wanted(msgspec.Struct, frozen=True):
     acknowledged: ThreadToken | None = None
 
 
-class _Standing:
-    """A row's seals, and what is answered with them."""
+class _Head:
+    """The head of what is loaded, and what is answered with it."""
 
-    def __init__(self, sealer: Sealer, wanted: Wanted, row: Any) -> None:
-        seals = RowSeals.open(sealer, wanted.load.thread_id, wanted.load.namespace, row)
+    def __init__(self, sealer: Sealer, wanted: Wanted, found: LoadedRows) -> None:
+        seals = RowSeals.open(sealer, wanted.load.thread_id, wanted.load.namespace, found)
         self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
         self._seals = seals
         # A prune may have removed it; then nothing can be read at its name.
-        self._parent_stored = row["at_parent"]
+        self._is_parent_stored = found.is_parent_stored
         self._sealer = sealer
         self._wanted = wanted
 
@@ -74,8 +70,8 @@ class _Standing:
         """As `admits`, of what this process acknowledged itself."""
         return acknowledged.admits(self._sealer.without_share, self.head_id, self.head)
 
-    def checkpoint(self, row: Any) -> OpenedCheckpoint:
-        """The checkpoint that the row has."""
+    def checkpoint(self, row: CheckpointRow) -> OpenedCheckpoint:
+        """The checkpoint that was found with it."""
         return self._seals.checkpoint(self._sealer, row)
 
     def without_state(self, opened: OpenedCheckpoint) -> Loaded:
@@ -93,7 +89,7 @@ class _Standing:
     def _loaded(self, checkpoint: Checkpoint) -> Loaded:
         macs = self._sealer.without_share
         token = ThreadToken.of(macs, self._wanted.load.namespace, self.head_id, self.head)
-        if not self._parent_stored:
+        if not self._is_parent_stored:
             checkpoint = replace(checkpoint, parent_id=None)
         return Loaded(
             checkpoint=checkpoint,
@@ -101,21 +97,35 @@ class _Standing:
             token=token.encode(macs, self._wanted.load.thread_id),
         )
 
+    async def opened_writes(self, opened: OpenedCheckpoint, found: LoadedRows) -> list[OpenedWrite]:
+        """The pending writes of the checkpoint, all of which are there.
 
-def _pieces(sealer: Sealer, wanted: Wanted, row: Any) -> tuple[PieceReader, list[bytes]]:
-    """The pieces that came with a row, and which of those that they name did not."""
-    reader = answering(sealer, refs=wanted.load.refs)
-    return reader, reader.add(zip(*(row[name] or () for name in _PIECE_ARRAYS), strict=True))
+        Raises:
+            IntegrityFailure: they are not, or one does not authenticate.
+        """
+        written = await open_writes(self._sealer, found.writes)
+        opened.check_outcome(statuses_of(written))
+        if opened.columns.checkpoint_id == self.head_id:
+            compare_writes(sum_of(written), self.head.writes)
+        else:
+            await check_writes(self._sealer, found.members, self.thread)
+        return written
 
 
-def at_once(access: Access, scope: Scope, wanted: Wanted) -> AtOnce[Loaded]:
+def at_once(access: Access, scope: Scope, wanted: Wanted) -> AtOnce[Loaded, LoadRow]:
     """How a load is one round trip."""
-    arguments = (wanted.load.thread_id, wanted.load.namespace, wanted.load.checkpoint_id, wanted.load.with_state)
-    return AtOnce(sql.LOAD_AT_ONCE, arguments, partial(_open_at_once, access, scope, wanted))
+    load = wanted.load
+    values = {
+        "thread_id": load.thread_id,
+        "namespace": load.namespace,
+        "checkpoint_id": load.checkpoint_id,
+        "with_state": load.with_state,
+    }
+    return AtOnce(sql.LOAD, values, partial(_open_at_once, access, scope, wanted))
 
 
 async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at one place
-    access: Access, scope: Scope, wanted: Wanted, sealer: Sealer, row: Any
+    access: Access, scope: Scope, wanted: Wanted, sealer: Sealer, row: LoadRow | None
 ) -> Loaded | None:
     """Make the answer of what one call found; None: only a snapshot can tell.
 
@@ -130,38 +140,34 @@ async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at on
     """
     if row is None:
         return None
-    access.check_keys(scope, sealer, row["keys_hash"])
+    found = row.loaded
+    access.check_keys(scope, sealer, found.keys_hash)
     try:
-        standing = _Standing(sealer, wanted, row)
-        if wanted.load.known_token is not None and not standing.admits(wanted.load.known_token):
+        head = _Head(sealer, wanted, found)
+        if wanted.load.known_token is not None and not head.admits(wanted.load.known_token):
             return None
-        if wanted.acknowledged is not None and not standing.goes_on(wanted.acknowledged):
+        if wanted.acknowledged is not None and not head.goes_on(wanted.acknowledged):
             return None
     except StorageError:
         if wanted.load.known_token is None and wanted.acknowledged is None:
             raise
         return None  # what the caller has seen may say more than this: that the thread was replaced
-    if row["at_tier"] != "hot":
+    if found.tier != "hot":
         raise ThreadElsewhere
-    if row["checkpoint_id"] is None:
+    if found.checkpoint is None:
         return None
-    opened = standing.checkpoint(row)
+    opened = head.checkpoint(found.checkpoint)
     if not wanted.load.with_state:
-        return standing.without_state(opened)
-    written = await open_write_arrays(sealer, row)
-    opened.check_outcome(statuses_of(written))
-    if row["checkpoint_id"] == standing.head_id:
-        compare_writes(sum_of(written), standing.head.writes)
-    else:
-        members = [*zip(*(row[name] or () for name in _MEMBER_ARRAYS), strict=True)]
-        await check_members(sealer, members, standing.thread)
-    reader, below = _pieces(sealer, wanted, row)
+        return head.without_state(opened)
+    written = await head.opened_writes(opened, found)
+    reader = answering(sealer, refs=wanted.load.refs)
+    below = reader.add(found.pieces)
     if below or reader.in_blobs():
         blobs = await _rest(access, scope, sealer, wanted, reader, below)
         if blobs is None:
             return None
         await access.offload.fill(scope, sealer, reader, blobs)
-    return await standing.loaded(scope, opened, reader, written)
+    return await head.loaded(scope, opened, reader, written)
 
 
 async def _rest(
@@ -170,55 +176,42 @@ async def _rest(
     """Read the pieces below index pieces and what opens blobs; None: something is not there, or not any more."""
     try:
         async with access.unit_of_work.snapshot(scope) as transaction:
-            await read_chunks(transaction, scope, reader, wanted.load.thread_id, below)
+            await read_pieces(HotRows(transaction, wanted.load.thread_id), reader, below)
             return await access.offload.find(transaction, scope, sealer, reader)
     except IntegrityFailure:
         return None
 
 
-async def load_in(snapshot: Snapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted) -> Loaded:
+async def load_in(open_snapshot: OpenSnapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted) -> Loaded:
     """Load at one moment of several statements; what it raises is in `storage.checkpoints.verbs.Checkpoints.load`."""
-    thread_id, namespace = wanted.load.thread_id, wanted.load.namespace
-    async with snapshot() as transaction:
-        row = await transaction.fetchrow(
-            sql.LOAD,
-            scope.tenant_id,
-            scope.subject_id,
-            thread_id,
-            namespace,
-            wanted.load.checkpoint_id,
-            wanted.load.with_state,
-        )
-        if row is None:  # perhaps because a shred has removed the rows, too
+    load, seen = wanted.load, wanted.acknowledged
+    async with open_snapshot() as snapshot:
+        transaction = snapshot.transaction
+        found = await snapshot.load(load.namespace, load.checkpoint_id, with_state=load.with_state)
+        if found is None:  # perhaps because a shred has removed the rows, too
             await access.check_keys_in(transaction, scope, sealer)
         else:
-            access.check_keys(scope, sealer, row["keys_hash"])
-        if wanted.load.known_token is not None:
-            await check_token(transaction, scope, sealer, thread_id, wanted.load.known_token)
-        if row is None:
-            await check_acknowledged(transaction, scope, sealer, thread_id, wanted.acknowledged, None, None)
-            await check_absent(transaction, scope, sealer, thread_id, namespace)
+            access.check_keys(scope, sealer, found.keys_hash)
+        if load.known_token is not None:
+            await check_token(transaction, sealer, load.thread_id, load.known_token)
+        if found is None:
+            await check_acknowledged(transaction, sealer, load.thread_id, seen, None, None)
+            await check_absent(snapshot, sealer, load.namespace)
             raise CheckpointNotFound
-        standing = _Standing(sealer, wanted, row)
-        seen = wanted.acknowledged
-        await check_acknowledged(transaction, scope, sealer, thread_id, seen, standing.head_id, standing.head)
-        check_tier(transaction, row["at_tier"])
-        if row["checkpoint_id"] is None:
-            if wanted.load.checkpoint_id is None or wanted.load.checkpoint_id == standing.head_id:
+        head = _Head(sealer, wanted, found)
+        await check_acknowledged(transaction, sealer, load.thread_id, seen, head.head_id, head.head)
+        snapshot.check_tier(found.tier)
+        if found.checkpoint is None:
+            if load.checkpoint_id is None or load.checkpoint_id == head.head_id:
                 raise IntegrityFailure("the head's checkpoint is missing")
-            await check_count(transaction, scope, thread_id, namespace, standing.head)
+            await check_count(snapshot.rows, load.namespace, head.head)
             raise CheckpointNotFound
-        opened = standing.checkpoint(row)
-        if not wanted.load.with_state:
-            return standing.without_state(opened)
-        reader, below = _pieces(sealer, wanted, row)
-        await read_chunks(transaction, scope, reader, thread_id, below)
-        written = await open_write_arrays(sealer, row)
-        opened.check_outcome(statuses_of(written))
-        if row["checkpoint_id"] == standing.head_id:
-            compare_writes(sum_of(written), standing.head.writes)
-        else:
-            await check_writes(transaction, scope, sealer, thread_id, standing.thread)
+        opened = head.checkpoint(found.checkpoint)
+        if not load.with_state:
+            return head.without_state(opened)
+        reader = answering(sealer, refs=load.refs)
+        await read_pieces(snapshot.rows, reader, reader.add(found.pieces))
+        written = await head.opened_writes(opened, found)
         blobs = await access.offload.find(transaction, scope, sealer, reader)
     await access.offload.fill(scope, sealer, reader, blobs)
-    return await standing.loaded(scope, opened, reader, written)
+    return await head.loaded(scope, opened, reader, written)

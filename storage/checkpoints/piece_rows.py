@@ -1,14 +1,14 @@
 """The many pieces of one record, sealed and opened so that others go first meanwhile."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from crypto import Sealer
 from storage.concurrency.computing import compute
 from storage.concurrency.turns import Pauses
 from storage.format.pieces import Piece
-from storage.format.record import OpenedCheckpoint, OpenedWrite, PieceReader, open_write, seal_piece
+from storage.format.record import OpenedCheckpoint, OpenedWrite, PieceReader, WriteRow, open_write, seal_piece
 from storage.model import PendingWrite
 
 # Bytes that are sealed or opened in the time in which one is decoded.
@@ -40,7 +40,7 @@ async def open_pieces(reader: PieceReader) -> None:
         await pauses.after(reader.look_up(piece_id).size // _BYTES_AS_ONE)
 
 
-async def open_writes(sealer: Sealer, rows: Iterable[Any]) -> list[OpenedWrite]:
+async def open_writes(sealer: Sealer, rows: Iterable[WriteRow]) -> list[OpenedWrite]:
     """Pending writes, of their rows.
 
     Raises:
@@ -50,7 +50,7 @@ async def open_writes(sealer: Sealer, rows: Iterable[Any]) -> list[OpenedWrite]:
     opened = []
     for row in rows:
         opened.append(open_write(sealer, row))
-        await pauses.after(len(row["value"]))
+        await pauses.after(len(row.value))
     return opened
 
 

@@ -4,7 +4,7 @@ Every function sees one snapshot and either returns what authenticates or raises
 transaction, and nothing is written.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +18,8 @@ from storage.concurrency.room import taking
 from storage.concurrency.turns import Pauses
 from storage.errors import ClientShareRequired, ClientShareWrong, IntegrityFailure
 from storage.format.chain import NO_WRITES, LiveSet, ThreadSeal
-from storage.format.manifest import WriteColumns
 from storage.format.record import (
+    CheckpointRow,
     OpenedCheckpoint,
     OpenedWrite,
     PieceReader,
@@ -27,7 +27,6 @@ from storage.format.record import (
     clear_checkpoint,
     open_checkpoint,
     open_thread_seal,
-    piece_columns,
 )
 from storage.ledger.ledger import LiveBlob
 from storage.model import Checkpoint, HistoryQuery, Page
@@ -35,6 +34,8 @@ from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.schemas.tags import search_for
 from storage.scope import Scope
+from storage.tiers.rows import Listing, Reference, Rows, history_order
+from storage.tiers.snapshots import Snapshot, SubjectSnapshot
 
 # How many rows a request may open to match metadata that tags do not find, before it answers with a cursor instead.
 HISTORY_SCAN_ROWS_MAX = 10_000
@@ -47,40 +48,21 @@ _STATE_ROWS = 16
 _ANCESTORS_ROWS = 256
 
 
-async def one(
-    transaction: Transaction,
-    scope: Scope,
-    sealer: Sealer,
-    thread_id: str,
-    namespace: str,
-    checkpoint_id: str | None,
-) -> OpenedCheckpoint | None:
+async def one(rows: Rows, sealer: Sealer, namespace: str, checkpoint_id: str | None) -> OpenedCheckpoint | None:
     """One checkpoint, or None."""
-    row = await transaction.fetchrow(sql.ONE, scope.tenant_id, scope.subject_id, thread_id, namespace, checkpoint_id)
+    row = await rows.checkpoint(namespace, checkpoint_id)
     return None if row is None else open_checkpoint(sealer, row)
 
 
-async def read_chunks(
-    transaction: Transaction, scope: Scope, reader: PieceReader, thread_id: str, ids: Iterable[bytes]
-) -> None:
+async def read_pieces(rows: Rows, reader: PieceReader, ids: Iterable[bytes]) -> None:
     """Read pieces, and whatever index pieces among them name, until nothing is missing that exists."""
     wanted = reader.missing(ids)
     while wanted:
-        rows = await transaction.fetch(sql.CHUNKS, scope.tenant_id, scope.subject_id, thread_id, wanted)
-        if len(rows) != len(wanted):
+        found = await rows.pieces(wanted)
+        if len(found) != len(wanted):
             raise IntegrityFailure("a stored piece is missing")
-        wanted = reader.add(map(piece_columns, rows))
+        wanted = reader.add(found)
     await open_pieces(reader)
-
-
-async def open_write_arrays(sealer: Sealer, row: Any) -> list[OpenedWrite]:
-    """Pending writes that came as parallel arrays in the row of a load."""
-    names = [*WriteColumns.__struct_fields__, "value", "member", "key_version"]
-    arrays = [row[f"w_{name}"] for name in names]
-    if arrays[0] is None:
-        return []
-    rows = (dict(zip(names, values, strict=True)) for values in zip(*arrays, strict=True))
-    return await open_writes(sealer, rows)
 
 
 def statuses_of(writes: Iterable[OpenedWrite]) -> set[str]:
@@ -120,13 +102,11 @@ class ThreadSealers:
     def __init__(
         self,
         transaction: Transaction,
-        scope: Scope,
         sealer: Sealer,
         thread_id: str | None,
         thread: ThreadSeal | None,
     ) -> None:
         self._transaction = transaction
-        self._scope = scope
         self._sealer = sealer
         self._known: dict[str, Sealer | None] = {} if thread_id is None else {thread_id: sealer}
         self._seals: dict[str, ThreadSeal] = {} if thread_id is None or thread is None else {thread_id: thread}
@@ -145,11 +125,10 @@ class ThreadSealers:
             return
         # A thread whose own row was taken away: what is left of it opens, or is found to be damaged.
         self._known.update(dict.fromkeys(unknown, self._sealer.without_share))
-        rows = await self._transaction.fetch(sql.THREAD_SEALS, self._scope.tenant_id, self._scope.subject_id, unknown)
-        for row in rows:
-            thread_id = row["thread_id"]
+        for row in await self._transaction.fetch_all(sql.THREAD_SEALS, thread_ids=unknown):
+            thread_id = row.thread_id
             try:
-                thread = open_thread_seal(self._sealer, thread_id, row["created_at"], row["seal"])
+                thread = open_thread_seal(self._sealer, thread_id, row.created_at, row.seal)
             except IntegrityFailure:
                 self._known[thread_id] = None
                 self._damaged.add(thread_id)
@@ -169,13 +148,13 @@ class ThreadSealers:
         """The seal of a thread that was learned; None: it has no row."""
         return self._seals.get(thread_id)
 
-    def opened(self, row: Any) -> "Match":
+    def opened(self, row: CheckpointRow) -> "Match":
         """A checkpoint row of a thread that was learned; over all threads, one that does not open is damaged.
 
         Raises:
             IntegrityFailure: it does not open, and its thread was asked for.
         """
-        thread_id = row["thread_id"]
+        thread_id = row.thread_id
         sealer = self._known[thread_id]
         if sealer is None:
             return WithheldCheckpoint(row, is_damaged=thread_id in self._damaged)
@@ -191,59 +170,40 @@ class ThreadSealers:
 class WithheldCheckpoint:
     """A checkpoint row whose thread is under a share that was not sent, or that is damaged."""
 
-    row: Any
+    row: CheckpointRow
     is_damaged: bool = False
 
     @property
     def place(self) -> tuple[str, str, str]:
         """As `OpenedCheckpoint.place`."""
-        return self.row["checkpoint_id"], self.row["thread_id"], self.row["namespace"]
+        return self.row.checkpoint_id, self.row.thread_id, self.row.namespace
 
     @property
     def parent_id(self) -> str | None:
         """As `OpenedCheckpoint.parent_id`."""
-        return self.row["parent_id"]  # type: ignore[no-any-return]  # rows are
+        return self.row.parent_id
 
     def value(self, reader: None, writes: None) -> Checkpoint:  # noqa: ARG002  as `OpenedCheckpoint.value`
         """Its clear columns."""
-        return replace(clear_checkpoint(self.row), damaged=self.is_damaged)
+        return replace(clear_checkpoint(self.row, self.row.outcome), damaged=self.is_damaged)
 
 
 Match = OpenedCheckpoint | WithheldCheckpoint
 
 
-async def scan(
-    transaction: Transaction, scope: Scope, sealers: ThreadSealers, query: HistoryQuery
-) -> tuple[list[Match], tuple[str, ...] | None]:
+async def scan(rows: Listing, sealers: ThreadSealers, query: HistoryQuery) -> Page[Match]:
     """The rows of a page, and where the next one begins."""
     matches: list[Match] = []
     after = query.after
     looked_at = matched_bytes = 0
     pauses = Pauses()
-    search = await search_for(transaction, scope, sealers.own, query)
+    search = await search_for(rows, sealers.own, query)
     while True:
         size = min(_SCAN_ROWS, query.limit if not query.metadata else _SCAN_ROWS)
-        rows = await transaction.fetch(
-            search.statement,
-            scope.tenant_id,
-            scope.subject_id,
-            query.thread_id,
-            query.namespace,
-            query.before,
-            query.status,
-            query.step,
-            query.run_id,
-            query.source,
-            query.agent,
-            query.since,
-            query.until,
-            *(after[:3] if after else (None, None, None)),
-            size,
-            *search.arguments,
-        )
-        await sealers.learn(row["thread_id"] for row in rows)
-        for row in rows:
-            after = (row["checkpoint_id"], row["thread_id"], row["namespace"])
+        found = await rows.history(query, search, after and after[:3], size)
+        await sealers.learn(row.thread_id for row in found)
+        for row in found:
+            after = history_order(row)
             opened = sealers.opened(row)
             if isinstance(opened, WithheldCheckpoint):
                 # What is damaged might have matched: nobody can tell.
@@ -257,47 +217,54 @@ async def scan(
                 matches.append(opened)
                 matched_bytes += opened.opened_bytes
             if len(matches) == query.limit or matched_bytes >= HISTORY_MANIFESTS_BYTES_MAX:
-                return matches, after
-        looked_at += len(rows)
-        if len(rows) < size:
-            return matches, None
+                return Page(matches, after)
+        looked_at += len(found)
+        if len(found) < size:
+            return Page(matches, None)
         if looked_at >= HISTORY_SCAN_ROWS_MAX:
-            return matches, after
+            return Page(matches, after)
 
 
-async def removed_parents(
-    transaction: Transaction, scope: Scope, page: Iterable[Match]
-) -> frozenset[tuple[str, str, str]]:
+async def removed_parents(rows: Listing, page: Iterable[Match]) -> frozenset[Reference]:
     """Parents of a page's checkpoints that a prune removed: thread, namespace and id.
 
     Where the page has them all, nothing is asked.
     """
-    own: set[tuple[str, str, str]] = set()
-    named: set[tuple[str, str, str]] = set()
+    own: set[Reference] = set()
+    named: set[Reference] = set()
     for each in page:
         checkpoint_id, thread_id, namespace = each.place
         own.add((thread_id, namespace, checkpoint_id))
         if each.parent_id is not None:
             named.add((thread_id, namespace, each.parent_id))
     elsewhere = named - own
-    if not elsewhere:
-        return frozenset()
-    columns = [list(column) for column in zip(*elsewhere, strict=True)]
-    rows = await transaction.fetch(sql.STORED_OF, scope.tenant_id, scope.subject_id, *columns)
-    return frozenset(elsewhere - {(row["thread_id"], row["namespace"], row["checkpoint_id"]) for row in rows})
+    return frozenset(elsewhere - await rows.stored(elsewhere)) if elsewhere else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Unjoined:
     """A checkpoint that was read, and what its values are put together from once the snapshot has ended.
 
-    ``is_damaged``: the checkpoint opened, and what belongs to it did not.
+    Attributes:
+        matched: The checkpoint.
+        writes: Its pending writes.
+        reader: Has the pieces of both; None: the state was not read.
+        is_damaged: Whether the checkpoint opened, and what belongs to it did not.
+        is_parent_removed: Whether its parent is not there any more.
     """
 
     matched: Match
     writes: list[OpenedWrite]
     reader: PieceReader | None
     is_damaged: bool = False
+    is_parent_removed: bool = False
+
+    def without_parent_in(self, removed: Collection[Reference]) -> "Unjoined":
+        """The same, whose parent may be one of those that were removed."""
+        _, thread_id, namespace = self.matched.place
+        if self.matched.parent_id is None or (thread_id, namespace, self.matched.parent_id) not in removed:
+            return self
+        return replace(self, is_parent_removed=True)
 
     def size(self) -> int:
         """What its values take on a page, in bytes."""
@@ -309,6 +276,10 @@ class Unjoined:
 
     async def value(self, tenant_id: UUID) -> Checkpoint:
         """The checkpoint as callers see it."""
+        shown = await self._value(tenant_id)
+        return replace(shown, parent_id=None) if self.is_parent_removed else shown
+
+    async def _value(self, tenant_id: UUID) -> Checkpoint:
         reader, matched = self.reader, self.matched
         if self.is_damaged:
             return replace(matched.value(None, None), withheld=True, damaged=True)
@@ -360,49 +331,46 @@ async def filled(
 
 
 async def with_state(
-    transaction: Transaction,
+    snapshot: Snapshot | SubjectSnapshot,
     scope: Scope,
     offload: Offload,
     sealers: ThreadSealers,
-    matches: list[Match],
-    after: tuple[str, ...] | None,
+    found: Page[Match],
     *,
     refs: bool,
 ) -> tuple[Page[Unjoined], list[Fetching]]:
     """Read writes and pieces for a page, a few checkpoints at a time, until the byte budget is spent."""
-    page: list[Unjoined] = []
+    matches, page = found.items, list[Unjoined]()
     readers: dict[str, PieceReader] = {}
 
     async def fetching() -> list[Fetching]:
-        found = []
-        for thread_id, reader in readers.items():
-            sealer = sealers.of(thread_id)
-            if sealer is not None:
-                found.append(Fetching(sealer, reader, await offload.find(transaction, scope, sealer, reader)))
-        return found
+        return [
+            Fetching(sealer, reader, await offload.find(snapshot.transaction, scope, sealer, reader))
+            for thread_id, reader in readers.items()
+            if (sealer := sealers.of(thread_id)) is not None
+        ]
 
     spent = 0
     for start in range(0, len(matches), _STATE_ROWS):
         for place, matched in _by_place(matches[start : start + _STATE_ROWS]):
             thread_id = place[0]
             try:
-                found = await _joined(transaction, scope, sealers, readers, thread_id, matched, refs=refs)
+                joined = await _joined(snapshot.rows_of(thread_id), sealers, readers, thread_id, matched, refs=refs)
             except IntegrityFailure:
                 if not sealers.over_threads:
                     raise
-                found = [Unjoined(each, [], None, is_damaged=True) for each in matched]
-            for each in found:
+                joined = [Unjoined(each, [], None, is_damaged=True) for each in matched]
+            for each in joined:
                 page.append(each)
                 spent += each.size()
                 checkpoint_id, _, namespace = each.matched.place
                 if spent >= HISTORY_BYTES_MAX and len(page) < len(matches):
                     return Page(page, (checkpoint_id, thread_id, namespace)), await fetching()
-    return Page(page, after), await fetching()
+    return Page(page, found.after), await fetching()
 
 
 async def _joined(
-    transaction: Transaction,
-    scope: Scope,
+    rows: Rows,
     sealers: ThreadSealers,
     readers: dict[str, PieceReader],
     thread_id: str,
@@ -415,13 +383,13 @@ async def _joined(
     if sealer is None:
         return [Unjoined(each, [], None) for each in matched]
     if thread_id not in readers:
-        await check_writes(transaction, scope, sealer, thread_id, sealers.seal_of(thread_id))
+        await check_writes(sealer, await rows.members(), sealers.seal_of(thread_id))
         # A page that has reached its size ends with the checkpoint that did: that one must fit, too.
         page_bytes_max = HISTORY_BYTES_MAX + RESOLVED_BYTES_MAX
         readers[thread_id] = PieceReader(sealer, refs=refs, bytes_max=page_bytes_max, take=taking())
     reader = readers[thread_id]
     group = [each for each in matched if isinstance(each, OpenedCheckpoint)]
-    writes = await _read_group(transaction, scope, sealer, reader, group)
+    writes = await _read_group(rows, sealer, reader, group)
     return [
         Unjoined(each, writes.get(each.columns.checkpoint_id, []), reader)
         if isinstance(each, OpenedCheckpoint)
@@ -431,23 +399,18 @@ async def _joined(
 
 
 async def _read_group(
-    transaction: Transaction, scope: Scope, sealer: Sealer, reader: PieceReader, group: Sequence[OpenedCheckpoint]
+    rows: Rows, sealer: Sealer, reader: PieceReader, group: Sequence[OpenedCheckpoint]
 ) -> dict[str, list[OpenedWrite]]:
     """Read the pending writes of checkpoints of one namespace, by checkpoint, and the pieces of both."""
     if not group:
         return {}
-    place = group[0].columns
     ids = [each.columns.checkpoint_id for each in group]
-    rows = await transaction.fetch(
-        sql.WRITES_OF, scope.tenant_id, scope.subject_id, place.thread_id, place.namespace, ids, None, None
-    )
     writes: dict[str, list[OpenedWrite]] = {}
-    for each in await open_writes(sealer, rows):
+    for each in await open_writes(sealer, await rows.writes_of(group[0].columns.namespace, ids)):
         writes.setdefault(each.columns.checkpoint_id, []).append(each)
     for opened in group:
         opened.check_outcome(statuses_of(writes.get(opened.columns.checkpoint_id, ())))
-    pieces = ids_of(group) + ids_of(each for some in writes.values() for each in some)
-    await read_chunks(transaction, scope, reader, place.thread_id, pieces)
+    await read_pieces(rows, reader, ids_of(group) + ids_of(each for some in writes.values() for each in some))
     return writes
 
 

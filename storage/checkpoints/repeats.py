@@ -14,7 +14,7 @@ import msgspec
 
 from crypto import Sealer
 from storage.access.offload import Offload
-from storage.checkpoints.reading import read_chunks
+from storage.checkpoints.reading import read_pieces
 from storage.errors import CheckpointExists, Unfinished
 from storage.format.manifest import CheckpointColumns, Manifest
 from storage.format.pieces import LEAF, Cutter, Opened, join_holed, open_piece, unpack_ids
@@ -22,6 +22,7 @@ from storage.format.record import OpenedCheckpoint, PieceReader
 from storage.ledger.ledger import LiveBlob
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+from storage.tiers.hot import HotRows
 
 
 class CutOtherwiseError(Unfinished):
@@ -95,7 +96,7 @@ class Repeat:
         reader = PieceReader(sealer, refs=True)
         before = {*stored.ids}
         ids = [each for each in wanted if each in before or each not in brought]
-        await read_chunks(transaction, scope, reader, stored.columns.thread_id, ids)
+        await read_pieces(HotRows(transaction, stored.columns.thread_id), reader, ids)
         return cls(stored, manifest, cutter, reader, await offload.find(transaction, scope, sealer, reader))
 
     async def compare(self, scope: Scope, sealer: Sealer, offload: Offload) -> bytes:

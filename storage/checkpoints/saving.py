@@ -34,7 +34,7 @@ from storage.checkpoints.composing import (
     tails_of,
 )
 from storage.checkpoints.piece_rows import sealed_pieces
-from storage.checkpoints.reading import one, read_chunks
+from storage.checkpoints.reading import one, read_pieces
 from storage.checkpoints.repeats import CutOtherwiseError, Repeat, same_but_for_pieces
 from storage.concurrency.computing import compute
 from storage.errors import (
@@ -73,9 +73,11 @@ from storage.format.token import ThreadToken
 from storage.model import FullState, Patch, Save, Saved
 from storage.postgres import checkpoints as sql
 from storage.postgres import threads as threads_sql
+from storage.postgres.checkpoints import OpenRow
 from storage.postgres.unit_of_work import Transaction
 from storage.schemas.versions import OtherVersionError, is_control
 from storage.scope import Scope
+from storage.tiers.hot import HotRows
 
 T = TypeVar("T")
 # What a save has to be to stand on a parent of another version, or of one where it names none.
@@ -159,19 +161,20 @@ class Ground(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
     @classmethod
-    def read(cls, sealer: Sealer, save: Save, row: Any, own_seal: bytes, strictness: Strictness) -> "Ground":
+    def read(cls, sealer: Sealer, save: Save, row: OpenRow, own_seal: bytes, strictness: Strictness) -> "Ground":
         """Open what `OPEN` gave; ``own_seal``: the seal that a thread has which the statement made.
 
         Raises:
             IntegrityFailure: a seal does not authenticate, or they do not belong together.
         """
-        created_at, seal = row["thread_created_at"], row["thread_seal"]
+        created_at, seal = row.thread_created_at, row.thread_seal
         thread = open_thread(sealer, save.thread_id, created_at, seal)
-        head_id, head = row["head_id"], None
-        if head_id is not None:
-            head = open_head(sealer, save.thread_id, thread, save.namespace, head_id, row["sequence"], row["head_seal"])
-        is_new = head_id is None and seal == own_seal
-        return cls(created_at, seal, thread, row["strict"], strictness, head_id, head, is_new)
+        head = None
+        if row.head_id is not None and row.sequence is not None and row.head_seal is not None:
+            place = (save.namespace, row.head_id, row.sequence, row.head_seal)
+            head = open_head(sealer, save.thread_id, thread, *place)
+        is_new = row.head_id is None and seal == own_seal
+        return cls(created_at, seal, thread, row.strict, strictness, row.head_id, head, is_new)
 
     def check(self, save: Save) -> None:
         """Compare with what the caller believes of the head.
@@ -372,7 +375,7 @@ class _Attempt:
         if any(map(access.offload.is_large, fresh)):  # among what was appended
             raise LostRaceError
         envelopes = await sealed_pieces(sealer, ((each, None) for each in fresh))
-        values = sql.SAVE_ON.after_scope(
+        values = dict(
             **_columns(columns),
             key_version=sealer.active_key_version,
             pieces=[each.piece_id for each in fresh],
@@ -390,7 +393,7 @@ class _Attempt:
             policies=known.strictness.compared() if _is_blind(save) else None,
             keys_hash=sealer.keys_hash,
         )
-        await access.unit_of_work.call(sql.SAVE_ON.text, scope, *values)
+        await access.unit_of_work.call(sql.SAVE_ON, scope, **values)
         seen = known.seen.after(sealer.without_share, columns.checkpoint_id, composed.head)
         access.acknowledge(scope, sealer, save.thread_id, seen)
         token = seen.encode(sealer.without_share, save.thread_id)
@@ -413,24 +416,24 @@ class _Attempt:
         acknowledged = access.standings.acknowledged(scope, save.thread_id, save.namespace)
         async with access.unit_of_work.begin_step(scope) as transaction:
             if save.idempotency is not None:
-                replayed = await claim(transaction, scope, sealer, save.idempotency, self.draft.now, Saved)
+                replayed = await claim(transaction, sealer, save.idempotency, self.draft.now, Saved)
                 if replayed is not None:
-                    await admit(transaction, scope, sealer, save.thread_id)
+                    await admit(transaction, sealer, save.thread_id)
                     return self._acknowledged(dataclasses.replace(replayed, created=False))
             own_seal = seal_thread(sealer, save.thread_id, self.draft.now, new_thread(sealer, save.thread_id))
             row = await self._open(transaction, own_seal, lock_first=lock_first)
             if save.known_token is not None:
-                await check_token(transaction, scope, sealer, save.thread_id, save.known_token)
-            ground = Ground.read(sealer, save, row, own_seal, Strictness.read(access.control, scope.tenant_id, row))
-            await check_acknowledged(
-                transaction, scope, sealer, save.thread_id, acknowledged, ground.head_id, ground.head
+                await check_token(transaction, sealer, save.thread_id, save.known_token)
+            ground = Ground.read(
+                sealer, save, row, own_seal, Strictness.read(access.control, scope.tenant_id, row.policies)
             )
-            if row["stored_before"]:
+            await check_acknowledged(transaction, sealer, save.thread_id, acknowledged, ground.head_id, ground.head)
+            if row.stored_before:
                 saved, left = await self._saved_before(transaction, ground, same), None
             else:
                 saved, left = await self._write(transaction, ground, row, uploads)
             if save.idempotency is not None:
-                await settle(transaction, scope, sealer, save.idempotency, saved)
+                await settle(transaction, sealer, save.idempotency, saved)
         if left is not None:
             access.standings.remember(scope, sealer, left)
         return self._acknowledged(saved)
@@ -440,7 +443,7 @@ class _Attempt:
             self.access.acknowledge(self.scope, self.sealer, self.save.thread_id, ThreadToken.parse(saved.token))
         return saved
 
-    async def _open(self, transaction: Transaction, own_seal: bytes, *, lock_first: bool) -> Any:
+    async def _open(self, transaction: Transaction, own_seal: bytes, *, lock_first: bool) -> OpenRow:
         """What the save stands on, under the thread's lock.
 
         Raises:
@@ -449,10 +452,9 @@ class _Attempt:
         """
         scope, sealer, save, draft = self.scope, self.sealer, self.save, self.draft
         if lock_first:
-            await transaction.fetchrow(threads_sql.LOCK, scope.tenant_id, scope.subject_id, save.thread_id)
-        values = sql.OPEN.arguments(
-            tenant_id=scope.tenant_id,
-            subject_id=scope.subject_id,
+            await transaction.fetch_one(threads_sql.LOCK, thread_id=save.thread_id)
+        row = await transaction.fetch_only(
+            sql.OPEN,
             thread_id=save.thread_id,
             agent=save.agent,
             status=save.status if save.namespace == "" else None,
@@ -468,14 +470,13 @@ class _Attempt:
             client_share=sealer.shared,
             searchable=None if draft.tagging is None else draft.tagging.keys,
         )
-        row = await transaction.fetchrow(sql.OPEN.text, *values)
-        self.access.check_keys(scope, sealer, row["keys_hash"])
-        if row["tier"] != "hot":
+        self.access.check_keys(scope, sealer, row.keys_hash)
+        if row.tier != "hot":
             raise ThreadArchived(save.thread_id)
         return row
 
     async def _parent(
-        self, transaction: Transaction, ground: Ground, row: Any
+        self, transaction: Transaction, ground: Ground, row: OpenRow
     ) -> tuple[str | None, OpenedCheckpoint | None]:
         """The parent's id, and the parent, if composing needs it.
 
@@ -484,12 +485,13 @@ class _Attempt:
             IntegrityFailure: it must be there: it is the head, or fewer checkpoints are there than the seals say.
         """
         save = self.save
-        base = None if row["checkpoint_id"] is None else open_checkpoint(self.sealer, row)
+        parent = row.checkpoint
+        base = None if parent is None else open_checkpoint(self.sealer, parent)
         parent_id = ground.head_id if save.parent is None else save.parent.checkpoint_id
         needs_parent = self.draft.needs_parent(save)
         if base is None and parent_id is not None and (needs_parent or parent_id != ground.head_id):
             # It may be newer than the snapshot of the statement that waited for the lock.
-            base = await one(transaction, self.scope, self.sealer, save.thread_id, save.namespace, parent_id)
+            base = await one(HotRows(transaction, save.thread_id), self.sealer, save.namespace, parent_id)
             if base is None:
                 await self._refuse_parent(transaction, ground, parent_id)
         return parent_id, base if needs_parent else None
@@ -498,7 +500,7 @@ class _Attempt:
         if parent_id == ground.head_id:
             raise IntegrityFailure("the head's checkpoint is missing")
         if ground.head is not None:
-            await check_count(transaction, self.scope, self.save.thread_id, self.save.namespace, ground.head)
+            await check_count(HotRows(transaction, self.save.thread_id), self.save.namespace, ground.head)
         raise ParentUnknown
 
     async def _channels(
@@ -514,7 +516,8 @@ class _Attempt:
         appended_to = parent if isinstance(content, FullState) else base
         if isinstance(content, Patch):
             check_removals(content, base)
-        await read_chunks(transaction, self.scope, reader, save.thread_id, tails_of(content, appended_to) or ())
+        tails = tails_of(content, appended_to) or ()
+        await read_pieces(HotRows(transaction, save.thread_id), reader, tails)
         if isinstance(content, FullState) and reader.in_blobs():  # nothing is fetched under a lock
             raise ChannelUnchangedUnknown(
                 next(name for name, each in content.channels.items() if each.append_to is not None)
@@ -524,25 +527,29 @@ class _Attempt:
             return compose(content, self.draft, stored)
         return await _cutting(self.scope, save, lambda: compose(content, self.draft, stored))
 
-    async def _check_early(self, transaction: Transaction, row: Any) -> None:
+    async def _check_early(self, transaction: Transaction, row: OpenRow) -> None:
         """Compare the version of the save with that of its pending writes that came before it.
 
         Raises:
             StateSchemaMismatch: there are some to channels of the state, and those have no version.
         """
         save = self.save
-        if save.state_schema is None or not row["early_tasks"]:
+        if save.state_schema is None or not row.early_tasks:
             return
-        place = (self.scope.tenant_id, self.scope.subject_id, save.thread_id, save.namespace, save.checkpoint_id)
-        found = await transaction.fetch(sql.UNVERSIONED_CHANNELS, *place)
-        if any(not is_control(each["channel"]) for each in found):
+        found = await transaction.fetch_all(
+            sql.UNVERSIONED_CHANNELS,
+            thread_id=save.thread_id,
+            namespace=save.namespace,
+            checkpoint_id=save.checkpoint_id,
+        )
+        if not all(map(is_control, found)):
             raise StateSchemaMismatch(
                 "pending writes that name no version came before their checkpoint: nothing says that they are at"
                 f" version {save.state_version} of {save.state_schema!r}"
             )
 
     async def _write(
-        self, transaction: Transaction, ground: Ground, row: Any, uploads: Uploads
+        self, transaction: Transaction, ground: Ground, row: OpenRow, uploads: Uploads
     ) -> tuple[Saved, Standing | None]:
         """Compose and write; returns the answer, and what is left to stand on, if the checkpoint is the head."""
         access, scope, sealer, save, cutter = self.access, self.scope, self.sealer, self.save, self.draft.cutter
@@ -550,7 +557,7 @@ class _Attempt:
             access.row_quotas.require_room(scope)
         ground.check(save)
         await self._check_early(transaction, row)
-        present = {*(row["present_ids"] or ())}
+        present = {*(row.present_ids or ())}
         if not cutter.referenced.keys() <= present:
             raise PieceUnknown
         parent_id, base = await self._parent(transaction, ground, row)
@@ -564,10 +571,9 @@ class _Attempt:
         blob_ids = [blobs.get(piece.piece_id) for piece in fresh]
         columns, tagging = composed.columns, self.draft.tagging
         statement = sql.WRITE if tagging is None else sql.WRITE_TAGGED
-        values = statement.arguments(
+        written = await transaction.fetch_only(
+            statement,
             **_columns(columns),
-            tenant_id=scope.tenant_id,
-            subject_id=scope.subject_id,
             key_version=sealer.active_key_version,
             pieces=[piece.piece_id for piece in fresh],
             children=[piece.children for piece in fresh],
@@ -581,26 +587,25 @@ class _Attempt:
             is_new_thread=ground.is_new_thread,
             **({} if tagging is None else {"searchable": tagging.keys, "tags": tagging.tags}),
         )
-        written = await transaction.fetchrow(statement.text, *values)
-        access.check_keys(scope, sealer, written["keys_hash"])
+        access.check_keys(scope, sealer, written.keys_hash)
         # Written are the checkpoint, and the head on top of the one that was read.
-        if written["written"] != 2 or written["early_members"] != row["early_members"]:
+        if written.written != 2 or written.early_members != row.early_members:
             raise LostRaceError
-        if written["newest_id"] != ground.head_id:
+        if written.newest_id != ground.head_id:
             raise IntegrityFailure("the newest checkpoint is not the head")
-        if written["left_over"]:
+        if written.left_over:
             raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
         if ground.head is None:
             thread = ground.thread.with_namespace(sealer, save.namespace)
             seal = seal_thread(sealer, save.thread_id, ground.thread_created_at, thread)
-            await transaction.execute(sql.SEAL_THREAD, scope.tenant_id, scope.subject_id, save.thread_id, seal)
+            await transaction.run(threads_sql.SEAL, thread_id=save.thread_id, seal=seal)
             ground = msgspec.structs.replace(ground, thread=thread, thread_seal=seal)
         seen = ThreadToken.of(sealer.without_share, columns.namespace, composed.head_id, composed.head)
         token = seen.encode(sealer.without_share, columns.thread_id)
         if not composed.is_head:
             return composed.saved(token), None
         pieces = _Left.of(composed, cutter, None, reader.plaintexts())
-        return composed.saved(token), composed.left(ground, row["thread_agent"], pieces, seen, token)
+        return composed.saved(token), composed.left(ground, row.thread_agent, pieces, seen, token)
 
     async def _saved_before(self, transaction: Transaction, ground: Ground, same: bytes | None) -> Saved:
         """Answer a save whose id is stored: the same save again is a no-op, another one a conflict.
@@ -613,7 +618,8 @@ class _Attempt:
             CutOtherwiseError: it may be.
         """
         scope, sealer, save, cutter = self.scope, self.sealer, self.save, self.draft.cutter
-        stored = await one(transaction, scope, sealer, save.thread_id, save.namespace, save.checkpoint_id)
+        rows = HotRows(transaction, save.thread_id)
+        stored = await one(rows, sealer, save.namespace, save.checkpoint_id)
         await self._check_newest(transaction)
         if stored is None or ground.head is None or ground.head_id is None:
             raise LostRaceError
@@ -621,7 +627,7 @@ class _Attempt:
         base: OpenedCheckpoint | None = stored
         parent: OpenedCheckpoint | None = stored
         if _appends(save) or isinstance(save.content, Patch):
-            parent = await one(transaction, scope, sealer, save.thread_id, save.namespace, stored.columns.parent_id)
+            parent = await one(rows, sealer, save.namespace, stored.columns.parent_id)
         if isinstance(save.content, Patch):
             base = parent
             if base is None and stored.columns.parent_id is not None:
@@ -660,9 +666,10 @@ class _Attempt:
         Raises:
             IntegrityFailure: one was put back, or taken away.
         """
-        place = (self.scope.tenant_id, self.scope.subject_id, self.save.thread_id, self.save.namespace)
-        row = await transaction.fetchrow(sql.HEAD_AND_NEWEST, *place)
-        if row["newest_id"] != row["head_id"]:
+        row = await transaction.fetch_only(
+            sql.HEAD_AND_NEWEST, thread_id=self.save.thread_id, namespace=self.save.namespace
+        )
+        if row.newest_id != row.head_id:
             raise IntegrityFailure("the newest checkpoint is not the head")
 
 
@@ -683,10 +690,10 @@ def _appends(save: Save) -> bool:
     return isinstance(content, FullState) and any(each.append_to is not None for each in content.channels.values())
 
 
-def _early(sealer: Sealer, columns: CheckpointColumns, row: Any) -> LiveSet:
+def _early(sealer: Sealer, columns: CheckpointColumns, row: OpenRow) -> LiveSet:
     """The pending writes that arrived before their checkpoint."""
     early = NO_WRITES
-    arrived = (row["early_tasks"] or (), row["early_idx"] or (), row["early_members"] or ())
+    arrived = (row.early_tasks or (), row.early_idx or (), row.early_members or ())
     for task_id, idx, member in zip(*arrived, strict=True):
         early = early.add(write_mac(sealer, columns.namespace, columns.checkpoint_id, task_id, idx, member))
     return early

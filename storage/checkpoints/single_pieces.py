@@ -9,17 +9,16 @@ from dataclasses import dataclass
 
 from crypto import Sealer
 from storage.access.access import Access
-from storage.access.archive_views import Snapshot
 from storage.access.completeness import admit_reader
 from storage.access.offload import answering
 from storage.access.storing import Storing
-from storage.checkpoints.reading import read_chunks
 from storage.errors import InvalidState, PieceNotFound, ThreadArchived
 from storage.format.leaves import names_artifacts
 from storage.format.pieces import LEAF, leaf_piece
 from storage.format.record import new_thread, open_thread, seal_piece, seal_thread
 from storage.postgres import pieces as sql
 from storage.scope import ClientShare, Scope, check_id
+from storage.tiers.snapshots import OpenSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +42,36 @@ class _Putting(Storing[PieceReceipt]):
         scope = self._scope
         piece = leaf_piece(sealer, self._data)
         now = self._access.clock.now()
-        place = (scope.tenant_id, scope.subject_id, self._thread_id)
         async with self._access.unit_of_work.begin(scope) as transaction:
-            row = await transaction.fetchrow(
+            row = await transaction.fetch_only(
                 sql.OPEN,
-                *place,
-                now,
-                seal_thread(sealer, self._thread_id, now, new_thread(sealer, self._thread_id)),
-                sealer.shared,
-                piece.piece_id,
-                sealer.active_key_version,
+                thread_id=self._thread_id,
+                now=now,
+                own_seal=seal_thread(sealer, self._thread_id, now, new_thread(sealer, self._thread_id)),
+                client_share=sealer.shared,
+                piece_id=piece.piece_id,
+                key_version=sealer.active_key_version,
             )
-            open_thread(sealer, self._thread_id, row["created_at"], row["seal"])
-            if row["tier"] != "hot":
+            open_thread(sealer, self._thread_id, row.created_at, row.seal)
+            if row.tier != "hot":
                 raise ThreadArchived(self._thread_id)
-            if not row["present"]:
+            if not row.present:
                 self._access.row_quotas.require_room(scope)
                 blobs = await self._access.offload.place(
                     transaction, scope, sealer, self._thread_id, [piece], self._uploads
                 )
                 blob_id = blobs.get(piece.piece_id)
-                await transaction.execute(
+                await transaction.run(
                     sql.PUT,
-                    *place,
-                    piece.piece_id,
-                    sealer.active_key_version,
-                    None if blob_id is None else blob_id.bytes,
-                    seal_piece(sealer, piece, blob_id),
+                    thread_id=self._thread_id,
+                    piece_id=piece.piece_id,
+                    key_version=sealer.active_key_version,
+                    named_ids=None if blob_id is None else blob_id.bytes,
+                    envelope=seal_piece(sealer, piece, blob_id),
                 )
             # In a statement after the lock was granted: what was sealed while a shred went by must not stay.
             await self._access.check_keys_in(transaction, scope, sealer)
-        return PieceReceipt(piece.piece_id, piece.size, not row["present"])
+        return PieceReceipt(piece.piece_id, piece.size, not row.present)
 
 
 class Pieces:
@@ -115,18 +113,15 @@ class Pieces:
             BlobUnavailable: the object store does not answer.
         """
 
-        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> bytes:
+        async def with_sealer(sealer: Sealer, open_snapshot: OpenSnapshot) -> bytes:
             reader = answering(sealer, refs=False)
-            async with snapshot() as transaction:
-                await self._access.check_keys_in(transaction, scope, sealer)
-                await admit_reader(transaction, scope, sealer, thread_id)
-                place = (scope.tenant_id, scope.subject_id, thread_id)
-                if not await transaction.fetchval(sql.EXISTS, *place, piece_id):
+            async with open_snapshot() as snapshot:
+                await self._access.check_keys_in(snapshot.transaction, scope, sealer)
+                await admit_reader(snapshot, sealer)
+                reader.add(await snapshot.rows.pieces([piece_id]))
+                if reader.missing([piece_id]) or reader.look_up(piece_id).kind != LEAF:
                     raise PieceNotFound
-                await read_chunks(transaction, scope, reader, thread_id, [piece_id])
-                if reader.look_up(piece_id).kind != LEAF:
-                    raise PieceNotFound
-                blobs = await self._access.offload.find(transaction, scope, sealer, reader)
+                blobs = await self._access.offload.find(snapshot.transaction, scope, sealer, reader)
             await self._access.offload.fill(scope, sealer, reader, blobs)
             return reader.look_up(piece_id).data or b""
 

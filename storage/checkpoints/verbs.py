@@ -9,12 +9,10 @@ agent (state migrations).
 """
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from crypto import Sealer
 from storage.access.access import Access
-from storage.access.archive_views import Snapshot
 from storage.access.completeness import (
     Listing,
     admit_reader,
@@ -34,7 +32,7 @@ from storage.checkpoints.reading import (
     Unjoined,
     filled,
     ids_of,
-    read_chunks,
+    read_pieces,
     removed_parents,
     scan,
     with_state,
@@ -42,10 +40,7 @@ from storage.checkpoints.reading import (
 from storage.checkpoints.saving import AtVersion, Saving
 from storage.errors import CheckpointNotFound, InvalidState, RollbackDetected, ThreadNotFound
 from storage.format.chain import ThreadSeal
-from storage.format.record import (
-    OpenedCheckpoint,
-    clear_checkpoint,
-)
+from storage.format.record import OpenedCheckpoint, clear_checkpoint
 from storage.model import (
     ChannelHistories,
     ChannelHistoryQuery,
@@ -63,9 +58,9 @@ from storage.model import (
     WritesReceipt,
 )
 from storage.postgres import checkpoints as sql
-from storage.postgres.unit_of_work import Transaction
 from storage.schemas.versions import WantedNames
 from storage.scope import ClientShare, Scope, TenantListing, check_id
+from storage.tiers.snapshots import OpenSnapshot, Snapshot, SubjectSnapshot
 
 
 class Checkpoints:
@@ -121,7 +116,7 @@ class Checkpoints:
         return access.reading_thread(
             scope,
             load.thread_id,
-            lambda sealer, snapshot: load_in(snapshot, access, scope, sealer, wanted),
+            lambda sealer, snapshots: load_in(snapshots, access, scope, sealer, wanted),
             _without_keys(load.known_token),
             share,
             at_once=at_once(access, scope, wanted),
@@ -147,43 +142,67 @@ class Checkpoints:
             IntegrityFailure: a row of the thread that is asked for does not authenticate, or a whole listing is not
                 what the seals say.
         """
+        thread_id, otherwise = query.thread_id, _without_keys(query.known_token)
+        if thread_id is None:
 
-        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> Page[Checkpoint]:
-            async with snapshot() as transaction:
-                await self._access.check_keys_in(transaction, scope, sealer)
-                if query.known_token is not None and query.thread_id is not None:
-                    await check_token(transaction, scope, sealer, query.thread_id, query.known_token)
-                thread = None
-                if query.thread_id is not None:
-                    thread = await admit_reader(transaction, scope, sealer, query.thread_id)
-                sealers = ThreadSealers(transaction, scope, sealer, query.thread_id, thread)
-                matches, after = await scan(transaction, scope, sealers, query)
-                page = Page([Unjoined(each, [], None) for each in matches], after)
-                fetching: list[Fetching] = []
-                offload = self._access.offload
-                if query.with_state:
-                    page, fetching = await with_state(
-                        transaction, scope, offload, sealers, matches, after, refs=query.refs
-                    )
-                opened = [each for each in matches if isinstance(each, OpenedCheckpoint)]
-                page = await _compared(transaction, scope, sealer, thread, query, page, opened)
-                if thread is None and query.thread_id is not None:
-                    raise ThreadNotFound
-                removed = await removed_parents(transaction, scope, [each.matched for each in page.items])
-            page = await filled(page, fetching, offload, scope, one_thread=query.thread_id is not None)
-            shown = [_without_parent_in(removed, await item.value(scope.tenant_id)) for item in page.items]
-            if any(each.damaged for each in shown):
-                self._access.found_damage()
-            return Page(shown, page.after)
+            async def of_subject(sealer: Sealer) -> Page[Checkpoint]:
+                async with self._access.unit_of_work.snapshot(scope) as transaction:
+                    await self._access.check_keys_in(transaction, scope, sealer)
+                    page, fetching = await self._page(SubjectSnapshot(transaction), scope, sealer, query, None)
+                return await self._shown(scope, query, page, fetching)
+
+            try:
+                return await self._access.reading(scope, of_subject, otherwise, share)
+            except CheckpointNotFound:
+                return Page([], None)
+
+        async def of_thread(sealer: Sealer, open_snapshot: OpenSnapshot) -> Page[Checkpoint]:
+            async with open_snapshot() as snapshot:
+                await self._access.check_keys_in(snapshot.transaction, scope, sealer)
+                if query.known_token is not None:
+                    await check_token(snapshot.transaction, sealer, thread_id, query.known_token)
+                thread = await admit_reader(snapshot, sealer)
+                page, fetching = await self._page(snapshot, scope, sealer, query, thread)
+            return await self._shown(scope, query, page, fetching)
 
         try:
-            return await self._access.reading_thread(
-                scope, query.thread_id, with_sealer, _without_keys(query.known_token), share
-            )
+            return await self._access.reading_thread(scope, thread_id, of_thread, otherwise, share)
         except CheckpointNotFound:
-            if query.thread_id is not None:
-                raise ThreadNotFound from None
-            return Page([], None)
+            raise ThreadNotFound from None
+
+    async def _page(
+        self,
+        snapshot: Snapshot | SubjectSnapshot,
+        scope: Scope,
+        sealer: Sealer,
+        query: HistoryQuery,
+        thread: ThreadSeal | None,
+    ) -> tuple[Page[Unjoined], list[Fetching]]:
+        """Read a page; ``thread``: the seal of the thread that is asked for, if it is one."""
+        sealers = ThreadSealers(snapshot.transaction, sealer, query.thread_id, thread)
+        found = await scan(snapshot.listing, sealers, query)
+        page = Page([Unjoined(each, [], None) for each in found.items], found.after)
+        fetching: list[Fetching] = []
+        if query.with_state:
+            page, fetching = await with_state(snapshot, scope, self._access.offload, sealers, found, refs=query.refs)
+        if isinstance(snapshot, Snapshot):
+            opened = [each for each in found.items if isinstance(each, OpenedCheckpoint)]
+            page = await _compared(snapshot, sealer, thread, query, page, opened)
+            if thread is None:
+                raise ThreadNotFound
+        removed = await removed_parents(snapshot.listing, [each.matched for each in page.items])
+        return Page([each.without_parent_in(removed) for each in page.items], page.after), fetching
+
+    async def _shown(
+        self, scope: Scope, query: HistoryQuery, page: Page[Unjoined], fetching: Sequence[Fetching]
+    ) -> Page[Checkpoint]:
+        """A page as callers see it, once its snapshot has ended."""
+        one_thread = query.thread_id is not None
+        page = await filled(page, fetching, self._access.offload, scope, one_thread=one_thread)
+        shown = [await each.value(scope.tenant_id) for each in page.items]
+        if any(each.damaged for each in shown):
+            self._access.found_damage()
+        return Page(shown, page.after)
 
     async def tenant_listing(self, scope: TenantListing, query: HistoryQuery) -> Page[ListedCheckpoint]:
         """Checkpoints of all subjects of a tenant, newest first, by clear columns only: one page. Opens nothing.
@@ -196,30 +215,34 @@ class Checkpoints:
         if query.with_state or query.metadata or query.thread_id is not None:
             raise InvalidState("a listing of a whole tenant has neither state nor metadata")
         troubled = query.status in {"failed", "waiting"}
-        after = query.after
+        after_at, after_subject, after_thread, after_namespace, after_id = query.after or (None,) * 5
         async with self._access.unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(
+            rows = await transaction.fetch_all(
                 sql.TENANT_LISTING_TROUBLED if troubled else sql.TENANT_LISTING,
-                scope.tenant_id,
-                query.namespace,
-                query.before,
-                query.status,
-                query.step,
-                query.run_id,
-                query.source,
-                query.agent,
-                query.since,
-                query.until,
-                datetime.fromisoformat(after[0]) if after else None,
-                *(after[1:] if after else (None,) * 4),
-                query.limit,
+                namespace=query.namespace,
+                before=query.before,
+                status=query.status,
+                step=query.step,
+                run_id=query.run_id,
+                source=query.source,
+                agent=query.agent,
+                since=query.since,
+                until=query.until,
+                after_at=datetime.fromisoformat(after_at) if after_at else None,
+                after_subject=after_subject,
+                after_thread=after_thread,
+                after_namespace=after_namespace,
+                after_id=after_id,
+                limit=query.limit,
             )
-        listed = [ListedCheckpoint(subject_id=row["subject_id"], checkpoint=clear_checkpoint(row)) for row in rows]
+        listed = [
+            ListedCheckpoint(subject_id=row.subject_id, checkpoint=clear_checkpoint(row, row.outcome)) for row in rows
+        ]
         if len(rows) < query.limit:
             return Page(listed, None)
         last = rows[-1]
-        place = (last["subject_id"], last["thread_id"], last["namespace"], last["checkpoint_id"])
-        return Page(listed, (last["created_at"].isoformat(), *place))
+        place = (last.subject_id, last.thread_id, last.namespace, last.checkpoint_id)
+        return Page(listed, (last.created_at.isoformat(), *place))
 
     async def put_writes(self, scope: Scope, new: TaskWrites, share: ClientShare | None = None) -> WritesReceipt:
         """Store a task's writes against a checkpoint that may not exist yet; when this returns, they are durable.
@@ -261,27 +284,19 @@ class Checkpoints:
             IntegrityFailure: a write does not authenticate, or the thread's are not what its seal says.
         """
 
-        async def with_sealer(sealer: Sealer, snapshot: Snapshot) -> list[PendingWrite]:
-            async with snapshot() as transaction:
-                await self._access.check_keys_in(transaction, scope, sealer)
-                thread = await admit_reader(transaction, scope, sealer, query.thread_id)
-                await check_writes(transaction, scope, sealer, query.thread_id, thread)
+        async def with_sealer(sealer: Sealer, open_snapshot: OpenSnapshot) -> list[PendingWrite]:
+            async with open_snapshot() as snapshot:
+                await self._access.check_keys_in(snapshot.transaction, scope, sealer)
+                thread = await admit_reader(snapshot, sealer)
+                rows = snapshot.rows
+                await check_writes(sealer, await rows.members(), thread)
                 if thread is None:
                     raise ThreadNotFound
-                rows = await transaction.fetch(
-                    sql.WRITES_OF,
-                    scope.tenant_id,
-                    scope.subject_id,
-                    query.thread_id,
-                    query.namespace,
-                    [query.checkpoint_id],
-                    None,
-                    query.task_id,
-                )
-                opened = await open_writes(sealer, rows)
+                written = await rows.writes_of(query.namespace, [query.checkpoint_id], query.task_id)
+                opened = await open_writes(sealer, written)
                 reader = answering(sealer, refs=query.refs)
-                await read_chunks(transaction, scope, reader, query.thread_id, ids_of(opened))
-                blobs = await self._access.offload.find(transaction, scope, sealer, reader)
+                await read_pieces(rows, reader, ids_of(opened))
+                blobs = await self._access.offload.find(snapshot.transaction, scope, sealer, reader)
             await self._access.offload.fill(scope, sealer, reader, blobs)
             return await values_of(opened, reader)
 
@@ -313,7 +328,7 @@ class Checkpoints:
         return await access.reading_thread(
             scope,
             query.thread_id,
-            lambda sealer, snapshot: channel_histories.read(snapshot, access, scope, sealer, wanted),
+            lambda sealer, snapshots: channel_histories.read(snapshots, access, scope, sealer, wanted),
             _without_keys(query.known_token),
             share,
         )
@@ -324,16 +339,8 @@ def _without_keys(known_token: str | None) -> CheckpointNotFound | RollbackDetec
     return CheckpointNotFound() if known_token is None else RollbackDetected()
 
 
-def _without_parent_in(removed: frozenset[tuple[str, str, str]], found: Checkpoint) -> Checkpoint:
-    """The checkpoint, without a parent that is not there any more."""
-    if found.parent_id is None or (found.thread_id, found.namespace, found.parent_id) not in removed:
-        return found
-    return replace(found, parent_id=None)
-
-
 async def _compared(
-    transaction: Transaction,
-    scope: Scope,
+    snapshot: Snapshot,
     sealer: Sealer,
     thread: ThreadSeal | None,
     query: HistoryQuery,
@@ -345,7 +352,7 @@ async def _compared(
         return page
     if query.after is None:
         first = matches[0] if matches else None
-        listing: Listing | None = await begin_listing(transaction, scope, sealer, query, thread, first)
+        listing: Listing | None = await begin_listing(snapshot, sealer, query, thread, first)
     else:
         listing = Listing.resume(query.after)
     if listing is None:
@@ -353,5 +360,5 @@ async def _compared(
     listing = listing.take(matches[: len(page.items)])
     if page.after is not None:
         return Page(page.items, (*page.after, *listing.cursor()))
-    await end_listing(transaction, scope, sealer, query, listing)
+    await end_listing(snapshot, sealer, query, listing)
     return page

@@ -39,6 +39,7 @@ from storage.format.record import (
 from storage.format.token import ThreadToken
 from storage.model import NewWrite, TaskWrites, WritesReceipt
 from storage.postgres import checkpoints as sql
+from storage.postgres.checkpoints import OpenWritesRow
 from storage.postgres.unit_of_work import Transaction
 from storage.schemas.versions import OtherVersionError
 from storage.scope import Scope
@@ -231,7 +232,7 @@ class _Attempt:
         else:
             early = self._moved(known.early.get(new.checkpoint_id, NO_WRITES), fresh)
             left = msgspec.structs.replace(left, early={**known.early, new.checkpoint_id: early})
-        values = sql.PUT_WRITES_ON.after_scope(
+        values = dict(
             **self._written(fresh),
             pieces=[each.piece_id for each in stored],
             children=[each.children for each in stored],
@@ -244,7 +245,7 @@ class _Attempt:
             head_seal=new_head_seal,
             keys_hash=sealer.keys_hash,
         )
-        await access.unit_of_work.call(sql.PUT_WRITES_ON.text, scope, *values)
+        await access.unit_of_work.call(sql.PUT_WRITES_ON, scope, **values)
         access.standings.remember(scope, sealer, left)
         if new_head_seal is None:
             return WritesReceipt(stored=len(fresh), unchanged=0, token=None)
@@ -261,34 +262,32 @@ class _Attempt:
             own_seal = seal_thread(sealer, new.thread_id, self.draft.now, new_thread(sealer, new.thread_id))
             row = await self._open(transaction, own_seal)
             if new.known_token is not None:
-                await check_token(transaction, scope, sealer, new.thread_id, new.known_token)
-            if new.state_schema is None and row["at_schema"] is not None:
-                raise OtherVersionError(new.checkpoint_id, row["at_schema"], row["at_version"])
+                await check_token(transaction, sealer, new.thread_id, new.known_token)
+            if new.state_schema is None and row.at_schema is not None:
+                raise OtherVersionError(new.checkpoint_id, row.at_schema, row.at_version)
             before = self._read(row)
-            await check_acknowledged(
-                transaction, scope, sealer, new.thread_id, acknowledged, row["head_id"], before.head
-            )
-            present = dict(zip(row["present_idx"] or (), row["present_members"] or (), strict=True))
+            await check_acknowledged(transaction, sealer, new.thread_id, acknowledged, row.head_id, before.head)
+            present = dict(zip(row.present_idx or (), row.present_members or (), strict=True))
             fresh = [
                 _Fresh(columns, each, present.get(columns.idx))
                 for columns, each in self.draft.sealed
                 if columns.idx < 0 or columns.idx not in present
             ]
-            after = self._with(before, row["head_id"], fresh) if fresh else before
+            after = self._with(before, row.head_id, fresh) if fresh else before
             if fresh:
                 access.row_quotas.require_room(scope)
                 pointers = [pointer for each in fresh for pointer in self.draft.named[each.columns.idx]]
                 await access.offload.name_artifacts(transaction, scope, new.thread_id, pointers)
                 stored = await self._stored(transaction, uploads)
-                await self._write(transaction, after, fresh, stored, row, is_new=row["thread_seal"] == own_seal)
+                await self._write(transaction, after, fresh, stored, row, is_new=row.thread_seal == own_seal)
         token = None
-        if after.head is not None and row["head_id"] == new.checkpoint_id:
+        if after.head is not None and row.head_id == new.checkpoint_id:
             seen = ThreadToken.of(sealer.without_share, new.namespace, new.checkpoint_id, after.head)
             access.acknowledge(scope, sealer, new.thread_id, seen)
             token = seen.encode(sealer.without_share, new.thread_id)
         return WritesReceipt(stored=len(fresh), unchanged=len(new.writes) - len(fresh), token=token)
 
-    async def _open(self, transaction: Transaction, own_seal: bytes) -> Any:
+    async def _open(self, transaction: Transaction, own_seal: bytes) -> OpenWritesRow:
         """What the writes stand on, under the thread's lock.
 
         Raises:
@@ -296,9 +295,8 @@ class _Attempt:
             ThreadArchived: it is to be restored first.
         """
         new = self.new
-        values = sql.OPEN_WRITES.arguments(
-            tenant_id=self.scope.tenant_id,
-            subject_id=self.scope.subject_id,
+        row = await transaction.fetch_only(
+            sql.OPEN_WRITES,
             thread_id=new.thread_id,
             status=new.status if new.namespace == "" else None,
             now=self.draft.now,
@@ -309,19 +307,18 @@ class _Attempt:
             idx=[each.idx for each in new.writes],
             client_share=self.sealer.shared,
         )
-        row = await transaction.fetchrow(sql.OPEN_WRITES.text, *values)
-        self.access.check_keys(self.scope, self.sealer, row["keys_hash"])
-        if row["tier"] != "hot":
+        self.access.check_keys(self.scope, self.sealer, row.keys_hash)
+        if row.tier != "hot":
             raise ThreadArchived(new.thread_id)
         return row
 
-    def _read(self, row: Any) -> _Sealed:
+    def _read(self, row: OpenWritesRow) -> _Sealed:
         """The seals that `OPEN_WRITES` gave, opened."""
         new = self.new
-        thread = open_thread(self.sealer, new.thread_id, row["thread_created_at"], row["thread_seal"])
-        if row["head_id"] is None:
+        thread = open_thread(self.sealer, new.thread_id, row.thread_created_at, row.thread_seal)
+        if row.head_id is None or row.sequence is None or row.head_seal is None:
             return _Sealed(thread, None)
-        place = (new.namespace, row["head_id"], row["sequence"], row["head_seal"])
+        place = (new.namespace, row.head_id, row.sequence, row.head_seal)
         return _Sealed(thread, open_head(self.sealer, new.thread_id, thread, *place))
 
     async def _stored(self, transaction: Transaction, uploads: Uploads) -> list[tuple[Piece, UUID | None]]:
@@ -337,9 +334,10 @@ class _Attempt:
         pieces = list(cutter.pieces.values())
         asked = [each.piece_id for each in pieces if offload.is_large(each)] + [*cutter.referenced]
         if asked:
-            place = (scope.tenant_id, scope.subject_id, self.new.thread_id)
-            rows = await transaction.fetch(sql.PRESENT, *place, asked, sealer.active_key_version)
-            present = {row["piece_id"] for row in rows}
+            found = await transaction.fetch_all(
+                sql.PRESENT, thread_id=self.new.thread_id, piece_ids=asked, key_version=sealer.active_key_version
+            )
+            present = {*found}
             if not cutter.referenced.keys() <= present:
                 raise PieceUnknown
             pieces = [each for each in pieces if each.piece_id not in present]
@@ -352,33 +350,31 @@ class _Attempt:
         after: _Sealed,
         fresh: Sequence[_Fresh],
         stored: Sequence[tuple[Piece, UUID | None]],
-        row: Any,
+        row: OpenWritesRow,
         *,
         is_new: bool,
     ) -> None:
         """Store what is fresh, with the seals; ``is_new``: this transaction made the thread."""
         sealer, new, head = self.sealer, self.new, after.head
-        values = sql.PUT_WRITES.arguments(
+        written = await transaction.fetch_only(
+            sql.PUT_WRITES,
             **self._written(fresh),
-            tenant_id=self.scope.tenant_id,
-            subject_id=self.scope.subject_id,
             pieces=[each.piece_id for each, _ in stored],
             children=[each.children for each, _ in stored],
             envelopes=await sealed_pieces(sealer, stored),
             replaces=[each.replaces for each in fresh],
-            thread_seal=seal_thread(sealer, new.thread_id, row["thread_created_at"], after.thread),
+            thread_seal=seal_thread(sealer, new.thread_id, row.thread_created_at, after.thread),
             sequence=None if head is None else head.sequence,
-            head_seal=None if head is None or row["head_id"] != new.checkpoint_id else self._seal_head(head),
+            head_seal=None if head is None or row.head_id != new.checkpoint_id else self._seal_head(head),
             blob_ids=[None if blob_id is None else blob_id.bytes for _, blob_id in stored],
             named_ids=[each.columns.named_ids for each in fresh],
             is_new_thread=is_new,
         )
-        written = await transaction.fetchrow(sql.PUT_WRITES.text, *values)
-        self.access.check_keys(self.scope, sealer, written["keys_hash"])
-        stands_on = (row["head_id"], row["sequence"])
-        if written["written"] != len(fresh) or (written["head_id"], written["sequence"]) != stands_on:
+        self.access.check_keys(self.scope, sealer, written.keys_hash)
+        stands_on = (row.head_id, row.sequence)
+        if written.written != len(fresh) or (written.head_id, written.sequence) != stands_on:
             raise LostRaceError
-        if written["left_over"]:
+        if written.left_over:
             raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
 
 

@@ -324,11 +324,9 @@ class _Check:
     async def _mend(self, scope: Scope, thread_id: str, standing: list[tuple[UUID, Fault, str]]) -> bool:
         """Add the references that are missing and drop those that nothing names, under the thread's lock."""
         missing = {each for each, fault, _ in standing if fault == "unreferred"}
-
-        place = (scope.tenant_id, scope.subject_id, thread_id)
         try:
             async with self._unit_of_work.begin(scope) as transaction:
-                await transaction.fetchrow(threads_sql.LOCK, *place)
+                await transaction.fetch_one(threads_sql.LOCK, thread_id=thread_id)
                 strangers = await self._ledger.refer_artifacts(transaction, scope, thread_id, missing)
                 await self._ledger.refer(transaction, scope, thread_id, strangers)
                 await self._ledger.keep(transaction, scope, thread_id)

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -42,6 +42,7 @@ _DIGEST_BYTES: Final = 32
 
 Columns = Mapping[str, Sequence[str]]
 StoredRow = dict[str, Any]
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ class ThreadRows:
     def empty(cls) -> "ThreadRows":
         """Of no thread, to be filled."""
         return cls([], [], [])
+
+
+def row_of(kind: type[R], row: StoredRow) -> R:
+    """The columns of a stored row that a struct has."""
+    return kind(*(row[name] for name in kind.__struct_fields__))
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -306,14 +312,6 @@ class Stub:
     created_at: datetime
     key_version: int
     sealed: bytes = field(repr=False)
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "Stub":
-        """From a row of the table."""
-        columns = {name: row[name] for name in cls.__dataclass_fields__}
-        for name in ("key_versions", "run_ids", "state_schemas", "agents"):
-            columns[name] = tuple(columns[name])
-        return cls(**columns)
 
     @property
     def location(self) -> tuple[Field, ...]:

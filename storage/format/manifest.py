@@ -87,7 +87,7 @@ def decode_write(plaintext: bytes) -> WriteRecord:
     return record
 
 
-class CheckpointColumns(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointColumns(msgspec.Struct, frozen=True):
     """The immutable clear columns of a checkpoint, in the order of its context."""
 
     thread_id: str
@@ -107,14 +107,14 @@ class CheckpointColumns(msgspec.Struct, frozen=True, kw_only=True):
     cost_micros: int | None
     created_at: datetime
     piece_ids: bytes
-    named_ids: bytes | None = None
+    named_ids: bytes | None
 
     def location(self) -> tuple[Field, ...]:
         """The context fields of the manifest's envelope."""
         return msgspec.structs.astuple(self)
 
 
-class WriteColumns(msgspec.Struct, frozen=True, kw_only=True):
+class WriteColumns(msgspec.Struct, frozen=True):
     """The immutable clear columns of a pending write, in the order of its context."""
 
     thread_id: str
@@ -127,9 +127,9 @@ class WriteColumns(msgspec.Struct, frozen=True, kw_only=True):
     status: str | None
     created_at: datetime
     piece_ids: bytes
-    named_ids: bytes | None = None
-    state_schema: str | None = None
-    state_version: int | None = None
+    named_ids: bytes | None
+    state_schema: str | None
+    state_version: int | None
 
     def location(self) -> tuple[Field, ...]:
         """The context fields of the value's envelope."""

@@ -8,7 +8,6 @@ import hmac
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -59,8 +58,6 @@ from storage.format.pieces import (
 )
 from storage.model import Channel, Checkpoint, PendingWrite, Value
 
-Row = Mapping[str, Any]
-
 
 class _Authenticated:
     """Damage by its name. A class, because it is entered for every envelope: a generator takes five times as long."""
@@ -77,12 +74,74 @@ class _Authenticated:
 _AUTHENTICATED = _Authenticated()
 
 
-PIECE_COLUMNS: Final = ("piece_id", "children", "named_ids", "envelope", "key_version")
+class CheckpointRow(CheckpointColumns, frozen=True):
+    """A stored checkpoint: its immutable clear columns, and what they do not cover.
+
+    Attributes:
+        outcome: The status that a task's writes give it; advisory, until it is compared with them.
+        manifest: The sealed column.
+        key_version: The version that the row says it is sealed under.
+    """
+
+    outcome: str | None
+    manifest: bytes
+    key_version: int
+
+    @property
+    def columns(self) -> CheckpointColumns:
+        """The clear columns by themselves."""
+        return CheckpointColumns(*msgspec.structs.astuple(self)[: len(_COLUMNS)])
 
 
-def piece_columns(row: Any) -> tuple[bytes, bytes | None, bytes | None, bytes, int]:
-    """What `PieceReader.add` takes of a stored piece."""
-    return row["piece_id"], row["children"], row["named_ids"], row["envelope"], row["key_version"]
+class WriteRow(WriteColumns, frozen=True):
+    """A stored pending write: its immutable clear columns, and what they do not cover.
+
+    Attributes:
+        value: The sealed column.
+        member: The write's member of the sums that the seals keep.
+        key_version: The version that the row says it is sealed under.
+    """
+
+    value: bytes
+    member: bytes
+    key_version: int
+
+    @property
+    def columns(self) -> WriteColumns:
+        """The clear columns by themselves."""
+        return WriteColumns(*msgspec.structs.astuple(self)[: len(_WRITE_COLUMNS)])
+
+
+class MemberRow(msgspec.Struct, frozen=True):
+    """The place of a pending write, and its member of the sums that the seals keep."""
+
+    namespace: str
+    checkpoint_id: str
+    task_id: str
+    idx: int
+    member: bytes
+
+
+class PieceRow(msgspec.Struct, frozen=True):
+    """A stored piece.
+
+    Attributes:
+        piece_id: Its keyed content id.
+        children: The ids of the pieces that it is made of, packed.
+        named_ids: The blob that holds its content, packed; None: the envelope does.
+        envelope: The sealed column.
+        key_version: The version that the row says it is sealed under.
+    """
+
+    piece_id: bytes
+    children: bytes | None
+    named_ids: bytes | None
+    envelope: bytes
+    key_version: int
+
+
+_COLUMNS = CheckpointColumns.__struct_fields__
+_WRITE_COLUMNS = WriteColumns.__struct_fields__
 
 
 class PieceReader:
@@ -106,19 +165,19 @@ class PieceReader:
         self._taken = 0
         self._bytes = 0
         self._sealer = sealer
-        self._sealed: dict[bytes, tuple[bytes | None, bytes | None, bytes, int]] = {}
+        self._sealed: dict[bytes, PieceRow] = {}
         self._opened: dict[bytes, Opened] = {}
         self._in_blobs: list[bytes] = []
 
-    def add(self, rows: Iterable[tuple[bytes, bytes | None, bytes | None, bytes, int]]) -> list[bytes]:
-        """Take the `PIECE_COLUMNS` of rows; returns the children that are not here yet."""
+    def add(self, rows: Iterable[PieceRow]) -> list[bytes]:
+        """Take stored pieces; returns the children that are not here yet."""
         wanted: dict[bytes, None] = {}
-        for piece_id, children, named_ids, envelope, key_version in rows:
-            self._sealed[piece_id] = (children, named_ids, envelope, key_version)
-            if named_ids is not None:
-                self._in_blobs.append(piece_id)
-            if children is not None:
-                wanted.update(dict.fromkeys(unpack_ids(children)))
+        for row in rows:
+            self._sealed[row.piece_id] = row
+            if row.named_ids is not None:
+                self._in_blobs.append(row.piece_id)
+            if row.children is not None:
+                wanted.update(dict.fromkeys(unpack_ids(row.children)))
         return [each for each in wanted if each not in self._sealed]
 
     def missing(self, ids: Iterable[bytes]) -> list[bytes]:
@@ -141,10 +200,10 @@ class PieceReader:
         sealed = self._sealed.get(piece_id)
         if sealed is None:
             raise IntegrityFailure("a stored piece is missing")
-        children, named_ids, *_ = sealed
+        children = sealed.children
         plaintext = self._open(piece_id)
         chunk = BlobChunk.decode(plaintext)
-        if named_ids != (None if chunk is None else chunk.blob_id.bytes):
+        if sealed.named_ids != (None if chunk is None else chunk.blob_id.bytes):
             raise IntegrityFailure("a chunk names another blob than its own")
         if chunk is None:
             opened = open_piece(self._sealer, piece_id, plaintext, children)
@@ -154,10 +213,10 @@ class PieceReader:
         return opened
 
     def _open(self, piece_id: bytes) -> bytes:
-        children, named_ids, envelope, key_version = self._sealed[piece_id]
-        check_key_version(key_version, envelope)
+        row = self._sealed[piece_id]
+        check_key_version(row.key_version, row.envelope)
         with _AUTHENTICATED:
-            return self._sealer.open(Kind.CHUNK, chunk_location(piece_id, children, named_ids), envelope)
+            return self._sealer.open(Kind.CHUNK, chunk_location(piece_id, row.children, row.named_ids), row.envelope)
 
     def in_blobs(self) -> dict[bytes, BlobChunk]:
         """The pieces read so far whose content is needed and has to be fetched.
@@ -185,7 +244,7 @@ class PieceReader:
             IntegrityFailure: one is not what its id names.
         """
         for piece_id, data in contents.items():
-            children = self._sealed[piece_id][0]
+            children = self._sealed[piece_id].children
             kind = self.look_up(piece_id).kind
             self._opened[piece_id] = open_content(self._sealer, piece_id, kind, data, children)
 
@@ -344,23 +403,23 @@ def _usage(input_tokens: int | None, output_tokens: int | None, cost_micros: int
     return {name: amount for name, amount in amounts.items() if amount is not None} or None
 
 
-def clear_checkpoint(row: Row) -> Checkpoint:
-    """What the clear columns of a checkpoint row say. Nothing is opened, so nothing vouches for it."""
+def clear_checkpoint(columns: CheckpointColumns, outcome: str | None) -> Checkpoint:
+    """What the clear columns of a stored checkpoint say. Nothing is opened, so nothing vouches for it."""
     return Checkpoint(
-        thread_id=row["thread_id"],
-        namespace=row["namespace"],
-        checkpoint_id=row["checkpoint_id"],
-        parent_id=row["parent_id"],
-        step=row["step"],
-        status=row["outcome"] or row["status"],
-        source=row["source"],
-        agent=row["agent"],
-        run_id=row["run_id"],
-        created_at=row["created_at"],
-        state_schema=row["state_schema"],
-        state_version=row["state_version"],
-        model=None if row["model"] is None else {"name": row["model"]},
-        usage=_usage(row["input_tokens"], row["output_tokens"], row["cost_micros"]),
+        thread_id=columns.thread_id,
+        namespace=columns.namespace,
+        checkpoint_id=columns.checkpoint_id,
+        parent_id=columns.parent_id,
+        step=columns.step,
+        status=outcome or columns.status,  # type: ignore[arg-type]
+        source=columns.source,
+        agent=columns.agent,
+        run_id=columns.run_id,
+        created_at=columns.created_at,
+        state_schema=columns.state_schema,
+        state_version=columns.state_version,
+        model=None if columns.model is None else {"name": columns.model},
+        usage=_usage(columns.input_tokens, columns.output_tokens, columns.cost_micros),
         metadata={},
         delta_channels=(),
         channels=None,
@@ -369,23 +428,19 @@ def clear_checkpoint(row: Row) -> Checkpoint:
     )
 
 
-_COLUMNS = CheckpointColumns.__struct_fields__
-_WRITE_COLUMNS = WriteColumns.__struct_fields__
-
-
-def open_checkpoint(sealer: Sealer, row: Row) -> OpenedCheckpoint:
+def open_checkpoint(sealer: Sealer, row: CheckpointRow) -> OpenedCheckpoint:
     """Open a checkpoint row at the place its key columns name, which the statement that found it asked for.
 
     Raises:
         IntegrityFailure: a column was edited, the row was moved, or it is not a manifest.
     """
-    columns = CheckpointColumns(**{name: row[name] for name in _COLUMNS})
+    columns = row.columns
     location = Location(columns.location())
     with _AUTHENTICATED:
-        plaintext = sealer.open(Kind.MANIFEST, location, row["manifest"])
-    check_key_version(row["key_version"], row["manifest"])
+        plaintext = sealer.open(Kind.MANIFEST, location, row.manifest)
+    check_key_version(row.key_version, row.manifest)
     member = member_mac(sealer, columns.namespace, columns.checkpoint_id, manifest_digest(sealer, plaintext, location))
-    return OpenedCheckpoint(columns, decode_manifest(plaintext), member, row["outcome"], len(plaintext))
+    return OpenedCheckpoint(columns, decode_manifest(plaintext), member, row.outcome, len(plaintext))
 
 
 class SealedWrite(msgspec.Struct, frozen=True):
@@ -436,19 +491,19 @@ class OpenedWrite:
         )
 
 
-def open_write(sealer: Sealer, row: Row) -> OpenedWrite:
+def open_write(sealer: Sealer, row: WriteRow) -> OpenedWrite:
     """Open a pending write row at the place its key columns name.
 
     Raises:
         IntegrityFailure: a column was edited, the row was moved, it is not a write, or its member is not its own.
     """
-    columns = WriteColumns(**{name: row[name] for name in _WRITE_COLUMNS})
+    columns = row.columns
     location = Location(columns.location())
     with _AUTHENTICATED:
-        plaintext = sealer.open(Kind.WRITE, location, row["value"])
-    check_key_version(row["key_version"], row["value"])
+        plaintext = sealer.open(Kind.WRITE, location, row.value)
+    check_key_version(row.key_version, row.value)
     member = write_member(sealer, plaintext, location)
-    if not hmac.compare_digest(member, row["member"]):
+    if not hmac.compare_digest(member, row.member):
         raise IntegrityFailure("a pending write's member was altered")
     return OpenedWrite(columns, decode_write(plaintext), mac_of_write(sealer, columns, member))
 

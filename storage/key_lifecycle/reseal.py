@@ -30,15 +30,14 @@ from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import MORE, Lease, Slice, outlasting_refusals
 from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, NotFound
-from storage.format.archive import Stub
 from storage.format.chain import head_location, thread_location
 from storage.format.key_versions import check_key_version
 from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
 from storage.keys.older_transactions import OlderTransactions
 from storage.ledger.reseal import BlobPosition, reseal_blobs
 from storage.postgres import rotation as sql
+from storage.postgres import threads as threads_sql
 from storage.postgres.archives import STUBS_AFTER
-from storage.postgres.checkpoints import SEAL_THREAD
 from storage.postgres.clock import NOW
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction
@@ -188,7 +187,7 @@ class Reseal:
         async def with_sealer(sealer: Sealer) -> Slice:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                found = await self._count_stale(transaction, scope, sealer)
+                found = await self._count_stale(transaction, sealer)
                 if found.stale:
                     if lease.done == done_before:
                         return Slice(
@@ -210,7 +209,7 @@ class Reseal:
 
         return await self._access.reading(scope, with_sealer, NotFound())
 
-    async def _count_stale(self, transaction: Transaction, scope: Scope, sealer: Sealer) -> sql.StaleCount:
+    async def _count_stale(self, transaction: Transaction, sealer: Sealer) -> sql.StaleCount:
         """What needs an older version, before one is given up.
 
         Archiving holds the versions that its rows need until it commits; under this lock the next statement sees
@@ -220,12 +219,12 @@ class Reseal:
         found = await transaction.fetch_only(sql.COUNT_STALE, version=_version(sealer))
         if found.aside:
             return found
-        return sql.StaleCount(found.stale + await _unproven(transaction, scope, sealer), 0)
+        return sql.StaleCount(found.stale + await _unproven(transaction, sealer), 0)
 
     async def _end(self, lease: Lease, scope: Scope, sealer: Sealer) -> Slice:
         async with self._access.unit_of_work.begin(scope) as transaction:
             await self._access.check_keys_in(transaction, scope, sealer)
-            found = await self._count_stale(transaction, scope, sealer)
+            found = await self._count_stale(transaction, sealer)
             if found.stale or found.aside:
                 await lease.advance(transaction, _position("threads", lease.done, ""))
                 return MORE
@@ -290,15 +289,15 @@ def _resealed(
         return None
 
 
-async def _unproven(transaction: Transaction, scope: Scope, sealer: Sealer) -> int:
+async def _unproven(transaction: Transaction, sealer: Sealer) -> int:
     """How many stubs of archives are damaged: what they say of key versions is not believed."""
     found, after = 0, ""
     while True:
-        rows = await transaction.fetch(STUBS_AFTER, *_place(scope), after, _THREADS_PAGE)
+        rows = await transaction.fetch_all(STUBS_AFTER, after=after, limit=_THREADS_PAGE)
         for row in rows:
-            after = row["thread_id"]
+            after = row.thread_id
             try:
-                Stub.of(row).record(sealer)
+                row.stub.record(sealer)
             except (IntegrityFailure, KeyDestroyed):
                 found += 1
         if len(rows) < _THREADS_PAGE:
@@ -419,6 +418,4 @@ class _Batch:
             location = thread_location(thread_id, locked.created_at)
             again = _resealed(self._sealer, Kind.THREAD, location, locked.seal, compress=False)
             if again is not None:
-                self.done += await self._transaction.execute(
-                    SEAL_THREAD, self._scope.tenant_id, self._scope.subject_id, thread_id, again
-                )
+                await self._store(threads_sql.SEAL, seal=again)

@@ -414,18 +414,17 @@ class Shred:
                 return Slice(ended=True)
 
     async def _purge_subject(self, lease: Lease, scope: Scope, after: str, until: float) -> bool:
-        place = (scope.tenant_id, scope.subject_id)
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(TRACES, *place, "", _PAGE)
-            for row in rows:
+                thread_ids = await transaction.fetch_all(TRACES, after="", limit=_PAGE)
+            for thread_id in thread_ids:
                 async with self._unit_of_work.begin(scope) as transaction:
                     for statement in DELETE_ALL:
-                        await transaction.execute(statement, *place, row["thread_id"])
+                        await transaction.run(statement, thread_id=thread_id)
                     await lease.advance(transaction, _position("purge", after), 1)
                 if time.monotonic() > until:
                     return False
-            if not rows:
+            if not thread_ids:
                 break
         async with self._unit_of_work.begin(scope) as transaction:
             await self._ledger.condemn_subject(transaction, scope)

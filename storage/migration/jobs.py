@@ -268,11 +268,11 @@ class Migrating:
             return await self._visit_again(lease, scope, at, limit)
         if at.after is None:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                subjects = await transaction.fetch(SUBJECTS, scope.tenant_id, at.subject_id, 1)
+                subjects = await transaction.fetch_all(SUBJECTS, after=at.subject_id, limit=1)
             if not subjects:
                 at.walked = True
                 return await self._visit_again(lease, scope, at, limit)
-            at.subject_id, at.after = subjects[0]["subject_id"], ("", "")
+            at.subject_id, at.after = subjects[0], ("", "")
             # The empty namespace of the empty thread does not exist: no head is left out.
             await self._count_archived(Scope(scope.tenant_id, at.subject_id), at, lease.target)
         subject = Scope(scope.tenant_id, at.subject_id)

@@ -4,13 +4,20 @@
 except for when the database got a row: one that comes back was got anew.
 """
 
-from storage.postgres.tables import archives, metadata
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
 
-# As `storage.format.archive` names and orders them.
-CHECKPOINTS, TAGS, PENDING_WRITES, CHUNKS = TABLES = ("checkpoints", "checkpoint_tags", "pending_writes", "chunks")
+import msgspec
+
+from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, TAGS, Stub
+from storage.postgres.statement import Statement
+from storage.postgres.tables import metadata
+
 _OWNER = ("tenant_id", "subject_id")
 _STAYS = {*_OWNER, "stored_at"}
-_THREAD = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
+_THREAD = "tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id"
 
 _tables = {name: metadata.tables[f"stateroom.{name}"] for name in TABLES}
 
@@ -22,6 +29,10 @@ ORDER = {
     name: tuple(str(each.name) for each in table.primary_key.columns if each.name not in {*_OWNER, "thread_id"})
     for name, table in _tables.items()
 }
+# What comes before the first row of each.
+BEFORE: Mapping[str, tuple[object, ...]] = {
+    CHECKPOINTS: ("", ""), TAGS: ("", "", b""), PENDING_WRITES: ("", "", "", -(2**31)), CHUNKS: (b"",),
+}  # fmt: skip
 
 
 # The sealed column of each table that has one.
@@ -36,71 +47,177 @@ LEFT JOIN LATERAL (SELECT count(*)::integer AS {table}, ({size})::bigint AS {tab
     FROM stateroom.{table} WHERE {_THREAD}) {table} ON true"""
 
 
-# A thread, and how much of it there is; the lengths of envelopes are known without reading those.
-STANDING = f"""
+class SizedThreadRow(msgspec.Struct, frozen=True):
+    """A thread, and how much of it is in the database.
+
+    Attributes:
+        tier: The thread's.
+        activity: The thread's.
+        client_share: Whether it was made under a client-held share.
+        created_at: The moment that is bound into the seal.
+        seal: The thread's.
+        checkpoints: The number of rows of the table of that name, and so for the next three.
+        checkpoint_tags: Likewise.
+        pending_writes: Likewise.
+        chunks: Likewise.
+        hot_bytes: The sum of the lengths of their envelopes.
+    """
+
+    tier: str
+    activity: int
+    client_share: bool
+    created_at: datetime
+    seal: bytes
+    checkpoints: int
+    checkpoint_tags: int
+    pending_writes: int
+    chunks: int
+    hot_bytes: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rows of each table."""
+        return {
+            CHECKPOINTS: self.checkpoints, TAGS: self.checkpoint_tags, PENDING_WRITES: self.pending_writes,
+            CHUNKS: self.chunks,
+        }  # fmt: skip
+
+
+# The lengths of envelopes are known without reading those.
+SIZED_THREAD = Statement(
+    f"""
 SELECT t.tier, t.activity, t.client_share, t.created_at, t.seal,
     {", ".join(f"{table}.{table}" for table in TABLES)},
     {" + ".join(f"{table}_bytes" for table in TABLES)} AS hot_bytes
 FROM stateroom.threads t {"".join(_count(table) for table in TABLES)}
-WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
-"""
-ACTIVITY = f"SELECT tier, activity FROM stateroom.threads WHERE {_THREAD}"
-LOCK = f"SELECT tier, activity, created_at, seal FROM stateroom.threads WHERE {_THREAD} FOR UPDATE"
+WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id AND t.thread_id = :thread_id
+""",
+    SizedThreadRow,
+)
 
 
-def _page(table: str) -> str:
+class ActivityRow(msgspec.Struct, frozen=True):
+    """Where a thread is, and how often it was written to."""
+
+    tier: str
+    activity: int
+
+
+_ACTIVITY = f"SELECT tier, activity FROM stateroom.threads WHERE {_THREAD}"
+ACTIVITY = Statement(_ACTIVITY, ActivityRow)
+LOCK = Statement(f"{_ACTIVITY} FOR UPDATE", ActivityRow)
+
+
+def _page(table: str) -> Statement[msgspec.Struct]:
     order = ", ".join(ORDER[table])
-    places = ", ".join(f"${number}" for number in range(4, 4 + len(ORDER[table])))
-    return f"""
+    places = ", ".join(f":after_{name}" for name in ORDER[table])
+    # The columns are the table's, whatever those are: what is read goes into the archive by their names.
+    row = msgspec.defstruct(f"{table}_row", [(name, Any) for name in COLUMNS[table]], frozen=True)
+    return Statement(
+        f"""
 SELECT {", ".join(COLUMNS[table])} FROM stateroom.{table}
-WHERE {_THREAD} AND ({order}) > ({places}) ORDER BY {order} LIMIT ${4 + len(ORDER[table])}
-"""
+WHERE {_THREAD} AND ({order}) > ({places}) ORDER BY {order} LIMIT :limit
+""",
+        row,
+    )
 
 
-def _add(table: str) -> str:
+def _add(table: str) -> Statement[None]:
     names = COLUMNS[table]
-    return f"""
+    return Statement(f"""
 INSERT INTO stateroom.{table} (tenant_id, subject_id, {", ".join(names)})
-VALUES ($1, $2, {", ".join(f"${at}" for at in range(3, 3 + len(names)))})
-"""
+VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in names)})
+""")
 
 
 PAGE = {table: _page(table) for table in TABLES}
 ADD = {table: _add(table) for table in TABLES}
 # Tags go with their checkpoints; here they go first, so that they can be counted.
 REMOVE = {
-    table: f"DELETE FROM stateroom.{table} WHERE {_THREAD}" for table in (TAGS, CHECKPOINTS, PENDING_WRITES, CHUNKS)
+    table: Statement(f"DELETE FROM stateroom.{table} WHERE {_THREAD}")
+    for table in (TAGS, CHECKPOINTS, PENDING_WRITES, CHUNKS)
 }
 
 # --- stubs ---------------------------------------------------------------------------------------------------------
 
-_STUB = tuple(str(each.name) for each in archives.columns if each.name not in _STAYS)
 
-STUB = f"SELECT {', '.join(_STUB)} FROM stateroom.archives WHERE {_THREAD}"
-LOCK_STUB = f"{STUB} FOR UPDATE"
-ADD_STUB = f"""
-INSERT INTO stateroom.archives (tenant_id, subject_id, {", ".join(_STUB)})
-VALUES ($1, $2, {", ".join(f"${at}" for at in range(3, 3 + len(_STUB)))})
-"""
-STUB_COLUMNS = _STUB
-DELETE_STUB = f"DELETE FROM stateroom.archives WHERE {_THREAD} RETURNING checkpoints, pending_writes, blob_id"
-STUBS_AFTER = f"""
-SELECT {", ".join(_STUB)} FROM stateroom.archives WHERE tenant_id = $1 AND subject_id = $2 AND thread_id > $3
-ORDER BY thread_id LIMIT $4
-"""
+class StubRow(msgspec.Struct, frozen=True):
+    """A stub as it is stored; `storage.format.archive.Stub` says what the columns mean."""
 
-INTO_ARCHIVE = f"UPDATE stateroom.threads SET tier = 'archive' WHERE {_THREAD} AND tier = 'hot'"
-OUT_OF_ARCHIVE = f"""
-UPDATE stateroom.threads SET tier = 'hot', activity = activity + 1, updated_at = $4 WHERE {_THREAD} AND tier = 'archive'
-"""
+    thread_id: str
+    blob_id: UUID
+    activity: int
+    key_versions: list[int]
+    client_share: bool
+    checkpoints: int
+    pending_writes: int
+    chunks: int
+    hot_bytes: int
+    size_bytes: int
+    run_ids: list[str]
+    state_schemas: list[str]
+    agents: list[str]
+    named_ids: bytes | None
+    storage_class: str
+    created_at: datetime
+    key_version: int
+    sealed: bytes
+
+    @property
+    def stub(self) -> Stub:
+        """What it says."""
+        columns: dict[str, Any] = msgspec.structs.asdict(self)
+        for name in ("key_versions", "run_ids", "state_schemas", "agents"):
+            columns[name] = tuple(columns[name])
+        return Stub(**columns)
+
+
+_STUB = ", ".join(StubRow.__struct_fields__)
+_ONE_STUB = f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD}"
+STUB = Statement(_ONE_STUB, StubRow)
+LOCK_STUB = Statement(f"{_ONE_STUB} FOR UPDATE", StubRow)
+ADD_STUB = Statement(f"""
+INSERT INTO stateroom.archives (tenant_id, subject_id, {_STUB})
+VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in StubRow.__struct_fields__)})
+""")
+
+
+class RemovedStubRow(msgspec.Struct, frozen=True):
+    """What went with a stub."""
+
+    checkpoints: int
+    pending_writes: int
+
+
+DELETE_STUB = Statement(
+    f"DELETE FROM stateroom.archives WHERE {_THREAD} RETURNING checkpoints, pending_writes", RemovedStubRow
+)
+STUBS_AFTER = Statement(
+    f"""
+SELECT {_STUB} FROM stateroom.archives
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after
+ORDER BY thread_id LIMIT :limit
+""",
+    StubRow,
+)
+
+INTO_ARCHIVE = Statement(f"UPDATE stateroom.threads SET tier = 'archive' WHERE {_THREAD} AND tier = 'hot'")
+OUT_OF_ARCHIVE = Statement(f"""
+UPDATE stateroom.threads SET tier = 'hot', activity = activity + 1, updated_at = :now
+WHERE {_THREAD} AND tier = 'archive'
+""")
 
 # --- key versions --------------------------------------------------------------------------------------------------
 
 # Those of these versions that stay for as long as somebody needs them. The lock is what giving a version up waits for;
 # whoever does counts what needs it again, in a later statement.
-HOLD_KEY_VERSIONS = """
+HOLD_KEY_VERSIONS = Statement(
+    """
 SELECT key_version FROM stateroom.subject_keys
-WHERE tenant_id = $1 AND subject_id = $2 AND purpose = 'data' AND key_version = ANY($3::integer[])
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND purpose = 'data'
+  AND key_version = ANY(:key_versions::integer[])
   AND state IN ('active', 'decrypt_only')
 ORDER BY key_version FOR SHARE
-"""
+""",
+    int,
+)

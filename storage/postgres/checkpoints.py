@@ -24,55 +24,40 @@ Chunks that a save merely refers to are locked ``FOR KEY SHARE`` after the threa
 a prune that ran meanwhile makes them missing here, not in a checkpoint that was answered with 2xx.
 """
 
+from datetime import datetime
+
+import msgspec
+
+from storage.format.manifest import CheckpointColumns
+from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.postgres import holds
-from storage.postgres.keys import KEYS_HASH as NAMED_KEYS_HASH
-from storage.postgres.statement import PlacedStatement
+from storage.postgres.keys import KEYS_HASH
+from storage.postgres.statement import Statement
 
-ROW_COLUMNS = (
-    "thread_id",
-    "namespace",
-    "checkpoint_id",
-    "parent_id",
-    "step",
-    "status",
-    "outcome",
-    "source",
-    "agent",
-    "run_id",
-    "model",
-    "state_schema",
-    "state_version",
-    "input_tokens",
-    "output_tokens",
-    "cost_micros",
-    "created_at",
-    "piece_ids",
-    "named_ids",
-    "manifest",
-    "key_version",
-)
-_ROW = ", ".join(ROW_COLUMNS)
-
-# By position, as the statements here are.
-KEYS_HASH = NAMED_KEYS_HASH.replace(":tenant_id", "$1").replace(":subject_id", "$2")
+_ROW = ", ".join(CheckpointRow.__struct_fields__)
+_WRITE = ", ".join(WriteRow.__struct_fields__)
 
 # The newest checkpoint of a namespace. By order: row-level security keeps the index from what is compared with `>`.
 _NEWEST = """
     (SELECT n.checkpoint_id FROM stateroom.checkpoints n
-     WHERE n.tenant_id = $1 AND n.subject_id = $2 AND n.thread_id = $3 AND n.namespace = {namespace}
+     WHERE n.tenant_id = :tenant_id AND n.subject_id = :subject_id AND n.thread_id = :thread_id
+       AND n.namespace = {namespace}
      ORDER BY n.checkpoint_id DESC LIMIT 1)"""
 
 # Whether a thread has anything. By order likewise: whoever only asks whether there is a row may scan the table for it.
 _LEFT_OVER = """coalesce(
-        (SELECT true FROM stateroom.heads l WHERE l.tenant_id = $1 AND l.subject_id = $2 AND l.thread_id = $3
+        (SELECT true FROM stateroom.heads l WHERE l.tenant_id = :tenant_id AND l.subject_id = :subject_id
+          AND l.thread_id = :thread_id
          ORDER BY l.namespace LIMIT 1),
-        (SELECT true FROM stateroom.checkpoints l WHERE l.tenant_id = $1 AND l.subject_id = $2 AND l.thread_id = $3
+        (SELECT true FROM stateroom.checkpoints l WHERE l.tenant_id = :tenant_id AND l.subject_id = :subject_id
+          AND l.thread_id = :thread_id
          ORDER BY l.namespace, l.checkpoint_id LIMIT 1),
-        (SELECT true FROM stateroom.pending_writes l WHERE l.tenant_id = $1 AND l.subject_id = $2 AND l.thread_id = $3
+        (SELECT true FROM stateroom.pending_writes l WHERE l.tenant_id = :tenant_id
+          AND l.subject_id = :subject_id AND l.thread_id = :thread_id
          ORDER BY l.namespace, l.checkpoint_id, l.task_id, l.idx LIMIT 1),
         false)"""
 
-LEFT_OVER = f"SELECT {_LEFT_OVER}"
+LEFT_OVER = Statement(f"SELECT {_LEFT_OVER}", bool)
 
 # Save policies, as `storage.access.strictness` reads them; as text, they are compared with what they were.
 _POLICIES = ", ".join(
@@ -83,19 +68,131 @@ _POLICIES = ", ".join(
     )
 ) + ", array_agg(s::text ORDER BY s.agent) AS policy_rows"  # fmt: skip
 
-# What counts for a compaction, which reads before it saves: it names the agent $3.
-POLICIES_OF = f"""
-SELECT {_POLICIES}, $2::text AS agent_before, false AS policies_unsure
-FROM stateroom.save_policies s WHERE s.tenant_id = $1 AND s.agent IN ('', $2, $3)
-"""
 
-OPEN = PlacedStatement(
+class PoliciesRow(msgspec.Struct, frozen=True):
+    """The save policies that count for a save, as parallel arrays; NULL, if there are none.
+
+    Attributes:
+        agent_before: The agent that the thread had in the snapshot.
+        policy_agents: The agent of each policy; the empty text: the tenant's.
+        policy_strict: Whether each asks for a head.
+        policy_updated_at: When each was set.
+        policy_macs: The proof of each.
+        policy_mac_formats: The format of each proof.
+        policy_rows: Each as the database writes it.
+        policies_unsure: Whether the thread may have another agent by now.
+    """
+
+    agent_before: str | None
+    policy_agents: list[str] | None
+    policy_strict: list[bool] | None
+    policy_updated_at: list[datetime] | None
+    policy_macs: list[bytes] | None
+    policy_mac_formats: list[int] | None
+    policy_rows: list[str] | None
+    policies_unsure: bool
+
+
+# What counts for a compaction, which reads before it saves: it names the agent `:agent`.
+POLICIES_OF = Statement(
+    f"""
+SELECT :agent_before::text AS agent_before, {_POLICIES}, false AS policies_unsure
+FROM stateroom.save_policies s WHERE s.tenant_id = :tenant_id AND s.agent IN ('', :agent_before, :agent)
+""",
+    PoliciesRow,
+)
+
+
+class MaybeCheckpointRow(msgspec.Struct, frozen=True):
+    """The columns of a checkpoint, all of them NULL if there is none."""
+
+    thread_id: str | None
+    namespace: str | None
+    checkpoint_id: str | None
+    parent_id: str | None
+    step: int | None
+    status: str | None
+    source: str | None
+    agent: str | None
+    run_id: str | None
+    model: str | None
+    state_schema: str | None
+    state_version: int | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cost_micros: int | None
+    created_at: datetime | None
+    piece_ids: bytes | None
+    named_ids: bytes | None
+    outcome: str | None
+    manifest: bytes | None
+    key_version: int | None
+
+    @property
+    def checkpoint(self) -> CheckpointRow | None:
+        """The checkpoint, if there is one."""
+        if self.checkpoint_id is None:
+            return None
+        return CheckpointRow(*msgspec.structs.astuple(self)[: len(CheckpointRow.__struct_fields__)])
+
+
+class OpenRow(MaybeCheckpointRow, frozen=True):
+    """What a save stands on: the columns of the parent, if it was asked for, the thread, its head and what counts.
+
+    Attributes:
+        tier: The thread's.
+        strict: The thread's.
+        thread_agent: The thread's, after this.
+        thread_created_at: The moment that is bound into the thread's seal.
+        thread_seal: The thread's.
+        keys_hash: What the rows of the keys make.
+        head_id: The namespace's head; NULL: it has none.
+        sequence: The head's.
+        head_seal: The head's.
+        present_ids: Those of the pieces asked for that the thread has.
+        stored_before: Whether a checkpoint of this id is stored.
+        early_tasks: The tasks of pending writes that came before their checkpoint.
+        early_idx: Their positions.
+        early_members: Their members.
+    """
+
+    tier: str
+    strict: bool
+    thread_agent: str | None
+    thread_created_at: datetime
+    thread_seal: bytes
+    keys_hash: int
+    head_id: str | None
+    sequence: int | None
+    head_seal: bytes | None
+    present_ids: list[bytes] | None
+    stored_before: bool
+    early_tasks: list[str] | None
+    early_idx: list[int] | None
+    early_members: list[bytes] | None
+    agent_before: str | None
+    policy_agents: list[str] | None
+    policy_strict: list[bool] | None
+    policy_updated_at: list[datetime] | None
+    policy_macs: list[bytes] | None
+    policy_mac_formats: list[int] | None
+    policy_rows: list[str] | None
+    policies_unsure: bool
+
+    @property
+    def policies(self) -> PoliciesRow:
+        """The save policies that count."""
+        return PoliciesRow(*msgspec.structs.astuple(self)[-len(PoliciesRow.__struct_fields__) :])
+
+
+OPEN = Statement(
     f"""
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
         (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
          client_share, searchable)
-    VALUES ($1, $2, $3, :agent, coalesce(:status, 'active'), 'hot', false, 1, :now, :now, :own_seal, :client_share,
+    VALUES (:tenant_id, :subject_id, :thread_id, :agent, coalesce(:status, 'active'), 'hot', false, 1, :now, :now,
+      :own_seal, :client_share,
       :searchable)
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1,
@@ -109,74 +206,87 @@ WITH thread AS (
         END
     RETURNING tenant_id, subject_id, thread_id, tier, strict, agent, activity, created_at, seal
 )
-SELECT t.tier, t.strict, t.agent AS thread_agent, t.created_at AS thread_created_at, t.seal AS thread_seal,
+SELECT p.*, t.tier, t.strict, t.agent AS thread_agent, t.created_at AS thread_created_at, t.seal AS thread_seal,
     {KEYS_HASH} AS keys_hash,
     h.head_id, h.sequence, h.seal AS head_seal,
     (SELECT array_agg(present.piece_id) FROM (
         SELECT c.piece_id FROM stateroom.chunks c
-        WHERE c.tenant_id = t.tenant_id AND c.subject_id = t.subject_id AND c.thread_id = t.thread_id
+        WHERE c.tenant_id = :tenant_id AND c.subject_id = t.subject_id AND c.thread_id = t.thread_id
           AND c.piece_id = ANY(:pieces::bytea[]) AND c.key_version = :key_version
         FOR KEY SHARE) present) AS present_ids,
     EXISTS (SELECT FROM stateroom.checkpoints e
-     WHERE e.tenant_id = $1 AND e.subject_id = $2 AND e.thread_id = $3 AND e.namespace = :namespace
+     WHERE e.tenant_id = :tenant_id AND e.subject_id = :subject_id AND e.thread_id = :thread_id
+       AND e.namespace = :namespace
        AND e.checkpoint_id = :checkpoint_id) AS stored_before,
-    early.*, asked.*, p.*
+    early.*, asked.*
 FROM thread t
 LEFT JOIN LATERAL (
     SELECT head_id, sequence, seal FROM stateroom.heads
-    WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = :namespace
+    WHERE tenant_id = :tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = :namespace
     FOR UPDATE) h ON true
 LEFT JOIN LATERAL (
     SELECT b.agent AS agent_before, said.*, coalesce(b.activity, 0) <> t.activity - 1 AND EXISTS (
-        SELECT FROM stateroom.save_policies s WHERE s.tenant_id = $1) AS policies_unsure
+        SELECT FROM stateroom.save_policies s WHERE s.tenant_id = :tenant_id) AS policies_unsure
     FROM (VALUES (1)) one
-    LEFT JOIN stateroom.threads b ON b.tenant_id = $1 AND b.subject_id = $2 AND b.thread_id = $3
+    LEFT JOIN stateroom.threads b ON b.tenant_id = :tenant_id AND b.subject_id = :subject_id
+      AND b.thread_id = :thread_id
     LEFT JOIN LATERAL (
         SELECT {_POLICIES} FROM stateroom.save_policies s
-        WHERE s.tenant_id = $1 AND s.agent IN ('', b.agent, :agent)) said ON true) asked ON true
+        WHERE s.tenant_id = :tenant_id AND s.agent IN ('', b.agent, :agent)) said ON true) asked ON true
 LEFT JOIN LATERAL (
     SELECT array_agg(w.task_id ORDER BY w.member) AS early_tasks, array_agg(w.idx ORDER BY w.member) AS early_idx,
         array_agg(w.member ORDER BY w.member) AS early_members
     FROM stateroom.pending_writes w
-    WHERE :checkpoint_id::text IS NOT NULL AND w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3
+    WHERE :checkpoint_id::text IS NOT NULL AND w.tenant_id = :tenant_id AND w.subject_id = :subject_id
+      AND w.thread_id = :thread_id
       AND w.namespace = :namespace
       AND w.checkpoint_id = :checkpoint_id) early ON true
 LEFT JOIN LATERAL (
     SELECT {_ROW} FROM stateroom.checkpoints
-    WHERE :needs_parent AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = :namespace
+    WHERE :needs_parent AND tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
+      AND namespace = :namespace
       AND checkpoint_id = CASE WHEN :parent_is_head THEN h.head_id ELSE :parent_id::text END
     FOR KEY SHARE) p ON true
 """,
-    (
-        "agent status now own_seal key_version namespace checkpoint_id pieces "
-        "needs_parent parent_is_head parent_id client_share searchable"
-    ),
+    OpenRow,
 )
 
-ONE = f"""
+ONE = Statement(
+    f"""
 SELECT {_ROW} FROM stateroom.checkpoints
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = $5
-"""
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id AND namespace = :namespace
+  AND checkpoint_id = :checkpoint_id
+""",
+    CheckpointRow,
+)
 
 
-_COLUMNS = (
-    "namespace checkpoint_id parent_id step status source agent run_id model state_schema state_version "
-    "input_tokens output_tokens cost_micros created_at piece_ids"
-)
-_WRITTEN = (
-    "key_version pieces children envelopes "
-    f"{_COLUMNS} manifest head_id sequence head_seal has_head blob_ids named_ids is_new_thread"
-)
+class WrittenRow(msgspec.Struct, frozen=True):
+    """What a save wrote, and what it was written on.
+
+    Attributes:
+        written: How many of the checkpoint and the head were written.
+        early_members: Members of pending writes that came before the checkpoint.
+        newest_id: The newest checkpoint of the namespace before this one.
+        left_over: Whether a thread that is new had something already.
+        keys_hash: What the rows of the keys make.
+    """
+
+    written: int
+    early_members: list[bytes] | None
+    newest_id: str | None
+    left_over: bool
+    keys_hash: int
 
 
 # A task's writes, and its outcome, may have arrived before their checkpoint; they are read here, under the lock, where
 # none is missed: if they are others than OPEN saw, the head's seal is wrong, and the save starts over.
-def _write(column: str = "", value: str = "", tags: str = "", more: str = "") -> PlacedStatement:
+def _write(column: str = "", value: str = "", tags: str = "") -> Statement["WrittenRow"]:
     text = f"""
 WITH chunk AS (
     INSERT INTO stateroom.chunks AS c
         (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
-    SELECT $1, $2, $3, p.piece_id, :key_version, p.children, p.named_ids, p.envelope
+    SELECT :tenant_id, :subject_id, :thread_id, p.piece_id, :key_version, p.children, p.named_ids, p.envelope
     FROM unnest(:pieces::bytea[], :children::bytea[], :blob_ids::bytea[], :envelopes::bytea[]) AS p(piece_id,
       children, named_ids, envelope)
     ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
@@ -184,7 +294,8 @@ WITH chunk AS (
         WHERE c.key_version <> excluded.key_version
 ), early AS (
     SELECT w.status, w.created_at, w.idx, w.member FROM stateroom.pending_writes w
-    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = :namespace
+    WHERE w.tenant_id = :tenant_id AND w.subject_id = :subject_id AND w.thread_id = :thread_id
+      AND w.namespace = :namespace
       AND w.checkpoint_id = :checkpoint_id
 ), told AS (
     SELECT status FROM early WHERE status IS NOT NULL ORDER BY created_at DESC, idx LIMIT 1
@@ -193,21 +304,22 @@ WITH chunk AS (
         (tenant_id, subject_id, thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent,
          run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at,
          key_version, piece_ids, named_ids, manifest{column})
-    VALUES ($1, $2, $3, :namespace, :checkpoint_id, :parent_id, :step, :status, (SELECT status FROM told), :source,
+    VALUES (:tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, :parent_id, :step, :status,
+      (SELECT status FROM told), :source,
       :agent, :run_id, :model, :state_schema, :state_version, :input_tokens, :output_tokens,
         :cost_micros, :created_at, :key_version, :piece_ids, :named_ids, :manifest{value})
     ON CONFLICT DO NOTHING
     RETURNING 1
 ), head AS (
     INSERT INTO stateroom.heads AS h (tenant_id, subject_id, thread_id, namespace, head_id, sequence, seal)
-    VALUES ($1, $2, $3, :namespace, :head_id, :sequence, :head_seal)
+    VALUES (:tenant_id, :subject_id, :thread_id, :namespace, :head_id, :sequence, :head_seal)
     ON CONFLICT (tenant_id, subject_id, thread_id, namespace) DO UPDATE
         SET head_id = excluded.head_id, sequence = excluded.sequence, seal = excluded.seal
         WHERE h.sequence = excluded.sequence - 1 AND :has_head
     RETURNING 1
 ), thread AS (
     UPDATE stateroom.threads t SET status = told.status FROM told
-    WHERE :namespace = '' AND t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
+    WHERE :namespace = '' AND t.tenant_id = :tenant_id AND t.subject_id = :subject_id AND t.thread_id = :thread_id
 ){tags}
 SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head) AS written,
     (SELECT array_agg(member ORDER BY member) FROM early) AS early_members,
@@ -215,7 +327,7 @@ SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head) AS writte
     CASE WHEN :is_new_thread::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
     {KEYS_HASH} AS keys_hash
 """
-    return PlacedStatement(text, f"{_WRITTEN} {more}")
+    return Statement(text, WrittenRow)
 
 
 WRITE = _write()
@@ -226,10 +338,15 @@ WRITE_TAGGED = _write(
     value=", :searchable",
     tags=""", tag AS (
     INSERT INTO stateroom.checkpoint_tags (tenant_id, subject_id, thread_id, namespace, checkpoint_id, tag)
-    SELECT $1, $2, $3, :namespace, :checkpoint_id, t.tag FROM unnest(:tags::bytea[]) AS t(tag) ON CONFLICT DO NOTHING
+    SELECT :tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, t.tag
+      FROM unnest(:tags::bytea[]) AS t(tag) ON CONFLICT DO NOTHING
 )""",
-    more="searchable tags",
 )
+
+
+def _call(function: str, parameters: str) -> Statement[None]:
+    values = ", ".join(f":{name}" for name in parameters.split())
+    return Statement(f"SELECT stateroom.{function}(:tenant_id, :subject_id, :thread_id, {values})")
 
 
 # Whole transactions of whoever knows what they stand on, as functions of the database (a34) that bind their
@@ -239,31 +356,60 @@ WRITE_TAGGED = _write(
 # the newest checkpoint, and rows that are there already; to a save that names no head, another agent of the thread, or
 # other policies than it knows of (null: it names one). Nothing that the head and its writes need can have been pruned
 # while both seals are what they were, so its pieces are there. Whoever fails begins with OPEN or OPEN_WRITES.
-SAVE_ON = PlacedStatement.of_function(
+SAVE_ON = _call(
     "save_on_6",
-    f"key_version pieces children envelopes {_COLUMNS} manifest head_id sequence head_seal thread_status "
-    "thread_seal strict named_ids head_seal_before early_count policies keys_hash",
+    "key_version pieces children envelopes namespace checkpoint_id parent_id step status source agent run_id model"
+    " state_schema state_version input_tokens output_tokens cost_micros created_at piece_ids manifest head_id sequence"
+    " head_seal thread_status thread_seal strict named_ids head_seal_before early_count policies keys_hash",
 )
-PUT_WRITES_ON = PlacedStatement.of_function(
+PUT_WRITES_ON = _call(
     "put_writes_on_5",
-    "key_version pieces children envelopes namespace checkpoint_id task_id task_path status now idx channels "
-    "piece_ids values members state_schema state_version thread_status thread_seal_before thread_seal sequence "
-    "head_seal_before head_seal keys_hash",
+    "key_version pieces children envelopes namespace checkpoint_id task_id task_path status now idx channels piece_ids"
+    " values members state_schema state_version thread_status thread_seal_before thread_seal sequence head_seal_before"
+    " head_seal keys_hash",
 )
 
-SEAL_THREAD = """
-UPDATE stateroom.threads SET seal = $4 WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
-"""
+
+class OpenWritesRow(msgspec.Struct, frozen=True):
+    """What a task's writes stand on: the thread, the namespace's head, their checkpoint's version, what is stored.
+
+    Attributes:
+        tier: The thread's.
+        thread_created_at: The moment that is bound into the thread's seal.
+        thread_seal: The thread's.
+        keys_hash: What the rows of the keys make.
+        head_id: The namespace's head; NULL: it has none.
+        sequence: The head's.
+        head_seal: The head's.
+        at_schema: The state schema of the checkpoint.
+        at_version: The state version of the checkpoint.
+        present_idx: Positions of this task that are stored.
+        present_members: The members that are stored there.
+    """
+
+    tier: str
+    thread_created_at: datetime
+    thread_seal: bytes
+    keys_hash: int
+    head_id: str | None
+    sequence: int | None
+    head_seal: bytes | None
+    at_schema: str | None
+    at_version: int | None
+    present_idx: list[int] | None
+    present_members: list[bytes] | None
+
 
 # What a task's writes stand on. Rows of this task that the snapshot knows are locked, so that one that a prune removed
 # meanwhile is not taken for stored; one that it does not know makes PUT_WRITES fail.
-OPEN_WRITES = PlacedStatement(
+OPEN_WRITES = Statement(
     f"""
 WITH thread AS (
     INSERT INTO stateroom.threads AS t
         (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
          client_share, searchable)
-    VALUES ($1, $2, $3, NULL, coalesce(:status, 'active'), 'hot', false, 1, :now, :now, :own_seal, :client_share,
+    VALUES (:tenant_id, :subject_id, :thread_id, NULL, coalesce(:status, 'active'), 'hot', false, 1, :now, :now,
+      :own_seal, :client_share,
       '{{}}')
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce(:status, t.status)
@@ -273,23 +419,43 @@ SELECT t.tier, t.created_at AS thread_created_at, t.seal AS thread_seal,
     {KEYS_HASH} AS keys_hash,
     h.head_id, h.sequence, h.seal AS head_seal, c.state_schema AS at_schema, c.state_version AS at_version, w.*
 FROM thread t
-LEFT JOIN stateroom.checkpoints c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
+LEFT JOIN stateroom.checkpoints c ON c.tenant_id = :tenant_id AND c.subject_id = :subject_id
+  AND c.thread_id = :thread_id
   AND c.namespace = :namespace
     AND c.checkpoint_id = :checkpoint_id
 LEFT JOIN LATERAL (
     SELECT head_id, sequence, seal FROM stateroom.heads
-    WHERE tenant_id = t.tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = :namespace
+    WHERE tenant_id = :tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = :namespace
     FOR UPDATE) h ON true
 LEFT JOIN LATERAL (
     SELECT array_agg(present.idx) AS present_idx, array_agg(present.member) AS present_members FROM (
         SELECT s.idx, s.member FROM stateroom.pending_writes s
-        WHERE s.tenant_id = t.tenant_id AND s.subject_id = t.subject_id AND s.thread_id = t.thread_id
+        WHERE s.tenant_id = :tenant_id AND s.subject_id = t.subject_id AND s.thread_id = t.thread_id
           AND s.namespace = :namespace AND s.checkpoint_id = :checkpoint_id AND s.task_id = :task_id
           AND s.idx = ANY(:idx::int[])
         FOR UPDATE) present) w ON true
 """,
-    "status now own_seal namespace checkpoint_id task_id idx client_share",
+    OpenWritesRow,
 )
+
+
+class WrittenWritesRow(msgspec.Struct, frozen=True):
+    """What was written of a task's writes, and what it was written on.
+
+    Attributes:
+        written: How many writes were stored.
+        head_id: The namespace's head as it was before.
+        sequence: The head's.
+        left_over: Whether a thread that is new had something already.
+        keys_hash: What the rows of the keys make.
+    """
+
+    written: int
+    head_id: str | None
+    sequence: int | None
+    left_over: bool
+    keys_hash: int
+
 
 # A checkpoint's outcome is the status of one of its writes, or null if none has one, so that reads can tell when it was
 # edited (`storage.format.record`). Therefore a status counts with what is stored along with it, and where others are
@@ -298,12 +464,12 @@ LEFT JOIN LATERAL (
 # A write that replaces another one names its member. The head as it is now comes back: it must be the one that
 # OPEN_WRITES saw. In a later statement than the lock, the outcome reaches a checkpoint that was saved while that one
 # waited; a save that waits for the writes reads their status in WRITE, so one of the two always knows of the other.
-PUT_WRITES = PlacedStatement(
+PUT_WRITES = Statement(
     f"""
 WITH chunk AS (
     INSERT INTO stateroom.chunks AS c
         (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
-    SELECT $1, $2, $3, p.piece_id, :key_version, p.children, p.named_ids, p.envelope
+    SELECT :tenant_id, :subject_id, :thread_id, p.piece_id, :key_version, p.children, p.named_ids, p.envelope
     FROM unnest(:pieces::bytea[], :children::bytea[], :blob_ids::bytea[], :envelopes::bytea[]) AS p(piece_id,
       children, named_ids, envelope)
     ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
@@ -320,7 +486,8 @@ WITH chunk AS (
           state_version = :state_version, value = f.value,
         member = f.member
     FROM fresh f
-    WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = :namespace
+    WHERE w.tenant_id = :tenant_id AND w.subject_id = :subject_id AND w.thread_id = :thread_id
+      AND w.namespace = :namespace
       AND w.checkpoint_id = :checkpoint_id
       AND w.task_id = :task_id AND w.idx = f.idx AND w.member = f.replaces AND w.idx < 0
     RETURNING 1
@@ -328,7 +495,8 @@ WITH chunk AS (
     INSERT INTO stateroom.pending_writes
         (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status,
          created_at, key_version, piece_ids, named_ids, state_schema, state_version, value, member)
-    SELECT $1, $2, $3, :namespace, :checkpoint_id, :task_id, f.idx, :task_path, f.channel, :status, :now,
+    SELECT :tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, :task_id, f.idx, :task_path, f.channel,
+      :status, :now,
       :key_version, f.piece_ids, f.named_ids, :state_schema::text, :state_version::int,
         f.value, f.member
     FROM fresh f WHERE f.replaces IS NULL
@@ -336,112 +504,165 @@ WITH chunk AS (
     RETURNING 1
 ), thread AS (
     UPDATE stateroom.threads SET seal = :thread_seal
-    WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+    WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
 ), head AS (
     UPDATE stateroom.heads SET sequence = :sequence, seal = :head_seal
-    WHERE :head_seal::bytea IS NOT NULL AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+    WHERE :head_seal::bytea IS NOT NULL AND tenant_id = :tenant_id AND subject_id = :subject_id
+      AND thread_id = :thread_id
       AND namespace = :namespace
       AND sequence = :sequence - 1
 ), checkpoint AS (
     UPDATE stateroom.checkpoints SET outcome = coalesce(:status, (
         SELECT w.status FROM stateroom.pending_writes w
-        WHERE w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = :namespace
+        WHERE w.tenant_id = :tenant_id AND w.subject_id = :subject_id AND w.thread_id = :thread_id
+          AND w.namespace = :namespace
           AND w.checkpoint_id = :checkpoint_id
           AND w.status IS NOT NULL AND NOT (w.task_id = :task_id AND w.idx = ANY(:idx::int[]))
         ORDER BY w.created_at DESC, w.idx LIMIT 1))
     WHERE EXISTS (SELECT FROM fresh WHERE :status IS NOT NULL OR replaces IS NOT NULL)
-      AND tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = :namespace
+      AND tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id AND namespace = :namespace
       AND checkpoint_id = :checkpoint_id
 )
 SELECT (SELECT count(*) FROM replaced) + (SELECT count(*) FROM added) AS written, h.head_id, h.sequence,
     CASE WHEN :is_new_thread::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
     {KEYS_HASH} AS keys_hash
 FROM (VALUES (1)) one
-LEFT JOIN stateroom.heads h ON h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = :namespace
+LEFT JOIN stateroom.heads h ON h.tenant_id = :tenant_id AND h.subject_id = :subject_id
+  AND h.thread_id = :thread_id AND h.namespace = :namespace
 """,
-    (
-        "key_version pieces children envelopes namespace checkpoint_id task_id "
-        "task_path status now idx channels piece_ids values members replaces thread_seal sequence head_seal "
-        "blob_ids named_ids state_schema state_version is_new_thread"
-    ),
+    WrittenWritesRow,
 )
 
 # The channels of a checkpoint's pending writes that have no version of their own.
-UNVERSIONED_CHANNELS = """
+UNVERSIONED_CHANNELS = Statement(
+    """
 SELECT DISTINCT channel FROM stateroom.pending_writes
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = $5
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id AND namespace = :namespace
+  AND checkpoint_id = :checkpoint_id
   AND state_schema IS NULL
-"""
-
-WRITE_COLUMNS = (
-    "thread_id",
-    "namespace",
-    "checkpoint_id",
-    "task_id",
-    "idx",
-    "task_path",
-    "channel",
-    "status",
-    "created_at",
-    "piece_ids",
-    "named_ids",
-    "state_schema",
-    "state_version",
-    "value",
-    "member",
-    "key_version",
+""",
+    str,
 )
 
 
-def _unpacked(column: str) -> str:
-    """The piece ids in a packed column, as rows."""
-    return (
-        f"SELECT substring({column} FROM 1 + 17 * n FOR 17) AS piece_id"
-        f" FROM generate_series(0, length({column}) / 17 - 1) n"
-    )
+class LoadedRows(msgspec.Struct, frozen=True):
+    """A checkpoint with all that a load needs, as one statement finds it.
+
+    Attributes:
+        head_id: The head of the checkpoint's namespace.
+        sequence: The head's.
+        head_seal: The head's.
+        thread_seal: The thread's; None: it has no row.
+        thread_created_at: The moment that is bound into it.
+        tier: The thread's.
+        is_newer: Whether a checkpoint of the namespace is newer than the head.
+        is_parent_stored: Whether the checkpoint's parent is there; a prune may have removed it.
+        keys_hash: What the rows of the keys make.
+        checkpoint: The checkpoint; None: there is none of that id.
+        writes: Its pending writes, by task path, task and position.
+        pieces: The pieces that it and they name directly, in no order.
+        members: Of all pending writes of the thread, if the checkpoint is not the head.
+    """
+
+    head_id: str
+    sequence: int
+    head_seal: bytes
+    thread_seal: bytes | None
+    thread_created_at: datetime | None
+    tier: str | None
+    is_newer: bool
+    is_parent_stored: bool
+    keys_hash: int
+    checkpoint: CheckpointRow | None
+    writes: list[WriteRow]
+    pieces: list[PieceRow]
+    members: list[MemberRow]
 
 
-# A whole load: the checkpoint, its namespace's head, its pending writes and every piece both name directly. Columns
-# of many rows come back as parallel arrays, so that it is one row of one statement.
-LOAD = f"""
-WITH target AS MATERIALIZED (
-    SELECT h.head_id AS at_head_id, h.sequence AS at_sequence, h.seal AS at_head_seal,
-        t.seal AS at_thread_seal, t.created_at AS at_thread_created_at, t.tier AS at_tier, c.*,
-        coalesce({_NEWEST.format(namespace="$4")} > h.head_id, false) AS at_newer
-    FROM stateroom.heads h
-    LEFT JOIN stateroom.threads t
-        ON t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
-    LEFT JOIN stateroom.checkpoints c
-        ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $4
-        AND c.checkpoint_id = CASE WHEN $5::text IS NULL THEN h.head_id ELSE $5 END
-    WHERE h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $4
-), written AS MATERIALIZED (
-    SELECT w.* FROM stateroom.pending_writes w
-    WHERE $6 AND w.tenant_id = $1 AND w.subject_id = $2 AND w.thread_id = $3 AND w.namespace = $4
-      AND w.checkpoint_id = (SELECT checkpoint_id FROM target)
-), named AS (
-    SELECT u.piece_id FROM target, LATERAL ({_unpacked("target.piece_ids")}) u WHERE $6
-    UNION
-    SELECT u.piece_id FROM written, LATERAL ({_unpacked("written.piece_ids")}) u
+class LoadRow(MaybeCheckpointRow, frozen=True):
+    """What `LOAD` gives: columns of many rows as parallel arrays, which are NULL where there is no row."""
+
+    at_head_id: str
+    at_sequence: int
+    at_head_seal: bytes
+    at_thread_seal: bytes | None
+    at_thread_created_at: datetime | None
+    at_tier: str | None
+    at_newer: bool
+    at_parent: bool | None
+    keys_hash: int
+    w_thread_id: list[str] | None
+    w_namespace: list[str] | None
+    w_checkpoint_id: list[str] | None
+    w_task_id: list[str] | None
+    w_idx: list[int] | None
+    w_task_path: list[str] | None
+    w_channel: list[str] | None
+    w_status: list[str | None] | None
+    w_created_at: list[datetime] | None
+    w_piece_ids: list[bytes] | None
+    w_named_ids: list[bytes | None] | None
+    w_state_schema: list[str | None] | None
+    w_state_version: list[int | None] | None
+    w_value: list[bytes] | None
+    w_member: list[bytes] | None
+    w_key_version: list[int] | None
+    p_piece_id: list[bytes] | None
+    p_children: list[bytes | None] | None
+    p_named_ids: list[bytes | None] | None
+    p_envelope: list[bytes] | None
+    p_key_version: list[int] | None
+    m_namespace: list[str] | None
+    m_checkpoint_id: list[str] | None
+    m_task_id: list[str] | None
+    m_idx: list[int] | None
+    m_member: list[bytes] | None
+
+    @property
+    def loaded(self) -> LoadedRows:
+        """The same as rows."""
+        values = msgspec.structs.astuple(self)
+        return LoadedRows(
+            head_id=self.at_head_id,
+            sequence=self.at_sequence,
+            head_seal=self.at_head_seal,
+            thread_seal=self.at_thread_seal,
+            thread_created_at=self.at_thread_created_at,
+            tier=self.at_tier,
+            is_newer=self.at_newer,
+            is_parent_stored=self.at_parent is not None,
+            keys_hash=self.keys_hash,
+            checkpoint=self.checkpoint,
+            writes=[WriteRow(*each) for each in zip(*(own or () for own in values[_OF_WRITES]), strict=True)],
+            pieces=[PieceRow(*each) for each in zip(*(own or () for own in values[_OF_PIECES]), strict=True)],
+            members=[MemberRow(*each) for each in zip(*(own or () for own in values[_OF_MEMBERS]), strict=True)],
+        )
+
+
+def _positions(row: type[msgspec.Struct], prefix: str) -> slice:
+    """Where the columns of a row stand in a `LoadRow`."""
+    first, *_ = row.__struct_fields__
+    start = LoadRow.__struct_fields__.index(prefix + first)
+    stop = start + len(row.__struct_fields__)
+    assert LoadRow.__struct_fields__[start:stop] == tuple(prefix + each for each in row.__struct_fields__)  # noqa: S101
+    return slice(start, stop)
+
+
+_OF_WRITES, _OF_PIECES, _OF_MEMBERS = (
+    _positions(WriteRow, "w_"), _positions(PieceRow, "p_"), _positions(MemberRow, "m_"),
+)  # fmt: skip
+
+# A whole load, as a function of the database (a34): the checkpoint, its namespace's head, its pending writes and every
+# piece both name directly; of one that is not the head the members of all pending writes of the thread, too. It binds
+# its scope and only reads. By itself it is a transaction of one round trip; in a snapshot it binds the scope again that
+# the snapshot has.
+LOAD = Statement(
+    f"""
+SELECT {", ".join(LoadRow.__struct_fields__)}
+FROM stateroom.load_checkpoint_4(:tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, :with_state)
+""",
+    LoadRow,
 )
-SELECT {_ROW}, at_head_id, at_sequence, at_head_seal, at_thread_seal, at_thread_created_at, at_tier, at_newer,
-    (SELECT true FROM stateroom.checkpoints a
-     WHERE a.tenant_id = $1 AND a.subject_id = $2 AND a.thread_id = $3 AND a.namespace = $4
-       AND a.checkpoint_id = target.parent_id LIMIT 1) AS at_parent,
-    {KEYS_HASH} AS keys_hash,
-    writes.*, pieces.*
-FROM target
-LEFT JOIN LATERAL (
-    SELECT {", ".join(f"array_agg(w.{c} ORDER BY w.task_path, w.task_id, w.idx) AS w_{c}" for c in WRITE_COLUMNS)}
-    FROM written w) writes ON true
-LEFT JOIN LATERAL (
-    SELECT array_agg(c.piece_id) AS p_piece_id, array_agg(c.children) AS p_children,
-        array_agg(c.named_ids) AS p_named_ids, array_agg(c.envelope) AS p_envelope,
-        array_agg(c.key_version) AS p_key_version
-    FROM stateroom.chunks c
-    WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
-      AND c.piece_id = ANY(ARRAY(SELECT piece_id FROM named))) pieces ON true
-"""
 
 # Do nothing, once nobody holds a lock that a save would wait for; fail if that takes long.
 WAIT_AS_SAVES = """
@@ -450,107 +671,158 @@ LOCK TABLE stateroom.threads, stateroom.heads, stateroom.checkpoints, stateroom.
     IN ROW EXCLUSIVE MODE
 """
 
-# As LOAD, as a transaction of its own (revision a34) that binds its scope, only reads, and ends with its statement: one
-# round trip. Of a checkpoint that is not the head it has the members of all pending writes of the thread, too.
-LOAD_AT_ONCE = "SELECT * FROM stateroom.load_checkpoint_4($1, $2, $3, $4, $5, $6)"
-
-CHUNKS = """
-SELECT piece_id, children, named_ids, envelope, key_version FROM stateroom.chunks
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND piece_id = ANY($4::bytea[])
-"""
-
 # Which of these pieces the thread has under this key version, kept from a prune until the transaction ends.
-PRESENT = """
+PRESENT = Statement(
+    """
 SELECT piece_id FROM stateroom.chunks
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND piece_id = ANY($4::bytea[]) AND key_version = $5
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
+  AND piece_id = ANY(:piece_ids::bytea[]) AND key_version = :key_version
 FOR KEY SHARE
-"""
+""",
+    bytes,
+)
+
+
+class HeadAndNewestRow(msgspec.Struct, frozen=True):
+    """A namespace's head and its newest checkpoint, each None where there is none."""
+
+    newest_id: str | None
+    head_id: str | None
+
 
 # A namespace's head, and its newest checkpoint, which must be it.
-HEAD_AND_NEWEST = f"""
-SELECT {_NEWEST.format(namespace="$4")} AS newest_id, (SELECT h.head_id FROM stateroom.heads h
-     WHERE h.tenant_id = $1 AND h.subject_id = $2 AND h.thread_id = $3 AND h.namespace = $4) AS head_id
-"""
+HEAD_AND_NEWEST = Statement(
+    f"""
+SELECT {_NEWEST.format(namespace=":namespace")} AS newest_id, (SELECT h.head_id FROM stateroom.heads h
+     WHERE h.tenant_id = :tenant_id AND h.subject_id = :subject_id AND h.thread_id = :thread_id
+       AND h.namespace = :namespace) AS head_id
+""",
+    HeadAndNewestRow,
+)
 
-WRITES_OF = f"""
-SELECT {", ".join(WRITE_COLUMNS)} FROM stateroom.pending_writes
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id = ANY($5::text[])
-  AND ($6::text[] IS NULL OR channel = ANY($6)) AND ($7::text IS NULL OR task_id = $7)
+WRITES_OF = Statement(
+    f"""
+SELECT {_WRITE} FROM stateroom.pending_writes
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id AND namespace = :namespace
+  AND checkpoint_id = ANY(:checkpoint_ids::text[]) AND (:task_id::text IS NULL OR task_id = :task_id)
 ORDER BY checkpoint_id, task_path, task_id, idx
-"""
+""",
+    WriteRow,
+)
 
 
-def history_wanted() -> str:
-    """What a listing asks of a row ``c``; the last three are where it goes on.
-
-    The first condition is true of every checkpoint, and that of the index that listings use and nobody else may: the
-    newest checkpoint of a namespace is found by the primary key, and not by reading a subject's from the newest on.
-    """
-    return """c.created_at >= '-infinity' AND c.tenant_id = $1 AND c.subject_id = $2
-  AND ($3::text IS NULL OR c.thread_id = $3)
-  AND ($4::text IS NULL OR c.namespace = $4)
-  AND ($5::text IS NULL OR c.checkpoint_id < $5)
-  AND ($6::text IS NULL OR coalesce(c.outcome, c.status) = $6)
-  AND ($7::int IS NULL OR c.step = $7)
-  AND ($8::text IS NULL OR c.run_id = $8)
-  AND ($9::text IS NULL OR c.source = $9)
-  AND ($10::text IS NULL OR c.agent = $10)
-  AND ($11::timestamptz IS NULL OR c.created_at >= $11)
-  AND ($12::timestamptz IS NULL OR c.created_at < $12)
-  AND ($13::text IS NULL OR (c.checkpoint_id, c.thread_id, c.namespace) < ($13, $14::text, $15::text))"""
+# What a listing asks of a row ``c``; the last three are where it goes on.
+#
+# The first condition is true of every checkpoint, and that of the index that listings use and nobody else may: the
+# newest checkpoint of a namespace is found by the primary key, and not by reading a subject's from the newest on.
+HISTORY_WANTED = """c.created_at >= '-infinity' AND c.tenant_id = :tenant_id AND c.subject_id = :subject_id
+  AND (:thread_id::text IS NULL OR c.thread_id = :thread_id)
+  AND (:namespace::text IS NULL OR c.namespace = :namespace)
+  AND (:before::text IS NULL OR c.checkpoint_id < :before)
+  AND (:status::text IS NULL OR coalesce(c.outcome, c.status) = :status)
+  AND (:step::int IS NULL OR c.step = :step)
+  AND (:run_id::text IS NULL OR c.run_id = :run_id)
+  AND (:source::text IS NULL OR c.source = :source)
+  AND (:agent::text IS NULL OR c.agent = :agent)
+  AND (:since::timestamptz IS NULL OR c.created_at >= :since)
+  AND (:until::timestamptz IS NULL OR c.created_at < :until)
+  AND (:after_id::text IS NULL OR (c.checkpoint_id, c.thread_id, c.namespace) < (:after_id, :after_thread::text,
+    :after_namespace::text))"""
 
 
 # A page of history, newest first. Writes are fetched apart, in the same snapshot.
-HISTORY = f"""
+HISTORY = Statement(
+    f"""
 SELECT {_ROW} FROM stateroom.checkpoints c
-WHERE {history_wanted()}
+WHERE {HISTORY_WANTED}
 ORDER BY checkpoint_id DESC, thread_id DESC, namespace DESC
-LIMIT $16
-"""
+LIMIT :limit
+""",
+    CheckpointRow,
+)
+
+
+class ReferenceRow(msgspec.Struct, frozen=True):
+    """A checkpoint by its place."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+
 
 # Which of these checkpoints are stored: parents of a page, of which a prune may have removed some.
-STORED_OF = """
+STORED_OF = Statement(
+    """
 SELECT p.thread_id, p.namespace, p.checkpoint_id
-FROM unnest($3::text[], $4::text[], $5::text[]) AS p(thread_id, namespace, checkpoint_id)
+FROM unnest(:thread_ids::text[], :namespaces::text[], :checkpoint_ids::text[]) AS p(thread_id, namespace, checkpoint_id)
 CROSS JOIN LATERAL (
     SELECT FROM stateroom.checkpoints c
-    WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = p.thread_id AND c.namespace = p.namespace
+    WHERE c.tenant_id = :tenant_id AND c.subject_id = :subject_id AND c.thread_id = p.thread_id
+      AND c.namespace = p.namespace
       AND c.checkpoint_id = p.checkpoint_id
     LIMIT 1) stored
-"""
+""",
+    ReferenceRow,
+)
+
+
+class ThreadSealRow(msgspec.Struct, frozen=True):
+    """A thread's seal, and the moment that is bound into it."""
+
+    thread_id: str
+    created_at: datetime
+    seal: bytes
+
 
 # The seals of some threads: whether their checkpoints on a page of history can be opened.
-THREAD_SEALS = """
+THREAD_SEALS = Statement(
+    """
 SELECT thread_id, created_at, seal FROM stateroom.threads
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = ANY($3::text[])
-"""
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = ANY(:thread_ids::text[])
+""",
+    ThreadSealRow,
+)
 
 
-def _tenant_listing(also: str) -> str:
-    return f"""
-SELECT subject_id, thread_id, namespace, checkpoint_id,
+class ListedRow(CheckpointColumns, frozen=True):
+    """A checkpoint by its clear columns, without what it names.
+
+    Attributes:
+        outcome: As in `storage.format.record.CheckpointRow`.
+        subject_id: The subject that it belongs to.
+    """
+
+    outcome: str | None
+    subject_id: str
+
+
+def _tenant_listing(also: str) -> Statement[ListedRow]:
+    text = f"""
+SELECT thread_id, namespace, checkpoint_id,
     (SELECT p.checkpoint_id FROM stateroom.checkpoints p
-     WHERE p.tenant_id = $1 AND p.subject_id = c.subject_id AND p.thread_id = c.thread_id
+     WHERE p.tenant_id = :tenant_id AND p.subject_id = c.subject_id AND p.thread_id = c.thread_id
        AND p.namespace = c.namespace AND p.checkpoint_id = c.parent_id LIMIT 1) AS parent_id,
-    step, status, outcome, source, agent, run_id, model,
-    state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at
+    step, status, source, agent, run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros,
+    created_at, ''::bytea AS piece_ids, NULL::bytea AS named_ids, outcome, subject_id
 FROM stateroom.checkpoints c
-WHERE tenant_id = $1 AND {also}
-  AND ($2::text IS NULL OR namespace = $2)
-  AND ($3::text IS NULL OR checkpoint_id < $3)
-  AND ($4::text IS NULL OR coalesce(outcome, status) = $4)
-  AND ($5::int IS NULL OR step = $5)
-  AND ($6::text IS NULL OR run_id = $6)
-  AND ($7::text IS NULL OR source = $7)
-  AND ($8::text IS NULL OR agent = $8)
-  AND ($9::timestamptz IS NULL OR created_at >= $9)
-  AND ($10::timestamptz IS NULL OR created_at < $10)
-  AND ($11::timestamptz IS NULL
-       OR (created_at, subject_id, thread_id, namespace, checkpoint_id) < ($11, $12::text, $13::text, $14::text,
-           $15::text))
+WHERE tenant_id = :tenant_id AND {also}
+  AND (:namespace::text IS NULL OR namespace = :namespace)
+  AND (:before::text IS NULL OR checkpoint_id < :before)
+  AND (:status::text IS NULL OR coalesce(outcome, status) = :status)
+  AND (:step::int IS NULL OR step = :step)
+  AND (:run_id::text IS NULL OR run_id = :run_id)
+  AND (:source::text IS NULL OR source = :source)
+  AND (:agent::text IS NULL OR agent = :agent)
+  AND (:since::timestamptz IS NULL OR created_at >= :since)
+  AND (:until::timestamptz IS NULL OR created_at < :until)
+  AND (:after_at::timestamptz IS NULL
+       OR (created_at, subject_id, thread_id, namespace, checkpoint_id) < (:after_at, :after_subject::text,
+         :after_thread::text, :after_namespace::text,
+           :after_id::text))
 ORDER BY created_at DESC, subject_id DESC, thread_id DESC, namespace DESC, checkpoint_id DESC
-LIMIT $16
+LIMIT :limit
 """
+    return Statement(text, ListedRow)
 
 
 # Clear columns over all subjects of a tenant, newest first. What operators ask about most, failed and waiting steps,
@@ -558,36 +830,67 @@ LIMIT $16
 TENANT_LISTING = _tenant_listing("true")
 TENANT_LISTING_TROUBLED = _tenant_listing("(status IN ('failed', 'waiting') OR outcome IS NOT NULL)")
 
+# All checkpoints of a namespace in order, a stretch at a time.
+AFTER = Statement(
+    f"""
+SELECT {_ROW} FROM stateroom.checkpoints
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id AND namespace = :namespace
+  AND checkpoint_id > :after
+ORDER BY checkpoint_id LIMIT :limit
+""",
+    CheckpointRow,
+)
+
 # A stretch of a checkpoint's ancestors, nearest first. Parents come from clear columns, which the seal of each
 # manifest binds; the depth bound ends a cycle that somebody might have edited in. LATERAL with its LIMIT makes every
 # step one look-up by primary key: as a plain join, a subject without statistics was read whole at each step.
-ANCESTORS = f"""
+ANCESTORS = Statement(
+    f"""
 WITH RECURSIVE line AS (
     SELECT 1 AS depth, c.* FROM stateroom.checkpoints c
-    WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3 AND c.namespace = $4 AND c.checkpoint_id = $5
+    WHERE c.tenant_id = :tenant_id AND c.subject_id = :subject_id AND c.thread_id = :thread_id
+      AND c.namespace = :namespace AND c.checkpoint_id = :checkpoint_id
     UNION ALL
     SELECT line.depth + 1, c.* FROM line
     CROSS JOIN LATERAL (
         SELECT * FROM stateroom.checkpoints p
-        WHERE p.tenant_id = $1 AND p.subject_id = $2 AND p.thread_id = $3 AND p.namespace = $4
+        WHERE p.tenant_id = :tenant_id AND p.subject_id = :subject_id AND p.thread_id = :thread_id
+          AND p.namespace = :namespace
           AND p.checkpoint_id = line.parent_id
         LIMIT 1) c
-    WHERE line.depth < $6
+    WHERE line.depth < :limit
 )
 SELECT {_ROW} FROM line ORDER BY depth
-"""
+""",
+    CheckpointRow,
+)
 
-CLAIM_IDEMPOTENCY = """
+CLAIM_IDEMPOTENCY = Statement(
+    """
 INSERT INTO stateroom.idempotency (tenant_id, subject_id, idempotency_key, request_digest, created_at)
-VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING RETURNING 1
-"""
+VALUES (:tenant_id, :subject_id, :idempotency_key, :request_digest, :now) ON CONFLICT DO NOTHING RETURNING 1
+""",
+    int,
+)
 
-READ_IDEMPOTENCY = """
+
+class IdempotencyRow(msgspec.Struct, frozen=True):
+    """What is kept of a request that named a key."""
+
+    request_digest: bytes
+    receipt: bytes | None
+    created_at: datetime
+
+
+READ_IDEMPOTENCY = Statement(
+    """
 SELECT request_digest, receipt, created_at FROM stateroom.idempotency
-WHERE tenant_id = $1 AND subject_id = $2 AND idempotency_key = $3
-"""
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND idempotency_key = :idempotency_key
+""",
+    IdempotencyRow,
+)
 
-SETTLE_IDEMPOTENCY = """
-UPDATE stateroom.idempotency SET receipt = $4
-WHERE tenant_id = $1 AND subject_id = $2 AND idempotency_key = $3
-"""
+SETTLE_IDEMPOTENCY = Statement("""
+UPDATE stateroom.idempotency SET receipt = :receipt
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND idempotency_key = :idempotency_key
+""")

@@ -4,12 +4,34 @@ Every verb that removes rows locks the thread first and computes in a later stat
 that was committed before the lock was granted; what removes a part of a thread is in `storage.postgres.pruning`.
 """
 
+from datetime import datetime
+
+import msgspec
+
+from storage.format.record import CheckpointRow, WriteRow
 from storage.postgres import holds
+from storage.postgres.statement import Statement
+
+
+class ListedThread(msgspec.Struct, frozen=True):
+    """A thread by its clear columns, and the seal that vouches for some of them."""
+
+    thread_id: str
+    agent: str | None
+    status: str
+    tier: str
+    strict: bool
+    client_share: bool
+    created_at: datetime
+    updated_at: datetime
+    head_id: str | None
+    seal: bytes
+
 
 _COLUMNS = """
-    t.thread_id, t.agent, t.status, t.tier, t.strict, t.client_share, t.created_at, t.updated_at, t.seal,
-    (SELECT h.head_id FROM stateroom.heads h WHERE h.tenant_id = t.tenant_id AND h.subject_id = t.subject_id
-     AND h.thread_id = t.thread_id AND h.namespace = '') AS head_id
+    t.thread_id, t.agent, t.status, t.tier, t.strict, t.client_share, t.created_at, t.updated_at,
+    (SELECT h.head_id FROM stateroom.heads h WHERE h.tenant_id = :tenant_id AND h.subject_id = :subject_id
+     AND h.thread_id = t.thread_id AND h.namespace = '') AS head_id, t.seal
 """
 
 # True of every thread, and the condition of the two indexes that listings use and nobody else may: a single thread is
@@ -17,113 +39,158 @@ _COLUMNS = """
 # the whole key, and would find one thread by reading all of its subject's in a smaller index.
 LISTED = "t.created_at >= '-infinity'"
 
-ONE = f"""
-SELECT {_COLUMNS} FROM stateroom.threads t WHERE t.tenant_id = $1 AND t.subject_id = $2 AND t.thread_id = $3
-"""
-
-LIST = f"""
+ONE = Statement(
+    f"""
 SELECT {_COLUMNS} FROM stateroom.threads t
-WHERE t.tenant_id = $1 AND t.subject_id = $2 AND {LISTED}
-  AND ($3::text IS NULL OR t.status = $3)
-  AND ($4::text IS NULL OR t.agent = $4)
-  AND ($5::text IS NULL OR t.tier = $5)
-  AND ($6::timestamptz IS NULL OR (t.created_at, t.thread_id) < ($6, $7::text))
-ORDER BY t.created_at DESC, t.thread_id DESC
-LIMIT $8
-"""
+WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id AND t.thread_id = :thread_id
+""",
+    ListedThread,
+)
 
-PUT = f"""
+LIST = Statement(
+    f"""
+SELECT {_COLUMNS} FROM stateroom.threads t
+WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id AND {LISTED}
+  AND (:status::text IS NULL OR t.status = :status)
+  AND (:agent::text IS NULL OR t.agent = :agent)
+  AND (:tier::text IS NULL OR t.tier = :tier)
+  AND (:after_at::timestamptz IS NULL OR (t.created_at, t.thread_id) < (:after_at, :after_thread::text))
+ORDER BY t.created_at DESC, t.thread_id DESC
+LIMIT :limit
+""",
+    ListedThread,
+)
+
+
+class PutRow(msgspec.Struct, frozen=True):
+    """A thread as a request to set it left it."""
+
+    created_at: datetime
+    seal: bytes
+    activity: int
+
+
+# The agent is set in a statement of its own, `SET_AGENT`, under the lock of this one (ADR 29).
+PUT = Statement(
+    """
 INSERT INTO stateroom.threads AS t
     (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
      client_share, searchable)
-VALUES ($1, $2, $3, $4, 'active', 'hot', coalesce($5, false), 1, $6, $6, $7, $9, '{{}}')
+VALUES (:tenant_id, :subject_id, :thread_id, :agent, 'active', 'hot', coalesce(:strict, false), 1, :now, :now, :seal,
+    :client_share, '{}')
 ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
-    activity = t.activity + 1, updated_at = excluded.updated_at,
-    strict = coalesce($5, t.strict),
-    agent = CASE WHEN $8 AND NOT {holds.AGENT_HELD}
-        THEN excluded.agent ELSE t.agent END
+    activity = t.activity + 1, updated_at = excluded.updated_at, strict = coalesce(:strict, t.strict)
 RETURNING created_at, seal, activity
-"""
+""",
+    PutRow,
+)
+SET_AGENT = Statement(f"""
+UPDATE stateroom.threads t SET agent = :agent
+WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id AND t.thread_id = :thread_id AND NOT {holds.AGENT_HELD}
+""")
 
-CREATE = """
+CREATE = Statement(
+    """
 INSERT INTO stateroom.threads
     (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
      client_share)
-VALUES ($1, $2, $3, $4, $5, 'hot', $6, 1, $7, $7, $8, $9)
+VALUES (:tenant_id, :subject_id, :thread_id, :agent, :status, 'hot', :strict, 1, :now, :now, :seal, :client_share)
 ON CONFLICT DO NOTHING RETURNING 1
-"""
+""",
+    int,
+)
 
-LOCK = """
+
+class ThreadRow(msgspec.Struct, frozen=True):
+    """A thread's own row, as far as what belongs to it is read or written."""
+
+    agent: str | None
+    status: str
+    tier: str
+    strict: bool
+    created_at: datetime
+    seal: bytes
+
+
+_READ = """
 SELECT agent, status, tier, strict, created_at, seal FROM stateroom.threads
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 FOR UPDATE
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
 """
+READ = Statement(_READ, ThreadRow)
+LOCK = Statement(f"{_READ} FOR UPDATE", ThreadRow)
 
-READ = LOCK.replace("FOR UPDATE", "")
 
-HEADS = """
+class HeadRow(msgspec.Struct, frozen=True):
+    """The head of a namespace."""
+
+    namespace: str
+    head_id: str
+    sequence: int
+    seal: bytes
+
+
+HEADS = Statement(
+    """
 SELECT namespace, head_id, sequence, seal FROM stateroom.heads
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 ORDER BY namespace
-"""
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id ORDER BY namespace
+""",
+    HeadRow,
+)
 
-# All checkpoints of a namespace in order, a stretch at a time.
-STRETCH = """
-SELECT thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent, run_id, model,
-    state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, named_ids,
-    manifest, key_version
-FROM stateroom.checkpoints
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3 AND namespace = $4 AND checkpoint_id > $5
-ORDER BY checkpoint_id LIMIT $6
-"""
-
-ADD_HEAD = """
+ADD_HEAD = Statement("""
 INSERT INTO stateroom.heads (tenant_id, subject_id, thread_id, namespace, head_id, sequence, seal)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
-"""
+VALUES (:tenant_id, :subject_id, :thread_id, :namespace, :head_id, :sequence, :seal)
+""")
+
+SEAL = Statement("""
+UPDATE stateroom.threads SET seal = :seal
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
+""")
 
 DELETE_ALL = tuple(
-    f"DELETE FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
+    Statement(f"""
+DELETE FROM stateroom.{table}
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
+""")
     for table in ("pending_writes", "checkpoints", "heads", "chunks", "archives", "thread_retention", "threads")
 )
 
-COPY_CHUNKS = """
+COPY_CHUNKS = Statement("""
 INSERT INTO stateroom.chunks (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
-SELECT tenant_id, subject_id, $4, piece_id, key_version, children, named_ids, envelope FROM stateroom.chunks
-WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
-"""
+SELECT tenant_id, subject_id, :target, piece_id, key_version, children, named_ids, envelope FROM stateroom.chunks
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :source
+""")
 
+_CHECKPOINT = CheckpointRow.__struct_fields__
+_CHECKPOINT_VALUES = ", ".join(f":{name}" for name in _CHECKPOINT)
 
-def _add_checkpoint(column: str = "", value: str = "") -> str:
-    return f"""
-INSERT INTO stateroom.checkpoints
-    (tenant_id, subject_id, key_version, outcome, manifest, thread_id, namespace, checkpoint_id, parent_id, step,
-     status, source, agent, run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros,
-     created_at, piece_ids, named_ids{column})
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23{value})
-"""
+ADD_CHECKPOINT = Statement(f"""
+INSERT INTO stateroom.checkpoints (tenant_id, subject_id, {", ".join(_CHECKPOINT)})
+VALUES (:tenant_id, :subject_id, {_CHECKPOINT_VALUES})
+""")
 
-
-ADD_CHECKPOINT = _add_checkpoint()
-
-# The same for a copy of thread $24: what the checkpoint is tagged by comes with it, by one look-up. Joining the two
+# The same for a copy of another thread: what the checkpoint is tagged by comes with it, by one look-up. Joining the two
 # threads afterwards compared each checkpoint with each other one wherever the tables had no statistics yet.
-COPY_CHECKPOINT = _add_checkpoint(
-    column=", searchable",
-    value=""",
-    (SELECT s.searchable FROM stateroom.checkpoints s WHERE s.tenant_id = $1 AND s.subject_id = $2
-     AND s.thread_id = $24 AND s.namespace = $7 AND s.checkpoint_id = $8)""",
+COPY_CHECKPOINT = Statement(f"""
+INSERT INTO stateroom.checkpoints (tenant_id, subject_id, {", ".join(_CHECKPOINT)}, searchable)
+SELECT s.tenant_id, s.subject_id, {_CHECKPOINT_VALUES}, s.searchable FROM stateroom.checkpoints s
+WHERE s.tenant_id = :tenant_id AND s.subject_id = :subject_id AND s.thread_id = :copied_from
+  AND s.namespace = :namespace AND s.checkpoint_id = :checkpoint_id
+""")
+
+_WRITE = WriteRow.__struct_fields__
+
+ADD_WRITE = Statement(f"""
+INSERT INTO stateroom.pending_writes (tenant_id, subject_id, {", ".join(_WRITE)})
+VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in _WRITE)})
+""")
+
+WRITES_AFTER = Statement(
+    f"""
+SELECT {", ".join(_WRITE)} FROM stateroom.pending_writes
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
+  AND (namespace, checkpoint_id, task_id, idx) > (:namespace, :checkpoint_id, :task_id, :idx)
+ORDER BY namespace, checkpoint_id, task_id, idx LIMIT :limit
+""",
+    WriteRow,
 )
-
-ADD_WRITE = """
-INSERT INTO stateroom.pending_writes
-    (tenant_id, subject_id, key_version, value, member, thread_id, namespace, checkpoint_id, task_id, idx, task_path,
-     channel, status, created_at, piece_ids, named_ids, state_schema, state_version)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
-"""
-
-ALL_WRITES = """
-SELECT thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status, created_at, piece_ids, named_ids,
-    state_schema, state_version, value, member, key_version
-FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
-  AND (namespace, checkpoint_id, task_id, idx) > ($4, $5, $6, $7)
-ORDER BY namespace, checkpoint_id, task_id, idx LIMIT $8
-"""

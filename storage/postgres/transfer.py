@@ -32,11 +32,6 @@ VALUES ($1, $2, $3, $4, $5, 'hot', $6, 1, $7, clock_timestamp(), $8, $9, $10, le
 ON CONFLICT DO NOTHING RETURNING 1
 """
 
-ADD_CHUNK = """
-INSERT INTO stateroom.chunks (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-"""
-
 ACCEPT_UNBOUND = """
 INSERT INTO stateroom.unbound_imports (tenant_id, export_id, accepted_at, mac, mac_format) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT DO NOTHING

@@ -25,9 +25,11 @@ from storage.concurrency.queues import FairQueue
 from storage.errors import CommitUnknown, DatabaseReadOnly, LostRaceError, Unavailable
 from storage.postgres.engine import POOL_TIMEOUT_SECONDS, UNFINISHED
 from storage.postgres.session import Session
+from storage.postgres.statement import Statement
 from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantScope
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # Losing a race against a concurrent writer of the same thread; each attempt sees a fresh snapshot.
 RACES_MAX = 5
@@ -333,35 +335,34 @@ class UnitOfWork:
             self._observer.commit(time.perf_counter() - started)
             transaction.committed()
 
-    async def call(self, statement: str, scope: Scope, *args: object) -> None:
-        """Run one function that binds ``scope``, its first two arguments, by itself: one round trip, which commits.
+    async def call(self, statement: Statement[None], scope: Scope, **values: object) -> None:
+        """Run one function that binds ``scope`` by itself: one round trip, which commits.
 
         Raises:
             LostRaceError: it found something else than it was told to, and did nothing.
             CommitUnknown: the connection was lost before the answer.
         """
+        arguments = statement.arguments(bound(scope), values)
         async with self._of(scope) as connection:
             started = time.perf_counter()
             try:
-                await connection.execute(
-                    statement, scope.tenant_id, scope.subject_id, *args, timeout=FIRST_ANSWER_SECONDS_MAX
-                )
+                await connection.execute(statement.text, *arguments, timeout=FIRST_ANSWER_SECONDS_MAX)
             except _NO_WRITES:
                 raise
             except _CONNECTION_LOST:
                 raise CommitUnknown from None
             self._observer.commit(time.perf_counter() - started)
 
-    async def ask(self, statement: str, scope: Scope, *args: object) -> Any:
-        """Run one function that binds ``scope``, its first two arguments, by itself and only reads: one round trip.
+    async def ask(self, statement: Statement[R], scope: Scope, **values: object) -> R | None:
+        """Run one function that binds ``scope`` and only reads, by itself: one round trip.
 
         Returns:
             Its first row, or None.
         """
+        arguments = statement.arguments(bound(scope), values)
         async with self._of(scope) as connection:
-            return await connection.fetchrow(
-                statement, scope.tenant_id, scope.subject_id, *args, timeout=FIRST_ANSWER_SECONDS_MAX
-            )
+            record = await connection.fetchrow(statement.text, *arguments, timeout=FIRST_ANSWER_SECONDS_MAX)
+        return None if record is None else statement.made(record)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Run ``attempt``, which opens its own transaction, again when it lost a race.

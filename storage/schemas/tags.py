@@ -11,7 +11,7 @@ requests did; whoever edits the database can take rows out of a filtered listing
 columns, and is noticed only by a listing that has no filter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from struct import pack
@@ -19,10 +19,8 @@ from typing import Any, Final
 
 from crypto import Sealer
 from storage.model import HistoryQuery, Save
-from storage.postgres import checkpoints as checkpoints_sql
-from storage.postgres import tags as sql
-from storage.postgres.unit_of_work import Transaction
-from storage.scope import Scope
+from storage.postgres.tags import OPEN_THREADS_MAX
+from storage.tiers.rows import Listing, Search
 
 SEARCHABLE_KEYS_MAX: Final = 16
 # With 16 of these, what all checkpoints of a thread are tagged by still fits an entry of a B-tree (2,704 bytes).
@@ -86,30 +84,15 @@ def _tags_sought(sealer: Sealer, metadata: Mapping[str, Any]) -> dict[str, bytes
     return {name: tag for name, tag in sought.items() if tag is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """The statement that lists candidates, and what it takes after the arguments of a plain listing."""
-
-    statement: str
-    arguments: Sequence[object] = ()
-
-
-async def search_for(transaction: Transaction, scope: Scope, sealer: Sealer, query: HistoryQuery) -> Search:
-    """How to find what a query asks for, in the snapshot that it will be read in."""
+async def search_for(rows: Listing, sealer: Sealer, query: HistoryQuery) -> Search:
+    """By which tags to find what a query asks for, in the snapshot that it will be read in."""
     sought = _tags_sought(sealer, query.metadata)
-    plain = Search(checkpoints_sql.HISTORY)
-    if not sought:
-        return plain
-    place: tuple[object, ...] = (scope.tenant_id, scope.subject_id, list(sought), list(sought.values()))
-    if query.thread_id is None:
-        rows = await transaction.fetch(sql.STANDING, *place)
-    else:
-        rows = await transaction.fetch(sql.STANDING_OF_THREAD, *place, query.thread_id)
-    if not rows:
-        return plain
+    uses = await rows.tag_uses(list(sought), list(sought.values())) if sought else []
     # First the key by which the fewest threads have to be looked through, then the rarest value.
-    best = sorted(rows, key=lambda row: (len(row["open"]), row["tags"]))
-    named = ([row["name"] for row in best], [row["tag"] for row in best])
-    if len(best[0]["open"]) > sql.OPEN_THREADS_MAX:
-        return Search(sql.HISTORY_UNLESS_EXCLUDED, named)
-    return Search(sql.HISTORY_BY_TAG, (*named, best[0]["open"]))
+    uses.sort(key=lambda use: (len(use.untagged_threads), use.count))
+    if not uses:
+        return Search()
+    untagged = uses[0].untagged_threads
+    return Search(
+        [use.name for use in uses], [use.tag for use in uses], None if len(untagged) > OPEN_THREADS_MAX else untagged
+    )

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from crypto import Sealer
 from storage.access.access import Access
@@ -32,6 +32,7 @@ from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound, Una
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.pieces import unpack_ids
 from storage.format.record import (
+    MemberRow,
     OpenedCheckpoint,
     check_share,
     open_checkpoint,
@@ -43,6 +44,8 @@ from storage.format.token import ThreadToken
 from storage.model import Removal
 from storage.postgres import pruning as sql
 from storage.postgres import threads as threads_sql
+from storage.postgres.pruning import GarbageRow
+from storage.postgres.threads import HeadRow
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
 from storage.threads.holds import refuse_held
@@ -60,6 +63,7 @@ from storage.threads.thinning import (
     needed,
     writes_that_may_go,
 )
+from storage.tiers.rows import place_of
 
 # Rows that one transaction removes while a save may be waiting for it.
 BATCH_ROWS = 100
@@ -78,8 +82,6 @@ NOTHING = Removal(threads=0, checkpoints=0, pending_writes=0)
 Guard = Callable[[Transaction], Awaitable[None]]
 """Asked under the thread's lock in every batch; what it raises stops the removal, and that batch is not committed."""
 
-_Location = tuple[Any, str, str]
-
 
 class _Gone(Exception):
     """The thread is not there any more, or is another one of its name."""
@@ -91,19 +93,6 @@ class _WrittenMeanwhile(Exception):
     def __init__(self, places: set[Place]) -> None:
         super().__init__()
         self.places = places
-
-
-class _Write(NamedTuple):
-    """A pending write, by what its seal sums up."""
-
-    namespace: str
-    checkpoint_id: str
-    task_id: str
-    idx: int
-    member: bytes
-
-    def mac(self, sealer: Sealer) -> bytes:
-        return write_mac(sealer, *self)
 
 
 @dataclass(slots=True)
@@ -137,7 +126,7 @@ class Plan:
     sealer: Sealer
     incarnation: bytes
     thread: dict[str, _Namespace]
-    writes: dict[Place, list[_Write]]
+    writes: dict[Place, list[MemberRow]]
     written: LiveSet
     newest_write: dict[Place, datetime]
     members: list[bytes]
@@ -146,11 +135,11 @@ class Plan:
     followed: set[bytes] = field(default_factory=set)
     doomed: dict[str, set[str]] = field(default_factory=dict)
 
-    def sum_of(self, writes: Collection[_Write]) -> LiveSet:
+    def sum_of(self, writes: Collection[MemberRow]) -> LiveSet:
         """What a seal says of these writes."""
         total = NO_WRITES
         for each in writes:
-            total = total.add(each.mac(self.sealer))
+            total = total.add(write_mac(self.sealer, *place_of(each), each.member))
         return total
 
 
@@ -181,10 +170,6 @@ class _Request:
     touches: bool
     removed: _Removed = field(default_factory=_Removed)
 
-    @property
-    def location(self) -> _Location:
-        return self.scope.tenant_id, self.scope.subject_id, self.thread_id
-
     def archived(self) -> ThreadArchived:
         return ThreadArchived(self.thread_id) if self.restores else ThreadArchived()
 
@@ -198,9 +183,9 @@ class _Locked:
         self.transaction = transaction
         self.request = request
         self.plan = plan
-        self.location = request.location
+        self.thread_id = request.thread_id
         self.thread = thread
-        self.heads: dict[str, Any] = {}
+        self.heads: dict[str, HeadRow] = {}
         self.taken: list[Place] = []
         self.writes_taken = 0
         self.moved: dict[str, tuple[str, HeadSeal]] = {}
@@ -211,7 +196,7 @@ class _Locked:
         self.knows_writes = False
         self._created_at = created_at
 
-    def take_writes(self, writes: Collection[_Write]) -> None:
+    def take_writes(self, writes: Collection[MemberRow]) -> None:
         """Take writes that were removed out of the sums."""
         removed = self.plan.sum_of(writes)
         self.thread = replace(self.thread, writes=self.thread.writes.part(removed))
@@ -219,10 +204,17 @@ class _Locked:
         self.written_after = self.written_after.part(self.plan.sum_of(planned))
         self.writes_taken += len(writes)
 
+    async def writes_at(self, places: Collection[Place]) -> list[MemberRow]:
+        """The pending writes that checkpoints have now."""
+        names, ids = _columns(places)
+        return await self.transaction.fetch_all(
+            sql.WRITES_AT, thread_id=self.thread_id, namespaces=names, checkpoint_ids=ids
+        )
+
     async def touch(self, moment: datetime | None) -> None:
         """Say that the thread changed, and store its seal. ``moment``: it was used, too."""
-        sealed = seal_thread(self.plan.sealer, self.request.thread_id, self._created_at, self.thread)
-        await self.transaction.execute(sql.TOUCH, *self.location, moment, sealed)
+        sealed = seal_thread(self.plan.sealer, self.thread_id, self._created_at, self.thread)
+        await self.transaction.run(sql.TOUCH, thread_id=self.thread_id, used_at=moment, seal=sealed)
 
 
 class Pruning:
@@ -272,12 +264,10 @@ class Pruning:
         """
         choice = OfRuns(frozenset(run_ids))
         async with self._access.unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(
-                sql.THREADS_OF_RUNS, scope.tenant_id, scope.subject_id, sorted(choice.run_ids)
-            )
+            thread_ids = await transaction.fetch_all(sql.THREADS_OF_RUNS, run_ids=sorted(choice.run_ids))
         total = NOTHING
-        for row in rows:
-            request = _Request(scope, row["thread_id"], guard, restores=True, touches=True)
+        for thread_id in thread_ids:
+            request = _Request(scope, thread_id, guard, restores=True, touches=True)
             total = sum_of_removals(total, await self._remove(request, choice, share))
         return total
 
@@ -372,7 +362,7 @@ class Pruning:
             # Of a long thread it takes long; others have their turn meanwhile.
             plan.doomed = await asyncio.to_thread(_doomed, plan, choice)
             names, ids = _columns([(name, each) for name, some in plan.doomed.items() for each in some])
-            garbage = await transaction.fetch(sql.GARBAGE, *request.location, names, ids)
+            garbage = await _garbage(transaction, request.thread_id, names, ids)
         queue = await asyncio.to_thread(self._queue, plan)
         chunks = self._chunk_batches(garbage)
         spared_any = False
@@ -400,7 +390,7 @@ class Pruning:
             await asyncio.sleep(0)
         if spared_any:
             async with self._access.unit_of_work.snapshot(request.scope) as transaction:
-                chunks = self._chunk_batches(await transaction.fetch(sql.GARBAGE, *request.location, [], []))
+                chunks = self._chunk_batches(await _garbage(transaction, request.thread_id))
         await self._collect(request, plan, chunks)
         await self._drop_references(request, plan)
 
@@ -437,35 +427,34 @@ class Pruning:
     async def _plan(self, transaction: Transaction, request: _Request, sealer: Sealer) -> Plan | None:
         """Read and verify a thread in one snapshot; None: there is none."""
         await self._access.check_keys_in(transaction, request.scope, sealer)
-        row = await transaction.fetchrow(threads_sql.READ, *request.location)
+        row = await transaction.fetch_one(threads_sql.READ, thread_id=request.thread_id)
         if row is None:
             return None
-        if row["tier"] != "hot":
+        if row.tier != "hot":
             raise request.archived()
-        thread = open_thread_seal(sealer, request.thread_id, row["created_at"], row["seal"])
+        thread = open_thread_seal(sealer, request.thread_id, row.created_at, row.seal)
         if thread.share_check is None:
             sealer = sealer.without_share  # of several threads, perhaps only some need the share
         check_share(sealer, request.thread_id, thread)
-        heads = await transaction.fetch(threads_sql.HEADS, *request.location)
-        compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
-        written = await check_writes(transaction, request.scope, sealer, request.thread_id, thread)
+        heads = await transaction.fetch_all(threads_sql.HEADS, thread_id=request.thread_id)
+        compare_namespaces(sealer, thread, [each.namespace for each in heads])
         plan = Plan(sealer, thread.incarnation, {}, {}, thread.writes, {}, [])
-        for each in await transaction.fetch(sql.WRITES, *request.location):
-            write = _Write(each["namespace"], each["checkpoint_id"], each["task_id"], each["idx"], each["member"])
-            place = (write.namespace, write.checkpoint_id)
+        for each in await transaction.fetch_all(sql.WRITES, thread_id=request.thread_id):
+            write, place = each.member_row, (each.namespace, each.checkpoint_id)
             plan.writes.setdefault(place, []).append(write)
             plan.members.append(write.member)
-            plan.newest_write[place] = max(each["stored_at"], plan.newest_write.get(place, each["stored_at"]))
-        for each in heads:
-            head = open_own_head(sealer, request.thread_id, thread, each)
-            compare_writes(written.of(each["namespace"], each["head_id"]), head.writes)
+            plan.newest_write[place] = max(each.stored_at, plan.newest_write.get(place, each.stored_at))
+        written = await check_writes(sealer, (each for some in plan.writes.values() for each in some), thread)
+        for at in heads:
+            head = open_own_head(sealer, request.thread_id, thread, at)
+            compare_writes(written.of(at.namespace, at.head_id), head.writes)
             entries: dict[str, Entry] = {}
             found = LiveSet()
-            async for opened in _walk(transaction, request, sealer, each["namespace"]):
+            async for opened in _walk(transaction, request.thread_id, sealer, at.namespace):
                 found = found.add(opened.member)
                 entries[opened.columns.checkpoint_id] = _entry(opened)
             compare_checkpoints(found, head.live)
-            plan.thread[each["namespace"]] = _Namespace(each["head_id"], head.sequence, head.live, entries)
+            plan.thread[at.namespace] = _Namespace(at.head_id, head.sequence, head.live, entries)
         return plan
 
     # --- under the lock --------------------------------------------------------------------------------------------
@@ -475,18 +464,18 @@ class Pruning:
         """A transaction that holds the thread's lock, in which the plan is true again."""
         await self._access.control.ready()
         async with self._access.unit_of_work.begin(request.scope) as transaction:
-            row = await transaction.fetchrow(threads_sql.LOCK, *request.location)
+            row = await transaction.fetch_one(threads_sql.LOCK, thread_id=request.thread_id)
             if row is None:
                 raise _Gone
-            if row["tier"] != "hot":
+            if row.tier != "hot":
                 raise request.archived()
             await refuse_held(transaction, self._access.control, request.scope, request.thread_id)
             if request.guard is not None:
                 await request.guard(transaction)
             await self._access.check_keys_in(transaction, request.scope, plan.sealer)
-            thread = open_thread_seal(plan.sealer, request.thread_id, row["created_at"], row["seal"])
+            thread = open_thread_seal(plan.sealer, request.thread_id, row.created_at, row.seal)
             self._check_life(plan, thread)
-            locked = _Locked(transaction, request, plan, row["created_at"], thread)
+            locked = _Locked(transaction, request, plan, row.created_at, thread)
             await self._catch_up(locked)
             yield locked
 
@@ -497,8 +486,8 @@ class Pruning:
     async def _catch_up(self, locked: _Locked) -> None:
         """Learn which checkpoints came or went since the plan was true."""
         plan = locked.plan
-        rows = await locked.transaction.fetch(threads_sql.HEADS, *locked.location)
-        locked.heads = {row["namespace"]: row for row in rows}
+        rows = await locked.transaction.fetch_all(threads_sql.HEADS, thread_id=locked.thread_id)
+        locked.heads = {row.namespace: row for row in rows}
         if locked.heads.keys() != plan.thread.keys():
             compare_namespaces(plan.sealer, locked.thread, locked.heads)
             for name in plan.thread.keys() - locked.heads.keys():
@@ -507,9 +496,9 @@ class Pruning:
             known = plan.thread.get(name)
             if known is None:
                 known = plan.thread[name] = _Namespace("", 0, LiveSet(), {})
-            if (known.head_id, known.sequence) == (row["head_id"], row["sequence"]):
+            if (known.head_id, known.sequence) == (row.head_id, row.sequence):
                 continue
-            head = open_own_head(plan.sealer, locked.request.thread_id, locked.thread, row)
+            head = open_own_head(plan.sealer, locked.thread_id, locked.thread, row)
             if known.live != head.live:
                 for opened in await self._news(locked, name, known, head.live):
                     entry = _entry(opened)
@@ -517,23 +506,23 @@ class Pruning:
                     plan.news.update(opened.ids)
                     plan.fresh.append((name, entry))
                 known.live = head.live
-            known.head_id, known.sequence = row["head_id"], head.sequence
+            known.head_id, known.sequence = row.head_id, head.sequence
 
     async def _news(self, locked: _Locked, namespace: str, known: _Namespace, live: LiveSet) -> list[OpenedCheckpoint]:
         """The checkpoints that the plan does not know; those that it knows in vain are taken out of it."""
         sealer, more = locked.plan.sealer, live.count - known.live.count
+        place = {"thread_id": locked.thread_id, "namespace": namespace}
         if 0 < more <= _NEWEST_ROWS_MAX:
-            rows = await locked.transaction.fetch(sql.NEWEST, *locked.location, namespace, more)
-            found = [open_checkpoint(sealer, row) for row in rows if row["checkpoint_id"] not in known.entries]
+            rows = await locked.transaction.fetch_all(sql.NEWEST, **place, limit=more)
+            found = [open_checkpoint(sealer, row) for row in rows if row.checkpoint_id not in known.entries]
             if known.live.join(_live(found)) == live:
                 return found
         # Saved out of order, or others removed something, too: compare ids, all of them.
-        rows = await locked.transaction.fetch(sql.CHECKPOINT_IDS, *locked.location, namespace)
-        present = {row["checkpoint_id"] for row in rows}
+        present = {*await locked.transaction.fetch_all(sql.CHECKPOINT_IDS, **place)}
         entries = {each: entry for each, entry in known.entries.items() if each in present}
         found = []
         for some in _parts(sorted(present - entries.keys()), _READ_ROWS):
-            rows = await locked.transaction.fetch(sql.CHECKPOINTS, *locked.location, namespace, some)
+            rows = await locked.transaction.fetch_all(sql.CHECKPOINTS, **place, checkpoint_ids=some)
             found += [open_checkpoint(sealer, row) for row in rows]
         total = _live(found)
         for entry in entries.values():
@@ -557,9 +546,9 @@ class Pruning:
             # Others may have removed the head of before.
             ended = choice.ended(plan.thread)
             heads = {
-                (name, locked.heads[name]["head_id"])
+                (name, locked.heads[name].head_id)
                 for name, some in doomed.items()
-                if name in locked.heads and name not in ended and locked.heads[name]["head_id"] in some
+                if name in locked.heads and name not in ended and locked.heads[name].head_id in some
             }
             spared.update(place for place in self._with_theirs(plan, heads) if place[1] in doomed[place[0]])
         return spared
@@ -590,16 +579,15 @@ class Pruning:
         return spared
 
     async def _delete(self, locked: _Locked, batch: Sequence[Place]) -> None:
-        plan, place = locked.plan, locked.location
-        rows = await locked.transaction.fetch(sql.DELETE_WRITES_OF, *place, *_columns(batch))
-        found: dict[Place, list[_Write]] = {}
-        for row in rows:
-            write = _Write(*row)
+        plan, transaction = locked.plan, locked.transaction
+        names, ids = _columns(batch)
+        place = {"thread_id": locked.thread_id, "namespaces": names, "checkpoint_ids": ids}
+        found: dict[Place, list[MemberRow]] = {}
+        for write in await transaction.fetch_all(sql.DELETE_WRITES_OF, **place):
             found.setdefault((write.namespace, write.checkpoint_id), []).append(write)
         self._compare_with_plan(plan, batch, found)
         locked.take_writes([each for some in found.values() for each in some])
-        rows = await locked.transaction.fetch(sql.DELETE_CHECKPOINTS, *place, *_columns(batch))
-        if len(rows) != len(batch):
+        if len(await transaction.fetch_all(sql.DELETE_CHECKPOINTS, **place)) != len(batch):
             raise IntegrityFailure("checkpoints were taken from this thread outside the gateway")
         locked.taken = list(batch)
         moved: list[tuple[str, str, int, bytes]] = []
@@ -612,16 +600,26 @@ class Pruning:
                 continue
             head_id, head = after
             locked.moved[name] = (head_id, head)
-            sealed = seal_head(plan.sealer, locked.request.thread_id, name, head_id, head)
+            sealed = seal_head(plan.sealer, locked.thread_id, name, head_id, head)
             moved.append((name, head_id, head.sequence, sealed))
         if moved:
-            await locked.transaction.execute(sql.MOVE_HEADS, *place, *map(list, zip(*moved, strict=True)))
+            namespaces, head_ids, sequences, seals = map(list, zip(*moved, strict=True))
+            await transaction.run(
+                sql.MOVE_HEADS,
+                thread_id=locked.thread_id,
+                namespaces=namespaces,
+                head_ids=head_ids,
+                sequences=sequences,
+                seals=seals,
+            )
         if ended:
-            await locked.transaction.execute(sql.DELETE_HEADS, *place, ended)
+            await transaction.run(sql.DELETE_HEADS, thread_id=locked.thread_id, namespaces=ended)
             locked.ended = ended
         await locked.touch(self._access.clock.now() if locked.request.touches else None)
 
-    def _compare_with_plan(self, plan: Plan, batch: Sequence[Place], found: Mapping[Place, Collection[_Write]]) -> None:
+    def _compare_with_plan(
+        self, plan: Plan, batch: Sequence[Place], found: Mapping[Place, Collection[MemberRow]]
+    ) -> None:
         """What was planned to go must be what goes: else an acknowledged write would go unread.
 
         Raises:
@@ -634,7 +632,7 @@ class Pruning:
     async def _head_after(self, locked: _Locked, name: str, taken: set[str]) -> tuple[str, HeadSeal] | None:
         """A namespace's head when these are gone; None: nothing is left."""
         plan, known = locked.plan, locked.plan.thread[name]
-        head = open_own_head(plan.sealer, locked.request.thread_id, locked.thread, locked.heads[name])
+        head = open_own_head(plan.sealer, locked.thread_id, locked.thread, locked.heads[name])
         live = head.live
         for each in taken:
             live = live.subtract(known.entries[each].member)
@@ -643,8 +641,7 @@ class Pruning:
         head_id, writes = known.head_id, head.writes
         if head_id in taken:
             head_id = max(each for each in known.entries if each not in taken)
-            rows = await locked.transaction.fetch(sql.WRITES_AT, *locked.location, [name], [head_id])
-            found = [_Write(*row) for row in rows]
+            found = await locked.writes_at([(name, head_id)])
             if set(found) != set(plan.writes.get((name, head_id), ())):
                 raise StaleError  # written to meanwhile: the next plan verifies what
             writes = plan.sum_of(found)
@@ -670,15 +667,15 @@ class Pruning:
 
     # --- chunks ----------------------------------------------------------------------------------------------------
 
-    def _chunk_batches(self, rows: Sequence[Any]) -> list[list[bytes]]:
+    def _chunk_batches(self, rows: Sequence[GarbageRow]) -> list[list[bytes]]:
         batches: list[list[bytes]] = []
         size = BATCH_BYTES
         for row in rows:
             if size >= BATCH_BYTES or len(batches[-1]) >= self._batch_chunks:
                 batches.append([])
                 size = 0
-            batches[-1].append(row["piece_id"])
-            size += row["size_bytes"]
+            batches[-1].append(row.piece_id)
+            size += row.size_bytes
         return batches
 
     async def _collect(self, request: _Request, plan: Plan, batches: Sequence[list[bytes]]) -> None:
@@ -694,8 +691,8 @@ class Pruning:
         await self._learn_of_writes(locked)
         await self._follow(locked)
         named = self._named(locked)
-        return await locked.transaction.execute(
-            sql.COLLECT, *locked.location, [each for each in chunks if each not in named]
+        return await locked.transaction.run(
+            sql.COLLECT, thread_id=locked.thread_id, piece_ids=[each for each in chunks if each not in named]
         )
 
     def _named(self, locked: _Locked) -> set[bytes]:
@@ -705,24 +702,25 @@ class Pruning:
         """Learn what the index pieces among those that came to be named name themselves."""
         plan = locked.plan
         while wanted := plan.news - plan.followed:
-            rows = await locked.transaction.fetch(sql.CHILDREN, *locked.location, list(wanted))
+            found = await locked.transaction.fetch_all(sql.CHILDREN, thread_id=locked.thread_id, piece_ids=list(wanted))
             plan.followed |= wanted
-            for row in rows:
-                plan.news.update(unpack_ids(row["children"]))
+            for children in found:
+                plan.news.update(unpack_ids(children))
 
     async def _learn_of_writes(self, locked: _Locked) -> None:
         plan = locked.plan
         if locked.written_before == plan.written:
             return
-        for row in await locked.transaction.fetch(sql.NEW_WRITES, *locked.location, plan.members):
-            plan.members.append(row["member"])
-            plan.news.update(unpack_ids(row["piece_ids"]))
+        rows = await locked.transaction.fetch_all(sql.NEW_WRITES, thread_id=locked.thread_id, members=plan.members)
+        for row in rows:
+            plan.members.append(row.member)
+            plan.news.update(unpack_ids(row.piece_ids))
         locked.knows_writes = True
 
     async def _drop_references(self, request: _Request, plan: Plan) -> None:
         """Let go of blobs and artifacts that nothing in the thread names any more."""
         async with self._access.unit_of_work.snapshot(request.scope) as transaction:
-            if not await transaction.fetchval(sql.REFERS_TO_UNNAMED, *request.location):
+            if not await transaction.fetch_only(sql.REFERS_TO_UNNAMED, thread_id=request.thread_id):
                 return
         async with self._locked(request, plan) as locked:
             await self._access.offload.ledger.keep(locked.transaction, request.scope, request.thread_id)
@@ -745,30 +743,36 @@ class Pruning:
                 going = [each for each in batch if each not in held]
                 writes = [each for place in going for each in plan.writes[place]]
                 if writes:
-                    columns = map(list, zip(*writes, strict=True))
-                    rows = await locked.transaction.fetch(sql.DELETE_WRITES, *locked.location, *columns)
-                    locked.take_writes([_Write(*row) for row in rows])
+                    removed = await locked.transaction.fetch_all(
+                        sql.DELETE_WRITES,
+                        thread_id=locked.thread_id,
+                        namespaces=[each.namespace for each in writes],
+                        checkpoint_ids=[each.checkpoint_id for each in writes],
+                        task_ids=[each.task_id for each in writes],
+                        idx=[each.idx for each in writes],
+                        members=[each.member for each in writes],
+                    )
+                    locked.take_writes(removed)
                     await locked.touch(None)
             self._took(locked)
             queue = queue[len(batch) :]
             await asyncio.sleep(0)
         async with self._access.unit_of_work.snapshot(request.scope) as transaction:
-            garbage = await transaction.fetch(sql.GARBAGE, *request.location, [], [])
+            garbage = await _garbage(transaction, request.thread_id)
         await self._collect(request, plan, self._chunk_batches(garbage))
         await self._drop_references(request, plan)
 
     async def _needed_now(self, locked: _Locked, batch: Sequence[Place]) -> set[Place]:
         """Which of these places' writes came to be needed: a head's, a fresh delta line's, those of a task at work."""
         plan = locked.plan
-        held = {(name, row["head_id"]) for name, row in locked.heads.items()}
+        held = {(name, row.head_id) for name, row in locked.heads.items()}
         for name in {name for name, _ in plan.fresh}.intersection(plan.thread):
             fresh = [entry for at, entry in plan.fresh if at == name]
             held.update((name, each) for each in needed(plan.thread[name].entries, fresh))
             held.update((name, each.checkpoint_id) for each in fresh)
         if locked.written_before != plan.written:
-            found: dict[Place, set[_Write]] = {}
-            for row in await locked.transaction.fetch(sql.WRITES_AT, *locked.location, *_columns(batch)):
-                write = _Write(*row)
+            found: dict[Place, set[MemberRow]] = {}
+            for write in await locked.writes_at(batch):
                 found.setdefault((write.namespace, write.checkpoint_id), set()).add(write)
             held.update(place for place in batch if found.get(place) != set(plan.writes[place]))
         return held
@@ -821,21 +825,31 @@ def _live(opened: Collection[OpenedCheckpoint]) -> LiveSet:
 
 
 async def _walk(
-    transaction: Transaction, request: _Request, sealer: Sealer, namespace: str
+    transaction: Transaction, thread_id: str, sealer: Sealer, namespace: str
 ) -> AsyncIterator[OpenedCheckpoint]:
     """All checkpoints of a namespace, opened; other requests of this process have their turn in between."""
-    rows = await transaction.fetch(sql.CHECKPOINT_IDS, *request.location, namespace)
-    for some in _parts([row["checkpoint_id"] for row in rows], _READ_ROWS):
-        found = await transaction.fetch(sql.CHECKPOINTS, *request.location, namespace, some)
+    place = {"thread_id": thread_id, "namespace": namespace}
+    ids = await transaction.fetch_all(sql.CHECKPOINT_IDS, **place)
+    for some in _parts(ids, _READ_ROWS):
+        found = await transaction.fetch_all(sql.CHECKPOINTS, **place, checkpoint_ids=some)
         for number, row in enumerate(found):
             if number % _TURN_ROWS == 0:
                 await asyncio.sleep(0)
             yield open_checkpoint(sealer, row)
 
 
+async def _garbage(
+    transaction: Transaction, thread_id: str, namespaces: Sequence[str] = (), checkpoint_ids: Sequence[str] = ()
+) -> list[GarbageRow]:
+    """The pieces that nothing names once these checkpoints and their writes are gone."""
+    return await transaction.fetch_all(
+        sql.GARBAGE, thread_id=thread_id, namespaces=namespaces, checkpoint_ids=checkpoint_ids
+    )
+
+
 def _columns(places: Collection[Place]) -> tuple[list[str], list[str]]:
     return [name for name, _ in places], [each for _, each in places]
 
 
-def _parts(items: Sequence[Any], count: int) -> list[Any]:
+def _parts(items: Sequence[str], count: int) -> list[Sequence[str]]:
     return [items[at : at + count] for at in range(0, len(items), count)]

@@ -4,20 +4,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from crypto import KeyDestroyed, Sealer
 from storage.access.access import Access
 from storage.access.completeness import (
-    BEFORE_WRITES,
     Writes,
     admit,
     compare_checkpoints,
+    compare_listed,
     compare_namespaces,
     compare_writes,
-    open_listed,
     open_own_head,
     walk,
 )
@@ -46,12 +45,15 @@ from storage.model import Copied, Idempotency, Page, Removal, Status, Strategy, 
 from storage.postgres import tags as tags_sql
 from storage.postgres import threads as sql
 from storage.postgres.archives import DELETE_STUB
-from storage.postgres.checkpoints import HEAD_AND_NEWEST, LEFT_OVER, SEAL_THREAD
+from storage.postgres.checkpoints import HEAD_AND_NEWEST, LEFT_OVER
 from storage.postgres.completeness import REMEMBER_REMOVAL
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope, check_id
 from storage.threads.holds import refuse_held
 from storage.threads.pruning import NOTHING, Guard, Pruning, sum_of_removals
+from storage.tiers.hot import HotRows
+from storage.tiers.rows import BEFORE_WRITES, place_of
+from storage.tiers.snapshots import Snapshot
 
 # Rows that are opened at a time while a whole thread is walked.
 _STRETCH_ROWS = 500
@@ -86,23 +88,21 @@ class Threads:
         async def with_sealer(sealer: Sealer) -> Page[Thread]:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                rows = await transaction.fetch(
+                rows = await transaction.fetch_all(
                     sql.LIST,
-                    scope.tenant_id,
-                    scope.subject_id,
-                    status,
-                    agent,
-                    tier,
-                    moment,
-                    after[1] if after else None,
-                    limit,
+                    status=status,
+                    agent=agent,
+                    tier=tier,
+                    after_at=moment,
+                    after_thread=after[1] if after else None,
+                    limit=limit,
                 )
             pauses = Pauses()
             threads = []
             for row in rows:
                 threads.append(self._listed(sealer, row))
                 await pauses.after(0)
-            last = (rows[-1]["created_at"].isoformat(), rows[-1]["thread_id"]) if len(rows) == limit else None
+            last = (rows[-1].created_at.isoformat(), rows[-1].thread_id) if len(rows) == limit else None
             return Page(threads, last)
 
         try:
@@ -110,9 +110,9 @@ class Threads:
         except ThreadNotFound:
             return Page([], None)
 
-    def _listed(self, sealer: Sealer, row: Any) -> Thread:
+    def _listed(self, sealer: Sealer, row: sql.ListedThread) -> Thread:
         try:
-            open_listed(sealer, row)
+            _open_listed(sealer, row)
         except IntegrityFailure:
             self._access.found_damage()
             return _thread(row, damaged=True)
@@ -129,7 +129,7 @@ class Threads:
         async def with_sealer(sealer: Sealer) -> Thread:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                return await _compared(transaction, scope, sealer, thread_id)
+                return await _compared(Snapshot.hot(transaction, thread_id), sealer)
 
         return await self._access.reading(scope, with_sealer, ThreadNotFound())
 
@@ -158,23 +158,22 @@ class Threads:
             now = self._access.clock.now()
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                row = await transaction.fetchrow(
+                row = await transaction.fetch_only(
                     sql.PUT,
-                    scope.tenant_id,
-                    scope.subject_id,
-                    thread_id,
-                    agent,
-                    strict,
-                    now,
-                    seal_thread(sealer, thread_id, now, new_thread(sealer, thread_id)),
-                    agent_given,
-                    sealer.shared,
+                    thread_id=thread_id,
+                    agent=agent,
+                    strict=strict,
+                    now=now,
+                    seal=seal_thread(sealer, thread_id, now, new_thread(sealer, thread_id)),
+                    client_share=sealer.shared,
                 )
-                open_thread(sealer, thread_id, row["created_at"], row["seal"])
-                created = row["activity"] == 1
+                open_thread(sealer, thread_id, row.created_at, row.seal)
+                created = row.activity == 1
                 if created:
                     self._access.row_quotas.require_room(scope)
-                return await _get(transaction, scope, thread_id), created
+                elif agent_given:
+                    await transaction.run(sql.SET_AGENT, thread_id=thread_id, agent=agent)
+                return await _get(transaction, thread_id), created
 
         return await self._access.writing(scope, with_sealer, share)
 
@@ -276,23 +275,21 @@ class Threads:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 now = self._access.clock.now()
                 if idempotency is None:
-                    return await self._copied(transaction, scope, sealer, source, target, now)
-                replayed = await claim(transaction, scope, sealer, idempotency, now, Copied)
+                    return await self._copied(_Copy(transaction, scope, sealer, source, target, now))
+                replayed = await claim(transaction, sealer, idempotency, now, Copied)
                 if replayed is not None:
-                    await admit(transaction, scope, sealer, source)
+                    await admit(transaction, sealer, source)
                     return replayed
-                copied = await self._copied(transaction, scope, sealer, source, target, now)
-                await settle(transaction, scope, sealer, idempotency, copied)
+                copied = await self._copied(_Copy(transaction, scope, sealer, source, target, now))
+                await settle(transaction, sealer, idempotency, copied)
                 return copied
 
         return await self._access.reading(scope, attempt, ThreadNotFound(), share)
 
-    async def _copied(
-        self, transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str, now: datetime
-    ) -> Copied:
-        self._access.row_quotas.require_room(scope)
-        copied = await _copy(transaction, scope, sealer, source, target, now)
-        await self._access.offload.ledger.copy(transaction, scope, source, target)
+    async def _copied(self, copy: "_Copy") -> Copied:
+        self._access.row_quotas.require_room(copy.scope)
+        copied = await copy.run()
+        await self._access.offload.ledger.copy(copy.transaction, copy.scope, copy.source, copy.target)
         return copied
 
     async def _delete_if_there(self, scope: Scope, thread_id: str) -> Removal:
@@ -302,39 +299,50 @@ class Threads:
             return NOTHING
 
 
-async def _get(transaction: Transaction, scope: Scope, thread_id: str) -> Thread:
-    row = await transaction.fetchrow(sql.ONE, scope.tenant_id, scope.subject_id, thread_id)
+async def _get(transaction: Transaction, thread_id: str) -> Thread:
+    row = await transaction.fetch_one(sql.ONE, thread_id=thread_id)
     if row is None:
         raise ThreadNotFound
     return _thread(row)
 
 
-async def _compared(transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> Thread:
+async def _compared(snapshot: Snapshot, sealer: Sealer) -> Thread:
     """A thread that is what its seal and its heads say, in one snapshot."""
-    place = (scope.tenant_id, scope.subject_id, thread_id)
-    row = await transaction.fetchrow(sql.ONE, *place)
+    transaction, thread_id = snapshot.transaction, snapshot.thread_id
+    row = await transaction.fetch_one(sql.ONE, thread_id=thread_id)
     if row is None:
-        if await transaction.fetchval(LEFT_OVER, *place):
+        if await transaction.fetch_only(LEFT_OVER, thread_id=thread_id):
             raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
         raise ThreadNotFound
-    thread = open_listed(sealer, row)
+    thread = _open_listed(sealer, row)
     if thread.share_check is None:
-        heads = await transaction.fetch(sql.HEADS, *place)
-        compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
+        heads = await snapshot.heads()
+        compare_namespaces(sealer, thread, [each.namespace for each in heads])
         for each in heads:
             open_own_head(sealer, thread_id, thread, each)
-    if row["tier"] == "hot":
-        standing = await transaction.fetchrow(HEAD_AND_NEWEST, *place, "")
-        if standing["newest_id"] != standing["head_id"]:
+    if row.tier == "hot":
+        ends = await transaction.fetch_only(HEAD_AND_NEWEST, thread_id=thread_id, namespace="")
+        if ends.newest_id != ends.head_id:
             raise IntegrityFailure("the newest checkpoint is not the head")
     return _thread(row)
+
+
+def _open_listed(sealer: Sealer, row: sql.ListedThread) -> ThreadSeal:
+    """Open the seal of a thread that is shown by its clear columns, whether or not the sealer fits what belongs to it.
+
+    Raises:
+        IntegrityFailure: it does not authenticate, or does not say what the columns say.
+    """
+    thread = open_thread_seal(sealer, row.thread_id, row.created_at, row.seal)
+    compare_listed(thread, client_share=row.client_share)
+    return thread
 
 
 _COLUMNS = Thread.__dataclass_fields__.keys() - {"damaged"}
 
 
-def _thread(row: Any, *, damaged: bool = False) -> Thread:
-    return Thread(**{name: row[name] for name in _COLUMNS}, damaged=damaged)
+def _thread(row: sql.ListedThread, *, damaged: bool = False) -> Thread:
+    return Thread(**{name: getattr(row, name) for name in _COLUMNS}, damaged=damaged)
 
 
 async def remove_thread(
@@ -367,8 +375,7 @@ async def remove_thread(
         LegalHold: somebody must keep it.
         IntegrityFailure: what is said of holds was written or edited outside the gateway.
     """
-    place = (scope.tenant_id, scope.subject_id, thread_id)
-    locked = await transaction.fetchrow(sql.LOCK, *place)
+    locked = await transaction.fetch_one(sql.LOCK, thread_id=thread_id)
     if locked is None:
         return NOTHING
     await refuse_held(transaction, control, scope, thread_id)
@@ -376,124 +383,134 @@ async def remove_thread(
         await guard(transaction)
     with suppress(IntegrityFailure, KeyDestroyed):
         if sealer is not None:
-            thread = open_thread_seal(sealer, thread_id, locked["created_at"], locked["seal"])
+            thread = open_thread_seal(sealer, thread_id, locked.created_at, locked.seal)
             removal = removal_mac(sealer, thread_tag(sealer, thread_id), incarnation_tag(sealer, thread.incarnation))
-            await transaction.execute(REMEMBER_REMOVAL, scope.tenant_id, scope.subject_id, removal, now)
-    stub = await transaction.fetchrow(DELETE_STUB, *place)
-    writes, checkpoints, *_ = [await transaction.execute(statement, *place) for statement in sql.DELETE_ALL]
+            await transaction.run(REMEMBER_REMOVAL, removal=removal, removed_at=now)
+    stub = await transaction.fetch_one(DELETE_STUB, thread_id=thread_id)
+    writes, checkpoints, *_ = [await transaction.run(each, thread_id=thread_id) for each in sql.DELETE_ALL]
     if stub is not None:
-        writes, checkpoints = writes + stub["pending_writes"], checkpoints + stub["checkpoints"]
+        writes, checkpoints = writes + stub.pending_writes, checkpoints + stub.checkpoints
     return Removal(threads=1, checkpoints=checkpoints, pending_writes=writes)
 
 
-async def _copy(
-    transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str, now: datetime
-) -> Copied:
-    place = (scope.tenant_id, scope.subject_id, source)
-    found = await transaction.fetchrow(sql.READ, *place)
-    if found is None:
-        raise ThreadNotFound
-    if found["tier"] != "hot":
-        raise ThreadArchived(source)
-    original = open_thread(sealer, source, found["created_at"], found["seal"])
-    thread = new_thread(sealer, target)
-    heads = await transaction.fetch(sql.HEADS, *place)
-    compare_namespaces(sealer, original, [row["namespace"] for row in heads])
-    for row in heads:
-        thread = thread.with_namespace(sealer, row["namespace"])
-    created = await transaction.fetchval(
-        sql.CREATE,
-        scope.tenant_id,
-        scope.subject_id,
-        target,
-        found["agent"],
-        found["status"],
-        found["strict"],
-        now,
-        seal_thread(sealer, target, now, thread),
-        sealer.shared,
-    )
-    if not created:
-        raise ThreadExists
-    await transaction.execute(sql.COPY_CHUNKS, *place, target)
-    found_writes, writes = await _copy_writes(transaction, scope, sealer, source, target)
-    compare_writes(found_writes.total, original.writes)
-    checkpoints = 0
-    for row in heads:
-        head = open_own_head(sealer, source, original, row)
-        compare_writes(found_writes.of(row["namespace"], row["head_id"]), head.writes)
-        checkpoints += await _copy_namespace(transaction, scope, sealer, source, target, thread, writes, row, head)
-    if writes.total.count:
-        thread = replace(thread, writes=writes.total)
-        await transaction.execute(
-            SEAL_THREAD, scope.tenant_id, scope.subject_id, target, seal_thread(sealer, target, now, thread)
+class _Copy(msgspec.Struct, frozen=True):
+    """A copy of a thread, in one transaction.
+
+    Attributes:
+        transaction: The transaction, which sees one moment.
+        scope: The scope of both threads.
+        sealer: The scope's.
+        source: The thread that is copied.
+        target: The thread that is made.
+        now: The moment at which it is made.
+    """
+
+    transaction: Transaction
+    scope: Scope
+    sealer: Sealer
+    source: str
+    target: str
+    now: datetime
+
+    async def run(self) -> Copied:
+        """Copy everything but what the thread refers to.
+
+        Raises:
+            ThreadNotFound: there is no source.
+            ThreadArchived: it is to be restored first.
+            ThreadExists: the target exists.
+            IntegrityFailure: the source is not what its seals say.
+        """
+        transaction, sealer, source, target = self.transaction, self.sealer, self.source, self.target
+        found = await transaction.fetch_one(sql.READ, thread_id=source)
+        if found is None:
+            raise ThreadNotFound
+        if found.tier != "hot":
+            raise ThreadArchived(source)
+        original = open_thread(sealer, source, found.created_at, found.seal)
+        thread = new_thread(sealer, target)
+        heads = await transaction.fetch_all(sql.HEADS, thread_id=source)
+        compare_namespaces(sealer, original, [row.namespace for row in heads])
+        for row in heads:
+            thread = thread.with_namespace(sealer, row.namespace)
+        created = await transaction.fetch_one(
+            sql.CREATE,
+            thread_id=target,
+            agent=found.agent,
+            status=found.status,
+            strict=found.strict,
+            now=self.now,
+            seal=seal_thread(sealer, target, self.now, thread),
+            client_share=sealer.shared,
         )
-    await transaction.execute(tags_sql.COPY, *place, target)
-    return Copied(thread_id=target, checkpoints=checkpoints, pending_writes=writes.total.count)
+        if not created:
+            raise ThreadExists
+        await transaction.run(sql.COPY_CHUNKS, source=source, target=target)
+        written, writes = await self._writes()
+        compare_writes(written.total, original.writes)
+        checkpoints = 0
+        for row in heads:
+            head = open_own_head(sealer, source, original, row)
+            compare_writes(written.of(row.namespace, row.head_id), head.writes)
+            live = await self._namespace(row.namespace, head)
+            copied = HeadSeal(thread.incarnation, live.count, live, writes.of(row.namespace, row.head_id))
+            await self._add_head(row, copied)
+            checkpoints += live.count
+        if writes.total.count:
+            sealed = seal_thread(sealer, target, self.now, replace(thread, writes=writes.total))
+            await transaction.run(sql.SEAL, thread_id=target, seal=sealed)
+        await transaction.run(tags_sql.COPY_SEARCHABLE, source=source, target=target)
+        await transaction.run(tags_sql.COPY, source=source, target=target)
+        return Copied(thread_id=target, checkpoints=checkpoints, pending_writes=writes.total.count)
 
+    async def _add_head(self, row: sql.HeadRow, head: HeadSeal) -> None:
+        sealed = seal_head(self.sealer, self.target, row.namespace, row.head_id, head)
+        await self.transaction.run(
+            sql.ADD_HEAD,
+            thread_id=self.target,
+            namespace=row.namespace,
+            head_id=row.head_id,
+            sequence=head.sequence,
+            seal=sealed,
+        )
 
-async def _copy_namespace(
-    transaction: Transaction,
-    scope: Scope,
-    sealer: Sealer,
-    source: str,
-    target: str,
-    thread: ThreadSeal,
-    writes: Writes,
-    row: Any,
-    head: HeadSeal,
-) -> int:
-    namespace = row["namespace"]
-    found, copied = LiveSet(), LiveSet()
-    batch: list[tuple[object, ...]] = []
-    async for opened in walk(transaction, scope, sealer, source, namespace):
-        found = found.add(opened.member)
-        columns = msgspec.structs.replace(opened.columns, thread_id=target)
-        sealed = seal_checkpoint(sealer, columns, opened.manifest)
-        copied = copied.add(sealed.member)
-        own = (scope.tenant_id, scope.subject_id, sealer.active_key_version, opened.outcome, sealed.envelope)
-        batch.append((*own, *columns.location(), source))
-        if len(batch) >= _STRETCH_ROWS:
-            await transaction.executemany(sql.COPY_CHECKPOINT, batch)
-            batch = []
-    if batch:
-        await transaction.executemany(sql.COPY_CHECKPOINT, batch)
-    compare_checkpoints(found, head.live)
-    after = HeadSeal(thread.incarnation, copied.count, copied, writes.of(namespace, row["head_id"]))
-    await transaction.execute(
-        sql.ADD_HEAD,
-        scope.tenant_id,
-        scope.subject_id,
-        target,
-        namespace,
-        row["head_id"],
-        after.sequence,
-        seal_head(sealer, target, namespace, row["head_id"], after),
-    )
-    return copied.count
+    async def _namespace(self, namespace: str, head: HeadSeal) -> LiveSet:
+        """Copy the checkpoints of a namespace, all that its head counts; returns what they are in the target."""
+        found, copied = LiveSet(), LiveSet()
+        batch: list[dict[str, object]] = []
+        async for opened in walk(HotRows(self.transaction, self.source), self.sealer, namespace):
+            found = found.add(opened.member)
+            columns = msgspec.structs.replace(opened.columns, thread_id=self.target)
+            sealed = seal_checkpoint(self.sealer, columns, opened.manifest)
+            copied = copied.add(sealed.member)
+            values = {"outcome": opened.outcome, "manifest": sealed.envelope, "copied_from": self.source}
+            batch.append({**msgspec.structs.asdict(columns), **values, "key_version": self.sealer.active_key_version})
+            if len(batch) >= _STRETCH_ROWS:
+                await self.transaction.run_many(sql.COPY_CHECKPOINT, batch)
+                batch = []
+        await self.transaction.run_many(sql.COPY_CHECKPOINT, batch)
+        compare_checkpoints(found, head.live)
+        return copied
 
-
-async def _copy_writes(
-    transaction: Transaction, scope: Scope, sealer: Sealer, source: str, target: str
-) -> tuple[Writes, Writes]:
-    """Copy all pending writes; returns those that were found, and what they are in the target."""
-    found, copied = Writes(), Writes()
-    pauses = Pauses()
-    after: tuple[object, ...] = BEFORE_WRITES
-    while True:
-        rows = await transaction.fetch(sql.ALL_WRITES, scope.tenant_id, scope.subject_id, source, *after, _STRETCH_ROWS)
-        batch: list[tuple[object, ...]] = []
-        for row in rows:
-            await pauses.after(len(row["value"]))
-            opened = open_write(sealer, row)
-            columns = msgspec.structs.replace(opened.columns, thread_id=target)
-            sealed = seal_write(sealer, columns, opened.record)
-            found.add(columns.namespace, columns.checkpoint_id, opened.mac)
-            copied.add(columns.namespace, columns.checkpoint_id, sealed.mac)
-            own = (scope.tenant_id, scope.subject_id, sealer.active_key_version, sealed.envelope, sealed.member)
-            batch.append((*own, *columns.location()))
-            after = (columns.namespace, columns.checkpoint_id, columns.task_id, columns.idx)
-        if batch:
-            await transaction.executemany(sql.ADD_WRITE, batch)
-        if len(rows) < _STRETCH_ROWS:
-            return found, copied
+    async def _writes(self) -> tuple[Writes, Writes]:
+        """Copy all pending writes; returns those that were found, and what they are in the target."""
+        found, copied = Writes(), Writes()
+        pauses = Pauses()
+        rows, after = HotRows(self.transaction, self.source), BEFORE_WRITES
+        while True:
+            page = await rows.writes_after(after, _STRETCH_ROWS)
+            batch: list[dict[str, object]] = []
+            for row in page:
+                await pauses.after(len(row.value))
+                opened = open_write(self.sealer, row)
+                columns = msgspec.structs.replace(opened.columns, thread_id=self.target)
+                sealed = seal_write(self.sealer, columns, opened.record)
+                found.add(columns.namespace, columns.checkpoint_id, opened.mac)
+                copied.add(columns.namespace, columns.checkpoint_id, sealed.mac)
+                values = {"value": sealed.envelope, "member": sealed.member}
+                version = self.sealer.active_key_version
+                batch.append({**msgspec.structs.asdict(columns), **values, "key_version": version})
+                after = place_of(row)
+            await self.transaction.run_many(sql.ADD_WRITE, batch)
+            if len(page) < _STRETCH_ROWS:
+                return found, copied

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -28,16 +28,13 @@ from uuid_utils import uuid7
 from crypto import ExportSealer, KeyDestroyed, Kind, OpenError, Sealer, SecretKey, TransferKeyInvalid, TransferRecipient
 from crypto.context import encode_fields
 from storage.access.access import Access
-from storage.access.archived import check_tier
 from storage.access.completeness import (
-    BEFORE_WRITES,
     Writes,
     compare_checkpoints,
     compare_namespaces,
     compare_writes,
     open_own_head,
 )
-from storage.access.spool import Spool
 from storage.access.strictness import EVERY_AGENT
 from storage.administration.audit import Audit
 from storage.administration.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, LeaseLostError, Slice
@@ -90,13 +87,11 @@ from storage.format.key_versions import check_key_version
 from storage.format.manifest import chunk_location
 from storage.format.pieces import BlobChunk, open_content, unpack_ids
 from storage.format.pointer import BlobPointer
-from storage.format.record import open_checkpoint, open_thread, open_write, piece_columns
+from storage.format.record import CheckpointRow, WriteRow, open_checkpoint, open_thread, open_write
 from storage.ledger.ledger import LiveBlob
-from storage.postgres import checkpoints as checkpoints_sql
 from storage.postgres import retention as retention_sql
-from storage.postgres import threads as threads_sql
 from storage.postgres import transfer as sql
-from storage.postgres.completeness import CHUNKS_AFTER, SUBJECTS
+from storage.postgres.completeness import SUBJECTS
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import NOTHING_SAID, Policy
 from storage.retention.policies import RetentionPolicies
@@ -105,9 +100,9 @@ from storage.schemas.registry import StateSchemas, encode_definition
 from storage.schemas.save_policies import SavePolicies
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.threads.holds import said_by_thread
-
-if TYPE_CHECKING:
-    from storage.access.archive_views import Snapshot
+from storage.tiers.rows import BEFORE_WRITES, place_of
+from storage.tiers.snapshots import OpenSnapshot, Snapshot
+from storage.transfer.spool import Spool
 
 EXPORT_KIND = "export"
 IMPORT_KIND = "import"
@@ -459,8 +454,8 @@ class Exporting:
     async def _schemas_of(self, scope: Scope, copied: _Copied) -> AsyncIterator[Schema]:
         """Those that one thread's state is at."""
         names: set[str] = set()
-        for spool, columns in ((copied.checkpoints, _CHECKPOINT), (copied.writes, _WRITE)):
-            at = columns.index("state_schema")
+        for spool, row in ((copied.checkpoints, CheckpointRow), (copied.writes, WriteRow)):
+            at = row.__struct_fields__.index("state_schema")
             names.update(values[at] for values in spool if values[at] is not None)
         for name in sorted(names):
             try:
@@ -512,12 +507,12 @@ class Exporting:
         after = ""
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(SUBJECTS, scope.tenant_id, after, _PAGE_ROWS)
-            for row in rows:
-                yield Scope(scope.tenant_id, row["subject_id"])
-            if len(rows) < _PAGE_ROWS:
+                subject_ids = await transaction.fetch_all(SUBJECTS, after=after, limit=_PAGE_ROWS)
+            for subject_id in subject_ids:
+                yield Scope(scope.tenant_id, subject_id)
+            if len(subject_ids) < _PAGE_ROWS:
                 return
-            after = rows[-1]["subject_id"]
+            after = subject_ids[-1]
 
     async def _threads(self, scope: Scope) -> AsyncIterator[tuple[str, bool]]:
         after = ""
@@ -562,19 +557,19 @@ class Exporting:
         """One moment of a thread."""
         await self._access.control.ready()
 
-        async def work(sealer: Sealer, snapshot: "Snapshot") -> _Copied:
-            async with snapshot() as transaction:
+        async def work(sealer: Sealer, open_snapshot: OpenSnapshot) -> _Copied:
+            async with open_snapshot() as snapshot:
+                transaction = snapshot.transaction
                 await self._access.check_keys_in(transaction, scope, sealer)
                 row = await transaction.fetchrow(sql.STANDING, scope.tenant_id, scope.subject_id, thread_id)
                 if row is None:
                     raise ThreadNotFound
                 thread = open_thread(sealer, thread_id, row["created_at"], row["seal"])
-                check_tier(transaction, row["tier"])
-                heads = await transaction.fetch(threads_sql.HEADS, scope.tenant_id, scope.subject_id, thread_id)
-                compare_namespaces(sealer, thread, [each["namespace"] for each in heads])
+                snapshot.check_tier(row["tier"])
+                heads = await snapshot.heads()
+                compare_namespaces(sealer, thread, [each.namespace for each in heads])
                 opened = [
-                    (each["namespace"], each["head_id"], open_own_head(sealer, thread_id, thread, each))
-                    for each in heads
+                    (each.namespace, each.head_id, open_own_head(sealer, thread_id, thread, each)) for each in heads
                 ]
                 said = await transaction.fetchrow(
                     retention_sql.THREAD_ONE, scope.tenant_id, scope.subject_id, thread_id
@@ -584,7 +579,7 @@ class Exporting:
                 policy = None if said is None or said["policy"] == NOTHING_SAID_JSON else bytes(said["policy"])
                 copied = _Copied(sealer, row, thread, policy, opened)
                 try:
-                    await self._copy_rows(transaction, scope, thread_id, copied)
+                    await self._copy_rows(snapshot, scope, copied)
                 except BaseException:
                     copied.close()
                     raise
@@ -592,41 +587,38 @@ class Exporting:
 
         return await self._access.reading_thread(scope, thread_id, work, ThreadNotFound(), share)
 
-    async def _copy_rows(  # noqa: C901  three tables, page by page
-        self, transaction: Transaction, scope: Scope, thread_id: str, copied: _Copied
-    ) -> None:
-        place = (scope.tenant_id, scope.subject_id, thread_id)
-        after: tuple[object, ...] = BEFORE_WRITES
+    async def _copy_rows(self, snapshot: Snapshot, scope: Scope, copied: _Copied) -> None:  # noqa: C901  three tables
+        rows, after = snapshot.rows, BEFORE_WRITES
         while True:
-            rows = await transaction.fetch(threads_sql.ALL_WRITES, *place, *after, _ROWS)
-            for row in rows:
-                copied.writes.add(*(row[name] for name in _WRITE))
-                after = (row["namespace"], row["checkpoint_id"], row["task_id"], row["idx"])
-            if len(rows) < _ROWS:
+            writes = await rows.writes_after(after, _ROWS)
+            for write in writes:
+                copied.writes.add(*msgspec.structs.astuple(write))
+                after = place_of(write)
+            if len(writes) < _ROWS:
                 break
         for namespace, _, _ in copied.heads:
             last = ""
             while True:
-                rows = await transaction.fetch(threads_sql.STRETCH, *place, namespace, last, _ROWS)
-                for row in rows:
-                    copied.checkpoints.add(*(row[name] for name in _CHECKPOINT))
-                    last = row["checkpoint_id"]
-                if len(rows) < _ROWS:
+                checkpoints = await rows.checkpoints_after(namespace, last, _ROWS)
+                for checkpoint in checkpoints:
+                    copied.checkpoints.add(*msgspec.structs.astuple(checkpoint))
+                    last = checkpoint.checkpoint_id
+                if len(checkpoints) < _ROWS:
                     break
         piece_id = b""
         while True:
-            rows = await transaction.fetch(CHUNKS_AFTER, *place, piece_id, _CHUNK_ROWS)
-            named = [UUID(bytes=row["named_ids"]) for row in rows if row["named_ids"] is not None]
-            blobs = await self._pointers(transaction, scope, copied.sealer, named)
-            for row in rows:
-                piece_id = row["piece_id"]
-                blob = None if row["named_ids"] is None else blobs[UUID(bytes=row["named_ids"])]
+            pieces = await rows.pieces_after(piece_id, _CHUNK_ROWS)
+            named = [UUID(bytes=row.named_ids) for row in pieces if row.named_ids is not None]
+            blobs = await self._pointers(snapshot.transaction, scope, copied.sealer, named)
+            for row in pieces:
+                piece_id = row.piece_id
+                blob = None if row.named_ids is None else blobs[UUID(bytes=row.named_ids)]
                 pointer = (None, 0) if blob is None else (blob.pointer.blob_key, blob.pointer.size_bytes)
-                at = copied.chunks.add(*piece_columns(row)[1:], *pointer)
+                at = copied.chunks.add(row.children, row.named_ids, row.envelope, row.key_version, *pointer)
                 copied.places[piece_id] = at
-            if len(rows) < _CHUNK_ROWS:
+            if len(pieces) < _CHUNK_ROWS:
                 break
-        await self._copy_artifacts(transaction, scope, thread_id, copied)
+        await self._copy_artifacts(snapshot.transaction, scope, snapshot.thread_id, copied)
 
     async def _pointers(
         self, transaction: Transaction, scope: Scope, sealer: Sealer, blob_ids: Sequence[UUID]
@@ -646,7 +638,7 @@ class Exporting:
             blobs = await self._pointers(transaction, scope, copied.sealer, [row.blob_id for row in found.values()])
             for row in found.values():
                 opener = copied.sealer if row.client_share else copied.sealer.without_share
-                artifact = await self._artifacts.open(transaction, scope, opener, row)
+                artifact = await self._artifacts.open(transaction, opener, row)
                 pointer = blobs[row.blob_id].pointer
                 if pointer.size_bytes != artifact.size_bytes:
                     raise IntegrityFailure("an artifact and its blob do not have the same length")
@@ -737,7 +729,7 @@ class _Emission:
         for number, values in enumerate(self._copied.writes):
             if number % _TURN_ROWS == 0:
                 await asyncio.sleep(0)
-            opened = open_write(self._copied.sealer, dict(zip(_WRITE, values, strict=True)))
+            opened = open_write(self._copied.sealer, WriteRow(*values))
             columns = opened.columns
             self._written.add(columns.namespace, columns.checkpoint_id, opened.mac)
             async for encoded in self._pieces(opened.ids):
@@ -756,7 +748,7 @@ class _Emission:
         for number, values in enumerate(self._copied.checkpoints):
             if number % _TURN_ROWS == 0:
                 await asyncio.sleep(0)
-            opened = open_checkpoint(self._copied.sealer, dict(zip(_CHECKPOINT, values, strict=True)))
+            opened = open_checkpoint(self._copied.sealer, CheckpointRow(*values))
             columns, manifest = opened.columns, opened.manifest
             self._live[columns.namespace] = self._live.get(columns.namespace, LiveSet()).add(opened.member)
             async for encoded in self._pieces(opened.ids):
@@ -864,7 +856,3 @@ async def _with_opening(
 def _is_ending(encoded: bytes) -> bool:
     """Whether encoded bytes are an `Ending`: an array whose first member is its number."""
     return encoded[1:2] == bytes((10,)) and encoded[0] & 0xF0 == 0x90
-
-
-_WRITE = checkpoints_sql.WRITE_COLUMNS
-_CHECKPOINT = checkpoints_sql.ROW_COLUMNS

@@ -585,7 +585,7 @@ class Importing:
             there = found.get(record.artifact_id)
             if there is not None:
                 opener = staged.sealer if there.client_share else staged.sealer.without_share
-                described = await self._artifacts.open(transaction, staged.scope, opener, there)
+                described = await self._artifacts.open(transaction, opener, there)
         if there is not None:
             async for _ in body():
                 pass

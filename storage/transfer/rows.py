@@ -16,7 +16,6 @@ import msgspec
 from crypto import Kind, Sealer
 from storage.access.access import Access
 from storage.access.completeness import Writes
-from storage.access.spool import Spool
 from storage.administration.audit import Audit
 from storage.artifacts.model import NewArtifact
 from storage.artifacts.rows import ArtifactRows
@@ -40,16 +39,18 @@ from storage.format.leaves import PIECE_ID_BYTES
 from storage.format.manifest import FORMAT, CheckpointColumns, Manifest, WriteColumns, WriteRecord, chunk_location
 from storage.format.pieces import COMPOSITE, INDEX, LEAF, BlobChunk, Body, Piece, piece_ids_of, piece_of
 from storage.format.pointer import BlobPointer, artifact_name_digest
-from storage.format.record import new_thread, seal_checkpoint, seal_head, seal_piece, seal_thread, seal_write
+from storage.format.record import PieceRow, new_thread, seal_checkpoint, seal_head, seal_piece, seal_thread, seal_write
 from storage.ledger.ledger import Settlement, unpack_named_ids
+from storage.postgres import pieces as pieces_sql
 from storage.postgres import retention as retention_sql
 from storage.postgres import threads as threads_sql
 from storage.postgres import transfer as sql
-from storage.postgres.checkpoints import SEAL_THREAD
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction
 from storage.retention.planner import Policy, check_policy
 from storage.retention.policies import put_own
 from storage.scope import ClientShare, Scope, check_id
+from storage.transfer.spool import Spool
 
 # Rows of one round trip.
 _BATCH_ROWS = 50
@@ -285,7 +286,7 @@ async def settle(  # the order of locks: thread, intents, blobs, references, usa
     await _add_checkpoints(transaction, sealer, staged, thread.incarnation, written)
     if written.total.count:
         seal = seal_thread(sealer, thread_id, beginning.created_at, replace(thread, writes=written.total))
-        await transaction.execute(SEAL_THREAD, *place, seal)
+        await transaction.run(threads_sql.SEAL, thread_id=thread_id, seal=seal)
     if staged.policy is not None:
         await _add_policy(access, audit, transaction, staged, staged.policy, actor)
     detail = {"checkpoints": ending.checkpoints, "artifacts": ending.artifacts, "digest": ending.digest.hex()}
@@ -328,29 +329,30 @@ async def _add_pieces(access: Access, transaction: Transaction, sealer: Sealer, 
     for each in staged.settlements:
         if each.content_id is not None:
             blobs[each.content_id] = named[each.blob_id]
-    own = (scope.tenant_id, scope.subject_id, thread_id)
-    batch: list[tuple[object, ...]] = []
+    batch: list[dict[str, object]] = []
+
+    async def add(row: PieceRow) -> None:
+        batch.append({"thread_id": thread_id, **msgspec.structs.asdict(row)})
+        await _flush(transaction, pieces_sql.ADD, batch)
+
     for piece_id, plaintext, children in staged.chunks:
         envelope = seal_piece(sealer, Piece(piece_id, plaintext, children))
-        batch.append((*own, piece_id, sealer.active_key_version, children, None, envelope))
-        batch = await _flushed(transaction, sql.ADD_CHUNK, batch)
+        await add(PieceRow(piece_id, children, None, envelope, sealer.active_key_version))
     for piece_id, children, kind, size in staged.large:
         blob_id = blobs[piece_id]
         location = chunk_location(piece_id, children, blob_id.bytes)
         envelope = sealer.seal(Kind.CHUNK, location, BlobChunk(kind, size, blob_id).encode())
-        batch.append((*own, piece_id, sealer.active_key_version, children, blob_id.bytes, envelope))
-        batch = await _flushed(transaction, sql.ADD_CHUNK, batch)
-    await _flushed(transaction, sql.ADD_CHUNK, batch, last=True)
+        await add(PieceRow(piece_id, children, blob_id.bytes, envelope, sealer.active_key_version))
+    await _flush(transaction, pieces_sql.ADD, batch, last=True)
 
 
-async def _flushed(
-    transaction: Transaction, statement: str, batch: list[tuple[object, ...]], *, last: bool = False
-) -> list[tuple[object, ...]]:
-    """What is left of a batch, after it was written if it is full."""
-    if not batch or (len(batch) < _BATCH_ROWS and not last):
-        return batch
-    await transaction.executemany(statement, batch)
-    return []
+async def _flush(
+    transaction: Transaction, statement: Statement[None], batch: list[dict[str, object]], *, last: bool = False
+) -> None:
+    """Write a batch and empty it, if it is full, or the last one."""
+    if len(batch) >= _BATCH_ROWS or last:
+        await transaction.run_many(statement, batch)
+        batch.clear()
 
 
 async def _add_artifacts(artifacts: ArtifactRows, transaction: Transaction, sealer: Sealer, staged: Staged) -> None:
@@ -398,7 +400,7 @@ def _metadata(record: ArtifactRecord) -> dict[str, Any]:
 
 async def _add_writes(transaction: Transaction, sealer: Sealer, staged: Staged) -> Writes:
     written = Writes()
-    batch: list[tuple[object, ...]] = []
+    batch: list[dict[str, object]] = []
     for encoded, piece_ids in staged.writes:
         record = _pending.decode(encoded)
         columns = WriteColumns(
@@ -418,19 +420,19 @@ async def _add_writes(transaction: Transaction, sealer: Sealer, staged: Staged) 
         )
         sealed = seal_write(sealer, columns, WriteRecord(FORMAT, record.encoding, record.body))
         written.add(columns.namespace, columns.checkpoint_id, sealed.mac)
-        own = (staged.scope.tenant_id, staged.scope.subject_id, sealer.active_key_version)
-        batch.append((*own, sealed.envelope, sealed.member, *columns.location()))
-        batch = await _flushed(transaction, threads_sql.ADD_WRITE, batch)
-    await _flushed(transaction, threads_sql.ADD_WRITE, batch, last=True)
+        values = {"value": sealed.envelope, "member": sealed.member, "key_version": sealer.active_key_version}
+        batch.append({**msgspec.structs.asdict(columns), **values})
+        await _flush(transaction, threads_sql.ADD_WRITE, batch)
+    await _flush(transaction, threads_sql.ADD_WRITE, batch, last=True)
     return written
 
 
 async def _add_checkpoints(
     transaction: Transaction, sealer: Sealer, staged: Staged, incarnation: bytes, written: Writes
 ) -> None:
-    scope, thread_id = staged.scope, staged.beginning.thread_id
+    thread_id = staged.beginning.thread_id
     live: dict[str, LiveSet] = {}
-    batch: list[tuple[object, ...]] = []
+    batch: list[dict[str, object]] = []
     for encoded, piece_ids in staged.checkpoints:
         record = _checkpoint.decode(encoded)
         columns = CheckpointColumns(
@@ -456,14 +458,18 @@ async def _add_checkpoints(
         manifest = Manifest(FORMAT, record.channels, record.metadata, record.model, record.delta_channels)
         sealed = seal_checkpoint(sealer, columns, manifest)
         live[columns.namespace] = live.get(columns.namespace, LiveSet()).add(sealed.member)
-        own = (scope.tenant_id, scope.subject_id, sealer.active_key_version, record.outcome, sealed.envelope)
-        batch.append((*own, *columns.location()))
-        batch = await _flushed(transaction, threads_sql.ADD_CHECKPOINT, batch)
-    await _flushed(transaction, threads_sql.ADD_CHECKPOINT, batch, last=True)
+        values = {"outcome": record.outcome, "manifest": sealed.envelope, "key_version": sealer.active_key_version}
+        batch.append({**msgspec.structs.asdict(columns), **values})
+        await _flush(transaction, threads_sql.ADD_CHECKPOINT, batch)
+    await _flush(transaction, threads_sql.ADD_CHECKPOINT, batch, last=True)
     for head in staged.heads:
         after = HeadSeal(incarnation, head.sequence, live[head.namespace], written.of(head.namespace, head.head_id))
         seal = seal_head(sealer, thread_id, head.namespace, head.head_id, after)
-        await transaction.execute(
-            threads_sql.ADD_HEAD, scope.tenant_id, scope.subject_id, thread_id, head.namespace, head.head_id,
-            head.sequence, seal,
-        )  # fmt: skip
+        await transaction.run(
+            threads_sql.ADD_HEAD,
+            thread_id=thread_id,
+            namespace=head.namespace,
+            head_id=head.head_id,
+            sequence=head.sequence,
+            seal=seal,
+        )

@@ -10,14 +10,12 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 from crypto import KeyDestroyed, Sealer
 from storage.access.access import Access
-from storage.access.archive_objects import ArchiveObjects
 from storage.access.completeness import (
-    BEFORE_WRITES,
     STRETCH_ROWS,
     Writes,
     compare_listed,
@@ -31,18 +29,24 @@ from storage.archive.check import ArchiveCheck
 from storage.collection.accepted_losses import AcceptedLosses
 from storage.collection.blobs import BlobDamage, damage_of_subject, damage_of_thread
 from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound
-from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, Stub
-from storage.format.chain import LiveSet, ThreadSeal
+from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, Stub
+from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
 from storage.format.pieces import unpack_ids
-from storage.format.record import OpenedWrite, PieceReader, open_thread_seal, open_write, piece_columns
+from storage.format.record import OpenedWrite, PieceReader, open_head, open_thread_seal, open_write
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
 from storage.ledger.ledger import BlobLedger
 from storage.model import Page
 from storage.postgres import archives as archives_sql
 from storage.postgres import completeness as sql
 from storage.postgres import threads as threads_sql
+from storage.postgres.archives import SizedThreadRow
+from storage.postgres.completeness import HeadOfThreadRow
+from storage.postgres.threads import HeadRow
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, TenantListing, TenantScope
+from storage.tiers.hot import HotRows
+from storage.tiers.objects import ArchiveObjects
+from storage.tiers.rows import BEFORE_WRITES, place_of
 
 # After so long a stretch of a subject's threads ends with the thread it is at: somebody watches the progress.
 STRETCH_SECONDS = 2.0
@@ -113,7 +117,7 @@ class Verification:
             found = await self._verify(scope, sealer, thread_id, report)
             await _take(report, damage_of_thread(self._access, scope, sealer, thread_id))
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                await _compare_anchored(transaction, scope, sealer, own, report, thread_id)
+                await _compare_anchored(transaction, sealer, own, report, thread_id)
             if not found and not report.findings:
                 raise ThreadNotFound
             return report
@@ -142,19 +146,18 @@ class Verification:
             at = after
             while True:
                 async with self._access.unit_of_work.snapshot(scope) as transaction:
-                    rows = await transaction.fetch(sql.TRACES, scope.tenant_id, scope.subject_id, at, _THREADS_PAGE)
-                for row in rows:
-                    at = row["thread_id"]
+                    thread_ids = await transaction.fetch_all(sql.TRACES, after=at, limit=_THREADS_PAGE)
+                for at in thread_ids:
                     await self._verify(scope, sealer, at, report)
                     if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
                         report.after = at
                         return report
-                if len(rows) < _THREADS_PAGE:
+                if len(thread_ids) < _THREADS_PAGE:
                     break
             await _take(report, damage_of_subject(self._access, scope, sealer))
             anchored = await self._anchored(sealer, report, known)
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                await _compare_anchored(transaction, scope, sealer, anchored, report)
+                await _compare_anchored(transaction, sealer, anchored, report)
             return report
 
         await self._access.check_stored_keys(scope)
@@ -175,15 +178,14 @@ class Verification:
             report = Report()
             anchored = await self._anchored(sealer, report, known)
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                return await _compare_anchored(transaction, scope, sealer, anchored, report)
+                return await _compare_anchored(transaction, sealer, anchored, report)
 
         return await self._access.reading(scope, with_sealer, ThreadNotFound())
 
     async def subjects(self, scope: TenantScope, limit: int, after: tuple[str, ...] | None) -> Page[str]:
         """The tenant's subjects that have keys, by id: whose data there is to verify."""
         async with self._access.unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.SUBJECTS, scope.tenant_id, after[0] if after else "", limit)
-        found = [row["subject_id"] for row in rows]
+            found = await transaction.fetch_all(sql.SUBJECTS, after=after[0] if after else "", limit=limit)
         return Page(found, (found[-1],) if len(found) == limit else None)
 
     async def subjects_without_keys(self, scope: TenantScope) -> dict[str, bool]:
@@ -192,8 +194,8 @@ class Verification:
         Only a shred that is under way leaves the latter, and nothing that a gateway does the former.
         """
         async with self._access.unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
-            rows = await transaction.fetch(sql.SUBJECTS_WITHOUT_KEYS, scope.tenant_id)
-        return {row["subject_id"]: row["destroyed"] for row in rows}
+            rows = await transaction.fetch_all(sql.SUBJECTS_WITHOUT_KEYS)
+        return {row.subject_id: row.destroyed for row in rows}
 
     def _counted(self, report: Report) -> Report:
         for _ in report.findings:
@@ -219,7 +221,7 @@ class Verification:
         while True:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                archived = await _read_archived(transaction, scope, thread_id)
+                archived = await _read_archived(transaction, thread_id)
                 if archived is None:
                     ledger = self._access.offload.ledger
                     return await _Verifier(transaction, scope, sealer, thread_id, report, ledger).run()
@@ -242,7 +244,7 @@ class Verification:
             fault = "sealed under a key that does not exist any more"
         if fault is not None:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                if await _read_archived(transaction, scope, thread_id) != archived:
+                if await _read_archived(transaction, thread_id) != archived:
                     return False  # restored, deleted or archived anew while its object was read
             report.findings.append(Finding(code="archive", detail=fault, thread_id=thread_id))
         report.threads += 1
@@ -261,7 +263,7 @@ class Verification:
             KeyDestroyed: Something is sealed under a key that is gone.
         """
         stub = archived.proven_stub()
-        check = ArchiveCheck(sealer, thread_id, archived.standing, archived.heads)
+        check = ArchiveCheck(sealer, thread_id, archived.thread, archived.heads)
         async with aclosing(self._archives.read(scope, sealer, stub)) as pages:
             async for table, page in pages:
                 await check.take(table, page)
@@ -279,8 +281,8 @@ class Verification:
 class _Archived:
     """What one snapshot shows of an archived thread."""
 
-    standing: Any
-    heads: list[Any]
+    thread: SizedThreadRow
+    heads: list[HeadRow]
     stub: Stub | None
 
     def proven_stub(self) -> Stub:
@@ -291,21 +293,20 @@ class _Archived:
         """
         if self.stub is None:
             raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
-        if any(self.standing[table] for table in TABLES):
+        if any(self.thread.counts.values()):
             raise IntegrityFailure("rows of an archived thread are in the database, too")
         return self.stub
 
 
-async def _read_archived(transaction: Transaction, scope: Scope, thread_id: str) -> _Archived | None:
+async def _read_archived(transaction: Transaction, thread_id: str) -> _Archived | None:
     """An archived thread, or None if it is hot, or there is none."""
-    place = (scope.tenant_id, scope.subject_id, thread_id)
-    tier = await transaction.fetchval(sql.TIER, *place)
+    tier = await transaction.fetch_one(sql.TIER, thread_id=thread_id)
     if tier is None or tier == "hot":
         return None
-    standing = await transaction.fetchrow(archives_sql.STANDING, *place)
-    row = await transaction.fetchrow(archives_sql.STUB, *place)
-    heads = await transaction.fetch(threads_sql.HEADS, *place)
-    return _Archived(standing, heads, None if row is None else Stub.of(row))
+    thread = await transaction.fetch_only(archives_sql.SIZED_THREAD, thread_id=thread_id)
+    row = await transaction.fetch_one(archives_sql.STUB, thread_id=thread_id)
+    heads = await transaction.fetch_all(threads_sql.HEADS, thread_id=thread_id)
+    return _Archived(thread, heads, None if row is None else row.stub)
 
 
 class _Verifier:
@@ -325,7 +326,7 @@ class _Verifier:
         self._sealer = sealer
         self._thread_id = thread_id
         self._report = report
-        self._place = (scope.tenant_id, scope.subject_id, thread_id)
+        self._rows = HotRows(transaction, thread_id)
         self._ledger = ledger
         self._named: set[bytes] = set()
         # Of checkpoints, by namespace and id; None when a write did not open.
@@ -354,31 +355,31 @@ class _Verifier:
             self._find(code, "sealed under a key that does not exist any more", namespace, checkpoint_id)
 
     async def run(self) -> bool:
-        row = await self._transaction.fetchrow(sql.THREAD, *self._place)
-        heads = await self._transaction.fetch(threads_sql.HEADS, *self._place)
-        namespaces = [each["namespace"] for each in await self._transaction.fetch(sql.NAMESPACES, *self._place)]
+        row = await self._transaction.fetch_one(sql.THREAD, thread_id=self._thread_id)
+        heads = await self._transaction.fetch_all(threads_sql.HEADS, thread_id=self._thread_id)
+        namespaces = await self._rows.namespaces()
         thread: ThreadSeal | None = None
         if row is not None:
             with self._reporting("thread-seal"):
-                thread = open_thread_seal(self._sealer, self._thread_id, row["created_at"], row["seal"])
-                compare_listed(thread, row)
-            if row["client_share"] if thread is None else thread.share_check is not None:
+                thread = open_thread_seal(self._sealer, self._thread_id, row.created_at, row.seal)
+                compare_listed(thread, client_share=row.client_share)
+            if row.client_share if thread is None else thread.share_check is not None:
                 self._report.threads_skipped += 1
                 return True
         if thread is not None:
             with self._reporting("namespaces"):
-                compare_namespaces(self._sealer, thread, [each["namespace"] for each in heads])
+                compare_namespaces(self._sealer, thread, [each.namespace for each in heads])
         seen, writes = await self._writes()
         if thread is not None and writes is not None:
             with self._reporting("pending-writes"):
                 compare_writes(writes.total, thread.writes)
         for head in heads:
             await self._namespace(head, thread, writes)
-        for namespace in {*namespaces} - {each["namespace"] for each in heads}:
+        for namespace in {*namespaces} - {each.namespace for each in heads}:
             self._find("head-missing", "the namespace has checkpoints but no head", namespace)
             await self._checkpoints(namespace)
         pieces = await self._pieces()
-        stub = await self._transaction.fetchrow(archives_sql.STUB, *self._place)
+        stub = await self._transaction.fetch_one(archives_sql.STUB, thread_id=self._thread_id)
         if stub is not None:
             self._find("archive", "a thread that is not archived has the stub of one")
         found = row is not None or bool(heads or namespaces or seen or pieces or stub)
@@ -387,11 +388,11 @@ class _Verifier:
         self._report.threads += found
         return found
 
-    async def _namespace(self, row: Any, thread: ThreadSeal | None, writes: Writes | None) -> None:
-        namespace = row["namespace"]
+    async def _namespace(self, row: HeadRow, thread: ThreadSeal | None, writes: Writes | None) -> None:
+        namespace = row.namespace
         read, newest = await self._checkpoints(namespace)
-        if newest != row["head_id"]:
-            self._find("head-checkpoint", "the newest checkpoint is not the head", namespace, row["head_id"])
+        if newest != row.head_id:
+            self._find("head-checkpoint", "the newest checkpoint is not the head", namespace, row.head_id)
         if thread is None:
             return
         with self._reporting("head-seal", namespace):
@@ -399,8 +400,8 @@ class _Verifier:
             if read is not None and read != head.live:
                 self._find("live-set", f"{head.live.count} checkpoints expected, {read.count} found", namespace)
             if writes is not None:
-                with self._reporting("pending-writes", namespace, row["head_id"]):
-                    compare_writes(writes.of(namespace, row["head_id"]), head.writes)
+                with self._reporting("pending-writes", namespace, row.head_id):
+                    compare_writes(writes.of(namespace, row.head_id), head.writes)
 
     async def _checkpoints(self, namespace: str) -> tuple[LiveSet | None, str | None]:
         """The live set of a namespace (None when a row does not open) and the id of its newest checkpoint."""
@@ -409,9 +410,7 @@ class _Verifier:
         after = ""
         while True:
             try:
-                async for opened in walk(
-                    self._transaction, self._scope, self._sealer, self._thread_id, namespace, after
-                ):
+                async for opened in walk(self._rows, self._sealer, namespace, after):
                     self._report.checkpoints += 1
                     newest = after = opened.columns.checkpoint_id
                     self._named.update(opened.ids)
@@ -423,7 +422,9 @@ class _Verifier:
             except (IntegrityFailure, KeyDestroyed) as error:
                 # Name the row that did not open, pass over it, go on behind it.
                 read = None
-                newest = after = await self._transaction.fetchval(sql.NEXT_CHECKPOINT, *self._place, namespace, after)
+                newest = await self._rows.next_checkpoint(namespace, after)
+                assert newest is not None  # noqa: S101  for the type checker: it is the one that did not open
+                after = newest
                 self._find("checkpoint", str(error), namespace, after)
             else:
                 return read, newest
@@ -432,24 +433,24 @@ class _Verifier:
         """The number of pending writes and their sums (None when a row does not open)."""
         seen = 0
         writes: Writes | None = Writes()
-        after: tuple[object, ...] = BEFORE_WRITES
+        after = BEFORE_WRITES
         while True:
-            rows = await self._transaction.fetch(threads_sql.ALL_WRITES, *self._place, *after, STRETCH_ROWS)
+            rows = await self._rows.writes_after(after, STRETCH_ROWS)
             for row in rows:
                 seen += 1
-                after = (row["namespace"], row["checkpoint_id"], row["task_id"], row["idx"])
+                after = place_of(row)
                 opened: OpenedWrite | None = None
-                with self._reporting("pending-write", row["namespace"], row["checkpoint_id"]):
+                with self._reporting("pending-write", row.namespace, row.checkpoint_id):
                     opened = open_write(self._sealer, row)
                 if opened is None:
                     writes = self._statuses = None
                     continue
                 if opened.columns.status is not None and self._statuses is not None:
-                    place = (row["namespace"], row["checkpoint_id"])
+                    place = (row.namespace, row.checkpoint_id)
                     self._statuses.setdefault(place, set()).add(opened.columns.status)
                 self._named.update(opened.ids)
                 if writes is not None:
-                    writes.add(row["namespace"], row["checkpoint_id"], opened.mac)
+                    writes.add(row.namespace, row.checkpoint_id, opened.mac)
             if len(rows) < STRETCH_ROWS:
                 self._report.pending_writes += seen
                 return seen, writes
@@ -462,17 +463,17 @@ class _Verifier:
         children: dict[bytes, list[bytes]] = {}
         after = b""
         while True:
-            rows = await self._transaction.fetch(sql.CHUNKS_AFTER, *self._place, after, STRETCH_ROWS)
+            rows = await self._rows.pieces_after(after, STRETCH_ROWS)
             reader = PieceReader(self._sealer)
             for row in rows:
-                after = row["piece_id"]
+                after = row.piece_id
                 children[after] = []
                 with self._reporting("piece"):
-                    reader.add([piece_columns(row)])
-                    if reader.look_up(after).data is None:
-                        named = [UUID(bytes=row["named_ids"])]
+                    reader.add([row])
+                    if reader.look_up(after).data is None and row.named_ids is not None:
+                        named = [UUID(bytes=row.named_ids)]
                         await self._ledger.pointers(self._transaction, self._scope, self._sealer, named)
-                    children[after] = [] if row["children"] is None else unpack_ids(row["children"])
+                    children[after] = [] if row.children is None else unpack_ids(row.children)
             if len(rows) < STRETCH_ROWS:
                 break
         wanted = list(self._named)
@@ -502,7 +503,6 @@ async def _take(report: Report, damage: AsyncGenerator[BlobDamage, None]) -> Non
 
 async def _compare_anchored(
     transaction: Transaction,
-    scope: Scope,
     sealer: Sealer,
     anchored: Iterable[AnchoredHead],
     report: Report,
@@ -516,16 +516,22 @@ async def _compare_anchored(
     comparison = _Comparison(sealer, anchored, report)
     after = ("", "")
     while comparison.left:
-        rows = await transaction.fetch(sql.STANDINGS, scope.tenant_id, scope.subject_id, thread_id, *after, _HEADS_PAGE)
+        rows = await transaction.fetch_all(
+            sql.HEADS_AFTER,
+            thread_id=thread_id,
+            after_thread=after[0],
+            after_namespace=after[1],
+            limit=_HEADS_PAGE,
+        )
         for row in rows:
-            after = (row["thread_id"], row["namespace"] or "")
+            after = (row.thread_id, row.namespace or "")
             comparison.take(row)
         if len(rows) < _HEADS_PAGE:
             break
     lost = comparison.lost
     for known in comparison.unexplained():
         removal = removal_mac(sealer, known.thread, known.incarnation)
-        if not await transaction.fetchval(sql.WAS_REMOVED, scope.tenant_id, scope.subject_id, removal):
+        if not await transaction.fetch_only(sql.WAS_REMOVED, removal=removal):
             report.findings.append(
                 Finding(
                     code="missing-since-anchor",
@@ -548,22 +554,25 @@ class _Comparison:
         self._threads: dict[tuple[bytes, bytes], tuple[str, int]] = {}
         self._passed_over: set[bytes] = set()
 
-    def take(self, row: Any) -> None:
+    def take(self, row: HeadOfThreadRow) -> None:
         """Account for a thread, and a head of it if the row has one."""
-        thread_id, namespace = row["thread_id"], row["namespace"]
+        thread_id, namespace = row.thread_id, row.namespace
         tag = thread_tag(self._sealer, thread_id)
+        head: HeadSeal | None = None
         try:
-            thread = open_thread_seal(self._sealer, thread_id, row["created_at"], row["thread_seal"])
+            thread = open_thread_seal(self._sealer, thread_id, row.created_at, row.thread_seal)
             if thread.share_check is not None:
                 self._passed_over.add(tag)
                 return
-            head = None if namespace is None else open_own_head(self._sealer, thread_id, thread, row)
+            if row.head_id is not None and row.sequence is not None and row.seal is not None:
+                place = (namespace or "", row.head_id, row.sequence, row.seal)
+                head = open_head(self._sealer, thread_id, thread, *place)
         except (IntegrityFailure, KeyDestroyed):
             self._passed_over.add(tag)  # found when the thread itself was verified
             return
         life = incarnation_tag(self._sealer, thread.incarnation)
         self._threads[tag, life] = (thread_id, thread.floor)
-        if head is None:
+        if head is None or namespace is None:
             return
         known = self.left.pop((place_tag(self._sealer, thread_id, namespace), life), None)
         if known is not None and head.sequence < known.sequence:
@@ -573,12 +582,12 @@ class _Comparison:
     def unexplained(self) -> Iterator[AnchoredHead]:
         """Anchored heads whose thread, or that life of it, is not there."""
         for known in self.left.values():
-            standing = self._threads.get((known.thread, known.incarnation))
-            if standing is None:
+            found = self._threads.get((known.thread, known.incarnation))
+            if found is None:
                 if known.thread not in self._passed_over:
                     yield known
-            elif standing[1] < known.sequence:  # else a request removed the namespace
-                self._find(known, f"a namespace that had come to change {known.sequence} is not there", standing[0])
+            elif found[1] < known.sequence:  # else a request removed the namespace
+                self._find(known, f"a namespace that had come to change {known.sequence} is not there", found[0])
 
     def _find(self, known: AnchoredHead, detail: str, thread_id: str, namespace: str | None = None) -> None:
         self.lost.append(known)

@@ -56,7 +56,7 @@ class Between:
         self.work = None
 
     async def __call__(self, statement):
-        if statement == threads_sql.LOCK and self.work is not None:
+        if statement == threads_sql.LOCK.text and self.work is not None:
             self.at -= 1
             if self.at <= 0:
                 work, self.work = self.work, None

@@ -6,7 +6,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from storage.postgres.checkpoints import LOAD_AT_ONCE
+from storage.postgres.checkpoints import LOAD
 from storage.scope import Scope
 from tests.support.states import document, put, save, state, write
 
@@ -63,7 +63,8 @@ async def stripped(admin, app):
 
 
 async def counted(connection, function, scope, checkpoint_id):
-    text = LOAD_AT_ONCE.replace("*", COUNTED).replace(FUNCTION, function)
+    _, _, call = LOAD.text.partition("FROM ")
+    text = f"SELECT {COUNTED} FROM {call}".replace(FUNCTION, function)  # noqa: S608  texts of ours
     arguments = (scope.tenant_id, scope.subject_id, "t1", "", checkpoint_id, True)
     return tuple(await connection.fetchrow(text, *arguments))
 

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from storage import postgres
-from storage.postgres.statement import PlacedStatement, Statement
+from storage.postgres.statement import Statement
 from storage.postgres.tables import SUBJECT_TABLES, TENANT_TABLES, tenants
 from storage.postgres.unit_of_work import bindings
 from storage.scope import Scope
@@ -31,7 +31,7 @@ def _statements() -> dict[str, str]:
         if module.name in MODULES:
             continue
         for name, value in vars(importlib.import_module(f"storage.postgres.{module.name}")).items():
-            text = value.text if isinstance(value, PlacedStatement | Statement) else value
+            text = value.text if isinstance(value, Statement) else value
             if name.isupper() and not name.startswith("_") and isinstance(text, str) and VERBS.match(text):
                 found[f"{module.name}.{name}"] = text
     return found
@@ -103,7 +103,13 @@ async def test_without_the_policies_the_same_check_finds_every_read(database, ad
     owner = await asyncpg.connect(database.dsn(database.owner_url))
     missed = []
     try:
-        for name in ("checkpoints.LOAD", "checkpoints.HISTORY", "threads.LIST", "keys.TENANT_KEYS", "audit.EVENTS"):
+        for name in (
+            "checkpoints.WRITES_OF",
+            "checkpoints.HISTORY",
+            "threads.LIST",
+            "keys.TENANT_KEYS",
+            "audit.EVENTS",
+        ):
             await owner.execute("BEGIN")
             if not _unfiltered(await _plan(owner, scope, stripped(STATEMENTS[name]))):
                 missed.append(name)

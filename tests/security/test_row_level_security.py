@@ -64,14 +64,14 @@ SEALED = {
     "retention_rounds": ["progress"],
 }
 STATEMENTS = {
-    f"{module.__name__.rsplit('.', 1)[1]}.{name}": text
+    f"{module.__name__.rsplit('.', 1)[1]}.{name}": value
     for module in (checkpoints, threads, keys, blobs, artifacts, tags, archives, pruning, retention, save_policies)
     for name, value in vars(module).items()
     for text in [value.text if isinstance(value, Statement) else value]
     if name.isupper()
     and name[0] != "_"
     and isinstance(text, str)
-    and "tenant_id = $1" in text
+    and re.search(r"tenant_id = \$\d", text)
     and not text.startswith("(")  # part of others
 }
 
@@ -228,49 +228,74 @@ async def test_rows_cannot_be_written_for_another_subject_or_tenant(app, scopes,
 
 def stripped(text):
     """The statement without its tenant and subject predicates; parameters keep their types."""
-    text = re.sub(r"(\w+\.)?\btenant_id = (\$1|\w+\.tenant_id)", "$1::uuid IS NOT NULL", text)
-    return re.sub(r"(\w+\.)?\bsubject_id = (\$2|\w+\.subject_id)", "$2::text IS NOT NULL", text)
+    for column, kind in (("tenant_id", "uuid"), ("subject_id", "text")):
+        text = re.sub(rf"(\w+\.)?\b{column} = (\$\d+)", rf"\2::{kind} IS NOT NULL", text)
+        text = re.sub(rf"(\w+\.)?\b{column} = \w+\.{column}\b", "true", text)
+    return text
 
 
+def text_of(statement):
+    return getattr(statement, "text", statement)
+
+
+def arguments_of(statement, scope, values):
+    """Its values: by name, or in the order of their positions where it has no names."""
+    if isinstance(statement, Statement):
+        bound = {"tenant_id": scope.tenant_id, "subject_id": scope.subject_id}
+        return statement.arguments({name: bound[name] for name in statement.names if name in bound}, values)
+    return [scope.tenant_id, scope.subject_id, *values]
+
+
+T1, ARCHIVED = {"thread_id": "t1"}, {"thread_id": "archived"}
+HISTORY_WANTED = (
+    "thread_id", "namespace", "before", "status", "step", "run_id", "source", "agent", "since", "until", "after_id",
+    "after_thread", "after_namespace",
+)  # fmt: skip
 READS = {
-    "checkpoints.LOAD": ("t1", "", "c", True),
-    "checkpoints.ONE": ("t1", "", "c"),
-    "checkpoints.HEAD_AND_NEWEST": ("t1", ""),
-    "checkpoints.LEFT_OVER": ("t1",),
-    "checkpoints.WRITES_OF": ("t1", "", ["c", "early"], None, None),
-    "checkpoints.HISTORY": (*[None] * 13, 100),
-    "checkpoints.ANCESTORS": ("t1", "", "c", 10),
-    "threads.ONE": ("t1",),
-    "threads.LIST": (*[None] * 5, 100),
-    "threads.LOCK": ("t1",),
-    "threads.HEADS": ("t1",),
-    "threads.STRETCH": ("t1", "", "", 100),
-    "threads.ALL_WRITES": ("t1", "", "", "", -100, 100),
-    "keys.SUBJECT_KEYS": (),
-    "keys.HASH_NOW": (),
-    "pruning.CHECKPOINT_IDS": ("t1", ""),
-    "pruning.CHECKPOINTS": ("t1", "", ["c"]),
-    "pruning.WRITES": ("t1",),
-    "pruning.GARBAGE": ("t1", [""], ["c"]),
-    "pruning.REFERS_TO_UNNAMED": ("blobs",),
-    "pruning.THREADS_OF_RUNS": (["r"],),
-    "pruning.NEWEST": ("t1", "", 10),
-    "pruning.NEW_WRITES": ("t1", []),
-    "pruning.WRITES_AT": ("t1", ["", ""], ["c", "early"]),
-    "pruning.DELETE_WRITES_OF": ("t1", ["", ""], ["c", "early"]),
-    "pruning.DELETE_CHECKPOINTS": ("t1", [""], ["c"]),
-    "pruning.DELETE_HEADS": ("t1", [""]),
+    "checkpoints.ONE": {"thread_id": "t1", "namespace": "", "checkpoint_id": "c"},
+    "checkpoints.HEAD_AND_NEWEST": {"thread_id": "t1", "namespace": ""},
+    "checkpoints.LEFT_OVER": T1,
+    "checkpoints.WRITES_OF": {"namespace": "", "checkpoint_ids": ["c", "early"], "task_id": None, **T1},
+    "checkpoints.HISTORY": {**dict.fromkeys(HISTORY_WANTED), "limit": 100},
+    "checkpoints.ANCESTORS": {"namespace": "", "checkpoint_id": "c", "limit": 10, **T1},
+    "checkpoints.AFTER": {"namespace": "", "after": "", "limit": 100, **T1},
+    "threads.ONE": T1,
+    "threads.LIST": {**dict.fromkeys(("status", "agent", "tier", "after_at", "after_thread")), "limit": 100},
+    "threads.LOCK": T1,
+    "threads.HEADS": T1,
+    "threads.WRITES_AFTER": {
+        "namespace": "",
+        "checkpoint_id": "",
+        "task_id": "",
+        "idx": -100,
+        "limit": 100,
+        **T1,
+    },
+    "keys.SUBJECT_KEYS": {},
+    "keys.HASH_NOW": {},
+    "pruning.CHECKPOINT_IDS": {"namespace": "", **T1},
+    "pruning.CHECKPOINTS": {"namespace": "", "checkpoint_ids": ["c"], **T1},
+    "pruning.WRITES": T1,
+    "pruning.GARBAGE": {"namespaces": [""], "checkpoint_ids": ["c"], **T1},
+    "pruning.REFERS_TO_UNNAMED": {"thread_id": "blobs"},
+    "pruning.THREADS_OF_RUNS": {"run_ids": ["r"]},
+    "pruning.NEWEST": {"namespace": "", "limit": 10, **T1},
+    "pruning.NEW_WRITES": {"members": [], **T1},
+    "pruning.WRITES_AT": {"namespaces": ["", ""], "checkpoint_ids": ["c", "early"], **T1},
+    "pruning.DELETE_WRITES_OF": {"namespaces": ["", ""], "checkpoint_ids": ["c", "early"], **T1},
+    "pruning.DELETE_CHECKPOINTS": {"namespaces": [""], "checkpoint_ids": ["c"], **T1},
+    "pruning.DELETE_HEADS": {"namespaces": [""], **T1},
     "retention.THREAD_ONE": ("t1",),
     "retention.THREAD_HELD": ("t1",),
     "retention.SUBJECT_HELD": (),
     "retention.FACTS_OF": ("t1",),
     "retention.COUNTS_OF": ("t1", datetime(2100, 1, 1, tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC)),
     "retention.HOT_BYTES": (["t1", "archived"],),
-    "archives.STUB": ("archived",),
-    "archives.STUBS_AFTER": ("", 10),
-    "archives.STANDING": ("archived",),
-    "archives.LOCK_STUB": ("archived",),
-    "archives.DELETE_STUB": ("archived",),
+    "archives.STUB": ARCHIVED,
+    "archives.STUBS_AFTER": {"after": "", "limit": 10},
+    "archives.SIZED_THREAD": ARCHIVED,
+    "archives.LOCK_STUB": ARCHIVED,
+    "archives.DELETE_STUB": ARCHIVED,
     "blobs.REFERRED_BLOBS": ("blobs",),
     "blobs.LIVE_AFTER": (UUID(int=0), 10),
     "blobs.THREADS_NAMING": ("", 10),
@@ -309,10 +334,10 @@ CLOCK = {"present"}  # the database's clock, which goes on from one result to th
 
 @pytest.mark.parametrize("name", READS)
 async def test_our_statements_without_their_predicates_return_the_same(app, scopes, name):
-    text = STATEMENTS[name]
+    text = text_of(STATEMENTS[name])
     assert stripped(text) != text
     for each in scopes:
-        arguments = (each.tenant_id, each.subject_id, *READS[name])
+        arguments = arguments_of(STATEMENTS[name], each, READS[name])
         results = []
         for variant in (text, stripped(text)):
             await app.execute("SAVEPOINT before")
@@ -345,13 +370,14 @@ async def test_tenant_id_is_a_condition_of_every_index_scan(app, scopes, name):
     await act_as(app, scopes[0])
     await app.execute("SET LOCAL enable_seqscan = off")
     await app.execute("SET LOCAL plan_cache_mode = force_generic_plan")
-    await app.execute(f"PREPARE statement AS {STATEMENTS[name]}")
-    nothing = ", ".join(["NULL"] * max(int(each) for each in re.findall(r"\$(\d+)", STATEMENTS[name])))
+    text = text_of(STATEMENTS[name])
+    await app.execute(f"PREPARE statement AS {text}")
+    nothing = ", ".join(["NULL"] * max(int(each) for each in re.findall(r"\$(\d+)", text)))
     (plan,) = json.loads(await app.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE statement({nothing})"))
     found = [each for each in scans(plan["Plan"]) if reads_tenant_rows(each)]
     for scan in found:
         assert "tenant_id" in scan.get("Index Cond", ""), (scan["Node Type"], scan.get("Relation Name"))
-    assert found or "INSERT" in STATEMENTS[name]
+    assert found or "INSERT" in text
 
 
 @pytest.fixture

@@ -30,11 +30,16 @@ R = TypeVar("R")
 WAIT_SECONDS = 60  # what is waited for takes a moment, on a busy machine some seconds
 
 
+def text_of(statement: str | Statement[Any]) -> str:
+    """The text by which a statement is recognized."""
+    return statement.text if isinstance(statement, Statement) else statement
+
+
 class Gate:
     """Holds whoever arrives at a statement, once, until it is opened."""
 
-    def __init__(self, statement: str) -> None:
-        self.statement = statement
+    def __init__(self, statement: str | Statement[Any]) -> None:
+        self.statement = text_of(statement)
         self.reached = asyncio.Event()
         self.opened = asyncio.Event()
 
@@ -52,8 +57,8 @@ class Gate:
 class CommitAfter:
     """Holds the COMMIT of the first transaction in which a statement ran."""
 
-    def __init__(self, statement: str) -> None:
-        self.statement = statement
+    def __init__(self, statement: str | Statement[Any]) -> None:
+        self.statement = text_of(statement)
         self.seen = False
         self.reached = asyncio.Event()
         self.opened = asyncio.Event()
@@ -73,8 +78,8 @@ class CommitAfter:
 class Meeting:
     """Lets nobody pass a statement for the first time before all parties of ``barrier`` have arrived there."""
 
-    def __init__(self, statement: str, barrier: asyncio.Barrier) -> None:
-        self._statement = statement
+    def __init__(self, statement: str | Statement[Any], barrier: asyncio.Barrier) -> None:
+        self._statement = text_of(statement)
         self._barrier = barrier
         self._met = False
 
@@ -166,10 +171,11 @@ class Steered:
         self.pruning = Pruning(access)
 
 
-def without(statement: str, protection: str, instead: str = "") -> dict[str, str]:
+def without(statement: str | Statement[Any], protection: str, instead: str = "") -> dict[str, str]:
     """A variant of ``statement`` in which ``protection`` is replaced; it must have been there."""
-    assert protection in statement
-    return {statement: statement.replace(protection, instead)}
+    text = text_of(statement)
+    assert protection in text
+    return {text: text.replace(protection, instead)}
 
 
 async def blocked(watcher: asyncpg.Connection, sessions: int = 1) -> None:

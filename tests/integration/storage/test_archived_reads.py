@@ -11,7 +11,6 @@ import pytest
 
 from crypto import KeyDestroyed
 from storage.access.access import Access
-from storage.access.archive_views import ArchiveViews
 from storage.access.sealing import Parts
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
@@ -49,6 +48,7 @@ from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import ClientShare, Scope, TenantListing, TenantScope
 from storage.service import Store
+from storage.tiers.views import ArchiveViews
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.states import contents, document, history, load, packed, patch, put, save, state, write
 from tests.support.stores import DEPLOYMENT_ID
@@ -311,7 +311,7 @@ async def test_a_frozen_archive_says_so_and_is_not_thawed_by_reading(store, scop
     assert "thaw" not in bucket.calls
     assert await rows(admin, scope) == before
     async with store.unit_of_work.snapshot(scope) as transaction:
-        stub = await store.archives.objects.stub(transaction, scope, "t1")
+        stub = await store.archives.objects.stub(transaction, "t1")
     await store.archives.objects.thaw(scope, stub)
     with pytest.raises(ThreadArchived) as refused:
         await load(store, scope)

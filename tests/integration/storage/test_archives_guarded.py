@@ -345,7 +345,7 @@ async def test_a_key_version_lives_as_long_as_an_archive_needs_it(store, scope):
 
 async def stubs(store, scope):
     async with store.unit_of_work.snapshot(scope) as transaction:
-        found = await store.archives.objects.stub(transaction, scope, "t1")
+        found = await store.archives.objects.stub(transaction, "t1")
         return [] if found is None else [found]
 
 
@@ -491,7 +491,7 @@ async def test_no_version_is_given_up_between_the_flip_and_its_commit(database, 
                     position = await admin.fetchval(POSITION, rotated.job_id)
 
         async def stop(statement):
-            if statement == archives_sql.INTO_ARCHIVE:
+            if statement == archives_sql.INTO_ARCHIVE.text:
                 reached.set()
                 await go_on.wait()
 

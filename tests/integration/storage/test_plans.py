@@ -11,7 +11,7 @@ import pytest
 
 from storage.model import Parent
 from storage.postgres import threads as threads_sql
-from storage.postgres.checkpoints import LOAD_AT_ONCE, PUT_WRITES_ON, SAVE_ON
+from storage.postgres.checkpoints import LOAD, PUT_WRITES_ON, SAVE_ON
 from tests.support.own_database import rows
 from tests.support.states import document, history, load, put, save, state, write
 
@@ -74,8 +74,9 @@ async def test_one_thread_is_found_at_once_among_many_of_its_subject(own_store, 
     _, fetched = await read(own_store, admin, "threads")
     assert fetched - before <= 4 * 4 * STEPS
     async with own_store.unit_of_work.snapshot(scope) as transaction:  # their seals are none
-        page = await transaction.fetch(threads_sql.LIST, scope.tenant_id, scope.subject_id, *(None,) * 5, 10)
-    assert [each["thread_id"] for each in page][:3] == ["t1", "x1", "x2"]
+        nothing = dict.fromkeys(("status", "agent", "tier", "after_at", "after_thread"))
+        page = await transaction.fetch_all(threads_sql.LIST, **nothing, limit=10)
+    assert [each.thread_id for each in page][:3] == ["t1", "x1", "x2"]
     _, listed = await read(own_store, admin, "threads")
     assert listed - fetched <= 20
 
@@ -140,7 +141,7 @@ async def test_what_agents_do_at_every_step_is_planned_once_for_a_connection_and
         assert scanned == before[table][0], table
         # A load of an older checkpoint reads the members of all pending writes of its thread: the most there are here.
         assert fetched - before[table][1] <= (4 * STEPS + 30) * STEPS, table
-    for function in (SAVE_ON.text, PUT_WRITES_ON.text, LOAD_AT_ONCE):
+    for function in (SAVE_ON.text, PUT_WRITES_ON.text, LOAD.text):
         name = re.search(r"stateroom\.\w+", function)[0]
         settings = await admin.fetchval("SELECT proconfig FROM pg_proc WHERE oid = $1::regproc", name)
         assert set(settings) == {"enable_seqscan=off", "plan_cache_mode=force_generic_plan"}

@@ -28,6 +28,7 @@ from storage.keys.keys import Keys
 from storage.model import ChannelValue, FullState, Load, Parent, Precondition, TaskWritesQuery
 from storage.postgres import checkpoints as sql
 from storage.postgres import keys as key_sql
+from storage.postgres import pieces as pieces_sql
 from storage.postgres import pruning as pruning_sql
 from storage.postgres.engine import invalidate_unfinished
 from storage.postgres.keys import HASH_NOW, KEYS_HASH
@@ -158,7 +159,7 @@ async def test_a_save_that_waited_for_a_prune_stores_the_pieces_it_removed(store
 
 
 async def test_without_key_share_on_pieces_such_a_save_dangles(store, scope, admin):
-    shortcut = Steered(store, variants=without(sql.OPEN.text, "FOR KEY SHARE) present)", ") present)"))
+    shortcut = Steered(store, variants=without(sql.OPEN, "FOR KEY SHARE) present)", ") present)"))
     await pruned_while_saving(store, scope, admin, shortcut, AGAIN)
     with pytest.raises(IntegrityFailure):
         await load(store, scope)
@@ -170,7 +171,7 @@ async def test_a_save_whose_parent_a_prune_removed_is_told_so(store, scope, admi
 
 
 async def test_without_key_share_on_the_parent_its_unchanged_channels_dangle(store, scope, admin):
-    shortcut = Steered(store, variants=without(sql.OPEN.text, "FOR KEY SHARE) p ON true", ") p ON true"))
+    shortcut = Steered(store, variants=without(sql.OPEN, "FOR KEY SHARE) p ON true", ") p ON true"))
     await pruned_while_saving(store, scope, admin, shortcut, UNCHANGED)
     with pytest.raises(IntegrityFailure):
         await load(store, scope)
@@ -215,7 +216,7 @@ async def test_a_write_that_waited_for_the_archive_flag_is_refused_and_stores_no
 async def test_a_tier_read_before_the_lock_lets_the_write_vanish_into_the_archived_thread(
     store, scope, admin, database
 ):
-    variant = without(sql.OPEN_WRITES.text, "SELECT t.tier, t.created_at AS thread_created_at", TIER_BEFORE_THE_LOCK)
+    variant = without(sql.OPEN_WRITES, "SELECT t.tier, t.created_at AS thread_created_at", TIER_BEFORE_THE_LOCK)
     receipt = await archived_while_writing(store, scope, admin, database, Steered(store, variants=variant))
     assert receipt.stored == 1
     assert await stored(admin, scope) == [1, 1]
@@ -283,7 +284,7 @@ async def test_a_save_that_trusted_what_it_saw_before_the_lock_would_raise_a_fal
     await put(store, scope, "unrelated", write(0, "a", "thread"))
     gate = Gate("COMMIT")
     putting = put(Steered(store, before=gate), scope, C, write(0, "a", "early"))
-    saving = save(Steered(store, variants=without(sql.WRITE.text, *seen_before)), scope, checkpoint_id=C)
+    saving = save(Steered(store, variants=without(sql.WRITE, *seen_before)), scope, checkpoint_id=C)
     await beside(putting, saving, gate, admin)
     with pytest.raises(IntegrityFailure):
         await load(store, scope)
@@ -307,7 +308,7 @@ async def test_writes_that_missed_a_first_head_would_raise_a_false_alarm(store, 
     await store.threads.put(scope, "t1")
     gate = Gate("COMMIT")
     saving = save(Steered(store, before=gate), scope, checkpoint_id="zz")
-    variant = without(sql.PUT_WRITES.text, "h.head_id, h.sequence,", "NULL::text AS head_id, NULL::bigint AS sequence,")
+    variant = without(sql.PUT_WRITES, "h.head_id, h.sequence,", "NULL::text AS head_id, NULL::bigint AS sequence,")
     await beside(saving, put(Steered(store, variants=variant), scope, "zz", write(0, "a", 1)), gate, admin)
     with pytest.raises(IntegrityFailure):
         await load(store, scope)
@@ -331,7 +332,7 @@ async def test_a_write_that_waited_for_the_prune_of_its_elder_is_stored(store, s
 
 
 async def test_without_locking_the_elder_such_a_write_is_acknowledged_and_lost(store, scope, admin):
-    variant = without(sql.OPEN_WRITES.text, "FOR UPDATE) present", ") present")
+    variant = without(sql.OPEN_WRITES, "FOR UPDATE) present", ") present")
     receipt, kept = await repeated_while_pruning(store, scope, admin, Steered(store, variants=variant))
     assert (receipt.unchanged, len(kept)) == (1, 0)
 
@@ -373,7 +374,7 @@ async def test_who_waited_for_the_lock_while_the_subject_was_shredded_is_refused
     assert unchanged
 
 
-@pytest.mark.parametrize(("verb", "statement"), [("put_writes", sql.PUT_WRITES.text), ("save", sql.WRITE.text)])
+@pytest.mark.parametrize(("verb", "statement"), [("put_writes", sql.PUT_WRITES), ("save", sql.WRITE)])
 async def test_keys_as_they_were_before_the_lock_leave_a_row_that_nobody_can_read(
     store, scope, admin, database, verb, statement
 ):
@@ -581,7 +582,7 @@ async def loaded_during_prune(store, scope, variants):
     first = await save(store, scope, content=state(items=items))
     await save(store, scope)
     elsewhere = await save(store, scope, namespace="n")
-    gate = Gate(sql.CHUNKS)
+    gate = Gate(pieces_sql.OF_IDS)
     steered = Steered(store, variants=variants, before=gate)
     # What was seen of another namespace is compared in a snapshot, so that the load is not one function.
     loading = asyncio.create_task(
@@ -609,7 +610,7 @@ async def test_a_prune_between_the_moments_of_a_load_is_no_damage(store, scope):
     """The pieces below an index are read after what names them: what is gone then is asked for again."""
     items = list_with_indexes()
     first = await save(store, scope, content=state(items=items))
-    gates = [Gate(sql.CHUNKS), Gate(sql.CHUNKS)]
+    gates = [Gate(pieces_sql.OF_IDS), Gate(pieces_sql.OF_IDS)]
     latest, removed = (
         asyncio.create_task(load(Steered(store, before=gate), scope, checkpoint_id=checkpoint_id))
         for gate, checkpoint_id in zip(gates, (None, first.checkpoint_id), strict=True)

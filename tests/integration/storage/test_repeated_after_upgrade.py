@@ -9,9 +9,18 @@ import msgspec
 import pytest
 
 from storage.errors import CheckpointExists
+from storage.format.archive import row_of
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.format.pieces import ELEMENTS, SEGMENT, Piece, PieceList, list_bounds
-from storage.format.record import open_checkpoint, open_head, open_thread, seal_checkpoint, seal_head, seal_piece
+from storage.format.record import (
+    CheckpointRow,
+    open_checkpoint,
+    open_head,
+    open_thread,
+    seal_checkpoint,
+    seal_head,
+    seal_piece,
+)
 from storage.model import ChannelValue, FullState, Idempotency, Precondition, Value
 from tests.support.archive_rows import opened
 from tests.support.states import contents, history, load, packed, patch, save, state
@@ -42,7 +51,7 @@ async def as_an_older_release_stored_it(store, admin, scope):
     """Rewrite the only checkpoint of thread t1, its head's seal and its chunks; what is in blobs stays there."""
     sealer = await store.keys.sealer(scope)
     row = await admin.fetchrow("SELECT * FROM stateroom.checkpoints WHERE tenant_id = $1", scope.tenant_id)
-    opened = open_checkpoint(sealer, row)
+    opened = open_checkpoint(sealer, row_of(CheckpointRow, row))
     loaded = await load(store, scope)
     listed, pieces, channels = PieceList(), {}, []
     for each in opened.manifest.channels:

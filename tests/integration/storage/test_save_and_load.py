@@ -360,7 +360,7 @@ async def test_an_idempotency_key_on_a_save_stored_before_can_be_replayed_too(st
 async def test_two_requests_with_one_idempotency_key_at_the_same_moment_make_one_checkpoint(store, scope, admin):
     await store.keys.sealer(scope)
     key = Idempotency("once", b"d" * 32)
-    gate = Gate(sql.WRITE.text)
+    gate = Gate(sql.WRITE)
     first = asyncio.create_task(save(Steered(store, before=gate), scope, idempotency=key))
     await gate.arrival()
     second = asyncio.create_task(save(store, scope, idempotency=key))

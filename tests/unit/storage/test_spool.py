@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from crypto import OpenError
-from storage.access.spool import Spool
+from storage.transfer.spool import Spool
 
 CANARY = b"canary-in-the-spool" * 50
 

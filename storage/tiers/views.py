@@ -8,19 +8,20 @@ memory for readers at once. What it never does is write, thaw or restore.
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from crypto import Sealer
-from storage.access.archive_objects import ArchiveObjects
-from storage.access.archived import ArchivedThread, ArchivedTransaction
 from storage.errors import IntegrityFailure, LostRaceError, RestoreNeeded
 from storage.format.archive import Stub
 from storage.ledger.streams import Budget
 from storage.postgres import threads as threads_sql
-from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import Scope
+from storage.tiers.cold import ColdRows
+from storage.tiers.objects import ArchiveObjects
+from storage.tiers.snapshots import OpenSnapshot, Snapshot
 
 # What one archive may take of a process's memory, opened: with the answer that is made of it, a gateway of 512 MiB
 # serves two at a time. Content of 64 KiB and more is in blobs of its own, which are fetched as those of a hot thread.
@@ -31,8 +32,6 @@ ARCHIVES_READ_BYTES_MAX: Final = 128 * 1024 * 1024
 _ROW_BYTES: Final = 2048
 # Indexing more rows than these goes on beside the event loop: about 3 ms of work, measured.
 _ROWS_AT_ONCE: Final = 1000
-
-Snapshot = Callable[[], AbstractAsyncContextManager[Transaction]]
 
 
 class ArchiveViews:
@@ -53,7 +52,7 @@ class ArchiveViews:
         self.budget = Budget(max(bytes_max, all_bytes_max))
 
     @asynccontextmanager
-    async def opened(self, scope: Scope, sealer: Sealer, thread_id: str) -> AsyncIterator[Snapshot]:
+    async def opened(self, scope: Scope, sealer: Sealer, thread_id: str) -> AsyncIterator[OpenSnapshot]:
         """How to open snapshots in which an archived thread's rows are seen, as often as need be.
 
         Raises:
@@ -65,10 +64,10 @@ class ArchiveViews:
             BlobUnavailable: The object store does not answer, or too many archives are being read.
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
-            stub = await self._objects.stub(transaction, scope, thread_id)
+            stub = await self._objects.stub(transaction, thread_id)
             if stub is None:
-                row = await transaction.fetchrow(threads_sql.READ, scope.tenant_id, scope.subject_id, thread_id)
-                if row is not None and row["tier"] != "hot":
+                row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
+                if row is not None and row.tier != "hot":
                     raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
                 raise LostRaceError
         taken = memory_bytes(stub)
@@ -77,18 +76,18 @@ class ArchiveViews:
         async with self.budget.holding(taken, scope.tenant_id):
             rows = await self._objects.rows(scope, sealer, stub)
             if stub.checkpoints + stub.pending_writes + stub.chunks <= _ROWS_AT_ONCE:
-                thread = ArchivedThread(thread_id, rows)
+                cold = ColdRows(thread_id, rows)
             else:
-                thread = await asyncio.to_thread(ArchivedThread, thread_id, rows)
-            yield functools.partial(self._snapshot, scope, stub, thread)
+                cold = await asyncio.to_thread(ColdRows, thread_id, rows)
+            yield functools.partial(self._snapshot, scope, stub, cold)
 
     @asynccontextmanager
-    async def _snapshot(self, scope: Scope, stub: Stub, thread: ArchivedThread) -> AsyncIterator[Transaction]:
+    async def _snapshot(self, scope: Scope, stub: Stub, cold: ColdRows) -> AsyncIterator[Snapshot]:
         async with self._unit_of_work.snapshot(scope) as transaction:
-            current = await self._objects.stub(transaction, scope, thread.thread_id)
+            current = await self._objects.stub(transaction, stub.thread_id)
             if current is None or current.blob_id != stub.blob_id:
                 raise LostRaceError
-            yield ArchivedTransaction(transaction, scope, thread)
+            yield Snapshot(transaction, stub.thread_id, cold, is_archived=True)
 
 
 def memory_bytes(stub: Stub) -> int:

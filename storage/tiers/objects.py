@@ -33,8 +33,6 @@ from storage.postgres import archives as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 
-__all__ = ("ArchiveObjects", "Standing", "Stub", "ThreadRows")
-
 # How long a thawed object stays readable: a restore takes minutes, but a process may be down for a night.
 THAW_DAYS: Final = 2
 # How soon to look again at an object that is being thawed.
@@ -46,7 +44,7 @@ State = Literal["ready", "thawing", "frozen"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Readiness:
     """Whether an archive's object can be read, and when it is worth asking again.
 
     Attributes:
@@ -73,10 +71,10 @@ class ArchiveObjects:
         """Whether there is a bucket of archives."""
         return self._store is not None
 
-    async def stub(self, transaction: Transaction, scope: Scope, thread_id: str) -> Stub | None:
+    async def stub(self, transaction: Transaction, thread_id: str) -> Stub | None:
         """What the thread's row of archives says, or None if it is not archived."""
-        row = await transaction.fetchrow(sql.STUB, scope.tenant_id, scope.subject_id, thread_id)
-        return None if row is None else Stub.of(row)
+        row = await transaction.fetch_one(sql.STUB, thread_id=thread_id)
+        return None if row is None else row.stub
 
     async def rows(self, scope: Scope, sealer: Sealer, stub: Stub) -> ThreadRows:
         """All rows of an archive; no transaction is open meanwhile.
@@ -146,7 +144,7 @@ class ArchiveObjects:
 
     # --- thawing ---------------------------------------------------------------------------------------------------
 
-    async def standing(self, scope: Scope, stub: Stub) -> Standing:
+    async def readiness(self, scope: Scope, stub: Stub) -> Readiness:
         """Whether an archive can be read, by what the object store says of it, which reads nothing.
 
         Raises:
@@ -154,18 +152,18 @@ class ArchiveObjects:
             IntegrityFailure: The object is missing.
             BlobUnavailable: The object store does not answer.
         """
-        return await self._standing(BlobLocation(scope.tenant_id, stub.blob_id, "archive"), stub)
+        return await self._readiness(BlobLocation(scope.tenant_id, stub.blob_id, "archive"), stub)
 
-    async def thaw(self, scope: Scope, stub: Stub) -> Standing:
-        """Let an archive be thawed, if it is frozen; repeating it does no harm. As `standing` otherwise."""
+    async def thaw(self, scope: Scope, stub: Stub) -> Readiness:
+        """Let an archive be thawed, if it is frozen; repeating it does no harm. As `readiness` otherwise."""
         location = BlobLocation(scope.tenant_id, stub.blob_id, "archive")
-        standing = await self._standing(location, stub)
-        if standing.state != "frozen" or self._store is None:
-            return standing
+        readiness = await self._readiness(location, stub)
+        if readiness.state != "frozen" or self._store is None:
+            return readiness
         await self._store.thaw(location, THAW_DAYS)
-        return await self._standing(location, stub)
+        return await self._readiness(location, stub)
 
-    async def _standing(self, location: BlobLocation, stub: Stub) -> Standing:
+    async def _readiness(self, location: BlobLocation, stub: Stub) -> Readiness:
         if self._store is None:
             raise ArchiveUnavailable
         try:
@@ -173,17 +171,17 @@ class ArchiveObjects:
         except BlobNotFound:
             raise IntegrityFailure("the object of an archived thread is missing") from None
         if info.state == "ready":
-            return Standing("ready")
+            return Readiness("ready")
         thaw_seconds = THAW_SECONDS.get(stub.storage_class, _THAW_SECONDS_UNKNOWN)
         if info.state == "frozen":
-            return Standing("frozen", thaw_seconds, thaw_seconds)
-        return Standing("thawing", min(thaw_seconds, LOOK_SECONDS), thaw_seconds)
+            return Readiness("frozen", thaw_seconds, thaw_seconds)
+        return Readiness("thawing", min(thaw_seconds, LOOK_SECONDS), thaw_seconds)
 
     async def _frozen(self, location: BlobLocation, stub: Stub) -> ThreadArchived:
-        standing = await self._standing(location, stub)
-        if standing.state == "ready":  # thawed between the two calls
+        readiness = await self._readiness(location, stub)
+        if readiness.state == "ready":  # thawed between the two calls
             return ThreadArchived(stub.thread_id, "thawing", 1.0)
-        return ThreadArchived(stub.thread_id, standing.state, standing.retry_after_seconds)
+        return ThreadArchived(stub.thread_id, readiness.state, readiness.retry_after_seconds)
 
 
 def thaw_progress(elapsed: timedelta, thaw_seconds: float) -> float:

@@ -1,0 +1,1 @@
+"""Reads of rows that move between the database and archives, wherever they are."""

@@ -1,0 +1,151 @@
+"""One moment of a thread, or of a subject: what is in the database, and the rows that may be elsewhere.
+
+A verb that reads opens snapshots by what it is given. It asks `Snapshot.rows` for checkpoints, pending writes and
+pieces, and the transaction for what stays in the database; before it relies on the former it checks the thread's tier.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+
+from storage.postgres import checkpoints as sql
+from storage.postgres import threads as threads_sql
+from storage.postgres.checkpoints import LoadedRows
+from storage.postgres.threads import HeadRow, ThreadRow
+from storage.postgres.unit_of_work import Transaction
+from storage.tiers.hot import HotListing, HotRows
+from storage.tiers.rows import Listing, Rows
+
+_PIECE_ID_BYTES = 17
+
+
+class ThreadElsewhere(Exception):
+    """The rows that come next are not in the database: the thread is in the archive tier."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """One thread at one moment.
+
+    Attributes:
+        transaction: The transaction, bound to the subject's scope.
+        thread_id: The thread.
+        rows: Its rows that move between tiers.
+        is_archived: Whether those are the ones of its archive.
+    """
+
+    transaction: Transaction
+    thread_id: str
+    rows: Rows
+    is_archived: bool = False
+
+    @classmethod
+    def hot(cls, transaction: Transaction, thread_id: str) -> "Snapshot":
+        """Of a thread whose rows are in the database."""
+        return cls(transaction, thread_id, HotRows(transaction, thread_id))
+
+    @property
+    def listing(self) -> Listing:
+        """What a page of history asks."""
+        return self.rows
+
+    def rows_of(self, thread_id: str) -> Rows:
+        """The rows of a thread on a page of history: of this one."""
+        assert thread_id == self.thread_id  # noqa: S101  for the reader: the page has no other
+        return self.rows
+
+    def check_tier(self, tier: str | None) -> None:
+        """Go on if the rows of the thread, which is in this tier, are in sight.
+
+        Raises:
+            ThreadElsewhere: They are in its archive: read them there (`storage.access.access.Access.reading_thread`).
+        """
+        if tier != "hot" and not self.is_archived:
+            raise ThreadElsewhere
+
+    async def thread(self) -> ThreadRow | None:
+        """The thread's own row."""
+        return await self.transaction.fetch_one(threads_sql.READ, thread_id=self.thread_id)
+
+    async def heads(self) -> list[HeadRow]:
+        """The heads of its namespaces."""
+        return await self.transaction.fetch_all(threads_sql.HEADS, thread_id=self.thread_id)
+
+    async def load(self, namespace: str, checkpoint_id: str | None, *, with_state: bool) -> LoadedRows | None:
+        """A checkpoint, or the head's, with everything that a load needs; None: the namespace has no head.
+
+        Args:
+            namespace: The namespace.
+            checkpoint_id: The checkpoint; None: the head.
+            with_state: Whether pending writes, pieces and members are wanted.
+        """
+        row = await self.transaction.fetch_one(
+            sql.LOAD,
+            thread_id=self.thread_id,
+            namespace=namespace,
+            checkpoint_id=checkpoint_id,
+            with_state=with_state,
+        )
+        if row is None:
+            return None
+        found = row.loaded
+        if not self.is_archived:
+            return found
+        return await load_from(self.rows, found, namespace, checkpoint_id, with_state=with_state)
+
+
+class SubjectSnapshot(msgspec.Struct, frozen=True):
+    """All hot threads of a subject at one moment.
+
+    Attributes:
+        transaction: The transaction, bound to the subject's scope.
+    """
+
+    transaction: Transaction
+
+    @property
+    def listing(self) -> Listing:
+        """What a page of history asks."""
+        return HotListing(self.transaction, None)
+
+    def rows_of(self, thread_id: str) -> Rows:
+        """The rows of a thread on a page of history."""
+        return HotRows(self.transaction, thread_id)
+
+
+OpenSnapshot = Callable[[], AbstractAsyncContextManager[Snapshot]]
+
+
+async def load_from(
+    rows: Rows, stored: LoadedRows, namespace: str, checkpoint_id: str | None, *, with_state: bool
+) -> LoadedRows:
+    """What a load finds where not all rows are in the database: its seals, with what ``rows`` has.
+
+    Args:
+        rows: The thread's rows, wherever they are.
+        stored: What the database found.
+        namespace: The namespace.
+        checkpoint_id: The checkpoint; None: the head.
+        with_state: Whether pending writes, pieces and members are wanted.
+    """
+    found = await rows.checkpoint(namespace, stored.head_id if checkpoint_id is None else checkpoint_id)
+    is_newer = await rows.next_checkpoint(namespace, stored.head_id) is not None
+    parent = None if found is None else await rows.checkpoint(namespace, found.parent_id)
+    writes = await rows.writes_of(namespace, [found.checkpoint_id]) if with_state and found is not None else []
+    packed = [] if found is None else [found.piece_ids, *(row.piece_ids for row in writes)]
+    named = dict.fromkeys(piece_id for ids in packed for piece_id in _unpacked(ids))
+    is_other = found is not None and found.checkpoint_id != stored.head_id
+    return msgspec.structs.replace(
+        stored,
+        checkpoint=found,
+        is_newer=is_newer,
+        is_parent_stored=parent is not None,
+        writes=writes,
+        pieces=await rows.pieces(list(named)) if with_state else [],
+        members=await rows.members() if with_state and is_other else [],
+    )
+
+
+def _unpacked(packed: bytes) -> list[bytes]:
+    """The ids in a packed column, as the statement takes them apart: what is no whole id is passed over."""
+    return [packed[at : at + _PIECE_ID_BYTES] for at in range(0, len(packed) - _PIECE_ID_BYTES + 1, _PIECE_ID_BYTES)]
