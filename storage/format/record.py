@@ -229,8 +229,8 @@ class PieceReader:
             opened = self.look_up(piece_id)
             if opened.data is None and not (self.refs and opened.kind == LEAF):
                 chunk = BlobChunk.decode(self._open(piece_id))
-                if chunk is not None:
-                    found[piece_id] = chunk
+                assert chunk is not None  # noqa: S101  for the type checker: `look_up` found that it is one
+                found[piece_id] = chunk
         fetched = sum(chunk.size for chunk in found.values())
         if fetched > self._taken:  # what they are put together to is longer, and counted as it grows beyond this
             self._take(fetched - self._taken)

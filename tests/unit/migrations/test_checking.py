@@ -116,7 +116,7 @@ def test_a_step_that_changes_what_it_is_given_is_found(tmp_path, change):
         ("socket.socket().close()", "socket.__new__"),
         ("urllib.request.urlopen('http://127.0.0.1:9/')", "urllib.Request"),
         ("subprocess.run(['true'], check=True)", "subprocess.Popen"),
-        ("threading.Thread(target=print).start()", "start_new_thread"),
+        ("threading.Thread(target=print).start()", "_thread.start_"),
         ("sqlite3.connect(':memory:').close()", "sqlite3.connect"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crypto import Sealer, SecretKey, SubjectKeys
+from crypto import Kind, Sealer, SecretKey, SubjectKeys
 from storage.errors import IntegrityFailure
 from storage.format import archive
 from storage.format.archive import (
@@ -207,3 +207,14 @@ def test_the_example_of_the_format_page_is_one():
     nothing = {table: [] for table in TABLES}
     assert decoded(example, columns=columns) == nothing
     assert encoded(nothing, columns) == example
+
+
+def test_a_frame_after_the_last_one_is_refused():
+    with pytest.raises(IntegrityFailure):
+        decoded(encoded() + bytes((0, 0, 0, 1)) + b"x")
+
+
+def test_a_stub_that_opens_to_no_record_is_refused():
+    no_record = SEALER.without_share.seal(Kind.POINTER, STUB.location, b"\xc1", compress=False)
+    with pytest.raises(IntegrityFailure, match="cannot be read"):
+        stub(sealed=no_record).record(SEALER)

@@ -10,6 +10,7 @@ import pytest
 
 from crypto import NoteKey, SecretKey, SigningKey, sign_note
 from storage.format.audit import (
+    RESTORED_ACTION,
     AnchorText,
     AuditInvalid,
     Entry,
@@ -315,3 +316,56 @@ def test_a_name_of_no_chain_is_refused(origin):
     assert parse_origin(ORIGIN) == (DEPLOYMENT, TENANT)
     with pytest.raises(AuditInvalid):
         parse_origin(origin)
+
+
+def test_a_name_with_ids_in_another_spelling_is_refused():
+    with pytest.raises(AuditInvalid):
+        parse_origin(ORIGIN.replace("00000000-0000", "0000000000-00"))
+
+
+def test_an_anchor_whose_hash_is_not_base64_says_nothing():
+    with pytest.raises(AuditInvalid):
+        verified(GENUINE, [sign_note(f"{ORIGIN}\n6\n*\n", ORIGIN, SIGNING_KEY)])
+
+
+def test_a_line_with_a_hash_of_another_length_is_found():
+    export = lines()
+    export[0] = json.dumps({"sequence": 1, "previous": "00", "hash": "00" * 32, "body": ""}).encode() + b"\n"
+    assert "damaged" in {each.kind for each in verify_export(export, [ANCHOR], PUBLIC_KEY).findings}
+
+
+def restored(**changes):
+    """A log that ended at event 3, was anchored at 6, and goes on with an event that says so."""
+    detail = {
+        "kept": 3,
+        "found": 3,
+        "found_hash": GENUINE[2].hash.hex(),
+        "anchored": 6,
+        "anchored_hash": GENUINE[5].hash.hex(),
+    } | changes
+    kept, previous = GENUINE[:3], GENUINE[2].hash
+    for number, told in ((7, {"action": RESTORED_ACTION, "detail": detail}), (8, {})):
+        body = encode_body(event(number, **told))
+        kept = [*kept, Entry(number, body, previous, link(previous, number, body))]
+        previous = kept[-1].hash
+    return kept
+
+
+def test_a_gap_that_an_anchor_vouches_for_excuses_what_is_missing_in_it():
+    entries = restored()
+    result = verified(entries, [ANCHOR, anchor(entries[-1])])
+    assert (result.ok, [gap.sequence for gap in result.gaps], result.anchored_through) == (True, [7], 8)
+
+
+def test_a_gap_that_no_anchor_vouches_for_excuses_nothing():
+    assert kinds(restored(), [ANCHOR]) >= {"missing"}
+
+
+def test_a_gap_that_names_another_event_than_was_anchored_is_found():
+    entries = restored(anchored_hash="11" * 32)
+    assert "forked" in kinds(entries, [ANCHOR, anchor(entries[-1])])
+
+
+def test_a_gap_of_another_log_is_found():
+    for changes in ({"found_hash": "11" * 32}, {"kept": "3"}):
+        assert "forked" in kinds(restored(**changes), [ANCHOR])
