@@ -33,7 +33,7 @@ from storage.format.pointer import (
     pointer_location,
     seal_record,
 )
-from storage.format.record import OpenedCheckpoint, PieceReader, check_share, open_head, seal_head
+from storage.format.record import OpenedCheckpoint, PieceReader, PieceRow, check_share, open_head, seal_head
 from storage.format.token import ThreadToken
 from storage.model import Value
 
@@ -171,20 +171,20 @@ def channel(name):
 
 
 def stored(sealer, kind, content, children=None, named=None):
-    """The columns of a piece that stands where it belongs."""
+    """A piece that stands where it belongs."""
     piece = pieces.Piece(sealer.content_id(pieces._KIND_NAMES[kind], "", content), bytes((kind,)) + content, children)
     location = chunk_location(piece.piece_id, children, named)
-    return piece.piece_id, children, named, sealer.seal(Kind.CHUNK, location, piece.plaintext), 1
+    return PieceRow(piece.piece_id, children, named, sealer.seal(Kind.CHUNK, location, piece.plaintext), 1)
 
 
 def test_a_piece_that_is_missing_or_names_a_blob_that_it_is_not_is_refused(sealer):
     reader = PieceReader(sealer)
     with pytest.raises(IntegrityFailure, match="missing"):
         reader.look_up(PIECE_ID)
-    columns = stored(sealer, SEGMENT, b"content", named=BLOB_ID.bytes)
-    reader.add([columns])
+    row = stored(sealer, SEGMENT, b"content", named=BLOB_ID.bytes)
+    reader.add([row])
     with pytest.raises(IntegrityFailure, match="another blob"):
-        reader.look_up(columns[0])
+        reader.look_up(row.piece_id)
 
 
 def test_values_are_counted_before_they_are_put_together(sealer):
