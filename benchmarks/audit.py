@@ -14,13 +14,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
-from litestar.types import Message, Scope
 
 from benchmarks.engines import Engines
 from crypto import MemoryRootKey
 from gateway.app import Gateway, create_app
 from gateway.authentication import api_keys
 from gateway.cli.local.instance import Identity
+from gateway.http.asgi import Message
 from gateway.settings import Settings
 from gateway.telemetry import configure_logging
 from storage.administration.audit import FLUSH_SECONDS, Audit
@@ -81,7 +81,7 @@ class Desk:
         status, parts = 0, []
 
         async def receive() -> Message:
-            return {"type": "http.request", "body": body, "more_body": False}  # type: ignore[typeddict-item,return-value]
+            return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Message) -> None:
             nonlocal status
@@ -92,8 +92,7 @@ class Desk:
 
         if self._row_each:
             await self._record(method, path)
-        serving: Scope = scope  # type: ignore[assignment]
-        await self._app(serving, receive, send)
+        await self._app(scope, receive, send)
         assert status in {200, 201}, parts
         return b"".join(parts)
 

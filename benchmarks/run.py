@@ -38,7 +38,7 @@ from stateroom import acting_for
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = (
     *("stateroom", "langgraph", "langgraph-checkpoint-postgres", "langgraph-checkpoint-sqlite", "pycryptodome"),
-    *("psycopg", "asyncpg", "httpx2", "litestar"),
+    *("psycopg", "asyncpg", "httpx2", "uvicorn"),
 )
 
 

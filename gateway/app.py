@@ -1,9 +1,8 @@
 """The composition root: parts are made and wired here and nowhere else; also what surrounds every request.
 
 Owns the order of things: request id, refusal when full, metrics and access log around everything (so that
-paths no route matches count too); authentication and the tenant's cap around routes, whoever finds them (the
-router or `gateway.routing.hot_path`); problems for every exception; startup and shutdown. The server's own life
-(sockets, signals) belongs to whoever runs it.
+paths of no operation count too); problems for every exception; startup and shutdown. What surrounds one operation is
+`gateway.routing.operations`'s affair, and the server's own life (sockets, signals) belongs to whoever runs it.
 """
 
 import asyncio
@@ -15,22 +14,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import structlog
-from litestar import Litestar, Request, Response, Router
-from litestar.di import NamedDependency, Provide
-from litestar.enums import ScopeType
-from litestar.types import (
-    HTTPScope,
-    LifeSpanReceive,
-    LifeSpanScope,
-    LifeSpanSend,
-    Message,
-    Receive,
-    Scope,
-    Send,
-)
 from uuid_utils import uuid7
 
 from crypto import selftest
@@ -38,19 +23,18 @@ from crypto.roots import RootKey, create_root_key
 from gateway import routes
 from gateway.admission.limits import HELD_BYTES_MAX, Admission, Commits, Drain, Draining, Refused, TooManyFailures
 from gateway.allocation import give_large_buffers_back
-from gateway.authentication import principals
-from gateway.authentication.principals import AuthenticationMiddleware, Authenticator, ListingScope, Principal
+from gateway.authentication.principals import Authenticator
 from gateway.background import in_the_background
 from gateway.documents.openapi import api_document
+from gateway.documents.page import page
 from gateway.http.artifact_urls import ArtifactUrls
+from gateway.http.asgi import Message, Receive, Scope, Send
 from gateway.http.cursors import Cursors
-from gateway.http.exchange import COMMON_HEADERS, Exchange, Facts, encode_id, travels_as_id
+from gateway.http.exchange import COMMON_HEADERS, Facts, header_lines, travels_as_id
 from gateway.problems import INTERNAL, OVERLOADED, Unauthenticated, describe, frames, kind_of
 from gateway.readiness import Probe, Readiness
-from gateway.routes.public.documentation import Documentation
-from gateway.routing.hot_path import HotPath
-from gateway.routing.operations import Operation
-from gateway.routing.targets import Targets
+from gateway.routing.operations import Route
+from gateway.routing.router import Router
 from gateway.services import Services
 from gateway.settings import Settings, SettingsError
 from gateway.telemetry import UNMATCHED, Metrics
@@ -62,10 +46,7 @@ from storage.blobs.store import FROZEN_CLASSES, BlobStore
 from storage.clock import Clock, SystemClock
 from storage.concurrency.turns import loop_turn
 from storage.encoding import encode_json
-from storage.format.audit import OPERATOR_CHAIN
 from storage.format.leaves import OFFLOAD_BYTES_MIN
-from storage.scope import OperatorScope, TenantListing, TenantScope
-from storage.scope import Scope as SubjectScope
 from storage.service import Store
 
 # With gc.freeze(): twice the requests a second as by default, a seventh of the p99 (measured). The second number bounds
@@ -81,45 +62,67 @@ _STRANGERS = (Unauthenticated, TooManyFailures)
 _log = structlog.get_logger()
 
 
-class Gateway(Litestar):
+class Gateway:
     """The ASGI application.
 
-    Attributes:
+    Args:
         services: Its parts, for whoever runs it (`services.drain`, `services.metrics`).
-        hot_path: Its operations that are not left to the router.
-        targets: What paths and hosts may be called.
         background: Whether it also does what any process may do for all of them (`gateway.background`).
     """
 
-    services: Services
-    hot_path: HotPath
-    targets: Targets
-    background: bool = True
+    def __init__(self, services: Services, *, background: bool) -> None:
+        self.services = services
+        self.router = Router(chain.from_iterable(routes.GROUPS.values()))
+        self._background = background
 
-    async def __call__(
-        self,
-        scope: Scope | LifeSpanScope,
-        receive: Receive | LifeSpanReceive,
-        send: Send | LifeSpanSend,
-    ) -> None:
-        """Serve one request, or the lifespan."""
-        if scope["type"] == ScopeType.HTTP:
-            await self._serve(scope, receive, send)  # type: ignore[arg-type]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the lifespan; there is nothing else here."""
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
         else:
-            await super().__call__(scope, receive, send)
+            await send({"type": "websocket.close", "code": 4404})
 
-    async def _serve(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+    async def _live(self, receive: Receive, send: Send) -> None:
+        begun = False
+        try:
+            await receive()
+            async with self.lifespan():
+                await send({"type": "lifespan.startup.complete"})
+                begun = True
+                await receive()
+        except BaseException as reason:
+            await send({"type": f"lifespan.{'shutdown' if begun else 'startup'}.failed", "message": str(reason)})
+            raise
+        await send({"type": "lifespan.shutdown.complete"})
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Let the process serve in the block, and finish writes in the end."""
+        services = self.services
+        selftest.run()
+        services.readiness.self_test_passed = True
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        sys.setswitchinterval(SWITCH_SECONDS)
+        async with in_the_background(services, for_all=self._background):
+            try:
+                yield
+            finally:
+                services.drain.begin()
+                services.drain.stopped = True
+                await services.commits.finish()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         services = self.services
         facts = Facts.read(scope, str(uuid7()))
         method: str = scope["method"]
-        bodiless = method == "HEAD"
-        if bodiless:
-            # A HEAD is a GET whose body stays here. The server keeps its own scope: with a GET in it, it would miss
-            # the announced body and cut the connection.
-            scope = {**scope, "method": "GET"}
-            facts.bodiless = True
-        facts.attach(scope)
+        facts.bodiless = bodiless = method == "HEAD"
+        route: Route | None = None
+        parameters: dict[str, str] = {}
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -134,29 +137,33 @@ class Gateway(Litestar):
         services.metrics.in_flight.inc()
         try:
             await _turn_of_strangers(scope, facts)
-            self.targets.check_path(scope)
-            if scope["path"] in _PROBE_PATHS and method != "OPTIONS":
-                await super().__call__(scope, receive, answer)
+            self.router.check_path(scope)
+            wanted, path = "GET" if bodiless else method, scope["path"]  # a HEAD is a GET whose body stays here
+            if path in _PROBE_PATHS and method != "OPTIONS":
+                route, parameters = self.router.find(wanted, path)
+                await route.run(services, facts, parameters, receive, answer)
             elif services.drain.stopped:
                 raise Draining  # noqa: TRY301  refused like everything else
             elif method == "OPTIONS":
                 # Without a credential, as browsers ask: which methods a path has is in the public documentation.
-                await _say_allowed(self.targets.allowed(scope["path"]), answer)
+                await _say_allowed(self.router.allowed(path), answer)
             else:
-                self.targets.check_host(scope["headers"])
-                hot = self.hot_path.find(scope)
+                self.router.check_host(scope["headers"])
                 with services.admission.request():
-                    await (hot or super().__call__)(scope, receive, answer)
+                    route, parameters = self.router.find(wanted, path)
+                    await route.run(services, facts, parameters, receive, answer)
         except Exception as reason:  # noqa: BLE001  what nobody else answered
             if facts.status:
                 # Half an answer is out. Returning now makes the server cut the connection; its log gets no traceback.
                 _log.warning("answer cut", error=type(reason).__name__, request_id=facts.request_id)
             else:
                 started += await self._delay(reason)  # it is no latency of the route
-                await self._refuse(reason, scope, answer)
+                await self._refuse(reason, facts, answer)
         finally:
             services.metrics.in_flight.dec()
-            self._tell(scope, method, facts, time.perf_counter() - started)
+            if facts.access is not None and route is not None:
+                self._note(facts, route, parameters)
+            self._tell(scope, route, facts, time.perf_counter() - started)
 
     async def _delay(self, reason: Exception) -> float:
         """Let strangers wait when there are many, where it takes no slot of those who are known; how many seconds."""
@@ -167,18 +174,17 @@ class Gateway(Litestar):
         await asyncio.sleep(delay_seconds)
         return delay_seconds
 
-    def _tell(self, scope: HTTPScope, method: str, facts: Facts, seconds: float) -> None:
-        """Count and log an answered request, and note it for the audit log."""
+    def _tell(self, scope: Scope, found: Route | None, facts: Facts, seconds: float) -> None:
+        """Count and log an answered request."""
         metrics = self.services.metrics
-        route = scope.get("path_template") or UNMATCHED
+        method: str = scope["method"]
+        route = UNMATCHED if found is None else found.operation.path
         if scope["path"] in _PROBE_PATHS:  # they come every few seconds, and say nothing of what clients get
             metrics.probed(route, facts.status)
             log = _log.debug
         else:
             metrics.request(route, method, facts.status, seconds)
             log = _log.info if facts.status < 500 else _log.error if facts.status == 500 else _log.warning
-        if facts.access is not None:
-            self._note(facts, scope)
         log(
             "request",
             method=method if method.isascii() and len(method) <= 16 else "other",
@@ -190,26 +196,23 @@ class Gateway(Litestar):
             key_id=facts.key_id,
         )
 
-    def _note(self, facts: Facts, scope: HTTPScope) -> None:
+    def _note(self, facts: Facts, route: Route, parameters: dict[str, str]) -> None:
         """Note an access of somebody's rows for the audit log; ordinary access and act-as alike."""
         assert facts.access is not None  # noqa: S101  for the type checker: the caller looked
-        chain, actor, target = facts.access
-        operation: Operation = scope["route_handler"].opt["operation"]
-        thread = scope["path_params"].get("thread_id")
+        of_chain, actor, target = facts.access
+        thread = parameters.get("thread_id")
         if thread is not None and travels_as_id(thread):  # what is no id was refused, and can be any text
             target = f"{target}/thread/{thread}"
-        self.services.store.audit.note(chain, actor, operation.name, target, facts.status)
+        self.services.store.audit.note(of_chain, actor, route.operation.name, target, facts.status)
 
-    async def _refuse(self, reason: Exception, scope: HTTPScope, send: Send) -> None:
-        body, status, headers = _problem(reason, scope, self.services)
-        raw = [(name.encode(), text.encode("latin-1")) for name, text in headers.items()]
-        raw.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": raw})
+    async def _refuse(self, reason: Exception, facts: Facts, send: Send) -> None:
+        body, status, headers = _problem(reason, facts, self.services)
+        lines = [*header_lines(headers), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": lines})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _problem(error: Exception, scope: Scope, services: Services) -> tuple[bytes, int, dict[str, str]]:
-    facts = Facts.of(scope)
+def _problem(error: Exception, facts: Facts, services: Services) -> tuple[bytes, int, dict[str, str]]:
     facts.code = kind_of(error).code
     problem, headers = describe(
         error,
@@ -231,7 +234,7 @@ def _problem(error: Exception, scope: Scope, services: Services) -> tuple[bytes,
     return encode_json(problem), problem.status, headers
 
 
-async def _turn_of_strangers(scope: HTTPScope, facts: Facts) -> None:
+async def _turn_of_strangers(scope: Scope, facts: Facts) -> None:
     """Let requests begin one after the other whose tenant's turn is not waited for, or is too late.
 
     Those without a key; and those whose headers and a thousand parameters take milliseconds to read.
@@ -247,77 +250,6 @@ async def _say_allowed(allowed: str, send: Send) -> None:
     headers = [(b"allow", allowed.encode()), (b"content-length", b"0")]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    if isinstance(error, _STRANGERS):
-        raise error  # answered by `Gateway`, when the request counts no more
-    app: Any = request.app
-    body, status, headers = _problem(error, request.scope, app.services)
-    media_type = headers.pop("content-type")
-    return Response(body, status_code=status, headers=headers, media_type=media_type)
-
-
-# Dependencies form a chain, each naming the one before: Litestar starts a task group for those it could run side by
-# side, which costs more than all of them together.
-
-
-def _exchange(request: Request[Any, Any, Any]) -> Exchange:
-    return Exchange(request.scope, request.receive)
-
-
-def _services(request: Request[Any, Any, Any], exchange: NamedDependency[Exchange]) -> Services:  # noqa: ARG001
-    app: Any = request.app
-    services: Services = app.services
-    return services
-
-
-def _caller(request: Request[Any, Any, Any]) -> Principal:
-    principal: Principal = request.scope["user"]
-    return principal
-
-
-def _principal(request: Request[Any, Any, Any], exchange: NamedDependency[Exchange]) -> Principal:  # noqa: ARG001
-    return _caller(request)
-
-
-def _subject_scope(
-    request: Request[Any, Any, Any],
-    services: NamedDependency[Services],  # noqa: ARG001
-) -> SubjectScope:
-    return principals.enter_subject(request.scope)
-
-
-def _listing_scope(
-    request: Request[Any, Any, Any],
-    services: NamedDependency[Services],  # noqa: ARG001
-) -> ListingScope:
-    principal = _caller(request)
-    listing = principals.listing_scope(principal, principals.named_subject(request.scope))
-    scope = listing.scope
-    whose = "tenant" if isinstance(scope, TenantListing) else f"subject/{encode_id(scope.subject_id)}"
-    Facts.of(request.scope).access = (scope.tenant_id, principal.actor, whose)
-    return listing
-
-
-def _tenant_scope(
-    request: Request[Any, Any, Any],
-    services: NamedDependency[Services],  # noqa: ARG001
-) -> TenantScope:
-    principal = _caller(request)
-    scope = principals.tenant_scope(principal)
-    Facts.of(request.scope).access = (scope.tenant_id, principal.actor, "tenant")
-    return scope
-
-
-def _operator_scope(
-    request: Request[Any, Any, Any],
-    services: NamedDependency[Services],  # noqa: ARG001
-) -> OperatorScope:
-    principal = _caller(request)
-    scope = principals.operator_scope(principal)
-    Facts.of(request.scope).access = (OPERATOR_CHAIN, principal.actor, "operators")
-    return scope
 
 
 def create_app(
@@ -352,6 +284,7 @@ def create_app(
     metrics.bounded("held_bytes", HELD_BYTES_MAX, lambda: admission.held_bytes)
     peppers = settings.peppers
     authenticator = Authenticator(peppers, store.tenants.look_up_key, clock, store.tenants.seals_needed)
+    document = api_document(settings.public_url)
     services = Services(
         settings=settings,
         store=store,
@@ -372,56 +305,10 @@ def create_app(
             root_key_health=root_key_health,
         ),
         clock=clock,
+        openapi_document=encode_json(document),
+        documentation_page=page(document).encode(),
     )
-    documentation = Documentation.render(api_document(settings.public_url))
-    authentication = AuthenticationMiddleware(authenticator, admission)
-    app = Gateway(
-        route_handlers=[
-            Router("/v1", route_handlers=list(chain(*routes.V1.values()))),
-            *chain(*routes.PUBLIC.values()),
-        ],
-        middleware=[authentication],
-        dependencies={
-            "exchange": Provide(_exchange, sync_to_thread=False),
-            "principal": Provide(_principal, sync_to_thread=False),
-            "subject_scope": Provide(_subject_scope, sync_to_thread=False),
-            "listing_scope": Provide(_listing_scope, sync_to_thread=False),
-            "tenant_scope": Provide(_tenant_scope, sync_to_thread=False),
-            "operator_scope": Provide(_operator_scope, sync_to_thread=False),
-            "services": Provide(_services, sync_to_thread=False),
-            "documentation": Provide(lambda: documentation, sync_to_thread=False),
-        },
-        exception_handlers={Exception: _answer_error},
-        lifespan=[_lifespan],
-        openapi_config=None,
-        logging_config=None,
-        request_max_body_size=None,  # `gateway.http.exchange.read_body` is the one place that reads bodies
-        debug=False,
-    )
-    app.services = services
-    app.targets = Targets(app.routes)
-    app.hot_path = HotPath(app.routes, authentication, services)
-    app.background = background
-    return app
-
-
-@asynccontextmanager
-async def _lifespan(app: Litestar) -> AsyncIterator[None]:
-    assert isinstance(app, Gateway)  # noqa: S101  for the type checker: no other class has this lifespan
-    services = app.services
-    selftest.run()
-    services.readiness.self_test_passed = True
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    async with in_the_background(services, for_all=app.background):
-        try:
-            yield
-        finally:
-            services.drain.begin()
-            services.drain.stopped = True
-            await services.commits.finish()
+    return Gateway(services, background=background)
 
 
 @asynccontextmanager

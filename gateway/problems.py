@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
-from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 from msgspec import UNSET, UnsetType, inspect
 
 from crypto import errors as crypto_errors
@@ -62,6 +61,28 @@ class InvalidRequest(GatewayError):
         super().__init__(detail)
         self.faults = list(faults[: limits.FAULTS_MAX])
         self.limit = limit
+
+
+class OperationUnknown(GatewayError):
+    """No operation has this path."""
+
+    def __init__(self) -> None:
+        super().__init__(NOT_FOUND.advice)
+
+
+class MethodUnknown(GatewayError):
+    """No operation of the path has this method; those of ``allowed`` there are."""
+
+    def __init__(self, allowed: str) -> None:
+        super().__init__(_METHOD_UNKNOWN.advice)
+        self.allowed = allowed
+
+
+class HttpMalformed(GatewayError):
+    """What came is no request of HTTP, or one that nobody reads alike."""
+
+    def __init__(self) -> None:
+        super().__init__(_BAD_REQUEST.advice)
 
 
 class PathUnknown(GatewayError):
@@ -180,6 +201,9 @@ class Kind:
 
 INTERNAL = Kind(500, "internal", "Internal error", False, "Report the request_id to the operator.")
 NOT_FOUND = Kind(404, "not-found", "Not found", False, "Check the path and the identifiers in it.")
+_METHOD_UNKNOWN = Kind(
+    405, "method-not-allowed", "Method not allowed", False, "Use a method the Allow header lists."
+)  # fmt: skip
 _BAD_REQUEST = Kind(400, "bad-request", "Bad request", False, "The HTTP request itself is wrong.")
 _INVALID = Kind(
     422, "invalid-request", "Invalid request", False,
@@ -305,17 +329,15 @@ TABLE: dict[type[Exception], Kind] = {
     NotAcceptable: Kind(
         406, "not-acceptable", "Not acceptable", False, "Accept application/json or application/msgpack."
     ),
-    NotFoundException: NOT_FOUND,
-    MethodNotAllowedException: Kind(
-        405, "method-not-allowed", "Method not allowed", False, "Use a method the Allow header lists."
-    ),
+    OperationUnknown: NOT_FOUND,
+    MethodUnknown: _METHOD_UNKNOWN,
     PathUnknown: NOT_FOUND,
     HostInvalid: _BAD_REQUEST,
     HttpVersionUnsupported: Kind(
         505, "http-version-unsupported", "HTTP version not supported", False,
         "Speak HTTP/1.1. HTTP/2 ends at a proxy before the gateway.",
     ),
-    HTTPException: _BAD_REQUEST,
+    HttpMalformed: _BAD_REQUEST,
     storage_errors.StorageError: INTERNAL,
     storage_errors.NotFound: NOT_FOUND,
     storage_errors.ThreadNotFound: Kind(
@@ -619,10 +641,7 @@ KINDS: dict[str, Kind] = {kind.code: kind for kind in TABLE.values()}
 
 def kind_of(error: Exception) -> Kind:
     """The row of ``error``'s class or of its nearest ancestor."""
-    if isinstance(error, HTTPException) and error.status_code >= 500:
-        kind = INTERNAL
-    else:
-        kind = next(TABLE[ancestor] for ancestor in type(error).__mro__ if ancestor in TABLE)
+    kind = next(TABLE[ancestor] for ancestor in type(error).__mro__ if ancestor in TABLE)
     return OVERLOADED if kind is INTERNAL and _out_of_memory(error) else kind
 
 
@@ -718,9 +737,8 @@ def _headers(error: Exception, kind: Kind) -> dict[str, str]:
         headers["connection"] = "close"  # the rest of the body is not worth reading
     elif isinstance(error, RangeNotSatisfiable):
         headers["content-range"] = f"bytes */{error.size_bytes}"
-    elif isinstance(error, MethodNotAllowedException):
-        allowed = {method.strip() for method in (error.headers or {}).get("allow", "").split(",")} - {""}
-        headers["allow"] = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
+    elif isinstance(error, MethodUnknown):
+        headers["allow"] = error.allowed
     return headers
 
 

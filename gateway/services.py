@@ -36,6 +36,8 @@ class Services:
     metrics: Metrics
     readiness: Readiness
     clock: Clock
+    openapi_document: bytes
+    documentation_page: bytes
 
     def write(self, scope: Scope, thread_id: str, operation: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """Run a write to a thread when its turn comes, to COMMIT even if the client hangs up.

@@ -1,28 +1,21 @@
 """Who calls, what it may do, and where: credential > `Principal` > scope.
 
-Owns the check of API keys, the permission guards and the derivation of scopes. A route is public only when
-its handler says so (``exclude_from_auth``); paths are never matched here, because parts of them are chosen by
-clients. Scopes come from the principal and one header, never from a body or a row.
+Owns the check of API keys and permissions, and the derivation of scopes. Paths are never matched here, because parts of
+them are chosen by clients. Scopes come from the principal and one header, never from a body or a row.
 """
 
 import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Final, Generic, Literal, TypeVar
 from uuid import UUID
 
 import structlog
-from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler
-from litestar.middleware import ASGIMiddleware
-from litestar.types import ASGIApp, Guard, Receive, Scope, Send
 
-from gateway.admission import limits
 from gateway.authentication import api_keys
 from gateway.authentication.strangers import Strangers
 from gateway.http.exchange import SUBJECT_HEADER, Facts, decode_id, encode_id
@@ -38,9 +31,8 @@ from gateway.wire.administration.api_keys import Permission
 from gateway.wire.problems import Fault
 from storage.administration.audit import BreakGlass
 from storage.clock import Clock
-from storage.concurrency.room import count_with
-from storage.concurrency.turns import loop_turn, take_turns_as
 from storage.errors import InvalidState, StorageError
+from storage.format.audit import OPERATOR_CHAIN
 from storage.keys.key_seals import Peppers
 from storage.model import ApiKeyRecord
 from storage.scope import SHARED_SUBJECT, OperatorScope, TenantListing, TenantScope, check_subject
@@ -52,6 +44,8 @@ USED_AT_SECONDS = 60.0  # last_used_at says "when, to the minute"; more would be
 _SCHEME = b"bearer "
 
 _log = structlog.get_logger()
+
+S = TypeVar("S")
 
 LookUp = Callable[[str], Awaitable[ApiKeyRecord | None]]
 Touch = Callable[[dict[tuple[UUID | None, str], datetime]], Awaitable[None]]
@@ -228,52 +222,6 @@ class Authenticator:
         await self.flush_restamped(restamp)
 
 
-class AuthenticationMiddleware(ASGIMiddleware):
-    """Refuses whoever is not authenticated, and counts tenants' requests."""
-
-    exclude_opt_key = "exclude_from_auth"
-
-    def __init__(self, authenticator: Authenticator, admission: limits.Admission) -> None:
-        self._authenticator = authenticator
-        self._admission = admission
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Authenticate, then go on."""
-        async with self.entered(scope):
-            await next_app(scope, receive, send)
-
-    @asynccontextmanager
-    async def entered(self, scope: Scope) -> AsyncIterator[None]:
-        """Let the caller of a request in, and count it, until it is answered.
-
-        Raises:
-            Unauthenticated: nobody knows the caller.
-            GatewayError: the caller's tenant has too many requests under way.
-        """
-        facts = Facts.of(scope)
-        if facts.duplicate == "authorization":
-            raise Unauthenticated
-        principal = await self._authenticator.verify(facts.headers.get(b"authorization"))
-        facts.key_id = principal.key_id
-        scope["user"] = principal
-        with self._admission.tenant(principal.tenant_id) as share:
-            facts.share = share
-            count_with(share.take)
-            take_turns_as(principal.tenant_id)
-            await loop_turn().take()  # so that many at once, each of which is quick, are not one long turn
-            yield
-
-
-def requires(permission: Permission) -> Guard:
-    """A guard that lets only principals with ``permission`` pass."""
-
-    # Not a plain function: Litestar would send every request through a thread for it.
-    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        check_permission(connection.scope["user"], permission)
-
-    return guard
-
-
 def check_permission(principal: Principal, permission: Permission) -> None:
     """Let only a principal with ``permission`` pass.
 
@@ -289,41 +237,21 @@ def lists_tenant(principal: Principal, named: str | None) -> bool:
     return principal.kind == "service" and named is None and "tenant:admin" in principal.permissions
 
 
-def listing_requires(permission: Permission) -> Guard:
-    """A guard that lets principals with ``permission`` pass, and those that list the whole tenant."""
-
-    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        principal: Principal = connection.scope["user"]
-        if not lists_tenant(principal, named_subject(connection.scope)):
-            check_permission(principal, permission)
-
-    return guard
-
-
-def named_subject(scope: Scope) -> str | None:
+def named_subject(facts: Facts) -> str | None:
     """The header Stateroom-Subject as it was sent."""
-    named = Facts.of(scope).headers.get(SUBJECT_HEADER.lower().encode())
+    named = facts.headers.get(SUBJECT_HEADER.lower().encode())
     return None if named is None else named.decode("latin-1")
 
 
-class ListingScope:
-    """Whose checkpoints a listing over threads shows. A plain class: what injects it refuses a union of two."""
-
-    __slots__ = ("scope",)
-
-    def __init__(self, scope: SubjectScope | TenantListing) -> None:
-        self.scope = scope
-
-
-def listing_scope(principal: Principal, named: str | None) -> ListingScope:
+def listing_scope(principal: Principal, named: str | None) -> SubjectScope | TenantListing:
     """Whose checkpoints a listing over threads shows.
 
     Raises:
         GatewayError: as `subject_scope`, unless the principal lists the whole tenant.
     """
     if lists_tenant(principal, named) and principal.tenant_id is not None:
-        return ListingScope(TenantListing(principal.tenant_id))
-    return ListingScope(subject_scope(principal, named))
+        return TenantListing(principal.tenant_id)
+    return subject_scope(principal, named)
 
 
 def subject_scope(principal: Principal, named: str | None) -> SubjectScope:
@@ -348,18 +276,6 @@ def subject_scope(principal: Principal, named: str | None) -> SubjectScope:
     if named is None:
         raise SubjectRequired
     return SubjectScope(principal.tenant_id, _subject(named))
-
-
-def enter_subject(scope: Scope) -> SubjectScope:
-    """The subject whose state an authenticated request reaches, noted for the audit log.
-
-    Raises:
-        GatewayError: as `subject_scope`.
-    """
-    principal: Principal = scope["user"]
-    entered = subject_scope(principal, named_subject(scope))
-    Facts.of(scope).access = (entered.tenant_id, principal.actor, f"subject/{encode_id(entered.subject_id)}")
-    return entered
 
 
 def _subject(named: str) -> str:
@@ -408,3 +324,48 @@ def operator_scope(principal: Principal) -> OperatorScope:
     if principal.kind != "operator" or "operator" not in principal.permissions:
         raise PermissionDenied("this needs the permission operator")
     return OperatorScope()
+
+
+@dataclass(frozen=True, slots=True)
+class Reach(Generic[S]):
+    """Whose rows an operation works on.
+
+    Attributes:
+        enter: Finds the scope of a principal by what is known of the request, and notes it there for the audit log.
+    """
+
+    enter: Callable[[Principal, Facts], S]
+
+
+def _enter_subject(principal: Principal, facts: Facts) -> SubjectScope:
+    scope = subject_scope(principal, named_subject(facts))
+    facts.access = (scope.tenant_id, principal.actor, f"subject/{encode_id(scope.subject_id)}")
+    return scope
+
+
+def _enter_listing(principal: Principal, facts: Facts) -> SubjectScope | TenantListing:
+    scope = listing_scope(principal, named_subject(facts))
+    whose = "tenant" if isinstance(scope, TenantListing) else f"subject/{encode_id(scope.subject_id)}"
+    facts.access = (scope.tenant_id, principal.actor, whose)
+    return scope
+
+
+def _enter_tenant(principal: Principal, facts: Facts) -> TenantScope:
+    scope = tenant_scope(principal)
+    facts.access = (scope.tenant_id, principal.actor, "tenant")
+    return scope
+
+
+def _enter_operators(principal: Principal, facts: Facts) -> OperatorScope:
+    scope = operator_scope(principal)
+    facts.access = (OPERATOR_CHAIN, principal.actor, "operators")
+    return scope
+
+
+SUBJECT: Final = Reach(_enter_subject)
+LISTING: Final = Reach(_enter_listing)
+"""A subject, or with ``tenant:admin`` and without a subject the whole tenant; the operation decides what that gives."""
+TENANT: Final = Reach(_enter_tenant)
+OPERATORS: Final = Reach(_enter_operators)
+CALLER: Final[Reach[None]] = Reach(lambda _principal, _facts: None)
+"""Nobody's rows: the operation tells of the caller."""

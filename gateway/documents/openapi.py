@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway import routes, wire
+from gateway.authentication.principals import LISTING
 from gateway.bodies.codec import MEDIA_TYPES
 from gateway.documents.examples import answer_of, body_of
 from gateway.documents.member_words import words_of
@@ -21,7 +22,7 @@ from gateway.telemetry import build
 from storage.encoding import encode_json
 
 _NOT_MODIFIED, _UNAUTHENTICATED, _METHOD_NOT_ALLOWED = 304, 401, 405
-_PATH_PARAMETER = re.compile(r"\{(\w+):str\}")
+_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 _ANY = ("bad-request", "headers-too-large", "http-version-unsupported", "unauthenticated", "not-acceptable",
         "invalid-request", "internal", "overloaded", "draining", "tenant-busy", "too-many-failures", "tenant-suspended",
         "database-unavailable", "database-read-only", "build-too-old")  # fmt: skip
@@ -150,9 +151,9 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def document(operations: list[tuple[str, str, Operation]], *, public_url: str) -> dict[str, Any]:
-    """The OpenAPI document of ``operations``, given with their tag and the prefix of their paths."""
-    every = (shape for _, _, one in operations for shape in (one.body, one.returns, one.returns_otherwise))
+def document(operations: list[tuple[str, Operation[Any]]], *, public_url: str) -> dict[str, Any]:
+    """The OpenAPI document of ``operations``, given with their group."""
+    every = (shape for _, one in operations for shape in (one.body, one.returns, one.returns_otherwise))
     shapes = [shape for shape in every if shape is not None]
     schemas = portable(dict(sorted(_unique_schemas([*shapes, wire.problems.Problem]).items())))
     for name, schema in schemas.items():
@@ -161,9 +162,8 @@ def document(operations: list[tuple[str, str, Operation]], *, public_url: str) -
             described["description"] = words_of(member, made_from)
     schemas["Problem"]["properties"]["code"]["enum"] = sorted(KINDS)
     paths: dict[str, dict[str, Any]] = {}
-    for tag, prefix, one in operations:
-        path = _PATH_PARAMETER.sub(r"{\1}", prefix + one.path)
-        paths.setdefault(path, {})[one.method.value.lower()] = {"tags": [tag], **_operation(one)}
+    for group, one in operations:
+        paths.setdefault(one.path, {})[one.method.value.lower()] = {"tags": [group], **_operation(one)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -279,7 +279,7 @@ def _problem_responses(codes: list[str]) -> dict[str, Any]:
     return answers
 
 
-def _codes(one: Operation) -> list[str]:
+def _codes(one: Operation[Any]) -> list[str]:
     if one.public:
         return ["bad-request", "http-version-unsupported", "method-not-allowed", "internal", *one.problems]
     codes = [*_ANY, *one.problems]
@@ -300,7 +300,7 @@ def _codes(one: Operation) -> list[str]:
     return codes
 
 
-def _operation(one: Operation) -> dict[str, Any]:  # noqa: C901, PLR0912  one branch for each member
+def _operation(one: Operation[Any]) -> dict[str, Any]:  # noqa: C901, PLR0912  one branch for each member
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": path_schema(name), "description": PARAMETERS[name]}
         for name in _PATH_PARAMETER.findall(one.path)
@@ -341,7 +341,7 @@ def _operation(one: Operation) -> dict[str, Any]:  # noqa: C901, PLR0912  one br
         "responses": responses | _problem_responses(_codes(one)),
     }
     if one.permission is not None:
-        described["description"] = f"Needs the permission {one.permission}.{_LISTING if one.tenant_listing else ''}"
+        described["description"] = f"Needs the permission {one.permission}.{_LISTING if one.reach is LISTING else ''}"
     if one.body is not None:
         described["requestBody"] = {"required": True, "content": _content(one.body, body_of(one.name))}
     if one.raw_body:
@@ -356,12 +356,7 @@ def _operation(one: Operation) -> dict[str, Any]:  # noqa: C901, PLR0912  one br
 
 def api_document(public_url: str) -> dict[str, Any]:
     """The OpenAPI document of every operation there is."""
-    operations = [
-        (group, prefix, handler.opt["operation"])
-        for prefix, groups in (("/v1", routes.V1), ("", routes.PUBLIC))
-        for group, handlers in groups.items()
-        for handler in handlers
-    ]
+    operations = [(group, route.operation) for group, found in routes.GROUPS.items() for route in found]
     return document(operations, public_url=public_url)
 
 

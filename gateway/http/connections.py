@@ -14,14 +14,13 @@ from itertools import chain
 from typing import Any
 
 import structlog
-from litestar.exceptions import ClientException
 from uuid_utils import uuid7
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.admission import limits
 from gateway.admission.limits import HeadersTooLarge, Overloaded
 from gateway.http.exchange import COMMON_HEADERS
-from gateway.problems import HttpVersionUnsupported, describe
+from gateway.problems import HttpMalformed, HttpVersionUnsupported, describe
 from gateway.telemetry import Metrics
 from storage.encoding import encode_json
 
@@ -156,7 +155,7 @@ class BoundedConnection(HttpToolsProtocol):
         # The parser takes any list that ends in chunked, and undoes nothing but that.
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings and codings != [b"chunked"]:
-            return ClientException("of transfer codings, only chunked is read")
+            return HttpMalformed()  # the parser would take other transfer codings, and nobody undo them
         return None
 
     def _await_client(self) -> None:
@@ -173,7 +172,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     # --- what is refused ---------------------------------------------------------------------------------------------
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  what a client is told is of ours
         """Refuse what the parser refused; or what could not be kept of it, which is no fault of the client's."""
         if self._refusal is not None:
             return
@@ -182,7 +181,7 @@ class BoundedConnection(HttpToolsProtocol):
         if isinstance(kept, MemoryError):
             self._refuse(kept)
         else:
-            self._refuse(HttpVersionUnsupported() if str(failure) in _OTHER_VERSION else ClientException(msg))
+            self._refuse(HttpVersionUnsupported() if str(failure) in _OTHER_VERSION else HttpMalformed())
 
     def _refuse(self, reason: Exception) -> None:
         """Read no further. Requests that were read completely are answered before ``reason`` is."""

@@ -7,15 +7,12 @@ the first bytes are out already is logged here and ends the answer short, so tha
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import structlog
-from litestar import Response
-from litestar.response.base import ASGIResponse
-from litestar.types import Receive, Send
 
 from gateway.admission import limits
-from gateway.http.exchange import Reader
+from gateway.http.asgi import Receive, Send
+from gateway.http.exchange import Answer, Facts, Reader, header_lines
 
 _log = structlog.get_logger()
 
@@ -24,15 +21,27 @@ class StreamBroken(Exception):
     """An answer ended before its end; the server cuts the connection."""
 
 
-class _Streaming(ASGIResponse):
-    _should_set_content_length = False
+class ContentAnswer(Answer):
+    """An answer that streams; made by `stream`."""
 
-    def __init__(self, slices: AsyncIterator[bytes], held: contextlib.ExitStack, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(
+        self,
+        status: int,
+        headers: list[tuple[bytes, bytes]],
+        slices: AsyncIterator[bytes],
+        held: contextlib.ExitStack,
+    ) -> None:
+        super().__init__(status, headers)
         self._slices = slices
         self._held = held
 
-    async def send_body(self, send: Send, receive: Receive) -> None:
+    async def give(self, facts: Facts, receive: Receive, send: Send) -> None:  # noqa: ARG002  a HEAD gets no content
+        """Send the slices until they end, or the client hangs up.
+
+        Raises:
+            StreamBroken: a slice could not be opened, or was not taken in time.
+        """
+        await send({"type": "http.response.start", "status": self._status, "headers": self._headers})
         gone = asyncio.create_task(_hung_up(receive))
         reader = Reader(
             send, seconds_max=limits.BODY_SECONDS_MAX, bytes_per_second_min=limits.STREAM_BYTES_PER_SECOND_MIN
@@ -66,19 +75,6 @@ async def _close(slices: AsyncIterator[bytes]) -> None:
         await aclose()
 
 
-class ContentResponse(Response[bytes]):
-    """An answer that streams; made by `stream`."""
-
-    def __init__(self, slices: AsyncIterator[bytes], held: contextlib.ExitStack, **arguments: Any) -> None:
-        super().__init__(b"", **arguments)
-        self._slices = slices
-        self._held = held
-
-    def to_asgi_response(self, *_: Any, **__: Any) -> ASGIResponse:
-        """The ASGI form; headers are complete already."""
-        return _Streaming(self._slices, self._held, headers=self.headers, status_code=self.status_code)
-
-
 async def stream(
     slices: AsyncIterator[bytes],
     *,
@@ -86,7 +82,7 @@ async def stream(
     headers: dict[str, str],
     size_bytes: int | None,
     held: contextlib.ExitStack | None = None,
-) -> Response[bytes]:
+) -> Answer:
     """An answer of ``size_bytes``, whose first slice is opened before anything is said.
 
     Args:
@@ -108,7 +104,7 @@ async def stream(
         await _close(slices)
         raise
     length = {} if size_bytes is None else {"content-length": str(size_bytes)}
-    return ContentResponse(_with_first(first, slices), held, status_code=status, headers={**headers, **length})
+    return ContentAnswer(status, header_lines({**headers, **length}), _with_first(first, slices), held)
 
 
 async def _with_first(first: bytes | None, slices: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

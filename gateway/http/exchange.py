@@ -11,15 +11,13 @@ import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 from uuid import UUID
 
 import msgspec
-from litestar import Response
-from litestar.types import Receive, Scope, Send
 from msgspec import Struct
 
 from gateway.admission import limits
@@ -27,6 +25,7 @@ from gateway.admission.slices import JOINED_BESIDE_BYTES_MIN
 from gateway.bodies import codec
 from gateway.bodies.codec import MEDIA_TYPES, body_format, encode_body, reply_format
 from gateway.bodies.scanning import Format, Values
+from gateway.http.asgi import Receive, Scope, Send
 from gateway.http.compressing import CODING, COMPRESSED_BYTES_MIN, accepts_gzip, compress
 from gateway.problems import (
     A_TIME,
@@ -59,8 +58,8 @@ COMMON_HEADERS = [
     (b"cache-control", b"private, no-store"),  # everything is somebody's state
     (b"x-content-type-options", b"nosniff"),
 ]
+_WITHOUT_LENGTH = frozenset({204, 304})
 _PATH_SAFE = "~:@+"  # beside letters, digits and -._
-_FACTS = "stateroom"
 _GIVEN_HEADER = GIVEN_HEADER.lower().encode()
 _CONTENT_TYPES = {name: (b"content-type", media_type.encode()) for name, media_type in MEDIA_TYPES.items()}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
@@ -90,6 +89,7 @@ class Facts:
 
     request_id: str
     headers: dict[bytes, bytes] = field(repr=False)
+    query: bytes = field(default=b"", repr=False)
     duplicate: str | None = None
     key_id: str | None = None
     status: int = 0
@@ -97,16 +97,6 @@ class Facts:
     access: tuple[UUID, str, str] | None = None  # what the audit log notes: chain, actor, whose rows
     share: limits.Share | None = None  # of who was authenticated
     bodiless: bool = False  # a HEAD, which handlers see as a GET: its body need not be made
-
-    @classmethod
-    def of(cls, scope: Scope) -> "Facts":
-        """The facts attached to ``scope``."""
-        facts: Facts = scope[_FACTS]  # type: ignore[literal-required]
-        return facts
-
-    def attach(self, scope: Scope) -> None:
-        """Attach to ``scope``."""
-        scope[_FACTS] = self  # type: ignore[literal-required]
 
     @classmethod
     def read(cls, scope: Scope, minted_id: str) -> "Facts":
@@ -120,7 +110,8 @@ class Facts:
             headers |= _lists_of_values(pairs)
         offered = headers.get(b"x-request-id")
         usable = offered is not None and _REQUEST_ID.match(offered)
-        return cls(offered.decode() if offered and usable else minted_id, headers, duplicate)
+        request_id = offered.decode() if offered and usable else minted_id
+        return cls(request_id, headers, scope["query_string"], duplicate)
 
 
 def _lists_of_values(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -386,26 +377,26 @@ async def stream_body(
 class Exchange:
     """A request as handlers see it, and the way to answer it. Made before the handler runs.
 
+    Args:
+        facts: What is known of the request.
+        receive: Where the body arrives.
+        path: The operation's path, with its parameters in braces.
+        any_accept: Whether the answer has a media type of its own, whatever is accepted.
+
     Raises:
-        InvalidRequest: a header that must come once came twice.
         NotAcceptable: the answer could not be written in an accepted format.
     """
 
-    __slots__ = ("_body_ended", "_idempotency", "_receive", "facts", "format", "query_string", "route", "values")
+    __slots__ = ("_body_ended", "_idempotency", "_receive", "facts", "format", "route", "values")
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, facts: Facts, receive: Receive, path: str, *, any_accept: bool) -> None:
         self._receive = receive
+        self.route = path
         self._body_ended = False
         self.values = Values(0)  # of the body, once it was read
         self._idempotency: Idempotency | None = None
-        self.facts = Facts.of(scope)
-        if self.facts.duplicate is not None:
-            raise InvalidRequest(Fault(detail="the header is given twice", header=self.facts.duplicate))
-        # An artifact's content comes in the media type it has, whatever is accepted.
-        any_accept = scope["route_handler"].opt.get("any_accept", False)
-        self.format: Format = "json" if any_accept else reply_format(self.facts.headers.get(b"accept"))
-        self.query_string: bytes = scope["query_string"]
-        self.route: str = scope["path_template"]
+        self.facts = facts
+        self.format: Format = "json" if any_accept else reply_format(facts.headers.get(b"accept"))
 
     def header(self, name: str) -> str | None:
         """A header's text, or None."""
@@ -414,7 +405,7 @@ class Exchange:
 
     def query(self, shape: type[Q]) -> Q:
         """The query as a ``shape``; see `parse_query`."""
-        return parse_query(self.query_string, shape)
+        return parse_query(self.facts.query, shape)
 
     @property
     def share(self) -> limits.Share:
@@ -467,7 +458,7 @@ class Exchange:
 
     def no_query(self) -> None:
         """Refuse any query parameter."""
-        if self.query_string:
+        if self.facts.query:
             self.query(_Nothing)
 
     def if_match(self) -> Precondition | None:
@@ -578,7 +569,7 @@ class Exchange:
         self._idempotency = Idempotency(text, digest.digest())
         return self._idempotency
 
-    def not_modified(self, *, etag: str, token: str) -> Response[bytes]:
+    def not_modified(self, *, etag: str, token: str) -> "Answer":
         """Say that what the client has is what there is."""
         return Answer(304, self._head(etag, token), b"")
 
@@ -592,7 +583,7 @@ class Exchange:
         compressed: bool = False,
         location: str | None = None,
         replayed: bool = False,
-    ) -> Response[bytes]:
+    ) -> "Answer":
         """Answer with ``content`` in the negotiated format.
 
         Args:
@@ -627,33 +618,51 @@ class Exchange:
         return headers
 
 
-class Answer(Response[bytes]):
-    """An answer that is complete: what the framework would put together again for each request is constant here."""
+def header_lines(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Headers as they travel."""
+    return [(name.encode("ascii"), text.encode("latin-1")) for name, text in headers.items()]
 
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, packed: bool = False) -> None:
-        """``packed``: send it compressed, if that is worth it."""
+
+class Answer:
+    """An answer that is complete.
+
+    Args:
+        status: Its status.
+        headers: Its headers but Content-Length.
+        body: All of its body.
+        packed: Whether it is sent compressed, if that is worth it.
+        size_bytes: What Content-Length says of a body that stays away; None: the body is here.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes = b"",
+        *,
+        packed: bool = False,
+        size_bytes: int | None = None,
+    ) -> None:
         self._status = status
         self._headers = headers
         self._body = body
         self._packed = packed and len(body) >= COMPRESSED_BYTES_MIN
+        self._size_bytes = size_bytes
 
-    def to_asgi_response(self, *_: Any, **__: Any) -> "Answer":  # type: ignore[override]
-        """What sends it: itself."""
-        return self
-
-    async def __call__(self, scope: Scope, __: Receive, send: Send) -> None:
+    async def give(self, facts: Facts, receive: Receive, send: Send) -> None:  # noqa: ARG002  it is all here
         """Send it."""
         body = self._body
         headers = self._headers
-        bodiless = Facts.of(scope).bodiless
+        bodiless = facts.bodiless
         if self._packed:
             headers = [*headers, (b"content-encoding", CODING.encode())]
             if not bodiless:
                 beside = len(body) >= limits.SLICED_BYTES_MIN
                 body = await asyncio.to_thread(compress, body) if beside else compress(body)
         # A length in a 304 would be that of the answer it stands for, and the padding gives each GET another.
-        if self._status != 304 and not (bodiless and self._packed):
-            headers = [*headers, (b"content-length", str(len(body)).encode())]
+        if self._status not in _WITHOUT_LENGTH and not (bodiless and self._packed):
+            size_bytes = len(body) if self._size_bytes is None else self._size_bytes
+            headers = [*headers, (b"content-length", str(size_bytes).encode())]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         if len(body) <= limits.ANSWER_SLICE_BYTES:
             await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,14 +1,13 @@
 """The operations of API v1, by the domains of storage."""
 
-from litestar.handlers import HTTPRouteHandler
-
 from gateway.routes import archive, artifacts, keys, retention, threads, transfer, verification
 from gateway.routes.administration import audit, break_glass, credentials, tenants
 from gateway.routes.checkpoints import pieces, verbs
 from gateway.routes.public import docs, health
 from gateway.routes.schemas import registry, save_policies
+from gateway.routing.operations import Route
 
-V1: dict[str, list[HTTPRouteHandler]] = {
+GROUPS: dict[str, list[Route]] = {
     "threads": threads.ROUTES,
     "archives": archive.ROUTES,
     "checkpoints": verbs.ROUTES,
@@ -24,7 +23,7 @@ V1: dict[str, list[HTTPRouteHandler]] = {
     "save_policies": save_policies.ROUTES,
     "state_schemas": registry.ROUTES,
     "transfer": transfer.ROUTES,
+    "health": health.ROUTES,
+    "docs": docs.ROUTES,
 }
-"""Operations below ``/v1`` by their group in the documentation."""
-PUBLIC: dict[str, list[HTTPRouteHandler]] = {"health": health.ROUTES, "docs": docs.ROUTES}
-"""Operations at the root, likewise."""
+"""Every operation, by its group in the documentation."""

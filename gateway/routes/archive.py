@@ -1,20 +1,16 @@
 """Moving a thread to the archive and back, as jobs: asking for it, and what shows of it meanwhile."""
 
+from http import HTTPMethod
 from typing import Annotated
 
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.params import FromPath
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway import wire
-from gateway.authentication.principals import Principal
-from gateway.http.exchange import Exchange, path_id
+from gateway.authentication.principals import SUBJECT
+from gateway.http.exchange import Answer, path_id
 from gateway.problems import InvalidRequest
 from gateway.routes.jobs import begun
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Call, Operation, route
 from gateway.wire.problems import Fault
 from storage import model
 from storage.archive.moving import ArchiveStatus
@@ -66,8 +62,9 @@ def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:
 @route(
     Operation(
         name="archive_thread",
-        method=HttpMethod.POST,
-        path="/threads/{thread_id:str}/archive",
+        method=HTTPMethod.POST,
+        path="/v1/threads/{thread_id}/archive",
+        reach=SUBJECT,
         summary="Move a thread to the archive; a job does it (202). 200: it is there. Repeating while it goes on names "
         "the same job.",
         permission="state:write",
@@ -76,35 +73,29 @@ def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:
         returns_otherwise=wire.threads.Thread,
         statuses=(202, 200),
         problems=("thread-not-found", "thread-busy", "archive-unavailable"),
-        subject=True,
     )
 )
-async def archive_thread(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def archive_thread(call: Call[Scope], thread_id: str) -> Answer:
     """Begin to archive."""
-    query = exchange.query(ArchiveQuery)
+    query = call.exchange.query(ArchiveQuery)
     name = path_id(thread_id, "thread_id")
-    thread = await services.store.threads.get(subject_scope, name)
+    thread = await call.services.store.threads.get(call.scope, name)
     if thread.tier == "archive":
-        return exchange.reply(thread_out(thread))
-    beginning = services.store.archives.begin_archive(subject_scope, name, principal.actor, query.storage_class)
+        return call.exchange.reply(thread_out(thread))
+    beginning = call.services.store.archives.begin_archive(call.scope, name, call.principal.actor, query.storage_class)
     try:
-        job_id = await services.write(subject_scope, name, beginning)
+        job_id = await call.services.write(call.scope, name, beginning)
     except InvalidState as error:  # it was not in a body
         raise InvalidRequest(Fault(detail=str(error), parameter="storage_class")) from None
-    return await begun(exchange, services, subject_scope, job_id)
+    return await begun(call, job_id)
 
 
 @route(
     Operation(
         name="restore_thread",
-        method=HttpMethod.POST,
-        path="/threads/{thread_id:str}/restore",
+        method=HTTPMethod.POST,
+        path="/v1/threads/{thread_id}/restore",
+        reach=SUBJECT,
         summary="Bring a thread back from the archive, thawing it first if need be; a job does it (202). 200: it is "
         "hot. Repeating while it goes on names the same job. How far it is shows in GET of the thread.",
         permission="state:write",
@@ -112,25 +103,18 @@ async def archive_thread(
         returns_otherwise=wire.threads.Thread,
         statuses=(202, 200),
         problems=("thread-not-found", "thread-busy", "archive-unavailable"),
-        subject=True,
     )
 )
-async def restore_thread(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def restore_thread(call: Call[Scope], thread_id: str) -> Answer:
     """Begin to restore."""
-    exchange.no_query()
+    call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
-    thread = await services.store.threads.get(subject_scope, name)
+    thread = await call.services.store.threads.get(call.scope, name)
     if thread.tier == "hot":
-        return exchange.reply(thread_out(thread))
-    beginning = services.store.archives.begin_restore(subject_scope, name, principal.actor)
-    job_id = await services.write(subject_scope, name, beginning)
-    return await begun(exchange, services, subject_scope, job_id)
+        return call.exchange.reply(thread_out(thread))
+    beginning = call.services.store.archives.begin_restore(call.scope, name, call.principal.actor)
+    job_id = await call.services.write(call.scope, name, beginning)
+    return await begun(call, job_id)
 
 
 ROUTES = [archive_thread, restore_thread]

@@ -4,25 +4,21 @@ import contextlib
 import re
 from datetime import timedelta
 from hashlib import sha256
+from http import HTTPMethod
 from typing import Annotated
 from urllib.parse import quote
 from uuid import UUID
 
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.params import FromPath
 from msgspec import UNSET, Meta, Struct
 
 from gateway import wire
 from gateway.admission import limits
-from gateway.authentication.principals import Principal
+from gateway.authentication.principals import OPERATORS, SUBJECT, TENANT
 from gateway.http import artifact_headers as headers
 from gateway.http.content import stream
-from gateway.http.exchange import NO_FORM, Exchange, encode_id, path_id, path_uuid, place
+from gateway.http.exchange import NO_FORM, Answer, Exchange, encode_id, header_lines, path_id, path_uuid, place
 from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, InvalidRequest, UnsupportedMediaType
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Call, Operation, PublicCall, public_route, route
 from gateway.wire.problems import Fault
 from storage.administration.tenants import Usage
 from storage.artifacts import model
@@ -120,8 +116,9 @@ def _described(exchange: Exchange) -> model.NewArtifact:
 @route(
     Operation(
         name="create_artifact",
-        method=HttpMethod.POST,
-        path="/threads/{thread_id:str}/artifacts",
+        method=HTTPMethod.POST,
+        path="/v1/threads/{thread_id}/artifacts",
+        reach=SUBJECT,
         summary="Store a file in one request; the thread is made if there is none.",
         permission="state:write",
         raw_body=True,
@@ -129,42 +126,37 @@ def _described(exchange: Exchange) -> model.NewArtifact:
         statuses=(201, 200),
         headers=(*_DESCRIPTION, "Idempotency-Key", *_SHARE),
         problems=("digest-mismatch", "thread-archived", "idempotency-key-reused", *_STORING),
-        subject=True,
     )
 )
-async def create_artifact(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def create_artifact(call: Call[Scope], thread_id: str) -> Answer:
     """Store a file."""
-    exchange.no_query()
+    call.exchange.no_query()
     thread = path_id(thread_id, "thread_id")
-    description = _described(exchange)
-    digest = headers.parse_digest(exchange.header(headers.DIGEST_HEADER))
+    description = _described(call.exchange)
+    digest = headers.parse_digest(call.exchange.header(headers.DIGEST_HEADER))
     said = encode_msgpack((description.name, description.media_type, description.metadata, description.preview))
     # Storing runs to its end once the content is there, even if the client hangs up.
-    artifact = await services.commits.run(
-        services.store.artifacts.create(
-            subject_scope,
+    artifact = await call.services.commits.run(
+        call.services.store.artifacts.create(
+            call.scope,
             thread,
             description,
-            exchange.content(limits.ARTIFACT_BYTES_MAX, "ARTIFACT_BYTES_MAX"),
-            size_bytes=exchange.announced_bytes(),
-            idempotency=exchange.idempotency(thread, "msgpack", said),
-            share=exchange.client_share(),
+            call.exchange.content(limits.ARTIFACT_BYTES_MAX, "ARTIFACT_BYTES_MAX"),
+            size_bytes=call.exchange.announced_bytes(),
+            idempotency=call.exchange.idempotency(thread, "msgpack", said),
+            share=call.exchange.client_share(),
             digest=digest,
         )
     )
-    return exchange.reply(_artifact(artifact), status=201, location=place("artifacts", str(artifact.artifact_id)))
+    return call.exchange.reply(_artifact(artifact), status=201, location=place("artifacts", str(artifact.artifact_id)))
 
 
 @route(
     Operation(
         name="begin_upload",
-        method=HttpMethod.POST,
-        path="/threads/{thread_id:str}/uploads",
+        method=HTTPMethod.POST,
+        path="/v1/threads/{thread_id}/uploads",
+        reach=SUBJECT,
         summary="Begin to upload a file in parts, so that it can go on after a crash.",
         permission="state:write",
         body=wire.artifacts.UploadRequest,
@@ -172,19 +164,13 @@ async def create_artifact(
         statuses=(201, 200),
         headers=("Idempotency-Key", *_SHARE),
         problems=("thread-archived", "idempotency-key-reused", *_STORING),
-        subject=True,
     )
 )
-async def begin_upload(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def begin_upload(call: Call[Scope], thread_id: str) -> Answer:
     """Begin an upload."""
-    exchange.no_query()
+    call.exchange.no_query()
     thread = path_id(thread_id, "thread_id")
-    request, name, body = await exchange.body(wire.artifacts.UploadRequest)
+    request, name, body = await call.exchange.body(wire.artifacts.UploadRequest)
     wrong = Fault(detail=f"must be plain JSON of at most {limits.METADATA_BYTES_MAX:,} bytes", pointer="/metadata")
     if headers.is_form(request.media_type):
         of_form = "must be what the file is, such as image/png; a form is how a file is sent, and not what it is"
@@ -197,95 +183,85 @@ async def begin_upload(
         metadata=headers.check_metadata(request.metadata, wrong),
         preview=request.preview,
     )
-    upload = await services.commits.run(
-        services.store.artifacts.begin(
-            subject_scope,
+    upload = await call.services.commits.run(
+        call.services.store.artifacts.begin(
+            call.scope,
             thread,
             description,
             size_bytes=request.size_bytes,
-            idempotency=exchange.idempotency(thread, name, body),
-            share=exchange.client_share(),
+            idempotency=call.exchange.idempotency(thread, name, body),
+            share=call.exchange.client_share(),
         )
     )
-    return exchange.reply(_upload(upload), status=201, location=place("uploads", str(upload.upload_id)))
+    return call.exchange.reply(_upload(upload), status=201, location=place("uploads", str(upload.upload_id)))
 
 
 @route(
     Operation(
         name="get_upload",
-        method=HttpMethod.GET,
-        path="/uploads/{upload_id:str}",
+        method=HTTPMethod.GET,
+        path="/v1/uploads/{upload_id}",
+        reach=SUBJECT,
         summary="Show an upload and the parts that arrived.",
         permission="state:write",
         returns=wire.artifacts.Upload,
         headers=_SHARE,
         problems=("upload-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
-        subject=True,
     )
 )
-async def get_upload(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    upload_id: FromPath[str],
-) -> Response[bytes]:
+async def get_upload(call: Call[Scope], upload_id: str) -> Answer:
     """Show an upload."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(upload_id, UploadNotFound)
-    return exchange.reply(
-        _upload(await services.store.artifacts.upload(subject_scope, wanted, share=exchange.client_share()))
+    return call.exchange.reply(
+        _upload(await call.services.store.artifacts.upload(call.scope, wanted, share=call.exchange.client_share()))
     )
 
 
 @route(
     Operation(
         name="put_upload_part",
-        method=HttpMethod.PUT,
-        path="/uploads/{upload_id:str}/parts/{part_number:str}",
+        method=HTTPMethod.PUT,
+        path="/v1/uploads/{upload_id}/parts/{part_number}",
+        reach=SUBJECT,
         summary="Send one part, numbered from 0; the same bytes again change nothing, other bytes replace it.",
         permission="state:write",
         raw_body=True,
         returns=wire.artifacts.UploadPart,
         headers=(headers.DIGEST_HEADER, *_SHARE),
         problems=("upload-not-found", "part-invalid", "digest-mismatch", *_STORING),
-        subject=True,
     )
 )
-async def put_upload_part(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    upload_id: FromPath[str],
-    part_number: FromPath[str],
-) -> Response[bytes]:
+async def put_upload_part(call: Call[Scope], upload_id: str, part_number: str) -> Answer:
     """Send a part."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(upload_id, UploadNotFound)
     if not _PART_NUMBER.fullmatch(part_number):
         raise InvalidRequest(Fault(detail="must be a number from 0 on", parameter="part_number"))
-    artifacts = services.store.artifacts
-    announced = exchange.announced_bytes()
+    artifacts = call.services.store.artifacts
+    announced = call.exchange.announced_bytes()
     if announced is not None and announced > artifacts.part_bytes:
         raise BodyTooLarge("PART_BYTES_MAX", artifacts.part_bytes)
-    part = await services.commits.run(
+    part = await call.services.commits.run(
         artifacts.put_part(
-            subject_scope,
+            call.scope,
             wanted,
             int(part_number),
-            exchange.content(artifacts.part_bytes, "PART_BYTES_MAX"),
+            call.exchange.content(artifacts.part_bytes, "PART_BYTES_MAX"),
             size_bytes=announced,
-            digest=headers.parse_digest(exchange.header(headers.DIGEST_HEADER)),
-            share=exchange.client_share(),
+            digest=headers.parse_digest(call.exchange.header(headers.DIGEST_HEADER)),
+            share=call.exchange.client_share(),
         )
     )
-    return exchange.reply(_part(part))
+    return call.exchange.reply(_part(part))
 
 
 @route(
     Operation(
         name="complete_upload",
-        method=HttpMethod.POST,
-        path="/uploads/{upload_id:str}/complete",
+        method=HTTPMethod.POST,
+        path="/v1/uploads/{upload_id}/complete",
+        reach=SUBJECT,
         summary="Make an artifact of all parts. Repeating it gives the same artifact.",
         permission="state:write",
         body=wire.artifacts.UploadCompletion,
@@ -293,55 +269,44 @@ async def put_upload_part(
         statuses=(201, 200),
         headers=_SHARE,
         problems=("upload-not-found", "upload-incomplete", "digest-mismatch", "thread-archived", *_STORING),
-        subject=True,
     )
 )
-async def complete_upload(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    upload_id: FromPath[str],
-) -> Response[bytes]:
+async def complete_upload(call: Call[Scope], upload_id: str) -> Answer:
     """Complete an upload."""
-    exchange.no_query()
-    request, _, _ = await exchange.body(wire.artifacts.UploadCompletion)
+    call.exchange.no_query()
+    request, _, _ = await call.exchange.body(wire.artifacts.UploadCompletion)
     wrong = Fault(detail="must be sha-256=:<base64 of 32 bytes>: (RFC 9530)", pointer="/digest")
-    artifact, created = await services.commits.run(
-        services.store.artifacts.complete(
-            subject_scope,
+    artifact, created = await call.services.commits.run(
+        call.services.store.artifacts.complete(
+            call.scope,
             path_uuid(upload_id, UploadNotFound),
             request.parts,
             digest=headers.parse_digest(request.digest, wrong),
-            share=exchange.client_share(),
+            share=call.exchange.client_share(),
         )
     )
     location = place("artifacts", str(artifact.artifact_id))
-    return exchange.reply(_artifact(artifact), status=201, location=location, replayed=not created)
+    return call.exchange.reply(_artifact(artifact), status=201, location=location, replayed=not created)
 
 
 @route(
     Operation(
         name="abort_upload",
-        method=HttpMethod.DELETE,
-        path="/uploads/{upload_id:str}",
+        method=HTTPMethod.DELETE,
+        path="/v1/uploads/{upload_id}",
+        reach=SUBJECT,
         summary="Give an upload up; its parts are removed.",
         permission="state:write",
         statuses=(204,),
         problems=("upload-not-found", "blobs-not-configured"),
-        subject=True,
     )
 )
-async def abort_upload(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    upload_id: FromPath[str],
-) -> Response[None]:
+async def abort_upload(call: Call[Scope], upload_id: str) -> Answer:
     """Give an upload up."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(upload_id, UploadNotFound)
-    await services.commits.run(services.store.artifacts.abort(subject_scope, wanted))
-    return Response(None, status_code=204)
+    await call.services.commits.run(call.services.store.artifacts.abort(call.scope, wanted))
+    return Answer(204, [])
 
 
 # --- artifacts -------------------------------------------------------------------------------------------------------
@@ -350,39 +315,34 @@ async def abort_upload(
 @route(
     Operation(
         name="list_artifacts",
-        method=HttpMethod.GET,
-        path="/threads/{thread_id:str}/artifacts",
+        method=HTTPMethod.GET,
+        path="/v1/threads/{thread_id}/artifacts",
+        reach=SUBJECT,
         summary="List a thread's artifacts, newest first.",
         permission="state:read",
         query=ArtifactsQuery,
         returns=wire.artifacts.ArtifactPage,
         headers=_SHARE,
         problems=("thread-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
-        subject=True,
     )
 )
-async def list_artifacts(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def list_artifacts(call: Call[Scope], thread_id: str) -> Answer:
     """List artifacts."""
-    query = exchange.query(ArtifactsQuery)
+    query = call.exchange.query(ArtifactsQuery)
     thread = path_id(thread_id, "thread_id")
-    binding = encode_msgpack((exchange.route, subject_scope.tenant_id, subject_scope.subject_id, thread, query.name))
-    page = await services.store.artifacts.list(
-        subject_scope,
+    binding = encode_msgpack((call.exchange.route, call.scope.tenant_id, call.scope.subject_id, thread, query.name))
+    page = await call.services.store.artifacts.list(
+        call.scope,
         thread,
         query.name,
         query.limit,
-        services.cursors.read(binding, query.cursor),
-        share=exchange.client_share(),
+        call.services.cursors.read(binding, query.cursor),
+        share=call.exchange.client_share(),
     )
-    return exchange.reply(
+    return call.exchange.reply(
         wire.artifacts.ArtifactPage(
             artifacts=[_artifact(each) for each in page.items],
-            next_cursor=services.cursors.write(binding, page.after),
+            next_cursor=call.services.cursors.write(binding, page.after),
         )
     )
 
@@ -390,59 +350,50 @@ async def list_artifacts(
 @route(
     Operation(
         name="get_artifact",
-        method=HttpMethod.GET,
-        path="/artifacts/{artifact_id:str}",
+        method=HTTPMethod.GET,
+        path="/v1/artifacts/{artifact_id}",
+        reach=SUBJECT,
         summary="Show an artifact without its content.",
         permission="state:read",
         returns=wire.artifacts.Artifact,
         headers=_SHARE,
         problems=("artifact-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
-        subject=True,
     )
 )
-async def get_artifact(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    artifact_id: FromPath[str],
-) -> Response[bytes]:
+async def get_artifact(call: Call[Scope], artifact_id: str) -> Answer:
     """Show an artifact."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
-    artifact = await services.store.artifacts.get(subject_scope, wanted, share=exchange.client_share())
-    return exchange.reply(_artifact(artifact))
+    artifact = await call.services.store.artifacts.get(call.scope, wanted, share=call.exchange.client_share())
+    return call.exchange.reply(_artifact(artifact))
 
 
 @route(
     Operation(
         name="delete_artifact",
-        method=HttpMethod.DELETE,
-        path="/artifacts/{artifact_id:str}",
+        method=HTTPMethod.DELETE,
+        path="/v1/artifacts/{artifact_id}",
+        reach=SUBJECT,
         summary="Delete an artifact that no checkpoint names.",
         permission="state:delete",
         statuses=(204,),
         problems=("artifact-not-found", "artifact-referenced", "blobs-not-configured", "commit-unknown", "legal-hold"),
-        subject=True,
     )
 )
-async def delete_artifact(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    artifact_id: FromPath[str],
-) -> Response[None]:
+async def delete_artifact(call: Call[Scope], artifact_id: str) -> Answer:
     """Delete an artifact."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
-    await services.commits.run(services.store.artifacts.delete(subject_scope, wanted))
-    return Response(None, status_code=204)
+    await call.services.commits.run(call.services.store.artifacts.delete(call.scope, wanted))
+    return Answer(204, [])
 
 
 @route(
     Operation(
         name="copy_artifact",
-        method=HttpMethod.POST,
-        path="/artifacts/{artifact_id:str}/copy",
+        method=HTTPMethod.POST,
+        path="/v1/artifacts/{artifact_id}/copy",
+        reach=SUBJECT,
         summary="Give the same content to another thread; no byte is copied.",
         permission="state:write",
         body=wire.artifacts.ArtifactCopyRequest,
@@ -453,34 +404,28 @@ async def delete_artifact(
             "artifact-not-found", "thread-archived", "idempotency-key-reused", "blobs-not-configured",
             "commit-unknown", "integrity-failure", "key-destroyed",
         ),
-        subject=True,
-    )
+        )
 )  # fmt: skip
-async def copy_artifact(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    artifact_id: FromPath[str],
-) -> Response[bytes]:
+async def copy_artifact(call: Call[Scope], artifact_id: str) -> Answer:
     """Copy an artifact."""
-    exchange.no_query()
-    request, name, body = await exchange.body(wire.artifacts.ArtifactCopyRequest)
+    call.exchange.no_query()
+    request, name, body = await call.exchange.body(wire.artifacts.ArtifactCopyRequest)
     wanted = _artifact_id(artifact_id)
     try:
         target = check_id(request.thread_id, "an id")
     except InvalidState as error:
         raise InvalidRequest(Fault(detail=str(error), pointer="/thread_id")) from None
-    artifact = await services.commits.run(
-        services.store.artifacts.copy(
-            subject_scope,
+    artifact = await call.services.commits.run(
+        call.services.store.artifacts.copy(
+            call.scope,
             wanted,
             target,
             None if request.name is None else headers.check_name(request.name, _NAME),
-            idempotency=exchange.idempotency(artifact_id, name, body),
-            share=exchange.client_share(),
+            idempotency=call.exchange.idempotency(artifact_id, name, body),
+            share=call.exchange.client_share(),
         )
     )
-    return exchange.reply(_artifact(artifact), status=201, location=place("artifacts", str(artifact.artifact_id)))
+    return call.exchange.reply(_artifact(artifact), status=201, location=place("artifacts", str(artifact.artifact_id)))
 
 
 # --- content ---------------------------------------------------------------------------------------------------------
@@ -509,7 +454,7 @@ async def _content(
     held: contextlib.ExitStack | None = None,
     *,
     tells_digests: bool,
-) -> Response[bytes]:
+) -> Answer:
     """The content, or what the conditions ask for instead of it (RFC 9110, section 13.2.2).
 
     The digest of the plaintext is in no header, which proxies log, unless a reader who is known asks for it.
@@ -529,7 +474,7 @@ async def _content(
         if not _allowed(exchange, artifact, tag):
             raise ContentChanged
         if _known(exchange, artifact, tag):
-            return Response(b"", status_code=304, headers={"etag": tag})
+            return Answer(304, header_lines({"etag": tag}))
         wanted = None
         if headers.range_condition(exchange.header("if-range"), tag):
             wanted = headers.parse_range(exchange.header("range"), artifact.size_bytes)
@@ -544,7 +489,7 @@ async def _content(
         if tells_digests and headers.wants_digest(exchange.header("want-repr-digest")):
             said["repr-digest"] = digest
         if exchange.facts.bodiless:
-            return Response(b"", status_code=status, headers={**said, "content-length": str(length)})
+            return Answer(status, header_lines(said), size_bytes=length)
         letting_go.pop_all()
         return await stream(content.read(start, length), status=status, headers=said, size_bytes=length, held=held)
 
@@ -552,36 +497,32 @@ async def _content(
 @route(
     Operation(
         name="get_artifact_content",
-        method=HttpMethod.GET,
-        path="/artifacts/{artifact_id:str}/content",
+        method=HTTPMethod.GET,
+        path="/v1/artifacts/{artifact_id}/content",
+        reach=SUBJECT,
         summary="Download an artifact's content, or one range of it.",
         permission="state:read",
         statuses=(200, 206, 304),
         headers=(*_READING, *_WANTING, *_SHARE),
         problems=_CONTENT_PROBLEMS,
-        subject=True,
         content=True,
         extra_headers=_CONTENT_HEADERS,
     )
 )
-async def get_artifact_content(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    artifact_id: FromPath[str],
-) -> Response[bytes]:
+async def get_artifact_content(call: Call[Scope], artifact_id: str) -> Answer:
     """Download an artifact."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
-    content = await services.store.artifacts.open(subject_scope, wanted, share=exchange.client_share())
-    return await _content(exchange, content, "attachment", tells_digests=True)
+    content = await call.services.store.artifacts.open(call.scope, wanted, share=call.exchange.client_share())
+    return await _content(call.exchange, content, "attachment", tells_digests=True)
 
 
 @route(
     Operation(
         name="create_artifact_url",
-        method=HttpMethod.POST,
-        path="/artifacts/{artifact_id:str}/urls",
+        method=HTTPMethod.POST,
+        path="/v1/artifacts/{artifact_id}/urls",
+        reach=SUBJECT,
         summary="Make a URL that reads the artifact for a few minutes without a credential, for a browser.",
         permission="state:read",
         body=wire.artifacts.ArtifactUrlRequest,
@@ -590,68 +531,58 @@ async def get_artifact_content(
         problems=(
             "artifact-not-found", "artifact-shared", "blobs-not-configured", "integrity-failure", "key-destroyed",
         ),
-        subject=True,
-    )
+        )
 )  # fmt: skip
-async def create_artifact_url(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    artifact_id: FromPath[str],
-) -> Response[bytes]:
+async def create_artifact_url(call: Call[Scope], artifact_id: str) -> Answer:
     """Make a URL."""
-    exchange.no_query()
-    request, _, _ = await exchange.body(wire.artifacts.ArtifactUrlRequest)
+    call.exchange.no_query()
+    request, _, _ = await call.exchange.body(wire.artifacts.ArtifactUrlRequest)
     wanted = _artifact_id(artifact_id)
-    artifact = await services.store.artifacts.get(subject_scope, wanted, share=exchange.client_share())
+    artifact = await call.services.store.artifacts.get(call.scope, wanted, share=call.exchange.client_share())
     if artifact.client_share:
         raise ArtifactShared
     if request.disposition == "inline" and not headers.may_show(artifact.media_type):
         detail = "inline is for pictures (not SVG), sound, video, PDF and plain text; others are attachments"
         raise InvalidRequest(Fault(detail=detail, pointer="/disposition"))
-    expires_at = (services.clock.now() + timedelta(seconds=request.ttl_seconds)).replace(microsecond=0)
-    token = services.artifact_urls.write(
-        tenant_id=subject_scope.tenant_id,
-        subject_id=subject_scope.subject_id,
+    expires_at = (call.services.clock.now() + timedelta(seconds=request.ttl_seconds)).replace(microsecond=0)
+    token = call.services.artifact_urls.write(
+        tenant_id=call.scope.tenant_id,
+        subject_id=call.scope.subject_id,
         artifact_id=wanted,
         epoch=artifact.url_epoch,
         expires_at=expires_at,
         disposition=request.disposition,
     )
-    url = f"{services.settings.public_url}/v1/artifact-urls/{quote(token, safe='')}"
-    return exchange.reply(wire.artifacts.ArtifactUrl(url=url, expires_at=expires_at))
+    url = f"{call.services.settings.public_url}/v1/artifact-urls/{quote(token, safe='')}"
+    return call.exchange.reply(wire.artifacts.ArtifactUrl(url=url, expires_at=expires_at))
 
 
 @route(
     Operation(
         name="revoke_artifact_urls",
-        method=HttpMethod.DELETE,
-        path="/artifacts/{artifact_id:str}/urls",
+        method=HTTPMethod.DELETE,
+        path="/v1/artifacts/{artifact_id}/urls",
+        reach=SUBJECT,
         summary="Revoke every URL of the artifact made so far.",
         permission="state:write",
         statuses=(204,),
         problems=("artifact-not-found", "blobs-not-configured", "commit-unknown", "integrity-failure", "key-destroyed"),
-        subject=True,
     )
 )
-async def revoke_artifact_urls(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    artifact_id: FromPath[str],
-) -> Response[None]:
+async def revoke_artifact_urls(call: Call[Scope], artifact_id: str) -> Answer:
     """Revoke URLs."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
-    await services.commits.run(services.store.artifacts.revoke_urls(subject_scope, wanted))
-    return Response(None, status_code=204)
+    await call.services.commits.run(call.services.store.artifacts.revoke_urls(call.scope, wanted))
+    return Answer(204, [])
 
 
-@route(
+@public_route(
     Operation(
         name="read_artifact_url",
-        method=HttpMethod.GET,
-        path="/artifact-urls/{token:str}",
+        method=HTTPMethod.GET,
+        path="/v1/artifact-urls/{token}",
+        reach=None,
         summary="The content a signed URL was made for, or one range of it.",
         statuses=(200, 206, 304),
         headers=_READING,
@@ -659,35 +590,32 @@ async def revoke_artifact_urls(
             "artifact-url-invalid", "not-found", "invalid-request", "overloaded", "draining", "tenant-busy",
             "database-unavailable", "key-unavailable", *_CONTENT_PROBLEMS,
         ),
-        public=True,
         content=True,
         extra_headers=_CONTENT_HEADERS,
     )
 )  # fmt: skip
-async def read_artifact_url(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], token: FromPath[str]
-) -> Response[bytes]:
+async def read_artifact_url(call: PublicCall, token: str) -> Answer:
     """Give the content a URL was made for."""
-    exchange.no_query()
-    grant = services.artifact_urls.read(token, method="GET", now=services.clock.now())
+    call.exchange.no_query()
+    grant = call.services.artifact_urls.read(token, method="GET", now=call.services.clock.now())
     try:
         scope = Scope(grant.tenant_id, grant.subject_id)
     except InvalidState:
         raise ArtifactUrlInvalid from None
-    exchange.facts.access = (
+    call.exchange.facts.access = (
         grant.tenant_id,
         f"artifact-url:{sha256(token.encode()).hexdigest()[:16]}",
         f"subject/{encode_id(grant.subject_id)}/artifact/{grant.artifact_id}",
     )
     with contextlib.ExitStack() as admitted:
-        admitted.enter_context(services.admission.tenant(grant.tenant_id))
+        admitted.enter_context(call.services.admission.tenant(grant.tenant_id))
         try:
-            content = await services.store.artifacts.open(scope, grant.artifact_id)
+            content = await call.services.store.artifacts.open(scope, grant.artifact_id)
         except ArtifactNotFound:
             raise ArtifactUrlInvalid from None  # a URL must not tell whether its artifact is still there
-        if content.artifact.url_epoch != grant.epoch or await services.store.tenants.is_suspended(grant.tenant_id):
+        if content.artifact.url_epoch != grant.epoch or await call.services.store.tenants.is_suspended(grant.tenant_id):
             raise ArtifactUrlInvalid
-        return await _content(exchange, content, grant.disposition, admitted.pop_all(), tells_digests=False)
+        return await _content(call.exchange, content, grant.disposition, admitted.pop_all(), tells_digests=False)
 
 
 # --- quota -----------------------------------------------------------------------------------------------------------
@@ -707,50 +635,46 @@ def _usage(tenant_id: UUID, usage: Usage) -> wire.tenants.TenantUsage:
 @route(
     Operation(
         name="get_usage",
-        method=HttpMethod.GET,
-        path="/usage",
+        method=HTTPMethod.GET,
+        path="/v1/usage",
+        reach=TENANT,
         summary="How many bytes the tenant keeps in the object store and in the database, and how many it may.",
         permission="tenant:admin",
         returns=wire.tenants.TenantUsage,
     )
 )
-async def get_usage(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def get_usage(call: Call[TenantScope]) -> Answer:
     """Show the caller's own quotas."""
-    exchange.no_query()
-    tenant_id = tenant_scope.tenant_id
-    return exchange.reply(_usage(tenant_id, await services.store.tenants.usage(tenant_scope, tenant_id)))
+    call.exchange.no_query()
+    tenant_id = call.scope.tenant_id
+    return call.exchange.reply(_usage(tenant_id, await call.services.store.tenants.usage(call.scope, tenant_id)))
 
 
 @route(
     Operation(
         name="get_tenant_usage",
-        method=HttpMethod.GET,
-        path="/admin/tenants/{tenant_id:str}/usage",
+        method=HTTPMethod.GET,
+        path="/v1/admin/tenants/{tenant_id}/usage",
+        reach=OPERATORS,
         summary="How many bytes a tenant keeps in the object store and in the database, and how many it may.",
         permission="operator",
         returns=wire.tenants.TenantUsage,
         problems=("not-found",),
     )
 )
-async def get_tenant_usage(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def get_tenant_usage(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Show quotas."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    return exchange.reply(_usage(wanted, await services.store.tenants.usage(operator_scope, wanted)))
+    return call.exchange.reply(_usage(wanted, await call.services.store.tenants.usage(call.scope, wanted)))
 
 
 @route(
     Operation(
         name="set_tenant_quota",
-        method=HttpMethod.PATCH,
-        path="/admin/tenants/{tenant_id:str}/usage",
+        method=HTTPMethod.PATCH,
+        path="/v1/admin/tenants/{tenant_id}/usage",
+        reach=OPERATORS,
         summary="Say how many bytes a tenant may keep. Less than it keeps removes nothing, and refuses more.",
         permission="operator",
         body=wire.tenants.Quota,
@@ -758,22 +682,16 @@ async def get_tenant_usage(
         problems=("not-found", "commit-unknown"),
     )
 )
-async def set_tenant_quota(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  so that it is checked and noted who asks
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def set_tenant_quota(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Set quotas."""
-    exchange.no_query()
-    request, _, _ = await exchange.body(wire.tenants.Quota)
+    call.exchange.no_query()
+    request, _, _ = await call.exchange.body(wire.tenants.Quota)
     wanted = path_uuid(tenant_id, TenantNotFound)
-    setting = services.store.tenants.set_quota(
-        wanted, request.quota_bytes, principal.actor, rows_quota_bytes=request.rows_quota_bytes
+    setting = call.services.store.tenants.set_quota(
+        wanted, request.quota_bytes, call.principal.actor, rows_quota_bytes=request.rows_quota_bytes
     )
-    usage = await services.commits.run(setting)
-    return exchange.reply(_usage(wanted, usage))
+    usage = await call.services.commits.run(setting)
+    return call.exchange.reply(_usage(wanted, usage))
 
 
 ROUTES = [

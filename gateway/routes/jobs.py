@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
-from litestar import Response
 
 from gateway import wire
-from gateway.http.exchange import Exchange, place
-from gateway.services import Services
+from gateway.http.exchange import Answer, place
+from gateway.routing.operations import Call
 from storage.administration.jobs import THREAD_KINDS, Job, thread_of
 from storage.encoding import decode_json
 from storage.key_lifecycle import shred
@@ -78,9 +77,7 @@ def job_place(scope: Scope | TenantScope | OperatorScope, job_id: UUID) -> str:
     return place(*(("admin",) if isinstance(scope, OperatorScope) else ()), "jobs", str(job_id))
 
 
-async def begun(
-    exchange: Exchange, services: Services, scope: Scope | TenantScope | OperatorScope, job_id: UUID
-) -> Response[bytes]:
+async def begun(call: Call[Scope | TenantScope | OperatorScope], job_id: UUID) -> Answer:
     """The answer to whoever began a job: 202, the job as it is now, and where to ask again."""
-    job = await services.store.jobs.get(scope, job_id)
-    return exchange.reply(shown(job), status=202, location=job_place(scope, job_id))
+    job = await call.services.store.jobs.get(call.scope, job_id)
+    return call.exchange.reply(shown(job), status=202, location=job_place(call.scope, job_id))

@@ -1,22 +1,18 @@
 """Keys and jobs: rotation, crypto-shredding, and how far the work behind them is."""
 
+from http import HTTPMethod
 from typing import Annotated
 from uuid import UUID
 
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.params import FromPath
 from msgspec import Meta, Struct, structs
 
 from gateway import wire
-from gateway.authentication.principals import ListingScope, Principal
-from gateway.http.exchange import Exchange, path_id, path_uuid, place
+from gateway.authentication.principals import LISTING, OPERATORS, TENANT
+from gateway.http.exchange import Answer, Exchange, path_id, path_uuid, place
 from gateway.problems import InvalidRequest
 from gateway.routes.administration.credentials import PageQuery, repeated_as
 from gateway.routes.jobs import as_job, begun, job_place, shown
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Call, Operation, route
 from gateway.wire.problems import Fault
 from storage.administration.jobs import Job
 from storage.encoding import encode_msgpack
@@ -48,8 +44,9 @@ def _subject(tenant_id: UUID, text: str, fault: Fault) -> Scope:
 @route(
     Operation(
         name="rotate_key",
-        method=HttpMethod.POST,
-        path="/keys:rotate",
+        method=HTTPMethod.POST,
+        path="/v1/keys:rotate",
+        reach=TENANT,
         summary="Make a new tenant key, or a new data key of a subject, active now; a job does the rest.",
         permission="tenant:admin",
         body=wire.keys.RotateRequest,
@@ -59,61 +56,55 @@ def _subject(tenant_id: UUID, text: str, fault: Fault) -> Scope:
         problems=(*_KEY_PROBLEMS, "idempotency-key-reused"),
     )
 )
-async def rotate_key(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-) -> Response[bytes]:
+async def rotate_key(call: Call[TenantScope]) -> Answer:
     """Rotate a key."""
-    exchange.no_query()
-    request, name, body = await exchange.body(wire.keys.RotateRequest)
-    repeated = repeated_as(exchange, services, tenant_scope.tenant_id, name, body)
+    call.exchange.no_query()
+    request, name, body = await call.exchange.body(wire.keys.RotateRequest)
+    repeated = repeated_as(call, call.scope.tenant_id, name, body)
     wanted = None if repeated is None else repeated.uuid()
-    rotation = services.store.rotation
+    rotation = call.services.store.rotation
     if request.level == "tenant":
         if request.subject_id is not None:
             raise InvalidRequest(Fault(detail="the tenant key is no subject's", pointer="/subject_id"))
-        rotated = await services.commits.run(rotation.rotate_tenant(tenant_scope, principal.actor, wanted))
+        rotated = await call.services.commits.run(rotation.rotate_tenant(call.scope, call.principal.actor, wanted))
     else:
         if request.subject_id is None:
             raise InvalidRequest(Fault(detail="name the subject whose key to rotate", pointer="/subject_id"))
-        scope = _subject(tenant_scope.tenant_id, request.subject_id, Fault(detail="", pointer="/subject_id"))
-        rotated = await services.commits.run(rotation.rotate_subject(scope, principal.actor, wanted))
-    job = await services.store.jobs.get(tenant_scope, rotated.job_id)
+        scope = _subject(call.scope.tenant_id, request.subject_id, Fault(detail="", pointer="/subject_id"))
+        rotated = await call.services.commits.run(rotation.rotate_subject(scope, call.principal.actor, wanted))
+    job = await call.services.store.jobs.get(call.scope, rotated.job_id)
     answer = as_job(job, wire.keys.Rotation, level=request.level, key_version=rotated.key_version)
-    location = job_place(tenant_scope, rotated.job_id)
-    return exchange.reply(answer, status=202, location=location, replayed=not rotated.created)
+    location = job_place(call.scope, rotated.job_id)
+    return call.exchange.reply(answer, status=202, location=location, replayed=not rotated.created)
 
 
 @route(
     Operation(
         name="rewrap_subject_keys",
-        method=HttpMethod.POST,
-        path="/keys:rewrap",
+        method=HTTPMethod.POST,
+        path="/v1/keys:rewrap",
+        reach=TENANT,
         summary="Wrap every subject key that is under an older tenant key again; a job does it.",
         permission="tenant:admin",
         returns=wire.jobs.Job,
         statuses=(202,),
     )
 )
-async def rewrap_subject_keys(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-) -> Response[bytes]:
+async def rewrap_subject_keys(call: Call[TenantScope]) -> Answer:
     """Rewrap the tenant's subject keys."""
-    exchange.no_query()
-    job_id = await services.commits.run(services.store.rotation.rewrap_tenant(tenant_scope, principal.actor))
-    return await begun(exchange, services, tenant_scope, job_id)
+    call.exchange.no_query()
+    job_id = await call.services.commits.run(
+        call.services.store.rotation.rewrap_tenant(call.scope, call.principal.actor)
+    )
+    return await begun(call, job_id)
 
 
 @route(
     Operation(
         name="get_keys",
-        method=HttpMethod.GET,
-        path="/keys",
+        method=HTTPMethod.GET,
+        path="/v1/keys",
+        reach=TENANT,
         summary="The versions of the tenant's key and, when named, of a subject's keys; never a key.",
         permission="tenant:admin",
         query=KeysQuery,
@@ -121,15 +112,13 @@ async def rewrap_subject_keys(
         problems=("not-found",),
     )
 )
-async def get_keys(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def get_keys(call: Call[TenantScope]) -> Answer:
     """Show key versions."""
-    query = exchange.query(KeysQuery)
-    rotation = services.store.rotation
+    query = call.exchange.query(KeysQuery)
+    rotation = call.services.store.rotation
     subject_keys = None
     if query.subject_id is not None:
-        scope = _subject(tenant_scope.tenant_id, query.subject_id, Fault(detail="", parameter="subject_id"))
+        scope = _subject(call.scope.tenant_id, query.subject_id, Fault(detail="", parameter="subject_id"))
         found = await rotation.subject_status(scope)
         subject_keys = [
             wire.keys.SubjectKey(
@@ -153,51 +142,46 @@ async def get_keys(
             destroyed_at=each.destroyed_at,
             subject_keys=each.subject_keys,
         )
-        for each in await rotation.tenant_status(tenant_scope)
+        for each in await rotation.tenant_status(call.scope)
     ]
-    return exchange.reply(wire.keys.KeyStatus(tenant_keys=tenant_keys, subject_keys=subject_keys))
+    return call.exchange.reply(wire.keys.KeyStatus(tenant_keys=tenant_keys, subject_keys=subject_keys))
 
 
 @route(
     Operation(
         name="rewrap_tenant_keys",
-        method=HttpMethod.POST,
-        path="/admin/keys:rewrap",
+        method=HTTPMethod.POST,
+        path="/v1/admin/keys:rewrap",
+        reach=OPERATORS,
         summary="Wrap every tenant key again under the active root key; a job does it. No payload is touched.",
         permission="operator",
         returns=wire.jobs.Job,
         statuses=(202,),
     )
 )
-async def rewrap_tenant_keys(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
+async def rewrap_tenant_keys(call: Call[OperatorScope]) -> Answer:
     """Rewrap all tenant keys."""
-    exchange.no_query()
-    job_id = await services.commits.run(services.store.rotation.rewrap_root(principal.actor))
-    return await begun(exchange, services, operator_scope, job_id)
+    call.exchange.no_query()
+    job_id = await call.services.commits.run(call.services.store.rotation.rewrap_root(call.principal.actor))
+    return await begun(call, job_id)
 
 
 @route(
     Operation(
         name="get_root_keys",
-        method=HttpMethod.GET,
-        path="/admin/keys",
+        method=HTTPMethod.GET,
+        path="/v1/admin/keys",
+        reach=OPERATORS,
         summary="Which versions of which root keys wrap how many tenant keys.",
         permission="operator",
         returns=wire.keys.RootKeyStatus,
     )
 )
 async def get_root_keys(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
-) -> Response[bytes]:
+    call: Call[OperatorScope],
+) -> Answer:
     """Show root keys."""
-    exchange.no_query()
+    call.exchange.no_query()
     uses = [
         wire.keys.RootKeyUse(
             provider=each.provider,
@@ -205,9 +189,9 @@ async def get_root_keys(
             root_key_version=each.root_key_version,
             tenant_keys=each.tenant_keys,
         )
-        for each in await services.store.rotation.root_status()
+        for each in await call.services.store.rotation.root_status()
     ]
-    return exchange.reply(wire.keys.RootKeyStatus(root_keys=uses))
+    return call.exchange.reply(wire.keys.RootKeyStatus(root_keys=uses))
 
 
 # --- shredding -------------------------------------------------------------------------------------------------------
@@ -216,8 +200,9 @@ async def get_root_keys(
 @route(
     Operation(
         name="shred_subject",
-        method=HttpMethod.POST,
-        path="/subjects/{subject_id:str}/shred",
+        method=HTTPMethod.POST,
+        path="/v1/subjects/{subject_id}/shred",
+        reach=TENANT,
         summary="Destroy a subject's keys, for ever: nothing it stored can be opened again. The body repeats its id.",
         permission="tenant:admin",
         body=wire.keys.ShredRequest,
@@ -226,28 +211,25 @@ async def get_root_keys(
         problems=(*_SHRED_PROBLEMS, "legal-hold"),
     )
 )
-async def shred_subject(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-    subject_id: FromPath[str],
-) -> Response[bytes]:
+async def shred_subject(call: Call[TenantScope], subject_id: str) -> Answer:
     """Shred a subject."""
-    exchange.no_query()
+    call.exchange.no_query()
     text = subject_id if subject_id == SHARED_SUBJECT else path_id(subject_id, "subject_id")
-    scope = _subject(tenant_scope.tenant_id, text, Fault(detail="", parameter="subject_id"))
-    request, _, _ = await exchange.body(wire.keys.ShredRequest)
-    done = await services.commits.run(services.store.shred.subject(scope, request.confirm, principal.actor))
-    job = await services.store.jobs.get(tenant_scope, done.job_id)
-    return _shredded(exchange, done, job, job_place(tenant_scope, done.job_id))
+    scope = _subject(call.scope.tenant_id, text, Fault(detail="", parameter="subject_id"))
+    request, _, _ = await call.exchange.body(wire.keys.ShredRequest)
+    done = await call.services.commits.run(
+        call.services.store.shred.subject(scope, request.confirm, call.principal.actor)
+    )
+    job = await call.services.store.jobs.get(call.scope, done.job_id)
+    return _shredded(call.exchange, done, job, job_place(call.scope, done.job_id))
 
 
 @route(
     Operation(
         name="shred_tenant",
-        method=HttpMethod.POST,
-        path="/admin/tenants/{tenant_id:str}/shred",
+        method=HTTPMethod.POST,
+        path="/v1/admin/tenants/{tenant_id}/shred",
+        reach=OPERATORS,
         summary="Destroy all keys of a tenant and of its subjects, for ever. The body repeats the tenant's id.",
         permission="operator",
         body=wire.keys.ShredRequest,
@@ -256,23 +238,19 @@ async def shred_subject(
         problems=(*_SHRED_PROBLEMS, "legal-hold"),
     )
 )
-async def shred_tenant(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def shred_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Shred a tenant."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    request, _, _ = await exchange.body(wire.keys.ShredRequest)
-    done = await services.commits.run(services.store.shred.tenant(wanted, request.confirm, principal.actor))
-    job = await services.store.jobs.of_tenant(operator_scope, wanted, done.job_id, _BY_OPERATORS)
-    return _shredded(exchange, done, job, place("admin", "tenants", tenant_id, "jobs", str(done.job_id)))
+    request, _, _ = await call.exchange.body(wire.keys.ShredRequest)
+    done = await call.services.commits.run(
+        call.services.store.shred.tenant(wanted, request.confirm, call.principal.actor)
+    )
+    job = await call.services.store.jobs.of_tenant(call.scope, wanted, done.job_id, _BY_OPERATORS)
+    return _shredded(call.exchange, done, job, place("admin", "tenants", tenant_id, "jobs", str(done.job_id)))
 
 
-def _shredded(exchange: Exchange, done: Shredded, job: Job, location: str) -> Response[bytes]:
+def _shredded(exchange: Exchange, done: Shredded, job: Job, location: str) -> Answer:
     answer = as_job(job, wire.keys.Shredded, shred_effective_at=done.shred_effective_at, tombstone=done.tombstone)
     return exchange.reply(answer, status=202, location=location)
 
@@ -280,240 +258,197 @@ def _shredded(exchange: Exchange, done: Shredded, job: Job, location: str) -> Re
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
-async def _jobs(exchange: Exchange, services: Services, scope: TenantScope | OperatorScope) -> Response[bytes]:
-    query = exchange.query(PageQuery)
-    tenant = scope.tenant_id if isinstance(scope, TenantScope) else None
-    binding = encode_msgpack((exchange.route, tenant))
-    page = await services.store.jobs.list(scope, query.limit, services.cursors.read(binding, query.cursor))
-    return exchange.reply(
+async def _jobs(call: Call[TenantScope | OperatorScope]) -> Answer:
+    query = call.exchange.query(PageQuery)
+    tenant = call.scope.tenant_id if isinstance(call.scope, TenantScope) else None
+    binding = encode_msgpack((call.exchange.route, tenant))
+    page = await call.services.store.jobs.list(
+        call.scope, query.limit, call.services.cursors.read(binding, query.cursor)
+    )
+    return call.exchange.reply(
         wire.jobs.JobPage(
-            jobs=[shown(job) for job in page.items], next_cursor=services.cursors.write(binding, page.after)
+            jobs=[shown(job) for job in page.items], next_cursor=call.services.cursors.write(binding, page.after)
         )
     )
 
 
-async def _one_job(
-    exchange: Exchange, services: Services, scope: Scope | TenantScope | OperatorScope, job_id: str
-) -> Response[bytes]:
-    exchange.no_query()
-    return exchange.reply(shown(await services.store.jobs.get(scope, path_uuid(job_id, JobNotFound))))
+async def _one_job(call: Call[Scope | TenantScope | OperatorScope], job_id: str) -> Answer:
+    call.exchange.no_query()
+    return call.exchange.reply(shown(await call.services.store.jobs.get(call.scope, path_uuid(job_id, JobNotFound))))
 
 
-async def _cancel(
-    exchange: Exchange, services: Services, scope: Scope | TenantScope | OperatorScope, job_id: str, actor: str
-) -> Response[bytes]:
-    exchange.no_query()
-    work = services.store.job_cancelling.cancel(scope, path_uuid(job_id, JobNotFound), actor)
-    return exchange.reply(shown(await services.commits.run(work)))
+async def _cancel(call: Call[Scope | TenantScope | OperatorScope], job_id: str) -> Answer:
+    call.exchange.no_query()
+    work = call.services.store.job_cancelling.cancel(call.scope, path_uuid(job_id, JobNotFound), call.principal.actor)
+    return call.exchange.reply(shown(await call.services.commits.run(work)))
 
 
-async def _supersede(
-    exchange: Exchange, services: Services, scope: TenantScope | OperatorScope, job_id: str, actor: str
-) -> Response[bytes]:
-    exchange.no_query()
-    work = services.store.control_repair.supersede_job(scope, path_uuid(job_id, JobNotFound), actor)
-    return exchange.reply(shown(await services.commits.run(work)))
+async def _supersede(call: Call[TenantScope | OperatorScope], job_id: str) -> Answer:
+    call.exchange.no_query()
+    work = call.services.store.control_repair.supersede_job(
+        call.scope, path_uuid(job_id, JobNotFound), call.principal.actor
+    )
+    return call.exchange.reply(shown(await call.services.commits.run(work)))
 
 
 @route(
     Operation(
         name="list_jobs",
-        method=HttpMethod.GET,
-        path="/jobs",
+        method=HTTPMethod.GET,
+        path="/v1/jobs",
+        reach=TENANT,
         summary="The tenant's jobs, newest first.",
         permission="tenant:admin",
         query=PageQuery,
         returns=wire.jobs.JobPage,
     )
 )
-async def list_jobs(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def list_jobs(call: Call[TenantScope]) -> Answer:
     """List the tenant's jobs."""
-    return await _jobs(exchange, services, tenant_scope)
+    return await _jobs(call)
 
 
 @route(
     Operation(
         name="get_job",
-        method=HttpMethod.GET,
-        path="/jobs/{job_id:str}",
+        method=HTTPMethod.GET,
+        path="/v1/jobs/{job_id}",
+        reach=LISTING,
         summary="A job on a thread of the subject, and how far it is; tenant:admin without a subject sees any.",
         permission="state:write",
         returns=wire.jobs.Job,
         problems=("not-found",),
-        subject=True,
-        tenant_listing=True,
     )
 )
-async def get_job(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    listing_scope: NamedDependency[ListingScope],
-    job_id: FromPath[str],
-) -> Response[bytes]:
+async def get_job(call: Call[Scope | TenantListing], job_id: str) -> Answer:
     """Show a job."""
-    scope = listing_scope.scope
+    scope = call.scope
     whose = TenantScope(scope.tenant_id) if isinstance(scope, TenantListing) else scope
-    return await _one_job(exchange, services, whose, job_id)
+    return await _one_job(call.on(whose), job_id)
 
 
 @route(
     Operation(
         name="list_deployment_jobs",
-        method=HttpMethod.GET,
-        path="/admin/jobs",
+        method=HTTPMethod.GET,
+        path="/v1/admin/jobs",
+        reach=OPERATORS,
         summary="The deployment's own jobs, newest first.",
         permission="operator",
         query=PageQuery,
         returns=wire.jobs.JobPage,
     )
 )
-async def list_deployment_jobs(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
+async def list_deployment_jobs(call: Call[OperatorScope]) -> Answer:
     """List the deployment's jobs."""
-    return await _jobs(exchange, services, operator_scope)
+    return await _jobs(call)
 
 
 @route(
     Operation(
         name="get_deployment_job",
-        method=HttpMethod.GET,
-        path="/admin/jobs/{job_id:str}",
+        method=HTTPMethod.GET,
+        path="/v1/admin/jobs/{job_id}",
+        reach=OPERATORS,
         summary="A job of the deployment, and how far it is.",
         permission="operator",
         returns=wire.jobs.Job,
         problems=("not-found",),
     )
 )
-async def get_deployment_job(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-    job_id: FromPath[str],
-) -> Response[bytes]:
+async def get_deployment_job(call: Call[OperatorScope], job_id: str) -> Answer:
     """Show a job of the deployment."""
-    return await _one_job(exchange, services, operator_scope, job_id)
+    return await _one_job(call, job_id)
 
 
 @route(
     Operation(
         name="cancel_job",
-        method=HttpMethod.POST,
-        path="/jobs/{job_id:str}/cancel",
+        method=HTTPMethod.POST,
+        path="/v1/jobs/{job_id}/cancel",
+        reach=LISTING,
         summary="End a job before its time: one on a thread of the subject; tenant:admin without a subject ends any "
         "that may be ended so: archiving, restoring, verifying, migrating, exporting, importing.",
         permission="state:write",
         returns=wire.jobs.Job,
         problems=("not-found", "job-not-cancellable", "commit-unknown"),
-        subject=True,
-        tenant_listing=True,
     )
 )
-async def cancel_job(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    listing_scope: NamedDependency[ListingScope],
-    job_id: FromPath[str],
-) -> Response[bytes]:
+async def cancel_job(call: Call[Scope | TenantListing], job_id: str) -> Answer:
     """Cancel a job."""
-    scope = listing_scope.scope
+    scope = call.scope
     whose = TenantScope(scope.tenant_id) if isinstance(scope, TenantListing) else scope
-    return await _cancel(exchange, services, whose, job_id, principal.actor)
+    return await _cancel(call.on(whose), job_id)
 
 
 @route(
     Operation(
         name="cancel_deployment_job",
-        method=HttpMethod.POST,
-        path="/admin/jobs/{job_id:str}/cancel",
+        method=HTTPMethod.POST,
+        path="/v1/admin/jobs/{job_id}/cancel",
+        reach=OPERATORS,
         summary="End a job of the deployment before its time: a verification.",
         permission="operator",
         returns=wire.jobs.Job,
         problems=("not-found", "job-not-cancellable", "commit-unknown"),
     )
 )
-async def cancel_deployment_job(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],
-    job_id: FromPath[str],
-) -> Response[bytes]:
+async def cancel_deployment_job(call: Call[OperatorScope], job_id: str) -> Answer:
     """Cancel a job of the deployment."""
-    return await _cancel(exchange, services, operator_scope, job_id, principal.actor)
+    return await _cancel(call, job_id)
 
 
 @route(
     Operation(
         name="supersede_job",
-        method=HttpMethod.POST,
-        path="/jobs/{job_id:str}/supersede",
+        method=HTTPMethod.POST,
+        path="/v1/jobs/{job_id}/supersede",
+        reach=TENANT,
         summary="Put a damaged job of the tenant aside for good, on the record.",
         permission="tenant:admin",
         returns=wire.jobs.Job,
         problems=("not-found", "job-not-damaged", "commit-unknown"),
     )
 )
-async def supersede_job(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-    job_id: FromPath[str],
-) -> Response[bytes]:
+async def supersede_job(call: Call[TenantScope], job_id: str) -> Answer:
     """Put a damaged job aside."""
-    return await _supersede(exchange, services, tenant_scope, job_id, principal.actor)
+    return await _supersede(call, job_id)
 
 
 @route(
     Operation(
         name="supersede_deployment_job",
-        method=HttpMethod.POST,
-        path="/admin/jobs/{job_id:str}/supersede",
+        method=HTTPMethod.POST,
+        path="/v1/admin/jobs/{job_id}/supersede",
+        reach=OPERATORS,
         summary="Put a damaged job of the deployment aside for good, on the record.",
         permission="operator",
         returns=wire.jobs.Job,
         problems=("not-found", "job-not-damaged", "commit-unknown"),
     )
 )
-async def supersede_deployment_job(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],
-    job_id: FromPath[str],
-) -> Response[bytes]:
+async def supersede_deployment_job(call: Call[OperatorScope], job_id: str) -> Answer:
     """Put a damaged job of the deployment aside."""
-    return await _supersede(exchange, services, operator_scope, job_id, principal.actor)
+    return await _supersede(call, job_id)
 
 
 @route(
     Operation(
         name="get_tenant_job",
-        method=HttpMethod.GET,
-        path="/admin/tenants/{tenant_id:str}/jobs/{job_id:str}",
+        method=HTTPMethod.GET,
+        path="/v1/admin/tenants/{tenant_id}/jobs/{job_id}",
+        reach=OPERATORS,
         summary="A job that operators began at a tenant (its shredding), and how far it is.",
         permission="operator",
         returns=wire.jobs.Job,
         problems=("not-found",),
     )
 )
-async def get_tenant_job(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-    tenant_id: FromPath[str],
-    job_id: FromPath[str],
-) -> Response[bytes]:
+async def get_tenant_job(call: Call[OperatorScope], tenant_id: str, job_id: str) -> Answer:
     """Show a job of a tenant."""
-    exchange.no_query()
+    call.exchange.no_query()
     tenant, job = path_uuid(tenant_id, JobNotFound), path_uuid(job_id, JobNotFound)
-    return exchange.reply(shown(await services.store.jobs.of_tenant(operator_scope, tenant, job, _BY_OPERATORS)))
+    return call.exchange.reply(shown(await call.services.store.jobs.of_tenant(call.scope, tenant, job, _BY_OPERATORS)))
 
 
 ROUTES = [

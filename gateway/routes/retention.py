@@ -1,24 +1,20 @@
 """Retention policies of a tenant, its agents and its threads; what they would do; the operator's ceilings."""
 
 from datetime import datetime
+from http import HTTPMethod
 from typing import Annotated, TypeVar
 from uuid import UUID
 
 import msgspec
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.params import FromPath
 from msgspec import Meta, Struct
 
 from gateway import wire
 from gateway.admission import limits
-from gateway.authentication.principals import Principal
+from gateway.authentication.principals import OPERATORS, SUBJECT, TENANT
 from gateway.bodies.codec import decode_body
-from gateway.http.exchange import Exchange, path_id, path_uuid
+from gateway.http.exchange import Answer, path_id, path_uuid
 from gateway.problems import InvalidRequest, MalformedBody, PermissionDenied
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Call, Operation, route
 from gateway.wire.problems import Fault
 from storage.encoding import encode_msgpack
 from storage.errors import InvalidState, LimitExceeded, TenantNotFound
@@ -88,27 +84,27 @@ def _thread_retention(thread_id: str, found: ThreadRetention) -> wire.retention.
 @route(
     Operation(
         name="get_retention",
-        method=HttpMethod.GET,
-        path="/retention",
+        method=HTTPMethod.GET,
+        path="/v1/retention",
+        reach=TENANT,
         summary="What is said of how long threads are kept: for the tenant, or for an agent.",
         permission="tenant:admin",
         query=RetentionQuery,
         returns=wire.retention.Retention,
     )
 )
-async def get_retention(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def get_retention(call: Call[TenantScope]) -> Answer:
     """Show a policy."""
-    query = exchange.query(RetentionQuery)
-    return exchange.reply(_retention(await services.store.retention_policies.get(tenant_scope), query.agent))
+    query = call.exchange.query(RetentionQuery)
+    return call.exchange.reply(_retention(await call.services.store.retention_policies.get(call.scope), query.agent))
 
 
 @route(
     Operation(
         name="put_retention",
-        method=HttpMethod.PUT,
-        path="/retention",
+        method=HTTPMethod.PUT,
+        path="/v1/retention",
+        reach=TENANT,
         summary="Say how long threads are kept, for the tenant or for an agent. It replaces what was said there; a "
         "legal hold stays unless it is mentioned.",
         permission="tenant:admin",
@@ -118,76 +114,60 @@ async def get_retention(
         problems=("conflict", "commit-unknown"),
     )
 )
-async def put_retention(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-) -> Response[bytes]:
+async def put_retention(call: Call[TenantScope]) -> Answer:
     """Set a policy."""
-    query = exchange.query(RetentionQuery)
-    request, _, _ = await exchange.body(wire.retention.RetentionPolicy)
+    query = call.exchange.query(RetentionQuery)
+    request, _, _ = await call.exchange.body(wire.retention.RetentionPolicy)
     policy = _as(retention.Policy, request)
-    work = services.store.retention_policies.put(tenant_scope, query.agent, policy, principal.actor)
-    return exchange.reply(_retention(await services.commits.run(work), query.agent))
+    work = call.services.store.retention_policies.put(call.scope, query.agent, policy, call.principal.actor)
+    return call.exchange.reply(_retention(await call.services.commits.run(work), query.agent))
 
 
 @route(
     Operation(
         name="get_thread_retention",
-        method=HttpMethod.GET,
-        path="/threads/{thread_id:str}/retention",
+        method=HTTPMethod.GET,
+        path="/v1/threads/{thread_id}/retention",
+        reach=SUBJECT,
         summary="What holds for a thread, and what becomes of it next.",
         permission="state:read",
         returns=wire.retention.ThreadRetention,
         problems=("thread-not-found",),
-        subject=True,
     )
 )
-async def get_thread_retention(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def get_thread_retention(call: Call[Scope], thread_id: str) -> Answer:
     """Show what holds for a thread."""
-    exchange.no_query()
+    call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
-    return exchange.reply(
-        _thread_retention(name, await services.store.retention_policies.get_thread(subject_scope, name))
+    return call.exchange.reply(
+        _thread_retention(name, await call.services.store.retention_policies.get_thread(call.scope, name))
     )
 
 
 @route(
     Operation(
         name="put_thread_retention",
-        method=HttpMethod.PUT,
-        path="/threads/{thread_id:str}/retention",
+        method=HTTPMethod.PUT,
+        path="/v1/threads/{thread_id}/retention",
+        reach=SUBJECT,
         summary="Say how long one thread is kept. What can remove state also takes state:delete, and a legal hold "
         "tenant:admin.",
         permission="state:write",
         body=wire.retention.RetentionPolicy,
         returns=wire.retention.ThreadRetention,
         problems=("thread-not-found", "thread-busy", "commit-unknown"),
-        subject=True,
     )
 )
-async def put_thread_retention(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def put_thread_retention(call: Call[Scope], thread_id: str) -> Answer:
     """Set a thread's policy."""
-    exchange.no_query()
+    call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
-    request, _, _ = await exchange.body(wire.retention.RetentionPolicy)
+    request, _, _ = await call.exchange.body(wire.retention.RetentionPolicy)
     policy = _as(retention.Policy, request)
-    if policy.legal_hold is not None and "tenant:admin" not in principal.permissions:
+    if policy.legal_hold is not None and "tenant:admin" not in call.principal.permissions:
         raise PermissionDenied("a legal hold takes the permission tenant:admin")
-    may_delete = "state:delete" in principal.permissions
-    supersede = may_delete and "tenant:admin" in principal.permissions
+    may_delete = "state:delete" in call.principal.permissions
+    supersede = may_delete and "tenant:admin" in call.principal.permissions
 
     def check(before: retention.Effective, after: retention.Effective) -> None:
         # Taking a thread's own policy back can remove state, too, by what is said above it.
@@ -196,10 +176,10 @@ async def put_thread_retention(
 
     if retention.removes(policy) and not may_delete:
         raise PermissionDenied("a policy that can remove state takes the permission state:delete")
-    work = services.store.retention_policies.put_thread(
-        subject_scope, name, policy, principal.actor, check=None if may_delete else check, supersede=supersede
+    work = call.services.store.retention_policies.put_thread(
+        call.scope, name, policy, call.principal.actor, check=None if may_delete else check, supersede=supersede
     )
-    return exchange.reply(_thread_retention(name, await services.write(subject_scope, name, work)))
+    return call.exchange.reply(_thread_retention(name, await call.services.write(call.scope, name, work)))
 
 
 def _draft(query: PreviewQuery) -> tuple[str | None, retention.Policy] | None:
@@ -239,29 +219,28 @@ def _preview(page: PreviewPage, cursor: str | None) -> wire.retention.RetentionP
 @route(
     Operation(
         name="preview_retention",
-        method=HttpMethod.GET,
-        path="/retention/preview",
+        method=HTTPMethod.GET,
+        path="/v1/retention/preview",
+        reach=TENANT,
         summary="What would happen now, to how many threads and bytes, by what is said or by a draft. Changes nothing.",
         permission="tenant:admin",
         query=PreviewQuery,
         returns=wire.retention.RetentionPreview,
     )
 )
-async def preview_retention(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def preview_retention(call: Call[TenantScope]) -> Answer:
     """Preview a round."""
-    query = exchange.query(PreviewQuery)
+    query = call.exchange.query(PreviewQuery)
     if query.agent is not None and query.draft is None:
         raise InvalidRequest(
             Fault(detail="says whose draft it is; without a draft it means nothing", parameter="agent")
         )
     draft = _draft(query)
-    binding = encode_msgpack((exchange.route, tenant_scope.tenant_id, query.agent, query.draft))
-    after = services.cursors.read(binding, query.cursor)
+    binding = encode_msgpack((call.exchange.route, call.scope.tenant_id, query.agent, query.draft))
+    after = call.services.cursors.read(binding, query.cursor)
     try:
-        page = await services.store.retention_policies.preview(
-            tenant_scope,
+        page = await call.services.store.retention_policies.preview(
+            call.scope,
             now=None if after is None else datetime.fromisoformat(after[0]),
             after=None if after is None else (after[1], after[2]),
             draft=draft,
@@ -270,32 +249,32 @@ async def preview_retention(
     except InvalidState as error:  # it was not in the body
         raise InvalidRequest(Fault(detail=f"{error.pointer}: {error}", parameter="draft")) from None
     following = None if page.next is None else (page.now.isoformat(), *page.next)
-    return exchange.reply(_preview(page, services.cursors.write(binding, following)))
+    return call.exchange.reply(_preview(page, call.services.cursors.write(binding, following)))
 
 
 @route(
     Operation(
         name="get_retention_round",
-        method=HttpMethod.GET,
-        path="/retention/round",
+        method=HTTPMethod.GET,
+        path="/v1/retention/round",
+        reach=TENANT,
         summary="How far the round is that acts on what is said, and what the last one left.",
         permission="tenant:admin",
         returns=wire.retention.RetentionRound,
     )
 )
-async def get_retention_round(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def get_retention_round(call: Call[TenantScope]) -> Answer:
     """Show the round."""
-    exchange.no_query()
-    return exchange.reply(_round(await services.store.retaining.standing(tenant_scope)))
+    call.exchange.no_query()
+    return call.exchange.reply(_round(await call.services.store.retaining.standing(call.scope)))
 
 
 @route(
     Operation(
         name="begin_retention_round",
-        method=HttpMethod.POST,
-        path="/retention/round",
+        method=HTTPMethod.POST,
+        path="/v1/retention/round",
+        reach=TENANT,
         summary="Have the round begin as soon as a process is free, instead of when it is due.",
         permission="tenant:admin",
         returns=wire.retention.RetentionRound,
@@ -303,13 +282,11 @@ async def get_retention_round(
         problems=("commit-unknown",),
     )
 )
-async def begin_retention_round(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def begin_retention_round(call: Call[TenantScope]) -> Answer:
     """Begin the round."""
-    exchange.no_query()
-    found = await services.commits.run(services.store.retaining.begin(tenant_scope))
-    return exchange.reply(_round(found), status=202)
+    call.exchange.no_query()
+    found = await call.services.commits.run(call.services.store.retaining.begin(call.scope))
+    return call.exchange.reply(_round(found), status=202)
 
 
 def _round(found: RoundStanding | None) -> wire.retention.RetentionRound:
@@ -347,31 +324,28 @@ def _ceilings(tenant_id: UUID, capped: Capped) -> wire.retention.TenantRetention
 @route(
     Operation(
         name="get_retention_ceilings",
-        method=HttpMethod.GET,
-        path="/admin/tenants/{tenant_id:str}/retention-ceilings",
+        method=HTTPMethod.GET,
+        path="/v1/admin/tenants/{tenant_id}/retention-ceilings",
+        reach=OPERATORS,
         summary="How long a tenant may keep threads at most.",
         permission="operator",
         returns=wire.retention.TenantRetentionCeilings,
         problems=("not-found",),
     )
 )
-async def get_retention_ceilings(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  so that it is checked and noted who asks
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def get_retention_ceilings(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Show ceilings."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    return exchange.reply(_ceilings(wanted, await services.store.retention_policies.ceilings(wanted)))
+    return call.exchange.reply(_ceilings(wanted, await call.services.store.retention_policies.ceilings(wanted)))
 
 
 @route(
     Operation(
         name="put_retention_ceilings",
-        method=HttpMethod.PUT,
-        path="/admin/tenants/{tenant_id:str}/retention-ceilings",
+        method=HTTPMethod.PUT,
+        path="/v1/admin/tenants/{tenant_id}/retention-ceilings",
+        reach=OPERATORS,
         summary="Say how long a tenant may keep threads at most. What is beyond it is due at once.",
         permission="operator",
         body=wire.retention.RetentionCeilings,
@@ -379,20 +353,14 @@ async def get_retention_ceilings(
         problems=("not-found", "commit-unknown"),
     )
 )
-async def put_retention_ceilings(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  so that it is checked and noted who asks
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def put_retention_ceilings(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Set ceilings."""
-    exchange.no_query()
-    request, _, _ = await exchange.body(wire.retention.RetentionCeilings)
+    call.exchange.no_query()
+    request, _, _ = await call.exchange.body(wire.retention.RetentionCeilings)
     wanted = path_uuid(tenant_id, TenantNotFound)
     ceilings = _as(retention.Ceilings, request)
-    work = services.store.retention_policies.set_ceilings(wanted, ceilings, principal.actor)
-    return exchange.reply(_ceilings(wanted, await services.commits.run(work)))
+    work = call.services.store.retention_policies.set_ceilings(wanted, ceilings, call.principal.actor)
+    return call.exchange.reply(_ceilings(wanted, await call.services.commits.run(work)))
 
 
 ROUTES = [

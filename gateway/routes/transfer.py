@@ -7,22 +7,18 @@ state.
 """
 
 import contextlib
+from http import HTTPMethod
 from typing import TYPE_CHECKING
 
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.params import FromPath
 from msgspec import Struct
 
 from gateway import wire
 from gateway.admission import limits
-from gateway.authentication.principals import Principal
+from gateway.authentication.principals import OPERATORS, TENANT, Principal
 from gateway.http.content import stream
-from gateway.http.exchange import Exchange, path_id, path_uuid
+from gateway.http.exchange import Answer, path_id, path_uuid
 from gateway.problems import InvalidRequest, PermissionDenied
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Call, Operation, route
 from gateway.wire.problems import Fault
 from storage.errors import InvalidState, TenantNotFound
 from storage.scope import OperatorScope, Scope, TenantScope
@@ -54,7 +50,7 @@ def _recipient(request: wire.transfer.ExportRequest) -> Recipient:
         raise InvalidRequest(Fault(detail=str(error), pointer="/recipient")) from None
 
 
-async def _file(export: Export, name: str, held: contextlib.ExitStack) -> Response[bytes]:
+async def _file(export: Export, name: str, held: contextlib.ExitStack) -> Answer:
     headers = {
         "content-type": MEDIA_TYPE,
         "content-disposition": f'attachment; filename="{name}-{export.export_id}.srx"',
@@ -67,8 +63,9 @@ async def _file(export: Export, name: str, held: contextlib.ExitStack) -> Respon
 @route(
     Operation(
         name="export_thread",
-        method=HttpMethod.POST,
-        path="/threads/{thread_id:str}/export",
+        method=HTTPMethod.POST,
+        path="/v1/threads/{thread_id}/export",
+        reach=TENANT,
         summary="A whole thread as a file that only the receiving tenant takes in. Needs state:read and "
         "subject:act_as, too.",
         permission="tenant:admin",
@@ -79,28 +76,22 @@ async def _file(export: Export, name: str, held: contextlib.ExitStack) -> Respon
         extra_headers=("Content-Disposition",),
     )
 )
-async def export_thread(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def export_thread(call: Call[TenantScope], thread_id: str) -> Answer:
     """Export a thread."""
-    exchange.no_query()
-    _also(principal, "state:read")
-    _also(principal, "subject:act_as")
+    call.exchange.no_query()
+    _also(call.principal, "state:read")
+    _also(call.principal, "subject:act_as")
     thread = path_id(thread_id, "thread_id")
-    request, _, _ = await exchange.body(wire.transfer.ThreadExportRequest)
+    request, _, _ = await call.exchange.body(wire.transfer.ThreadExportRequest)
     recipient = _recipient(request)
     try:
-        scope = Scope(tenant_scope.tenant_id, request.subject_id)
+        scope = Scope(call.scope.tenant_id, request.subject_id)
     except InvalidState as error:
         raise InvalidRequest(Fault(detail=str(error), pointer="/subject_id")) from None
     with contextlib.ExitStack() as admitted:
-        admitted.enter_context(services.admission.transfer(scope.tenant_id))
-        export = await services.store.exporting.thread(
-            scope, thread, recipient, principal.actor, exchange.client_share()
+        admitted.enter_context(call.services.admission.transfer(scope.tenant_id))
+        export = await call.services.store.exporting.thread(
+            scope, thread, recipient, call.principal.actor, call.exchange.client_share()
         )
         return await _file(export, "thread", admitted.pop_all())
 
@@ -108,8 +99,9 @@ async def export_thread(
 @route(
     Operation(
         name="export_tenant",
-        method=HttpMethod.POST,
-        path="/export",
+        method=HTTPMethod.POST,
+        path="/v1/export",
+        reach=TENANT,
         summary="All threads of the tenant, of all its subjects, as a file that only the receiving tenant takes in. "
         "Needs state:read and subject:act_as, too.",
         permission="tenant:admin",
@@ -120,22 +112,17 @@ async def export_thread(
         extra_headers=("Content-Disposition",),
     )
 )
-async def export_tenant(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-) -> Response[bytes]:
+async def export_tenant(call: Call[TenantScope]) -> Answer:
     """Export a tenant."""
-    exchange.no_query()
-    _also(principal, "state:read")
-    _also(principal, "subject:act_as")
-    request, _, _ = await exchange.body(wire.transfer.ExportRequest)
+    call.exchange.no_query()
+    _also(call.principal, "state:read")
+    _also(call.principal, "subject:act_as")
+    request, _, _ = await call.exchange.body(wire.transfer.ExportRequest)
     recipient = _recipient(request)
     with contextlib.ExitStack() as admitted:
-        admitted.enter_context(services.admission.transfer(tenant_scope.tenant_id))
-        export = await services.store.exporting.tenant(
-            tenant_scope, recipient, principal.actor, exchange.client_share()
+        admitted.enter_context(call.services.admission.transfer(call.scope.tenant_id))
+        export = await call.services.store.exporting.tenant(
+            call.scope, recipient, call.principal.actor, call.exchange.client_share()
         )
         return await _file(export, "tenant", admitted.pop_all())
 
@@ -143,8 +130,9 @@ async def export_tenant(
 @route(
     Operation(
         name="import_threads",
-        method=HttpMethod.POST,
-        path="/import",
+        method=HTTPMethod.POST,
+        path="/v1/import",
+        reach=TENANT,
         summary="Take an export in: threads keep their ids, and become visible one by one, each whole. Running it "
         "again passes over what is there. Needs state:write and subject:act_as, too.",
         permission="tenant:admin",
@@ -159,33 +147,28 @@ async def export_tenant(
         ),
     )
 )  # fmt: skip
-async def import_threads(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-) -> Response[bytes]:
+async def import_threads(call: Call[TenantScope]) -> Answer:
     """Import."""
-    query = exchange.query(ImportQuery)
-    _also(principal, "state:write")
-    _also(principal, "subject:act_as")
-    body = exchange.content(limits.EXPORT_BYTES_MAX, "EXPORT_BYTES_MAX")
-    with services.admission.transfer(tenant_scope.tenant_id):
+    query = call.exchange.query(ImportQuery)
+    _also(call.principal, "state:write")
+    _also(call.principal, "subject:act_as")
+    body = call.exchange.content(limits.EXPORT_BYTES_MAX, "EXPORT_BYTES_MAX")
+    with call.services.admission.transfer(call.scope.tenant_id):
         try:
             # A thread that is here runs to COMMIT, even if the client hangs up.
-            done = await services.commits.run(
-                services.store.importing.run(
-                    tenant_scope,
+            done = await call.services.commits.run(
+                call.services.store.importing.run(
+                    call.scope,
                     body,
-                    principal.actor,
+                    call.principal.actor,
                     skip_existing=query.skip_existing,
-                    share=exchange.client_share(),
+                    share=call.exchange.client_share(),
                 )
             )
         except Exception:
-            await exchange.drain(limits.REFUSED_SECONDS_MAX)
+            await call.exchange.drain(limits.REFUSED_SECONDS_MAX)
             raise
-    return exchange.reply(
+    return call.exchange.reply(
         wire.transfer.ImportReport(
             export_id=str(done.export_id),
             job_id=str(done.job_id),
@@ -207,23 +190,20 @@ async def import_threads(
 @route(
     Operation(
         name="get_transfer_key",
-        method=HttpMethod.GET,
-        path="/transfer-key",
+        method=HTTPMethod.GET,
+        path="/v1/transfer-key",
+        reach=TENANT,
         summary="The public key that exports for this tenant are sealed for; it is made if there is none.",
         permission="tenant:admin",
         returns=wire.transfer.TransferKey,
         problems=("commit-unknown",),
     )
 )
-async def get_transfer_key(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    tenant_scope: NamedDependency[TenantScope],
-) -> Response[bytes]:
+async def get_transfer_key(call: Call[TenantScope]) -> Answer:
     """Show the transfer key."""
-    exchange.no_query()
-    recipient = await services.store.transfer_keys.recipient(tenant_scope)
-    return exchange.reply(
+    call.exchange.no_query()
+    recipient = await call.services.store.transfer_keys.recipient(call.scope)
+    return call.exchange.reply(
         wire.transfer.TransferKey(public_key=str(recipient), fingerprint=recipient.public_key.fingerprint)
     )
 
@@ -231,8 +211,9 @@ async def get_transfer_key(
 @route(
     Operation(
         name="accept_unbound_import",
-        method=HttpMethod.POST,
-        path="/admin/tenants/{tenant_id:str}/unbound-imports",
+        method=HTTPMethod.POST,
+        path="/v1/admin/tenants/{tenant_id}/unbound-imports",
+        reach=OPERATORS,
         summary="Let a tenant take in one export of an earlier format, which names a deployment and no tenant. Whoever "
         "accepts knows whose it is; the tenant's audit log says who did.",
         permission="operator",
@@ -241,19 +222,13 @@ async def get_transfer_key(
         problems=("not-found", "commit-unknown"),
     )
 )
-async def accept_unbound_import(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  who asks is an operator
-    tenant_id: FromPath[str],
-) -> Response[None]:
+async def accept_unbound_import(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Accept it."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    request, _, _ = await exchange.body(wire.transfer.UnboundImport)
-    await services.store.importing.unbound.accept(wanted, request.export_id, principal.actor)
-    return Response(None, status_code=204)
+    request, _, _ = await call.exchange.body(wire.transfer.UnboundImport)
+    await call.services.store.importing.unbound.accept(wanted, request.export_id, call.principal.actor)
+    return Answer(204, [])
 
 
 ROUTES = [export_thread, export_tenant, import_threads, get_transfer_key, accept_unbound_import]

@@ -1,20 +1,17 @@
 """Verification: whether stored threads are whole and as the gateway wrote them."""
 
+from http import HTTPMethod
 from typing import Annotated
 
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
 from msgspec import Meta, Struct
 
 from gateway import wire
 from gateway.admission import limits
-from gateway.authentication.principals import Principal
-from gateway.http.exchange import Exchange
+from gateway.authentication.principals import OPERATORS, SUBJECT, TENANT
+from gateway.http.exchange import Answer
 from gateway.problems import InvalidRequest
 from gateway.routes.jobs import begun
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Call, Operation, route
 from gateway.wire.problems import Fault
 from storage.encoding import encode_msgpack
 from storage.errors import InvalidState
@@ -31,32 +28,30 @@ def _thread_id(text: str) -> str:
 @route(
     Operation(
         name="verify",
-        method=HttpMethod.POST,
-        path="/threads:verify",
+        method=HTTPMethod.POST,
+        path="/v1/threads:verify",
+        reach=SUBJECT,
         summary="Open every row of a thread, or of a stretch of the subject's threads, and report damage. Repeat with "
         "next_cursor until it is null.",
         permission="state:read",
         body=wire.verification.VerifyRequest,
         returns=wire.verification.VerifyReport,
         problems=("thread-not-found", "key-destroyed", "blob-store-unavailable"),
-        subject=True,
     )
 )
-async def verify(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], subject_scope: NamedDependency[Scope]
-) -> Response[bytes]:
+async def verify(call: Call[Scope]) -> Answer:
     """Verify."""
-    exchange.no_query()
-    request, _, _ = await exchange.body(wire.verification.VerifyRequest)
-    binding = encode_msgpack((exchange.route, subject_scope.tenant_id, subject_scope.subject_id))
+    call.exchange.no_query()
+    request, _, _ = await call.exchange.body(wire.verification.VerifyRequest)
+    binding = encode_msgpack((call.exchange.route, call.scope.tenant_id, call.scope.subject_id))
     if request.thread_id is not None:
         if request.cursor is not None:
             raise InvalidRequest(Fault(detail="a thread is verified at once", pointer="/cursor"))
-        report = await services.store.verification.thread(subject_scope, _thread_id(request.thread_id))
+        report = await call.services.store.verification.thread(call.scope, _thread_id(request.thread_id))
     else:
-        after = services.cursors.read(binding, request.cursor)
-        report = await services.store.verification.subject(subject_scope, after[0] if after else "")
-    return exchange.reply(
+        after = call.services.cursors.read(binding, request.cursor)
+        report = await call.services.store.verification.subject(call.scope, after[0] if after else "")
+    return call.exchange.reply(
         wire.verification.VerifyReport(
             threads=report.threads,
             threads_skipped=report.threads_skipped,
@@ -74,7 +69,7 @@ async def verify(
                 )
                 for each in report.findings
             ],
-            next_cursor=services.cursors.write(binding, None if report.after is None else (report.after,)),
+            next_cursor=call.services.cursors.write(binding, None if report.after is None else (report.after,)),
         )
     )
 
@@ -89,27 +84,26 @@ class SubjectsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 @route(
     Operation(
         name="list_subjects",
-        method=HttpMethod.GET,
-        path="/subjects",
+        method=HTTPMethod.GET,
+        path="/v1/subjects",
+        reach=TENANT,
         summary="List the tenant's subjects that have keys, hence data, by id.",
         permission="tenant:admin",
         query=SubjectsQuery,
         returns=wire.tenants.SubjectPage,
     )
 )
-async def list_subjects(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def list_subjects(call: Call[TenantScope]) -> Answer:
     """List subjects."""
-    query = exchange.query(SubjectsQuery)
-    binding = encode_msgpack((exchange.route, tenant_scope.tenant_id))
-    page = await services.store.verification.subjects(
-        tenant_scope, query.limit, services.cursors.read(binding, query.cursor)
+    query = call.exchange.query(SubjectsQuery)
+    binding = encode_msgpack((call.exchange.route, call.scope.tenant_id))
+    page = await call.services.store.verification.subjects(
+        call.scope, query.limit, call.services.cursors.read(binding, query.cursor)
     )
-    return exchange.reply(
+    return call.exchange.reply(
         wire.tenants.SubjectPage(
             subjects=[wire.tenants.Subject(subject_id=each) for each in page.items],
-            next_cursor=services.cursors.write(binding, page.after),
+            next_cursor=call.services.cursors.write(binding, page.after),
         )
     )
 
@@ -117,8 +111,9 @@ async def list_subjects(
 @route(
     Operation(
         name="verify_tenant",
-        method=HttpMethod.POST,
-        path="/verify",
+        method=HTTPMethod.POST,
+        path="/v1/verify",
+        reach=TENANT,
         summary="Verify all threads of all subjects, and that no subject is gone; a job does it. Its note, when it is "
         "done, is a JSON text: counts, and the first findings.",
         permission="tenant:admin",
@@ -126,23 +121,21 @@ async def list_subjects(
         statuses=(202,),
     )
 )
-async def verify_tenant(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-) -> Response[bytes]:
+async def verify_tenant(call: Call[TenantScope]) -> Answer:
     """Verify the tenant."""
-    exchange.no_query()
-    job_id = await services.commits.run(services.store.verifying.begin_tenant(tenant_scope, principal.actor))
-    return await begun(exchange, services, tenant_scope, job_id)
+    call.exchange.no_query()
+    job_id = await call.services.commits.run(
+        call.services.store.verifying.begin_tenant(call.scope, call.principal.actor)
+    )
+    return await begun(call, job_id)
 
 
 @route(
     Operation(
         name="verify_deployment",
-        method=HttpMethod.POST,
-        path="/admin/verify",
+        method=HTTPMethod.POST,
+        path="/v1/admin/verify",
+        reach=OPERATORS,
         summary="Verify every tenant, each by a job of its own; this job's note has counts, and codes by tenant. It "
         "names neither subjects nor threads.",
         permission="operator",
@@ -150,16 +143,11 @@ async def verify_tenant(
         statuses=(202,),
     )
 )
-async def verify_deployment(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
+async def verify_deployment(call: Call[OperatorScope]) -> Answer:
     """Verify all tenants."""
-    exchange.no_query()
-    job_id = await services.commits.run(services.store.verifying.begin_deployment(principal.actor))
-    return await begun(exchange, services, operator_scope, job_id)
+    call.exchange.no_query()
+    job_id = await call.services.commits.run(call.services.store.verifying.begin_deployment(call.principal.actor))
+    return await begun(call, job_id)
 
 
 ROUTES = [verify, verify_tenant, verify_deployment, list_subjects]

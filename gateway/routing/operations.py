@@ -1,57 +1,68 @@
-"""What an operation of the API is: one declaration makes the route, its guard and its documentation.
+"""What an operation of the API is: one declaration makes its route, its guard and its documentation.
 
 A route made any other way has no documentation and no permission, which a test refuses.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from http import HTTPMethod
+from typing import Any, Concatenate, Generic, TypeVar
 
-from litestar import Response
-from litestar.enums import HttpMethod
-from litestar.handlers import HTTPRouteHandler
-from litestar.types import Guard
+from msgspec import Struct
 
-from gateway.authentication.principals import listing_requires, requires
+from gateway.authentication.principals import (
+    LISTING,
+    SUBJECT,
+    Principal,
+    Reach,
+    check_permission,
+    lists_tenant,
+    named_subject,
+)
+from gateway.http.asgi import Receive, Send
+from gateway.http.exchange import Answer, Exchange, Facts
+from gateway.problems import InvalidRequest, Unauthenticated
+from gateway.services import Services
 from gateway.wire.administration.api_keys import Permission
+from gateway.wire.problems import Fault
+from storage.concurrency.room import count_with
+from storage.concurrency.turns import loop_turn, take_turns_as
 
-Handler = Callable[..., Awaitable[Response[bytes]] | Awaitable[Response[None]]]
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation(Generic[S]):
     """An operation.
 
     Attributes:
         name: The operationId, and the anchor in the documentation.
-        summary: What it does, in a sentence.
-        permission: What the credential must have; None: any credential (or none, where ``public``).
+        method: The method it answers.
+        path: The path it answers, with its parameters in braces.
+        summary: A sentence that says what it does.
+        reach: Whose rows it works on; None: it is public and needs no credential.
+        permission: The permission that the credential must have; None: any credential will do.
         body: Shape of the request body.
         query: Shape of the query; its members are the parameters.
         returns: Shape of the answer.
-        returns_otherwise: Its shape with any status but the first, where it is another one.
+        returns_otherwise: Shape of the answer with any status but the first, where it is another one.
         statuses: Statuses of success.
         headers: Request headers beyond the common ones.
         etag: Whether the answer carries the head's ETag.
         token: Whether the answer carries a thread token.
         problems: Codes beyond the ones every operation of its sort has.
-        subject: Whether it works on a subject's state (and so takes Stateroom-Subject).
-        tenant_listing: Whether ``tenant:admin`` without a subject is another way to it; the handler decides what that
-            gives.
-        public: Whether it needs no credential.
-        media_type: What a public operation answers, where it is not JSON.
+        media_type: The media type of what a public operation answers.
         raw_body: Whether the body is bytes of any media type, read as a stream.
         content: Whether it answers with an artifact's content, in whatever media type that has.
         extra_headers: Response headers worth naming beyond the common ones.
-        hot: Whether agents call it at every step, so that it is not left to the router (`gateway.routing.hot_path`). It
-            works on a subject's state, and its handler takes nothing but what is in the path, the exchange, the
-            services and the scope.
     """
 
     name: str
-    method: HttpMethod
+    method: HTTPMethod
     path: str
     summary: str
+    reach: Reach[S] | None
     permission: Permission | None = None
     body: Any = None
     query: Any = None
@@ -62,33 +73,124 @@ class Operation:
     etag: bool = False
     token: bool = False
     problems: tuple[str, ...] = ()
-    subject: bool = False
-    tenant_listing: bool = False
-    public: bool = False
     media_type: str = "application/json"
     raw_body: bool = False
     content: bool = False
     extra_headers: tuple[str, ...] = ()
-    hot: bool = False
+
+    @property
+    def public(self) -> bool:
+        """Whether it needs no credential."""
+        return self.reach is None
+
+    @property
+    def subject(self) -> bool:
+        """Whether it works on a subject's state, and so takes Stateroom-Subject."""
+        return self.reach in (SUBJECT, LISTING)
+
+    @property
+    def plain(self) -> bool:
+        """Whether its path is all that is read of a request, as of probes and the documentation."""
+        return self.public and not self.content
 
 
-def _guard(operation: Operation) -> Guard:
-    assert operation.permission is not None  # noqa: S101  for the type checker: the caller looked
-    return listing_requires(operation.permission) if operation.tenant_listing else requires(operation.permission)
+class PublicCall(Struct, frozen=True):
+    """An operation under way that needs no credential.
+
+    Attributes:
+        exchange: The request, and the way to answer it.
+        services: The parts of the process.
+    """
+
+    exchange: Exchange
+    services: Services
 
 
-def route(operation: Operation) -> Callable[[Handler], HTTPRouteHandler]:
+class Call(PublicCall, Generic[S_co], frozen=True):
+    """An operation under way.
+
+    Attributes:
+        principal: The caller.
+        scope: The rows that the caller reaches by this operation.
+    """
+
+    principal: Principal
+    scope: S_co
+
+    def on(self, scope: S) -> "Call[S]":
+        """The same call on other rows that the caller reaches by it."""
+        return Call(self.exchange, self.services, self.principal, scope)
+
+
+class Route:
+    """An operation with what answers it.
+
+    Attributes:
+        operation: What is declared of it.
+        handler: What answers it, given a call and the path's parameters by name.
+    """
+
+    __slots__ = ("handler", "operation")
+
+    def __init__(self, operation: Operation[Any], handler: Callable[..., Awaitable[Answer]]) -> None:
+        self.operation = operation
+        self.handler = handler
+
+    async def run(
+        self, services: Services, facts: Facts, parameters: dict[str, str], receive: Receive, send: Send
+    ) -> None:
+        """Let the caller in and count it, run the operation, and answer.
+
+        Args:
+            services: What the operation works with.
+            facts: What is known of the request.
+            parameters: What the path names.
+            receive: Where the body arrives.
+            send: Where the answer goes.
+
+        Raises:
+            Unauthenticated: nobody knows the caller.
+            GatewayError: the caller may not call this, or has too many requests under way.
+            Exception: what the operation raised.
+        """
+        operation = self.operation
+        reach = operation.reach
+        if reach is None:
+            answer = await self.handler(PublicCall(self._exchange(facts, receive), services), **parameters)
+            await answer.give(facts, receive, send)
+            return
+        if facts.duplicate == "authorization":
+            raise Unauthenticated
+        principal = await services.authenticator.verify(facts.headers.get(b"authorization"))
+        facts.key_id = principal.key_id
+        with services.admission.tenant(principal.tenant_id) as share:
+            facts.share = share
+            count_with(share.take)
+            take_turns_as(principal.tenant_id)
+            await loop_turn().take()  # so that many at once, each of which is quick, are not one long turn
+            lists = reach is LISTING and lists_tenant(principal, named_subject(facts))
+            if operation.permission is not None and not lists:
+                check_permission(principal, operation.permission)
+            exchange = self._exchange(facts, receive)
+            call = Call(exchange, services, principal, reach.enter(principal, facts))
+            answer = await self.handler(call, **parameters)
+            await answer.give(facts, receive, send)
+
+    def _exchange(self, facts: Facts, receive: Receive) -> Exchange:
+        operation = self.operation
+        if facts.duplicate is not None and not operation.plain:
+            raise InvalidRequest(Fault(detail="the header is given twice", header=facts.duplicate))
+        # An artifact's content comes in the media type it has, whatever is accepted.
+        return Exchange(facts, receive, operation.path, any_accept=operation.content or operation.plain)
+
+
+def route(operation: Operation[S]) -> Callable[[Callable[Concatenate[Call[S], ...], Awaitable[Answer]]], Route]:
     """Make the decorated handler the route of ``operation``."""
-    return HTTPRouteHandler(
-        operation.path,
-        http_method=operation.method,
-        name=operation.name,
-        status_code=operation.statuses[0],
-        guards=[_guard(operation)] if operation.permission else None,
-        opt={
-            "operation": operation,
-            "exclude_from_auth": operation.public,
-            "any_accept": operation.content,
-        },
-        include_in_schema=False,
-    )
+    return lambda handler: Route(operation, handler)
+
+
+def public_route(
+    operation: Operation[None],
+) -> Callable[[Callable[Concatenate[PublicCall, ...], Awaitable[Answer]]], Route]:
+    """Make the decorated handler the route of ``operation``, which needs no credential."""
+    return lambda handler: Route(operation, handler)

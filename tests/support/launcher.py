@@ -14,8 +14,6 @@ import signal
 import sys
 from importlib import import_module
 
-from litestar import Litestar
-
 from storage.blobs.s3 import S3BlobStore
 from storage.blobs.s3_location import S3Location
 
@@ -31,7 +29,6 @@ for name in ("gateway.app", *CLI, "gateway.telemetry"):
     import_module(name)
 for name in ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg", "uvicorn.protocols.http.httptools_impl", "uvloop"):
     import_module(name)
-Litestar()  # the first one imports a second's worth of plugins
 S3BlobStore(S3Location.parse("s3://nobody:nothing@localhost:1/nowhere"))  # the first one reads what S3 can do
 
 

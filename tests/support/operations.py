@@ -30,7 +30,7 @@ STATE = ["state:read", "state:write", "state:delete"]
 SUBJECT = "Stateroom-Subject"
 CANARY = f"canary-{uuid4().hex}"
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading the system's certificates takes longer than a test
-_PARAMETER = re.compile(r"\{(\w+):str\}")
+_PARAMETER = re.compile(r"\{(\w+)\}")
 # What requests name, in their paths, queries and bodies.
 NAMED = (
     "thread_id", "checkpoint_id", "task_id", "run_id", "key_id", "tenant_id", "subject_id", "job_id", "artifact_id",
@@ -55,10 +55,9 @@ class Declared(NamedTuple):
 
 
 DECLARED = {
-    handler.opt["operation"].name: Declared(prefix + handler.opt["operation"].path, handler.opt["operation"])
-    for prefix, groups in (("/v1", routes.V1), ("", routes.PUBLIC))
-    for handlers in groups.values()
-    for handler in handlers
+    route.operation.name: Declared(route.operation.path, route.operation)
+    for found in routes.GROUPS.values()
+    for route in found
 }
 AUTHENTICATED = {name: one for name, one in DECLARED.items() if not one.operation.public}
 OF_SUBJECTS = {name: one for name, one in AUTHENTICATED.items() if one.operation.subject}

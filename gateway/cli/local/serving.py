@@ -23,7 +23,7 @@ from gateway.cli.failure import Failure
 from gateway.http.connections import BoundedConnection, Connections
 
 if TYPE_CHECKING:
-    from litestar import Litestar
+    from gateway.app import Gateway
 
 BACKLOG = 2048  # connections the kernel keeps while the loop is busy
 KEEP_ALIVE_SECONDS = 75  # longer than the idle time of usual load balancers, so that they close first
@@ -147,20 +147,8 @@ async def _announce(address: tuple[Any, ...], on_ready: Callable[[], None]) -> N
         await asyncio.sleep(READY_POLL_SECONDS)
 
 
-@contextlib.contextmanager
-def _single() -> Iterator[None]:
-    """Raise what is alone in an exception group as itself: Litestar's start wraps what it raises."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        found: BaseException = group
-        while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
-            found = found.exceptions[0]
-        raise found from None
-
-
 async def serve(
-    app: "Litestar",
+    app: "Gateway",
     listener: socket.socket,
     *,
     stop: StopRequest,
@@ -208,7 +196,7 @@ async def serve(
             over.set()
         server.force_exit = stop.count > 2
 
-    with stop.told_to(note), _single():
+    with stop.told_to(note):
         async with app.lifespan():
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             announcing = asyncio.create_task(_announce(listener.getsockname(), on_ready))

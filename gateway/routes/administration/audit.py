@@ -1,25 +1,24 @@
 """The audit log: a tenant's own, and the operators'. Both are read the same way; only who may differs."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from http import HTTPMethod
+from typing import Annotated, Generic, TypeVar
 
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
 from msgspec import Meta, Struct
 
 from gateway import wire
 from gateway.admission import limits
-from gateway.authentication.principals import Principal
-from gateway.http.exchange import Exchange
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.authentication.principals import OPERATORS, TENANT, Reach
+from gateway.http.exchange import Answer
+from gateway.routing.operations import Call, Operation, Route, route
+from gateway.wire.administration.api_keys import Permission
 from storage.administration.anchors import Anchor
 from storage.administration.audit import AuditRecord
 from storage.encoding import encode_msgpack
 from storage.scope import OperatorScope, TenantScope
 
 AnyChain = TenantScope | OperatorScope
-_ANCHOR_PROBLEMS = ("blob-store-unavailable", "integrity-failure", "key-unavailable", "not-found")
+S = TypeVar("S", TenantScope, OperatorScope)
 
 
 class AuditQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -45,19 +44,20 @@ def _event(record: AuditRecord) -> wire.audit.AuditEvent:
     )
 
 
-async def _page(exchange: Exchange, services: Services, principal: Principal, scope: AnyChain) -> Response[bytes]:
-    query = exchange.query(AuditQuery)
-    audit = services.store.audit
-    origin = audit.origin(scope)
-    binding = encode_msgpack((exchange.route, origin))
-    after = services.cursors.read(binding, query.cursor)
-    reading = audit.page(scope, principal.actor, int(after[0]) if after else 0, query.limit, verify=query.verify)
-    page = await services.commits.run(reading)
-    return exchange.reply(
+async def _page(call: Call[AnyChain]) -> Answer:
+    query = call.exchange.query(AuditQuery)
+    audit = call.services.store.audit
+    origin = audit.origin(call.scope)
+    binding = encode_msgpack((call.exchange.route, origin))
+    after = call.services.cursors.read(binding, query.cursor)
+    begin = int(after[0]) if after else 0
+    reading = audit.page(call.scope, call.principal.actor, begin, query.limit, verify=query.verify)
+    page = await call.services.commits.run(reading)
+    return call.exchange.reply(
         wire.audit.AuditPage(
             origin=origin,
             events=[_event(record) for record in page.items],
-            next_cursor=services.cursors.write(binding, page.after),
+            next_cursor=call.services.cursors.write(binding, page.after),
         )
     )
 
@@ -72,187 +72,90 @@ def _anchor(anchor: Anchor) -> wire.audit.AuditAnchor:
     )
 
 
-async def _latest(exchange: Exchange, services: Services, scope: AnyChain) -> Response[bytes]:
-    exchange.no_query()
-    return exchange.reply(_anchor(await services.store.anchors.latest(scope)))
+async def _latest(call: Call[AnyChain]) -> Answer:
+    call.exchange.no_query()
+    return call.exchange.reply(_anchor(await call.services.store.anchors.latest(call.scope)))
 
 
-async def _now(exchange: Exchange, services: Services, scope: AnyChain) -> Response[bytes]:
-    exchange.no_query()
-    return exchange.reply(_anchor(await services.commits.run(services.store.anchors.anchor(scope))))
+async def _now(call: Call[AnyChain]) -> Answer:
+    call.exchange.no_query()
+    return call.exchange.reply(_anchor(await call.services.commits.run(call.services.store.anchors.anchor(call.scope))))
 
 
-async def _public_key(exchange: Exchange, services: Services, scope: AnyChain) -> Response[bytes]:
-    exchange.no_query()
-    note_key = await services.store.anchors.public_key(scope)
-    return exchange.reply(wire.audit.AuditKey(origin=note_key.name, public_key=str(note_key)))
+async def _public_key(call: Call[AnyChain]) -> Answer:
+    call.exchange.no_query()
+    note_key = await call.services.store.anchors.public_key(call.scope)
+    return call.exchange.reply(wire.audit.AuditKey(origin=note_key.name, public_key=str(note_key)))
 
 
-@route(
-    Operation(
-        name="read_audit",
-        method=HttpMethod.GET,
-        path="/audit",
-        summary="Events of the tenant's audit log, oldest first; the beginning of a reading is recorded itself.",
-        permission="tenant:admin",
-        query=AuditQuery,
-        returns=wire.audit.AuditPage,
-        problems=("integrity-failure",),
-    )
-)
-async def read_audit(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-) -> Response[bytes]:
-    """Read the tenant's log."""
-    return await _page(exchange, services, principal, tenant_scope)
+@dataclass(frozen=True, slots=True)
+class _Log(Generic[S]):
+    """One of the two logs: whose it is, in names, paths and words, and who may."""
 
+    name: str
+    path: str
+    whose: str
+    reach: Reach[S]
+    permission: Permission
 
-@route(
-    Operation(
-        name="get_audit_anchor",
-        method=HttpMethod.GET,
-        path="/audit/anchor",
-        summary="The newest anchor of the tenant's audit log in the object store.",
-        permission="tenant:admin",
-        returns=wire.audit.AuditAnchor,
-        problems=_ANCHOR_PROBLEMS,
-    )
-)
-async def get_audit_anchor(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
-    """Show the tenant's newest anchor."""
-    return await _latest(exchange, services, tenant_scope)
-
-
-@route(
-    Operation(
-        name="anchor_audit",
-        method=HttpMethod.POST,
-        path="/audit/anchor",
-        summary="Anchor the tenant's audit log where it is now; safe to repeat.",
-        permission="tenant:admin",
-        returns=wire.audit.AuditAnchor,
-        problems=_ANCHOR_PROBLEMS,
-    )
-)
-async def anchor_audit(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
-    """Anchor the tenant's log."""
-    return await _now(exchange, services, tenant_scope)
-
-
-@route(
-    Operation(
-        name="get_audit_key",
-        method=HttpMethod.GET,
-        path="/audit/key",
-        summary="The public key that the tenant's anchors are signed with.",
-        permission="tenant:admin",
-        returns=wire.audit.AuditKey,
-        problems=("integrity-failure", "key-unavailable"),
-    )
-)
-async def get_audit_key(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
-    """Show the key of the tenant's chain."""
-    return await _public_key(exchange, services, tenant_scope)
-
-
-@route(
-    Operation(
-        name="read_operator_audit",
-        method=HttpMethod.GET,
-        path="/admin/audit",
-        summary="Events of the operators' audit log, oldest first; the beginning of a reading is recorded itself.",
-        permission="operator",
-        query=AuditQuery,
-        returns=wire.audit.AuditPage,
-        problems=("integrity-failure",),
-    )
-)
-async def read_operator_audit(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
-    """Read the operators' log."""
-    return await _page(exchange, services, principal, operator_scope)
-
-
-@route(
-    Operation(
-        name="get_operator_audit_anchor",
-        method=HttpMethod.GET,
-        path="/admin/audit/anchor",
-        summary="The newest anchor of the operators' audit log in the object store.",
-        permission="operator",
-        returns=wire.audit.AuditAnchor,
-        problems=_ANCHOR_PROBLEMS,
-    )
-)
-async def get_operator_audit_anchor(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
-    """Show the operators' newest anchor."""
-    return await _latest(exchange, services, operator_scope)
-
-
-@route(
-    Operation(
-        name="anchor_operator_audit",
-        method=HttpMethod.POST,
-        path="/admin/audit/anchor",
-        summary="Anchor the operators' audit log where it is now; safe to repeat.",
-        permission="operator",
-        returns=wire.audit.AuditAnchor,
-        problems=_ANCHOR_PROBLEMS,
-    )
-)
-async def anchor_operator_audit(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
-    """Anchor the operators' log."""
-    return await _now(exchange, services, operator_scope)
-
-
-@route(
-    Operation(
-        name="get_operator_audit_key",
-        method=HttpMethod.GET,
-        path="/admin/audit/key",
-        summary="The public key that the operators' anchors are signed with.",
-        permission="operator",
-        returns=wire.audit.AuditKey,
-        problems=("integrity-failure", "key-unavailable"),
-    )
-)
-async def get_operator_audit_key(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
-    """Show the key of the operators' chain."""
-    return await _public_key(exchange, services, operator_scope)
+    def routes(self) -> list[Route]:
+        """The operations on it."""
+        anchor_problems = ("blob-store-unavailable", "integrity-failure", "key-unavailable", "not-found")
+        return [
+            route(
+                Operation(
+                    name=f"read_{self.name}",
+                    method=HTTPMethod.GET,
+                    path=self.path,
+                    reach=self.reach,
+                    summary=f"Events of the {self.whose} audit log, oldest first; the beginning of a reading is "
+                    "recorded itself.",
+                    permission=self.permission,
+                    query=AuditQuery,
+                    returns=wire.audit.AuditPage,
+                    problems=("integrity-failure",),
+                )
+            )(_page),
+            route(
+                Operation(
+                    name=f"get_{self.name}_anchor",
+                    method=HTTPMethod.GET,
+                    path=f"{self.path}/anchor",
+                    reach=self.reach,
+                    summary=f"The newest anchor of the {self.whose} audit log in the object store.",
+                    permission=self.permission,
+                    returns=wire.audit.AuditAnchor,
+                    problems=anchor_problems,
+                )
+            )(_latest),
+            route(
+                Operation(
+                    name=f"anchor_{self.name}",
+                    method=HTTPMethod.POST,
+                    path=f"{self.path}/anchor",
+                    reach=self.reach,
+                    summary=f"Anchor the {self.whose} audit log where it is now; safe to repeat.",
+                    permission=self.permission,
+                    returns=wire.audit.AuditAnchor,
+                    problems=anchor_problems,
+                )
+            )(_now),
+            route(
+                Operation(
+                    name=f"get_{self.name}_key",
+                    method=HTTPMethod.GET,
+                    path=f"{self.path}/key",
+                    reach=self.reach,
+                    summary=f"The public key that the {self.whose} anchors are signed with.",
+                    permission=self.permission,
+                    returns=wire.audit.AuditKey,
+                    problems=("integrity-failure", "key-unavailable"),
+                )
+            )(_public_key),
+        ]
 
 
 ROUTES = [
-    read_audit,
-    get_audit_anchor,
-    anchor_audit,
-    get_audit_key,
-    read_operator_audit,
-    get_operator_audit_anchor,
-    anchor_operator_audit,
-    get_operator_audit_key,
+    *_Log("audit", "/v1/audit", "tenant's", TENANT, "tenant:admin").routes(),
+    *_Log("operator_audit", "/v1/admin/audit", "operators'", OPERATORS, "operator").routes(),
 ]

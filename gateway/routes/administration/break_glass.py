@@ -5,21 +5,16 @@ gives. It opens what any load opens, so a thread under a client-held share stays
 ``docs/operations/break-glass.md``.
 """
 
+from http import HTTPMethod
 from typing import Any
-
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.params import FromPath
 
 from gateway import wire
 from gateway.authentication import principals
-from gateway.authentication.principals import Principal
-from gateway.http.exchange import Exchange, path_uuid
+from gateway.authentication.principals import OPERATORS
+from gateway.http.exchange import Answer, path_uuid
 from gateway.problems import InvalidRequest
 from gateway.routes.checkpoints.verbs import checkpoints_out
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Call, Operation, route
 from gateway.wire.problems import Fault
 from storage.administration.audit import Opening
 from storage.errors import InvalidState, TenantNotFound
@@ -55,8 +50,9 @@ def _opening(tenant_id: str, request: wire.checkpoints.DecryptRequest) -> Openin
 @route(
     Operation(
         name="decrypt",
-        method=HttpMethod.POST,
-        path="/admin/tenants/{tenant_id:str}/decrypt",
+        method=HTTPMethod.POST,
+        path="/v1/admin/tenants/{tenant_id}/decrypt",
+        reach=OPERATORS,
         summary="Break-glass: read one checkpoint of a subject; the tenant's audit log says so before it is opened.",
         permission="decrypt-any",
         body=wire.checkpoints.DecryptRequest,
@@ -68,27 +64,21 @@ def _opening(tenant_id: str, request: wire.checkpoints.DecryptRequest) -> Openin
         ),
     )
 )  # fmt: skip
-async def decrypt(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  refuses whoever is no operator
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def decrypt(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Record, then read."""
-    exchange.no_query()
-    request, _, _ = await exchange.body(wire.checkpoints.DecryptRequest)
+    call.exchange.no_query()
+    request, _, _ = await call.exchange.body(wire.checkpoints.DecryptRequest)
     opening = _opening(tenant_id, request)
-    receipt = await services.commits.run(services.store.audit.break_glass(principal.actor, opening))
-    scope = principals.break_glass_scope(principal, receipt)
+    receipt = await call.services.commits.run(call.services.store.audit.break_glass(call.principal.actor, opening))
+    scope = principals.break_glass_scope(call.principal, receipt)
     opened = receipt.opening
-    loaded = await services.store.states.load(
+    loaded = await call.services.store.states.load(
         scope,
-        exchange.state_versions(),
+        call.exchange.state_versions(),
         Load(opened.thread_id, opened.namespace, opened.checkpoint_id, with_state=True),
     )
-    [shown] = await checkpoints_out(exchange, [loaded.checkpoint], "state")
-    return exchange.reply(shown)
+    [shown] = await checkpoints_out(call.exchange, [loaded.checkpoint], "state")
+    return call.exchange.reply(shown)
 
 
 ROUTES = [decrypt]

@@ -1,25 +1,22 @@
 """Credentials: who am I, the API keys of a tenant, and those of the operators."""
 
 from datetime import UTC, datetime
+from http import HTTPMethod
 from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.params import FromPath
 from msgspec import Meta, Struct
 
 from gateway import wire
 from gateway.admission import limits
 from gateway.authentication import api_keys
-from gateway.authentication.principals import Principal
+from gateway.authentication.principals import CALLER, OPERATORS, TENANT
 from gateway.bodies.scanning import Format
-from gateway.http.exchange import Exchange, path_id, place
+from gateway.http.exchange import Answer, path_id, place
 from gateway.problems import PermissionDenied
 from gateway.routes.administration.derived_ids import Repeated
-from gateway.routing.operations import Operation, route
+from gateway.routing.operations import Call, Operation, route
 from gateway.services import Services
 from storage import model
 from storage.encoding import encode_msgpack
@@ -51,36 +48,35 @@ def _tenant_text(tenant_id: UUID | None) -> str | None:
 @route(
     Operation(
         name="whoami",
-        method=HttpMethod.GET,
-        path="/whoami",
+        method=HTTPMethod.GET,
+        path="/v1/whoami",
+        reach=CALLER,
         summary="What the credential is and may do.",
         returns=wire.api_keys.WhoAmI,
     )
 )
-async def whoami(exchange: NamedDependency[Exchange], principal: NamedDependency[Principal]) -> Response[bytes]:
+async def whoami(call: Call[None]) -> Answer:
     """Show the caller."""
-    exchange.no_query()
-    return exchange.reply(
+    call.exchange.no_query()
+    return call.exchange.reply(
         wire.api_keys.WhoAmI(
-            key_id=principal.key_id,
-            kind=principal.kind,
-            tenant_id=_tenant_text(principal.tenant_id),
-            subject_id=principal.subject_id,
-            permissions=_permissions(principal.permissions),
-            grants=_permissions(principal.grants),
-            expires_at=principal.expires_at,
+            key_id=call.principal.key_id,
+            kind=call.principal.kind,
+            tenant_id=_tenant_text(call.principal.tenant_id),
+            subject_id=call.principal.subject_id,
+            permissions=_permissions(call.principal.permissions),
+            grants=_permissions(call.principal.grants),
+            expires_at=call.principal.expires_at,
         )
     )
 
 
-def repeated_as(
-    exchange: Exchange, services: Services, tenant_id: UUID | None, name: Format, body: bytes
-) -> Repeated | None:
+def repeated_as(call: Call[object], tenant_id: UUID | None, name: Format, body: bytes) -> Repeated | None:
     """What the request's Idempotency-Key names, if it has one."""
-    given = exchange.idempotency("", name, body)
+    given = call.exchange.idempotency("", name, body)
     if given is None:
         return None
-    return Repeated(services.settings.api_key_pepper, tenant_id, exchange.route, given.idempotency_key)
+    return Repeated(call.services.settings.api_key_pepper, tenant_id, call.exchange.route, given.idempotency_key)
 
 
 def api_key_out(record: model.ApiKeyRecord, services: Services) -> wire.api_keys.ApiKey:
@@ -166,8 +162,9 @@ def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str],
 @route(
     Operation(
         name="create_api_key",
-        method=HttpMethod.POST,
-        path="/api-keys",
+        method=HTTPMethod.POST,
+        path="/v1/api-keys",
+        reach=TENANT,
         summary="Make an API key. Its secret is in this answer and nowhere else. 200: it was made before, without it.",
         permission="tenant:admin",
         body=wire.api_keys.ApiKeyRequest,
@@ -177,62 +174,60 @@ def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str],
         problems=("idempotency-key-reused",),
     )
 )
-async def create_api_key(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-) -> Response[bytes]:
+async def create_api_key(call: Call[TenantScope]) -> Answer:
     """Make a key."""
-    exchange.no_query()
-    request, name, body = await exchange.body(wire.api_keys.ApiKeyRequest)
-    _check_request(request, principal.grants, services)
-    repeated = repeated_as(exchange, services, tenant_scope.tenant_id, name, body)
+    call.exchange.no_query()
+    request, name, body = await call.exchange.body(wire.api_keys.ApiKeyRequest)
+    _check_request(request, call.principal.grants, call.services)
+    repeated = repeated_as(call, call.scope.tenant_id, name, body)
     record, text = api_keys.mint(
-        services.settings.peppers,
+        call.services.settings.peppers,
         kind=request.kind,
         permissions=tuple(sorted(set(request.permissions))),
         grants=None if request.grants is None else tuple(sorted(set(request.grants))),
-        now=services.clock.now(),
+        now=call.services.clock.now(),
         name=request.name,
-        tenant_id=tenant_scope.tenant_id,
+        tenant_id=call.scope.tenant_id,
         subject_id=request.subject_id,
         expires_at=request.expires_at,
-        key=None if repeated is None else api_keys.generate(services.settings.peppers, repeated.key_id()),
+        key=None if repeated is None else api_keys.generate(call.services.settings.peppers, repeated.key_id()),
     )
-    stored = await services.commits.run(services.store.tenants.add_key(tenant_scope, record, principal.actor))
+    stored = await call.services.commits.run(
+        call.services.store.tenants.add_key(call.scope, record, call.principal.actor)
+    )
     made = stored is record
-    shown = new_api_key(stored, services, text if made else None)
-    return exchange.reply(shown, status=201, location=place("api-keys", stored.key_id), replayed=not made)
+    shown = new_api_key(stored, call.services, text if made else None)
+    return call.exchange.reply(shown, status=201, location=place("api-keys", stored.key_id), replayed=not made)
 
 
 @route(
     Operation(
         name="list_api_keys",
-        method=HttpMethod.GET,
-        path="/api-keys",
+        method=HTTPMethod.GET,
+        path="/v1/api-keys",
+        reach=TENANT,
         summary="List the tenant's API keys, newest first, without secrets.",
         permission="tenant:admin",
         query=PageQuery,
         returns=wire.api_keys.ApiKeyPage,
     )
 )
-async def list_api_keys(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def list_api_keys(call: Call[TenantScope]) -> Answer:
     """List keys."""
-    return await _list(exchange, services, tenant_scope)
+    return await _list(call)
 
 
-async def _list(exchange: Exchange, services: Services, scope: TenantScope | OperatorScope) -> Response[bytes]:
-    query = exchange.query(PageQuery)
-    tenant = scope.tenant_id if isinstance(scope, TenantScope) else None
-    binding = encode_msgpack((exchange.route, tenant))
-    page = await services.store.tenants.list_keys(scope, query.limit, services.cursors.read(binding, query.cursor))
-    return exchange.reply(
+async def _list(call: Call[TenantScope | OperatorScope]) -> Answer:
+    query = call.exchange.query(PageQuery)
+    tenant = call.scope.tenant_id if isinstance(call.scope, TenantScope) else None
+    binding = encode_msgpack((call.exchange.route, tenant))
+    page = await call.services.store.tenants.list_keys(
+        call.scope, query.limit, call.services.cursors.read(binding, query.cursor)
+    )
+    return call.exchange.reply(
         wire.api_keys.ApiKeyPage(
-            api_keys=[api_key_out(record, services) for record in page.items],
-            next_cursor=services.cursors.write(binding, page.after),
+            api_keys=[api_key_out(record, call.services) for record in page.items],
+            next_cursor=call.services.cursors.write(binding, page.after),
         )
     )
 
@@ -240,8 +235,9 @@ async def _list(exchange: Exchange, services: Services, scope: TenantScope | Ope
 @route(
     Operation(
         name="revoke_api_key",
-        method=HttpMethod.DELETE,
-        path="/api-keys/{key_id:str}",
+        method=HTTPMethod.DELETE,
+        path="/v1/api-keys/{key_id}",
+        reach=TENANT,
         summary="Revoke an API key: at once here, within seconds in other processes. The last one with tenant:admin "
         "takes force=true.",
         permission="tenant:admin",
@@ -250,53 +246,45 @@ async def _list(exchange: Exchange, services: Services, scope: TenantScope | Ope
         problems=("last-admin-key", "not-found"),
     )
 )
-async def revoke_api_key(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-    key_id: FromPath[str],
-) -> Response[None]:
+async def revoke_api_key(call: Call[TenantScope], key_id: str) -> Answer:
     """Revoke a key."""
-    return await _revoke(exchange, services, tenant_scope, key_id, principal.actor)
+    return await _revoke(call, key_id)
 
 
-async def _revoke(
-    exchange: Exchange, services: Services, scope: TenantScope | OperatorScope, key_id: str, actor: str
-) -> Response[None]:
-    force = exchange.query(RevokeQuery).force
+async def _revoke(call: Call[TenantScope | OperatorScope], key_id: str) -> Answer:
+    force = call.exchange.query(RevokeQuery).force
     name = path_id(key_id, "key_id")
-    peppers = services.settings.peppers
-    await services.commits.run(services.store.tenants.revoke_key(scope, name, peppers, actor, force=force))
-    services.authenticator.forget(name)
-    return Response(None, status_code=204)
+    peppers = call.services.settings.peppers
+    await call.services.commits.run(
+        call.services.store.tenants.revoke_key(call.scope, name, peppers, call.principal.actor, force=force)
+    )
+    call.services.authenticator.forget(name)
+    return Answer(204, [])
 
 
 @route(
     Operation(
         name="list_operator_keys",
-        method=HttpMethod.GET,
-        path="/admin/api-keys",
+        method=HTTPMethod.GET,
+        path="/v1/admin/api-keys",
+        reach=OPERATORS,
         summary="List the operators' API keys, newest first, without secrets.",
         permission="operator",
         query=PageQuery,
         returns=wire.api_keys.ApiKeyPage,
     )
 )
-async def list_operator_keys(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
+async def list_operator_keys(call: Call[OperatorScope]) -> Answer:
     """List the operators' keys."""
-    return await _list(exchange, services, operator_scope)
+    return await _list(call)
 
 
 @route(
     Operation(
         name="revoke_operator_key",
-        method=HttpMethod.DELETE,
-        path="/admin/api-keys/{key_id:str}",
+        method=HTTPMethod.DELETE,
+        path="/v1/admin/api-keys/{key_id}",
+        reach=OPERATORS,
         summary="Revoke an operator's API key: at once here, within seconds in other processes. The last one takes "
         "force=true.",
         permission="operator",
@@ -305,15 +293,9 @@ async def list_operator_keys(
         problems=("last-admin-key", "not-found"),
     )
 )
-async def revoke_operator_key(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],
-    key_id: FromPath[str],
-) -> Response[None]:
+async def revoke_operator_key(call: Call[OperatorScope], key_id: str) -> Answer:
     """Revoke an operator's key."""
-    return await _revoke(exchange, services, operator_scope, key_id, principal.actor)
+    return await _revoke(call, key_id)
 
 
 ROUTES = [

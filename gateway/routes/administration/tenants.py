@@ -4,22 +4,18 @@ What an operator does to a tenant stands in the tenant's audit log as well as in
 """
 
 from dataclasses import replace
+from http import HTTPMethod
 from uuid import UUID
 
 import msgspec
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.params import FromPath
 from uuid_utils import uuid7
 
 from gateway import wire
 from gateway.authentication import api_keys
-from gateway.authentication.principals import Principal
-from gateway.http.exchange import Exchange, path_uuid, place
+from gateway.authentication.principals import OPERATORS
+from gateway.http.exchange import Answer, path_uuid, place
 from gateway.routes.administration.credentials import PageQuery, check_expiry, new_api_key, repeated_as
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Call, Operation, route
 from storage import model
 from storage.encoding import encode_msgpack
 from storage.errors import TenantNotFound
@@ -38,8 +34,9 @@ def _tenant(tenant: model.Tenant) -> wire.tenants.Tenant:
 @route(
     Operation(
         name="create_tenant",
-        method=HttpMethod.POST,
-        path="/admin/tenants",
+        method=HTTPMethod.POST,
+        path="/v1/admin/tenants",
+        reach=OPERATORS,
         summary="Make a tenant and its first administration key, which is in this answer and nowhere else. 200: it was "
         "made before, and comes without the key.",
         permission="operator",
@@ -50,20 +47,15 @@ def _tenant(tenant: model.Tenant) -> wire.tenants.Tenant:
         problems=("idempotency-key-reused", "tenant-name-taken"),
     )
 )
-async def create_tenant(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
+async def create_tenant(call: Call[OperatorScope]) -> Answer:
     """Make a tenant."""
-    exchange.no_query()
-    request, name, body = await exchange.body(wire.tenants.TenantRequest)
-    repeated = repeated_as(exchange, services, None, name, body)
+    call.exchange.no_query()
+    request, name, body = await call.exchange.body(wire.tenants.TenantRequest)
+    repeated = repeated_as(call, None, name, body)
     tenant_id = UUID(str(uuid7())) if repeated is None else repeated.uuid()
-    tenant = model.Tenant(tenant_id=tenant_id, name=request.name, created_at=services.clock.now())
+    tenant = model.Tenant(tenant_id=tenant_id, name=request.name, created_at=call.services.clock.now())
     record, text = api_keys.mint(
-        services.settings.peppers,
+        call.services.settings.peppers,
         kind="service",
         permissions=api_keys.ADMINISTRATION,
         grants=api_keys.TENANT_PERMISSIONS,
@@ -71,38 +63,39 @@ async def create_tenant(
         name="first key",
         tenant_id=tenant.tenant_id,
     )
-    founding = replace(operator_scope, founding=tenant.tenant_id)
-    stored = await services.commits.run(services.store.tenants.create(founding, tenant, record, principal.actor))
+    founding = replace(call.scope, founding=tenant.tenant_id)
+    stored = await call.services.commits.run(
+        call.services.store.tenants.create(founding, tenant, record, call.principal.actor)
+    )
     made = stored is tenant
     shown = wire.tenants.TenantCreated(**msgspec.structs.asdict(_tenant(stored)), api_key=text if made else None)
     location = place("admin", "tenants", str(stored.tenant_id))
-    return exchange.reply(shown, status=201, location=location, replayed=not made)
+    return call.exchange.reply(shown, status=201, location=location, replayed=not made)
 
 
 @route(
     Operation(
         name="list_tenants",
-        method=HttpMethod.GET,
-        path="/admin/tenants",
+        method=HTTPMethod.GET,
+        path="/v1/admin/tenants",
+        reach=OPERATORS,
         summary="List tenants, newest first.",
         permission="operator",
         query=PageQuery,
         returns=wire.tenants.TenantPage,
     )
 )
-async def list_tenants(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-) -> Response[bytes]:
+async def list_tenants(call: Call[OperatorScope]) -> Answer:
     """List tenants."""
-    query = exchange.query(PageQuery)
-    binding = encode_msgpack((exchange.route,))
-    page = await services.store.tenants.list(operator_scope, query.limit, services.cursors.read(binding, query.cursor))
-    return exchange.reply(
+    query = call.exchange.query(PageQuery)
+    binding = encode_msgpack((call.exchange.route,))
+    page = await call.services.store.tenants.list(
+        call.scope, query.limit, call.services.cursors.read(binding, query.cursor)
+    )
+    return call.exchange.reply(
         wire.tenants.TenantPage(
             tenants=[_tenant(tenant) for tenant in page.items],
-            next_cursor=services.cursors.write(binding, page.after),
+            next_cursor=call.services.cursors.write(binding, page.after),
         )
     )
 
@@ -110,31 +103,28 @@ async def list_tenants(
 @route(
     Operation(
         name="get_tenant",
-        method=HttpMethod.GET,
-        path="/admin/tenants/{tenant_id:str}",
+        method=HTTPMethod.GET,
+        path="/v1/admin/tenants/{tenant_id}",
+        reach=OPERATORS,
         summary="Show a tenant.",
         permission="operator",
         returns=wire.tenants.Tenant,
         problems=("not-found",),
     )
 )
-async def get_tenant(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    operator_scope: NamedDependency[OperatorScope],
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def get_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Show a tenant."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    return exchange.reply(_tenant(await services.store.tenants.get(operator_scope, wanted)))
+    return call.exchange.reply(_tenant(await call.services.store.tenants.get(call.scope, wanted)))
 
 
 @route(
     Operation(
         name="rename_tenant",
-        method=HttpMethod.PATCH,
-        path="/admin/tenants/{tenant_id:str}",
+        method=HTTPMethod.PATCH,
+        path="/v1/admin/tenants/{tenant_id}",
+        reach=OPERATORS,
         summary="Give a tenant another name, which no other tenant has.",
         permission="operator",
         body=wire.tenants.TenantRequest,
@@ -142,27 +132,26 @@ async def get_tenant(
         problems=("not-found", "tenant-name-taken"),
     )
 )
-async def rename_tenant(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def rename_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Rename a tenant."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    request, _, _ = await exchange.body(wire.tenants.TenantRequest)
-    return exchange.reply(
-        _tenant(await services.commits.run(services.store.tenants.rename(wanted, request.name, principal.actor)))
+    request, _, _ = await call.exchange.body(wire.tenants.TenantRequest)
+    return call.exchange.reply(
+        _tenant(
+            await call.services.commits.run(
+                call.services.store.tenants.rename(wanted, request.name, call.principal.actor)
+            )
+        )
     )
 
 
 @route(
     Operation(
         name="suspend_tenant",
-        method=HttpMethod.POST,
-        path="/admin/tenants/{tenant_id:str}/suspend",
+        method=HTTPMethod.POST,
+        path="/v1/admin/tenants/{tenant_id}/suspend",
+        reach=OPERATORS,
         summary="Refuse all keys of a tenant: at once here, within seconds in other processes. What it stored is kept.",
         permission="operator",
         body=wire.tenants.TenantSuspension,
@@ -170,53 +159,45 @@ async def rename_tenant(
         problems=("not-found",),
     )
 )
-async def suspend_tenant(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def suspend_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Suspend a tenant."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    request, _, _ = await exchange.body(wire.tenants.TenantSuspension)
-    found = await services.commits.run(services.store.tenants.suspend(wanted, request.reason, principal.actor))
-    services.authenticator.forget_tenant(wanted)
-    return exchange.reply(_tenant(found))
+    request, _, _ = await call.exchange.body(wire.tenants.TenantSuspension)
+    found = await call.services.commits.run(
+        call.services.store.tenants.suspend(wanted, request.reason, call.principal.actor)
+    )
+    call.services.authenticator.forget_tenant(wanted)
+    return call.exchange.reply(_tenant(found))
 
 
 @route(
     Operation(
         name="resume_tenant",
-        method=HttpMethod.POST,
-        path="/admin/tenants/{tenant_id:str}/resume",
+        method=HTTPMethod.POST,
+        path="/v1/admin/tenants/{tenant_id}/resume",
+        reach=OPERATORS,
         summary="Take the keys of a suspended tenant again.",
         permission="operator",
         returns=wire.tenants.Tenant,
         problems=("not-found",),
     )
 )
-async def resume_tenant(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def resume_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Resume a tenant."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    found = await services.commits.run(services.store.tenants.resume(wanted, principal.actor))
-    services.authenticator.forget_tenant(wanted)
-    return exchange.reply(_tenant(found))
+    found = await call.services.commits.run(call.services.store.tenants.resume(wanted, call.principal.actor))
+    call.services.authenticator.forget_tenant(wanted)
+    return call.exchange.reply(_tenant(found))
 
 
 @route(
     Operation(
         name="recover_tenant",
-        method=HttpMethod.POST,
-        path="/admin/tenants/{tenant_id:str}/recover",
+        method=HTTPMethod.POST,
+        path="/v1/admin/tenants/{tenant_id}/recover",
+        reach=OPERATORS,
         summary="Make an administration key for a tenant that lost its own; its audit log says so. 200: it was made "
         "before, and comes without its secret.",
         permission="operator",
@@ -227,35 +208,31 @@ async def resume_tenant(
         problems=("idempotency-key-reused", "not-found"),
     )
 )
-async def recover_tenant(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    operator_scope: NamedDependency[OperatorScope],  # noqa: ARG001  the guard of the scope
-    tenant_id: FromPath[str],
-) -> Response[bytes]:
+async def recover_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     """Recover a tenant."""
-    exchange.no_query()
+    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    request, name, body = await exchange.body(wire.tenants.TenantRecovery)
+    request, name, body = await call.exchange.body(wire.tenants.TenantRecovery)
     if request.expires_at is not None:
-        check_expiry(request.expires_at, services.clock.now())
-    repeated = repeated_as(exchange, services, wanted, name, body)
+        check_expiry(request.expires_at, call.services.clock.now())
+    repeated = repeated_as(call, wanted, name, body)
     record, text = api_keys.mint(
-        services.settings.peppers,
+        call.services.settings.peppers,
         kind="service",
         permissions=api_keys.ADMINISTRATION,
         grants=api_keys.TENANT_PERMISSIONS,
-        now=services.clock.now(),
+        now=call.services.clock.now(),
         name="recovery key",
         tenant_id=wanted,
         expires_at=request.expires_at,
-        key=None if repeated is None else api_keys.generate(services.settings.peppers, repeated.key_id()),
+        key=None if repeated is None else api_keys.generate(call.services.settings.peppers, repeated.key_id()),
     )
-    stored = await services.commits.run(services.store.tenants.recover(record, request.reason, principal.actor))
+    stored = await call.services.commits.run(
+        call.services.store.tenants.recover(record, request.reason, call.principal.actor)
+    )
     made = stored is record
-    shown = new_api_key(stored, services, text if made else None)
-    return exchange.reply(shown, status=201, location=place("api-keys", stored.key_id), replayed=not made)
+    shown = new_api_key(stored, call.services, text if made else None)
+    return call.exchange.reply(shown, status=201, location=place("api-keys", stored.key_id), replayed=not made)
 
 
 ROUTES = [

@@ -2,16 +2,12 @@
 
 import base64
 import binascii
-
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.params import FromPath
+from http import HTTPMethod
 
 from gateway import wire
-from gateway.http.exchange import Exchange, path_id, place
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.authentication.principals import SUBJECT
+from gateway.http.exchange import Answer, path_id, place
+from gateway.routing.operations import Call, Operation, route
 from storage.errors import PieceNotFound
 from storage.format.leaves import PIECE_ID_BYTES
 from storage.scope import Scope
@@ -31,8 +27,9 @@ def _piece_id(text: str) -> bytes:
 @route(
     Operation(
         name="put_piece",
-        method=HttpMethod.POST,
-        path="/threads/{thread_id:str}/pieces",
+        method=HTTPMethod.POST,
+        path="/v1/threads/{thread_id}/pieces",
+        reach=SUBJECT,
         summary="Upload a large leaf of a value, so that saves can name it. 200: the thread had it before.",
         permission="state:write",
         body=wire.checkpoints.PieceRequest,
@@ -43,35 +40,30 @@ def _piece_id(text: str) -> bytes:
             "thread-busy", "thread-archived", "commit-unknown", "quota-exceeded", "blob-store-unavailable",
             "key-destroyed",
         ),
-        subject=True,
-    )
+        )
 )  # fmt: skip
-async def put_piece(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def put_piece(call: Call[Scope], thread_id: str) -> Answer:
     """Store a leaf."""
-    exchange.no_query()
-    request, _, _ = await exchange.body(wire.checkpoints.PieceRequest)
+    call.exchange.no_query()
+    request, _, _ = await call.exchange.body(wire.checkpoints.PieceRequest)
     thread = path_id(thread_id, "thread_id")
-    stored = await services.write(
-        subject_scope,
+    stored = await call.services.write(
+        call.scope,
         thread,
-        services.store.pieces.put(subject_scope, thread, request.data, exchange.client_share()),
+        call.services.store.pieces.put(call.scope, thread, request.data, call.exchange.client_share()),
     )
     receipt = wire.checkpoints.PieceReceipt(piece=stored.piece_id, size_bytes=stored.size_bytes)
     piece = base64.urlsafe_b64encode(stored.piece_id).rstrip(b"=").decode("ascii")
     location = place("threads", thread, "pieces", piece)
-    return exchange.reply(receipt, status=201, location=location, replayed=not stored.created)
+    return call.exchange.reply(receipt, status=201, location=location, replayed=not stored.created)
 
 
 @route(
     Operation(
         name="get_piece",
-        method=HttpMethod.GET,
-        path="/threads/{thread_id:str}/pieces/{piece:str}",
+        method=HTTPMethod.GET,
+        path="/v1/threads/{thread_id}/pieces/{piece}",
+        reach=SUBJECT,
         summary="A large leaf of a value, by the id in its placeholder (base64url without padding).",
         permission="state:read",
         returns=wire.checkpoints.PieceContent,
@@ -84,22 +76,15 @@ async def put_piece(
             "blob-store-unavailable",
             "key-destroyed",
         ),
-        subject=True,
     )
 )
-async def get_piece(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-    piece: FromPath[str],
-) -> Response[bytes]:
+async def get_piece(call: Call[Scope], thread_id: str, piece: str) -> Answer:
     """Give a leaf."""
-    exchange.no_query()
+    call.exchange.no_query()
     thread = path_id(thread_id, "thread_id")
     piece_id = _piece_id(path_id(piece, "piece"))
-    data = await services.store.pieces.get(subject_scope, thread, piece_id, exchange.client_share())
-    return exchange.reply(wire.checkpoints.PieceContent(data=data))
+    data = await call.services.store.pieces.get(call.scope, thread, piece_id, call.exchange.client_share())
+    return call.exchange.reply(wire.checkpoints.PieceContent(data=data))
 
 
 ROUTES = [put_piece, get_piece]

@@ -5,28 +5,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from http import HTTPMethod
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.params import FromPath
 from msgspec import UNSET, Meta, Raw, Struct
 
 from gateway import wire
 from gateway.admission import limits
 from gateway.admission.slices import Work
-from gateway.authentication.principals import ListingScope
+from gateway.authentication.principals import LISTING, SUBJECT
 from gateway.bodies.codec import decode_body, element_in, holed_in, holes_out, value_in, value_out
 from gateway.bodies.scanning import Format, Values, scan
 from gateway.http.artifact_headers import none_match
-from gateway.http.exchange import Exchange, encode_id, path_id, place
+from gateway.http.exchange import Answer, Exchange, encode_id, path_id, place
 from gateway.problems import InvalidRequest, MalformedBody, pointer
 from gateway.routes.checkpoints.inlining import inlined, shown_values
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Call, Operation, route
 from gateway.wire.problems import Fault
 from storage import model
 from storage.encoding import decode_json, encode_json, encode_msgpack
@@ -441,8 +437,9 @@ _SAVE_PROBLEMS = (
 @route(
     Operation(
         name="save_checkpoint",
-        method=HttpMethod.POST,
-        path="/threads/{thread_id:str}/checkpoints",
+        method=HTTPMethod.POST,
+        path="/v1/threads/{thread_id}/checkpoints",
+        reach=SUBJECT,
         summary="Save a checkpoint; the first save creates the thread. 200: it had been stored before.",
         permission="state:write",
         body=wire.checkpoints.SaveRequest,
@@ -452,30 +449,23 @@ _SAVE_PROBLEMS = (
         etag=True,
         token=True,
         problems=_SAVE_PROBLEMS,
-        subject=True,
-        hot=True,
     )
 )
-async def save_checkpoint(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def save_checkpoint(call: Call[Scope], thread_id: str) -> Answer:
     """Save."""
-    exchange.no_query()
-    request, name, body = await exchange.body(wire.checkpoints.SaveRequest)
+    call.exchange.no_query()
+    request, name, body = await call.exchange.body(wire.checkpoints.SaveRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        save = await exchange.share.run(_save(exchange, thread, request, name, body), len(body))
+        save = await call.exchange.share.run(_save(call.exchange, thread, request, name, body), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
-    share = exchange.client_share()
-    saved = await services.write(subject_scope, thread, services.store.states.save(subject_scope, save, share))
-    return _saved_out(exchange, saved)
+    share = call.exchange.client_share()
+    saved = await call.services.write(call.scope, thread, call.services.store.states.save(call.scope, save, share))
+    return _saved_out(call.exchange, saved)
 
 
-def _saved_out(exchange: Exchange, saved: model.Saved) -> Response[bytes]:
+def _saved_out(exchange: Exchange, saved: model.Saved) -> Answer:
     receipt = wire.checkpoints.SaveReceipt(
         thread_id=saved.thread_id,
         namespace=saved.namespace,
@@ -530,8 +520,9 @@ def _compaction(
 @route(
     Operation(
         name="compact_thread",
-        method=HttpMethod.POST,
-        path="/threads/{thread_id:str}/compact",
+        method=HTTPMethod.POST,
+        path="/v1/threads/{thread_id}/compact",
+        reach=SUBJECT,
         summary="Save a checkpoint whose list channel is a summary and the newest elements of the head's; history "
         "keeps the whole list. 200: it had been stored before.",
         permission="state:write",
@@ -549,32 +540,27 @@ def _compaction(
             "blobs-not-configured",
             "key-destroyed",
         ),
-        subject=True,
     )
 )
-async def compact_thread(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def compact_thread(call: Call[Scope], thread_id: str) -> Answer:
     """Compact a list channel."""
-    exchange.no_query()
-    request, name, body = await exchange.body(wire.checkpoints.CompactRequest)
+    call.exchange.no_query()
+    request, name, body = await call.exchange.body(wire.checkpoints.CompactRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        compaction = await exchange.share.run(_compaction(exchange, thread, request, name, body), len(body))
+        compaction = await call.exchange.share.run(_compaction(call.exchange, thread, request, name, body), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
-    compacting = services.store.compacting.compact(subject_scope, compaction, exchange.client_share())
-    return _saved_out(exchange, await services.write(subject_scope, thread, compacting))
+    compacting = call.services.store.compacting.compact(call.scope, compaction, call.exchange.client_share())
+    return _saved_out(call.exchange, await call.services.write(call.scope, thread, compacting))
 
 
 @route(
     Operation(
         name="load_checkpoint",
-        method=HttpMethod.GET,
-        path="/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}",
+        method=HTTPMethod.GET,
+        path="/v1/threads/{thread_id}/checkpoints/{checkpoint_id}",
+        reach=SUBJECT,
         summary="Load a checkpoint, or latest: state and pending writes. The ETag is its namespace's head.",
         permission="state:read",
         query=LoadQuery,
@@ -591,20 +577,12 @@ async def compact_thread(
             *_LOADING,
             *_ARCHIVED,
         ),
-        subject=True,
-        hot=True,
     )
 )
-async def load_checkpoint(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-    checkpoint_id: FromPath[str],
-) -> Response[bytes]:
+async def load_checkpoint(call: Call[Scope], thread_id: str, checkpoint_id: str) -> Answer:
     """Load one checkpoint."""
-    query = exchange.query(LoadQuery)
-    known_token = exchange.known_token()
+    query = call.exchange.query(LoadQuery)
+    known_token = call.exchange.known_token()
     load = model.Load(
         path_id(thread_id, "thread_id"),
         _check_namespace(query.namespace, parameter="namespace"),
@@ -612,24 +590,24 @@ async def load_checkpoint(
         None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
         with_state=query.view != "none",
         known_token=known_token,
-        refs=_refs(exchange, query.pieces, query.view),
+        refs=_refs(call.exchange, query.pieces, query.view),
     )
     loading = partial(
-        services.store.states.load, subject_scope, exchange.state_versions(), share=exchange.client_share()
+        call.services.store.states.load, call.scope, call.exchange.state_versions(), share=call.exchange.client_share()
     )
-    conditional = exchange.header("if-none-match") is not None and query.resolve == "pointers"
+    conditional = call.exchange.header("if-none-match") is not None and query.resolve == "pointers"
     if conditional and known_token is not None:
         standing = await loading(replace(load, with_state=False, refs=False))  # opens no state
-        if standing.token == known_token and _is_known(exchange, standing):
-            return exchange.not_modified(etag=standing.head_id, token=standing.token)
+        if standing.token == known_token and _is_known(call.exchange, standing):
+            return call.exchange.not_modified(etag=standing.head_id, token=standing.token)
     loaded = await loading(load)
-    if conditional and loaded.checkpoint.writes == [] and _is_known(exchange, loaded):
-        return exchange.not_modified(etag=loaded.head_id, token=loaded.token)
-    [shown] = await checkpoints_out(exchange, [loaded.checkpoint], query.view)
+    if conditional and loaded.checkpoint.writes == [] and _is_known(call.exchange, loaded):
+        return call.exchange.not_modified(etag=loaded.head_id, token=loaded.token)
+    [shown] = await checkpoints_out(call.exchange, [loaded.checkpoint], query.view)
     if query.resolve == "inline":
         named = shown_values([loaded.checkpoint], query.view)
-        shown.artifacts = await inlined(services.store.artifacts, subject_scope, named, exchange.client_share())
-    return exchange.reply(shown, etag=loaded.head_id, token=loaded.token, compressed=True)
+        shown.artifacts = await inlined(call.services.store.artifacts, call.scope, named, call.exchange.client_share())
+    return call.exchange.reply(shown, etag=loaded.head_id, token=loaded.token, compressed=True)
 
 
 def _is_known(exchange: Exchange, loaded: model.Loaded) -> bool:
@@ -703,106 +681,92 @@ def _query(
     )
 
 
-async def _history(
-    exchange: Exchange, services: Services, scope: Scope, thread_id: str | None, query: HistoryFilter
-) -> Response[bytes]:
-    binding = _binding(exchange, query, scope.tenant_id, scope.subject_id, thread_id)
-    after = services.cursors.read(binding, query.cursor)
-    known_token = None if thread_id is None else exchange.known_token()
-    page = await services.store.states.history(
-        scope,
-        exchange.state_versions(),
-        _query(query, thread_id, after, known_token, refs=_refs(exchange, query.pieces, query.view)),
-        exchange.client_share(),
+async def _history(call: Call[Scope], thread_id: str | None, query: HistoryFilter) -> Answer:
+    binding = _binding(call.exchange, query, call.scope.tenant_id, call.scope.subject_id, thread_id)
+    after = call.services.cursors.read(binding, query.cursor)
+    known_token = None if thread_id is None else call.exchange.known_token()
+    page = await call.services.store.states.history(
+        call.scope,
+        call.exchange.state_versions(),
+        _query(query, thread_id, after, known_token, refs=_refs(call.exchange, query.pieces, query.view)),
+        call.exchange.client_share(),
     )
     shown = wire.checkpoints.CheckpointPage(
-        checkpoints=await checkpoints_out(exchange, page.items, query.view),
-        next_cursor=services.cursors.write(binding, page.after),
+        checkpoints=await checkpoints_out(call.exchange, page.items, query.view),
+        next_cursor=call.services.cursors.write(binding, page.after),
     )
     if query.resolve == "inline":
         named = shown_values(page.items, query.view)
-        shown.artifacts = await inlined(services.store.artifacts, scope, named, exchange.client_share())
-    return exchange.reply(shown, compressed=True)
+        shown.artifacts = await inlined(call.services.store.artifacts, call.scope, named, call.exchange.client_share())
+    return call.exchange.reply(shown, compressed=True)
 
 
 @route(
     Operation(
         name="list_checkpoints",
-        method=HttpMethod.GET,
-        path="/threads/{thread_id:str}/checkpoints",
+        method=HTTPMethod.GET,
+        path="/v1/threads/{thread_id}/checkpoints",
+        reach=SUBJECT,
         summary="A thread's history, newest first. Go on until next_cursor is null; pages may be short.",
         permission="state:read",
         query=HistoryFilter,
         returns=wire.checkpoints.CheckpointPage,
         headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
         problems=("thread-not-found", "integrity-failure", "rollback-detected", "key-destroyed", *_LOADING, *_ARCHIVED),
-        subject=True,
     )
 )
-async def list_checkpoints(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-) -> Response[bytes]:
+async def list_checkpoints(call: Call[Scope], thread_id: str) -> Answer:
     """List a thread's checkpoints."""
     thread = path_id(thread_id, "thread_id")
-    return await _history(exchange, services, subject_scope, thread, exchange.query(HistoryFilter))
+    return await _history(call, thread, call.exchange.query(HistoryFilter))
 
 
 @route(
     Operation(
         name="search_checkpoints",
-        method=HttpMethod.GET,
-        path="/checkpoints",
+        method=HTTPMethod.GET,
+        path="/v1/checkpoints",
+        reach=LISTING,
         summary="Checkpoints over all threads of the subject, or of the tenant, newest first; not of archived ones.",
         permission="state:read",
         query=SearchFilter,
         returns=wire.checkpoints.CheckpointPage,
         headers=("Accept-State-Version", "Stateroom-Client-Share"),
         problems=("integrity-failure", "key-destroyed", *_LOADING),
-        subject=True,
-        tenant_listing=True,
     )
 )
-async def search_checkpoints(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    listing_scope: NamedDependency[ListingScope],
-) -> Response[bytes]:
+async def search_checkpoints(call: Call[Scope | TenantListing]) -> Answer:
     """Search all threads."""
-    query = exchange.query(SearchFilter)
-    scope = listing_scope.scope
-    if isinstance(scope, TenantListing):
-        return await _tenant_listing(exchange, services, scope, query)
-    return await _history(exchange, services, scope, None, query)
+    query = call.exchange.query(SearchFilter)
+    if isinstance(call.scope, TenantListing):
+        return await _tenant_listing(call.on(call.scope), query)
+    return await _history(call.on(call.scope), None, query)
 
 
-async def _tenant_listing(
-    exchange: Exchange, services: Services, scope: TenantListing, query: SearchFilter
-) -> Response[bytes]:
+async def _tenant_listing(call: Call[TenantListing], query: SearchFilter) -> Answer:
     """What operators ask: which agents failed at step 5 since yesterday. Opens nothing."""
     needs_subject = "name a subject in Stateroom-Subject: over a whole tenant there are clear columns only"
     if query.view != "none":
         raise InvalidRequest(Fault(detail=needs_subject, parameter="view"))
     if query.filter is not None:
         raise InvalidRequest(Fault(detail=needs_subject, parameter="filter"))
-    binding = _binding(exchange, query, scope.tenant_id, None, None)
-    after = services.cursors.read(binding, query.cursor)
-    page = await services.store.checkpoints.tenant_listing(scope, _query(query, None, after, None))
-    shown = await checkpoints_out(exchange, [item.checkpoint for item in page.items], "none")
+    binding = _binding(call.exchange, query, call.scope.tenant_id, None, None)
+    after = call.services.cursors.read(binding, query.cursor)
+    page = await call.services.store.checkpoints.tenant_listing(call.scope, _query(query, None, after, None))
+    shown = await checkpoints_out(call.exchange, [item.checkpoint for item in page.items], "none")
     for checkpoint, item in zip(shown, page.items, strict=True):
         checkpoint.subject_id = item.subject_id
-    return exchange.reply(
-        wire.checkpoints.CheckpointPage(checkpoints=shown, next_cursor=services.cursors.write(binding, page.after))
+    return call.exchange.reply(
+        wire.checkpoints.CheckpointPage(checkpoints=shown, next_cursor=call.services.cursors.write(binding, page.after))
     )
 
 
 @route(
     Operation(
         name="channel_history",
-        method=HttpMethod.GET,
-        path="/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/channel-history",
+        method=HTTPMethod.GET,
+        path="/v1/threads/{thread_id}/checkpoints/{checkpoint_id}/channel-history",
+        reach=SUBJECT,
         summary="Writes to channels since their nearest stored value, oldest first; the id may be latest.",
         permission="state:read",
         query=ChannelHistoryQuery,
@@ -816,38 +780,31 @@ async def _tenant_listing(
             *_LOADING,
             *_ARCHIVED,
         ),
-        subject=True,
     )
 )
-async def channel_history(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-    checkpoint_id: FromPath[str],
-) -> Response[bytes]:
+async def channel_history(call: Call[Scope], thread_id: str, checkpoint_id: str) -> Answer:
     """Give channels' histories."""
-    query = exchange.query(ChannelHistoryQuery)
-    found = await services.store.states.channel_history(
-        subject_scope,
-        exchange.state_versions(),
+    query = call.exchange.query(ChannelHistoryQuery)
+    found = await call.services.store.states.channel_history(
+        call.scope,
+        call.exchange.state_versions(),
         model.ChannelHistoryQuery(
             path_id(thread_id, "thread_id"),
             _check_namespace(query.namespace, parameter="namespace"),
             None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
             query.channel,
-            known_token=exchange.known_token(),
-            refs=_refs(exchange, query.pieces, "channels"),
+            known_token=call.exchange.known_token(),
+            refs=_refs(call.exchange, query.pieces, "channels"),
             mark=query.mark,
         ),
-        exchange.client_share(),
+        call.exchange.client_share(),
     )
-    return exchange.reply(
+    return call.exchange.reply(
         wire.checkpoints.ChannelHistories(
             mark=found.mark,
             channels={
                 channel: wire.checkpoints.ChannelHistory(
-                    writes=await _writes_out(exchange, history.writes, "channels"),
+                    writes=await _writes_out(call.exchange, history.writes, "channels"),
                     seed=UNSET if history.seed is None else _channel_out(history.seed),
                     continues=history.continues,
                 )
@@ -858,14 +815,15 @@ async def channel_history(
     )
 
 
-_WRITES_PATH = "/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/writes/{task_id:str}"
+_WRITES_PATH = "/v1/threads/{thread_id}/checkpoints/{checkpoint_id}/writes/{task_id}"
 
 
 @route(
     Operation(
         name="put_writes",
-        method=HttpMethod.POST,
+        method=HTTPMethod.POST,
         path=_WRITES_PATH,
+        reach=SUBJECT,
         summary="Store a task's pending writes; at idx >= 0 the first counts, at idx < 0 the last.",
         permission="state:write",
         body=wire.checkpoints.WritesRequest,
@@ -887,31 +845,22 @@ _WRITES_PATH = "/threads/{thread_id:str}/checkpoints/{checkpoint_id:str}/writes/
             "rollback-detected",
             "key-destroyed",
         ),
-        subject=True,
-        hot=True,
     )
 )
-async def put_writes(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-    checkpoint_id: FromPath[str],
-    task_id: FromPath[str],
-) -> Response[bytes]:
+async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task_id: str) -> Answer:
     """Store pending writes."""
-    exchange.no_query()
-    request, name, body = await exchange.body(wire.checkpoints.WritesRequest)
+    call.exchange.no_query()
+    request, name, body = await call.exchange.body(wire.checkpoints.WritesRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        writes = await exchange.share.run(_new_writes(request, name, exchange.values), len(body))
+        writes = await call.exchange.share.run(_new_writes(request, name, call.exchange.values), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
-    receipt = await services.write(
-        subject_scope,
+    receipt = await call.services.write(
+        call.scope,
         thread,
-        services.store.states.put_writes(
-            subject_scope,
+        call.services.store.states.put_writes(
+            call.scope,
             TaskWrites(
                 thread,
                 _check_namespace(request.namespace, pointer="/namespace"),
@@ -920,14 +869,14 @@ async def put_writes(
                 request.task_path,
                 writes,
                 request.status,
-                exchange.known_token(),
+                call.exchange.known_token(),
                 state_schema=request.state_schema,
                 state_version=request.state_version,
             ),
-            exchange.client_share(),
+            call.exchange.client_share(),
         ),
     )
-    return exchange.reply(
+    return call.exchange.reply(
         wire.checkpoints.WritesReceipt(stored=receipt.stored, unchanged=receipt.unchanged), token=receipt.token
     )
 
@@ -935,41 +884,34 @@ async def put_writes(
 @route(
     Operation(
         name="get_writes",
-        method=HttpMethod.GET,
+        method=HTTPMethod.GET,
         path=_WRITES_PATH,
+        reach=SUBJECT,
         summary="A task's pending writes.",
         permission="state:read",
         query=WritesQuery,
         returns=wire.checkpoints.TaskWrites,
         headers=("Accept-State-Version", "Stateroom-Client-Share"),
         problems=("thread-not-found", "integrity-failure", "key-destroyed", *_LOADING, *_ARCHIVED),
-        subject=True,
     )
 )
-async def get_writes(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    subject_scope: NamedDependency[Scope],
-    thread_id: FromPath[str],
-    checkpoint_id: FromPath[str],
-    task_id: FromPath[str],
-) -> Response[bytes]:
+async def get_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task_id: str) -> Answer:
     """Give a task's pending writes."""
-    query = exchange.query(WritesQuery)
-    writes = await services.store.states.task_writes(
-        subject_scope,
-        exchange.state_versions(),
+    query = call.exchange.query(WritesQuery)
+    writes = await call.services.store.states.task_writes(
+        call.scope,
+        call.exchange.state_versions(),
         model.TaskWritesQuery(
             path_id(thread_id, "thread_id"),
             _check_namespace(query.namespace, parameter="namespace"),
             _named_checkpoint(checkpoint_id),
             path_id(task_id, "task_id"),
-            refs=_refs(exchange, query.pieces, query.view),
+            refs=_refs(call.exchange, query.pieces, query.view),
         ),
-        exchange.client_share(),
+        call.exchange.client_share(),
     )
-    return exchange.reply(
-        wire.checkpoints.TaskWrites(writes=await _writes_out(exchange, writes, query.view)), compressed=True
+    return call.exchange.reply(
+        wire.checkpoints.TaskWrites(writes=await _writes_out(call.exchange, writes, query.view)), compressed=True
     )
 
 

@@ -2,66 +2,59 @@
 
 import functools
 import hashlib
-from typing import Any
-
-from litestar import Request, Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
+from http import HTTPMethod
 
 from gateway.http.artifact_headers import none_match
 from gateway.http.compressing import accepts_gzip
-from gateway.http.exchange import Answer, Facts
-from gateway.routes.public.documentation import Documentation
-from gateway.routing.operations import Operation, route
+from gateway.http.exchange import Answer
+from gateway.routing.operations import Operation, PublicCall, public_route
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
-@route(
+@public_route(
     Operation(
         name="openapi",
-        method=HttpMethod.GET,
+        method=HTTPMethod.GET,
         path="/openapi.json",
+        reach=None,
         summary="This document.",
         statuses=(200, 304),
         headers=("If-None-Match-Tag",),
         extra_headers=("ETag",),
-        public=True,
     )
 )
-async def openapi(request: Request[Any, Any, Any], documentation: NamedDependency[Documentation]) -> Response[bytes]:
+async def openapi(call: PublicCall) -> Answer:
     """Give the OpenAPI document."""
-    return _answer(request, documentation.openapi, b"application/json")
+    return _answer(call, call.services.openapi_document, b"application/json")
 
 
-@route(
+@public_route(
     Operation(
         name="docs",
-        method=HttpMethod.GET,
+        method=HTTPMethod.GET,
         path="/docs",
+        reach=None,
         summary="The API as a page to read.",
         statuses=(200, 304),
         headers=("If-None-Match-Tag",),
         extra_headers=("ETag",),
-        public=True,
         media_type="text/html",
     )
 )
-async def docs(request: Request[Any, Any, Any], documentation: NamedDependency[Documentation]) -> Response[bytes]:
+async def docs(call: PublicCall) -> Answer:
     """Give the page."""
     return _answer(
-        request,
-        documentation.page,
+        call,
+        call.services.documentation_page,
         b"text/html; charset=utf-8",
         (b"content-security-policy", _POLICY.encode()),
         (b"referrer-policy", b"no-referrer"),
     )
 
 
-def _answer(
-    request: Request[Any, Any, Any], body: bytes, media_type: bytes, *headers: tuple[bytes, bytes]
-) -> Response[bytes]:
-    sent = Facts.of(request.scope).headers
+def _answer(call: PublicCall, body: bytes, media_type: bytes, *headers: tuple[bytes, bytes]) -> Answer:
+    sent = call.exchange.facts.headers
     tag = _tag(body)
     common = [(b"vary", b"accept-encoding"), (b"etag", f"W/{tag}".encode()), *headers]
     if none_match(sent.get(b"if-none-match", b"").decode("latin-1"), tag):

@@ -1,14 +1,12 @@
 """Whether the process lives, and whether it should get requests. Public; neither says anything of tenants."""
 
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
+from http import HTTPMethod
 
 from gateway import wire
 from gateway.admission.limits import RETRY_AFTER_SECONDS
+from gateway.http.exchange import Answer
 from gateway.readiness import Report
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Operation, PublicCall, public_route
 from storage.encoding import encode_json
 
 
@@ -18,44 +16,41 @@ class Alive(wire.base.Response):
     alive: bool = True
 
 
+_JSON = (b"content-type", b"application/json")
 _ALIVE = encode_json(Alive())
 
 
-@route(
+@public_route(
     Operation(
         name="livez",
-        method=HttpMethod.GET,
+        method=HTTPMethod.GET,
         path="/livez",
+        reach=None,
         summary="The process answers; no I/O.",
         returns=Alive,
-        public=True,
     )
 )
-async def livez() -> Response[bytes]:
+async def livez(_: PublicCall) -> Answer:
     """Say so."""
-    return Response(_ALIVE, media_type="application/json")
+    return Answer(200, [_JSON], _ALIVE)
 
 
-@route(
+@public_route(
     Operation(
         name="readyz",
-        method=HttpMethod.GET,
+        method=HTTPMethod.GET,
         path="/readyz",
+        reach=None,
         summary="Whether to send requests here: 200, or 503 while draining or not fit.",
         returns=Report,
         statuses=(200, 503),
-        public=True,
     )
 )
-async def readyz(services: NamedDependency[Services]) -> Response[bytes]:
+async def readyz(call: PublicCall) -> Answer:
     """Report."""
-    ready, report = await services.readiness.probe()
-    return Response(
-        report,
-        status_code=200 if ready else 503,
-        headers={} if ready else {"retry-after": str(round(RETRY_AFTER_SECONDS))},
-        media_type="application/json",
-    )
+    ready, report = await call.services.readiness.probe()
+    later = (b"retry-after", str(round(RETRY_AFTER_SECONDS)).encode())
+    return Answer(200 if ready else 503, [_JSON] if ready else [_JSON, later], report)
 
 
 ROUTES = [livez, readyz]

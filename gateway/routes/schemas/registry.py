@@ -1,25 +1,20 @@
 """State schemas: registering versions of agents' state, and bringing stored state to a version eagerly."""
 
 import re
+from http import HTTPMethod
 from typing import Annotated
 
 import msgspec
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Meta
 
 from gateway import wire
 from gateway.admission import limits
-from gateway.authentication.principals import Principal
-from gateway.http.exchange import Exchange, place
+from gateway.authentication.principals import TENANT
+from gateway.http.exchange import Answer, place
 from gateway.problems import InvalidRequest, pointer
 from gateway.routes.administration.credentials import PageQuery
 from gateway.routes.jobs import begun, shown
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.routing.operations import Call, Operation, Route, route
 from gateway.wire.problems import Fault
 from storage.encoding import encode_msgpack
 from storage.errors import LimitExceeded
@@ -82,8 +77,9 @@ def _version_out(version: SchemaVersion) -> wire.schemas.StateSchemaVersion:
 @route(
     Operation(
         name="put_state_schema_version",
-        method=HttpMethod.PUT,
-        path="/state-schemas/{state_schema:str}/versions/{state_version:str}",
+        method=HTTPMethod.PUT,
+        path="/v1/state-schemas/{state_schema}/versions/{state_version}",
+        reach=TENANT,
         summary="Register the next version of a state schema; versions are written once. 200: it was registered. One "
         "that is damaged is superseded.",
         permission="tenant:admin",
@@ -93,49 +89,43 @@ def _version_out(version: SchemaVersion) -> wire.schemas.StateSchemaVersion:
         problems=("state-schema-exists", "limit-exceeded", "too-costly", "tenant-too-costly", "commit-unknown"),
     )
 )
-async def put_state_schema_version(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-    state_schema: FromPath[str],
-    state_version: FromPath[str],
-) -> Response[bytes]:
+async def put_state_schema_version(call: Call[TenantScope], state_schema: str, state_version: str) -> Answer:
     """Register a version."""
-    exchange.no_query()
+    call.exchange.no_query()
     name, version_number = _schema(state_schema), _number(state_version)
-    request, _, _ = await exchange.body(wire.schemas.StateSchemaDefinition)
-    work = services.store.state_schemas.put(tenant_scope, name, version_number, _definition(request), principal.actor)
-    version, added = await services.commits.run(work)
+    request, _, _ = await call.exchange.body(wire.schemas.StateSchemaDefinition)
+    work = call.services.store.state_schemas.put(
+        call.scope, name, version_number, _definition(request), call.principal.actor
+    )
+    version, added = await call.services.commits.run(work)
     location = place("state-schemas", name, "versions", state_version)
-    return exchange.reply(_version_out(version), status=201, location=location, replayed=not added)
+    return call.exchange.reply(_version_out(version), status=201, location=location, replayed=not added)
 
 
 @route(
     Operation(
         name="list_state_schemas",
-        method=HttpMethod.GET,
-        path="/state-schemas",
+        method=HTTPMethod.GET,
+        path="/v1/state-schemas",
+        reach=TENANT,
         summary="The tenant's state schemas, by name.",
         permission="tenant:admin",
         query=PageQuery,
         returns=wire.schemas.StateSchemaPage,
     )
 )
-async def list_state_schemas(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def list_state_schemas(call: Call[TenantScope]) -> Answer:
     """List schemas."""
-    query = exchange.query(PageQuery)
-    binding = encode_msgpack((exchange.route, tenant_scope.tenant_id))
-    after = services.cursors.read(binding, query.cursor)
-    page = await services.store.state_schemas.names(tenant_scope, query.limit, after)
-    return exchange.reply(
+    query = call.exchange.query(PageQuery)
+    binding = encode_msgpack((call.exchange.route, call.scope.tenant_id))
+    after = call.services.cursors.read(binding, query.cursor)
+    page = await call.services.store.state_schemas.names(call.scope, query.limit, after)
+    return call.exchange.reply(
         wire.schemas.StateSchemaPage(
             state_schemas=[
                 wire.schemas.StateSchemaName(state_schema=name, newest_version=newest) for name, newest in page.items
             ],
-            next_cursor=services.cursors.write(binding, page.after),
+            next_cursor=call.services.cursors.write(binding, page.after),
         )
     )
 
@@ -143,24 +133,20 @@ async def list_state_schemas(
 @route(
     Operation(
         name="get_state_schema",
-        method=HttpMethod.GET,
-        path="/state-schemas/{state_schema:str}",
+        method=HTTPMethod.GET,
+        path="/v1/state-schemas/{state_schema}",
+        reach=TENANT,
         summary="A state schema with all its versions.",
         permission="tenant:admin",
         returns=wire.schemas.StateSchema,
         problems=("state-schema-not-found",),
     )
 )
-async def get_state_schema(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    tenant_scope: NamedDependency[TenantScope],
-    state_schema: FromPath[str],
-) -> Response[bytes]:
+async def get_state_schema(call: Call[TenantScope], state_schema: str) -> Answer:
     """Show a schema."""
-    exchange.no_query()
-    versions = await services.store.state_schemas.list(tenant_scope, _schema(state_schema))
-    return exchange.reply(
+    call.exchange.no_query()
+    versions = await call.services.store.state_schemas.list(call.scope, _schema(state_schema))
+    return call.exchange.reply(
         wire.schemas.StateSchema(
             state_schema=versions[-1].schema,
             newest_version=versions[-1].number,
@@ -183,8 +169,9 @@ def _adoption_out(adoption: Adoption, *, authentic: bool = True) -> wire.schemas
 @route(
     Operation(
         name="adopt_state",
-        method=HttpMethod.POST,
-        path="/state-schemas/{state_schema:str}/adoptions",
+        method=HTTPMethod.POST,
+        path="/v1/state-schemas/{state_schema}/adoptions",
+        reach=TENANT,
         summary="Say at which version an agent's unversioned state is that was saved until now, once; from then on the "
         "agent's saves name a version. 200: it was said.",
         permission="tenant:admin",
@@ -197,36 +184,31 @@ def _adoption_out(adoption: Adoption, *, authentic: bool = True) -> wire.schemas
         ),
     )
 )  # fmt: skip
-async def adopt_state(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-    state_schema: FromPath[str],
-) -> Response[bytes]:
+async def adopt_state(call: Call[TenantScope], state_schema: str) -> Answer:
     """Adopt unversioned state."""
-    exchange.no_query()
+    call.exchange.no_query()
     name = _schema(state_schema)
-    request, _, _ = await exchange.body(wire.schemas.StateAdoptionRequest)
-    work = services.store.adoptions.adopt(
-        tenant_scope,
+    request, _, _ = await call.exchange.body(wire.schemas.StateAdoptionRequest)
+    work = call.services.store.adoptions.adopt(
+        call.scope,
         request.agent,
         request.namespace,
         name,
         request.state_version,
         supersede=request.supersede,
-        actor=principal.actor,
+        actor=call.principal.actor,
     )
-    adoption, added = await services.commits.run(work)
+    adoption, added = await call.services.commits.run(work)
     location = place("state-schemas", name, "adoptions")
-    return exchange.reply(_adoption_out(adoption), status=201, location=location, replayed=not added)
+    return call.exchange.reply(_adoption_out(adoption), status=201, location=location, replayed=not added)
 
 
 @route(
     Operation(
         name="list_state_adoptions",
-        method=HttpMethod.GET,
-        path="/state-schemas/{state_schema:str}/adoptions",
+        method=HTTPMethod.GET,
+        path="/v1/state-schemas/{state_schema}/adoptions",
+        reach=TENANT,
         summary="Which unversioned state was adopted under a schema, all of it: a tenant has at most "
         f"{ADOPTIONS_MAX:,} adoptions.",
         permission="tenant:admin",
@@ -234,19 +216,14 @@ async def adopt_state(
         problems=("state-schema-not-found", "key-unavailable"),
     )
 )
-async def list_state_adoptions(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    tenant_scope: NamedDependency[TenantScope],
-    state_schema: FromPath[str],
-) -> Response[bytes]:
+async def list_state_adoptions(call: Call[TenantScope], state_schema: str) -> Answer:
     """List adoptions."""
-    exchange.no_query()
+    call.exchange.no_query()
     name = _schema(state_schema)
-    await services.store.state_schemas.require(tenant_scope, name)
-    found = await services.store.adoptions.list(tenant_scope)
+    await call.services.store.state_schemas.require(call.scope, name)
+    found = await call.services.store.adoptions.list(call.scope)
     shown = [_adoption_out(each, authentic=authentic) for each, authentic in found if each.state_schema == name]
-    return exchange.reply(wire.schemas.StateAdoptionList(adoptions=shown))
+    return call.exchange.reply(wire.schemas.StateAdoptionList(adoptions=shown))
 
 
 def _job(
@@ -257,15 +234,16 @@ def _job(
     body: type[
         wire.schemas.StateMigrationRequest | wire.schemas.StateRollbackRequest
     ] = wire.schemas.StateMigrationRequest,
-) -> HTTPRouteHandler:
+) -> Route:
     """The operation that begins one kind of job over a schema's state."""
 
     @route(
         Operation(
             name=name,
-            method=HttpMethod.POST,
-            path=f"/state-schemas/{{state_schema:str}}/{word}",
+            method=HTTPMethod.POST,
+            path=f"/v1/state-schemas/{{state_schema}}/{word}",
             summary=summary,
+            reach=TENANT,
             permission="tenant:admin",
             body=body,
             returns=wire.jobs.Job,
@@ -273,22 +251,16 @@ def _job(
             problems=("state-schema-not-found", "state-too-new", "commit-unknown"),
         )
     )
-    async def begin(
-        exchange: NamedDependency[Exchange],
-        services: NamedDependency[Services],
-        principal: NamedDependency[Principal],
-        tenant_scope: NamedDependency[TenantScope],
-        state_schema: FromPath[str],
-    ) -> Response[bytes]:
-        exchange.no_query()
+    async def begin(call: Call[TenantScope], state_schema: str) -> Answer:
+        call.exchange.no_query()
         schema_name = _schema(state_schema)
-        request, _, _ = await exchange.body(body)
+        request, _, _ = await call.exchange.body(body)
         how = msgspec.structs.asdict(request)
         how["heads_per_second"] = how.pop("threads_per_second")
-        job_id = await services.commits.run(
-            services.store.migrating.begin(tenant_scope, kind, schema_name, principal.actor, **how)
+        job_id = await call.services.commits.run(
+            call.services.store.migrating.begin(call.scope, kind, schema_name, call.principal.actor, **how)
         )
-        return await begun(exchange, services, tenant_scope, job_id)
+        return await begun(call, job_id)
 
     return begin
 
@@ -318,29 +290,25 @@ roll_back_state = _job(
 @route(
     Operation(
         name="get_state_migration",
-        method=HttpMethod.GET,
-        path="/state-schemas/{state_schema:str}/status",
+        method=HTTPMethod.GET,
+        path="/v1/state-schemas/{state_schema}/status",
+        reach=TENANT,
         summary="How many heads are at which version, and what the last plan, migration and rollback came to.",
         permission="tenant:admin",
         returns=wire.jobs.StateMigrationStatus,
         problems=("state-schema-not-found",),
     )
 )
-async def get_state_migration(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    tenant_scope: NamedDependency[TenantScope],
-    state_schema: FromPath[str],
-) -> Response[bytes]:
+async def get_state_migration(call: Call[TenantScope], state_schema: str) -> Answer:
     """Show how far a schema's state is."""
-    exchange.no_query()
+    call.exchange.no_query()
     name = _schema(state_schema)
-    store = services.store
-    newest = (await store.state_schemas.list(tenant_scope, name))[-1].number
-    heads = await store.migrating.heads_by_version(tenant_scope, name)
-    unversioned = await store.adoptions.unversioned(tenant_scope)
-    jobs = await store.migrating.jobs(tenant_scope, name)
-    return exchange.reply(
+    store = call.services.store
+    newest = (await store.state_schemas.list(call.scope, name))[-1].number
+    heads = await store.migrating.heads_by_version(call.scope, name)
+    unversioned = await store.adoptions.unversioned(call.scope)
+    jobs = await store.migrating.jobs(call.scope, name)
+    return call.exchange.reply(
         wire.jobs.StateMigrationStatus(
             state_schema=name,
             newest_version=newest,

@@ -3,16 +3,14 @@
 A thread asks for itself with ``strict`` of its settings; storage has the rule.
 """
 
-from litestar import Response
-from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
+from http import HTTPMethod
+
 from msgspec import Struct
 
 from gateway import wire
-from gateway.authentication.principals import Principal
-from gateway.http.exchange import Exchange
-from gateway.routing.operations import Operation, route
-from gateway.services import Services
+from gateway.authentication.principals import TENANT
+from gateway.http.exchange import Answer
+from gateway.routing.operations import Call, Operation, route
 from storage.schemas.save_policies import TenantSavePolicies
 from storage.scope import TenantScope
 
@@ -38,27 +36,27 @@ def _shown(said: TenantSavePolicies, agent: str | None) -> wire.retention.SavePo
 @route(
     Operation(
         name="get_save_policy",
-        method=HttpMethod.GET,
-        path="/save-policy",
+        method=HTTPMethod.GET,
+        path="/v1/save-policy",
+        reach=TENANT,
         summary="Whether saves must name the head they follow: of the tenant, or of an agent.",
         permission="tenant:admin",
         query=SavePolicyQuery,
         returns=wire.retention.SavePolicies,
     )
 )
-async def get_save_policy(
-    exchange: NamedDependency[Exchange], services: NamedDependency[Services], tenant_scope: NamedDependency[TenantScope]
-) -> Response[bytes]:
+async def get_save_policy(call: Call[TenantScope]) -> Answer:
     """Show a policy."""
-    query = exchange.query(SavePolicyQuery)
-    return exchange.reply(_shown(await services.store.save_policies.get(tenant_scope), query.agent))
+    query = call.exchange.query(SavePolicyQuery)
+    return call.exchange.reply(_shown(await call.services.store.save_policies.get(call.scope), query.agent))
 
 
 @route(
     Operation(
         name="put_save_policy",
-        method=HttpMethod.PUT,
-        path="/save-policy",
+        method=HTTPMethod.PUT,
+        path="/v1/save-policy",
+        reach=TENANT,
         summary="Say whether saves must name the head they follow, for the tenant or for an agent. It replaces what was"
         " said there, and holds for every save that begins after the answer.",
         permission="tenant:admin",
@@ -68,17 +66,12 @@ async def get_save_policy(
         problems=("conflict", "feature-off", "commit-unknown"),
     )
 )
-async def put_save_policy(
-    exchange: NamedDependency[Exchange],
-    services: NamedDependency[Services],
-    principal: NamedDependency[Principal],
-    tenant_scope: NamedDependency[TenantScope],
-) -> Response[bytes]:
+async def put_save_policy(call: Call[TenantScope]) -> Answer:
     """Set a policy."""
-    query = exchange.query(SavePolicyQuery)
-    request, _, _ = await exchange.body(wire.retention.SavePolicy)
-    work = services.store.save_policies.put(tenant_scope, query.agent, request.strict, principal.actor)
-    return exchange.reply(_shown(await services.commits.run(work), query.agent))
+    query = call.exchange.query(SavePolicyQuery)
+    request, _, _ = await call.exchange.body(wire.retention.SavePolicy)
+    work = call.services.store.save_policies.put(call.scope, query.agent, request.strict, call.principal.actor)
+    return call.exchange.reply(_shown(await call.services.commits.run(work), query.agent))
 
 
 ROUTES = [get_save_policy, put_save_policy]

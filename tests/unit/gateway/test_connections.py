@@ -458,9 +458,7 @@ async def test_only_a_large_answer_is_sent_in_slices(size, parts):
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope: dict[str, Any] = {}
-    Facts("request", {}).attach(scope)  # type: ignore[arg-type]
-    await Answer(200, [], b"a" * size)(scope, None, send)  # type: ignore[arg-type]
+    await Answer(200, [], b"a" * size).give(Facts("request", {}), None, send)  # type: ignore[arg-type]
     start, *rest = sent
     assert start["headers"] == [(b"content-length", str(size).encode())]
     assert [each["more_body"] for each in rest] == [True] * (parts - 1) + [False]

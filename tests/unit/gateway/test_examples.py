@@ -9,12 +9,10 @@ from jsonschema import Draft202012Validator, FormatChecker
 from gateway.documents import examples
 from gateway.documents.openapi import api_document
 from gateway.problems import KINDS
-from gateway.routes import PUBLIC, V1
+from gateway.routes import GROUPS
 from gateway.routing.operations import Operation
 
-OPERATIONS: list[Operation] = [
-    handler.opt["operation"] for groups in (V1, PUBLIC) for handlers in groups.values() for handler in handlers
-]
+OPERATIONS: list[Operation] = [route.operation for found in GROUPS.values() for route in found]
 DOCUMENT = api_document("http://127.0.0.1:8080")
 DESCRIBED = {each["operationId"]: each for methods in DOCUMENT["paths"].values() for each in methods.values()}
 

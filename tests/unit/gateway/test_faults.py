@@ -19,17 +19,17 @@ from gateway.bodies.scanning import Format, Values, scan
 from gateway.documents import examples
 from gateway.http.exchange import parse_query
 from gateway.problems import InvalidRequest, explain, pointer
-from gateway.routes import V1
+from gateway.routes import GROUPS
 from gateway.routes.checkpoints.verbs import ChannelHistoryQuery, SearchFilter
 
 SAVE = "/v1/threads/t/checkpoints"
 SECRET = "s3cret"
 MANY = limits.VALUES_MAX - 20
 BODIES = {
-    handler.opt["operation"].name: handler.opt["operation"].body
-    for handlers in V1.values()
-    for handler in handlers
-    if handler.opt["operation"].body is not None
+    route.operation.name: route.operation.body
+    for found in GROUPS.values()
+    for route in found
+    if route.operation.body is not None
 }
 
 # Everything that can be wrong with a save, each with the member that it is about.

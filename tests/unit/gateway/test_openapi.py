@@ -14,8 +14,8 @@ from gateway import wire
 from gateway.documents import schema_words
 from gateway.documents.member_words import MEMBERS
 from gateway.documents.openapi import api_document
+from gateway.documents.page import page as render
 from gateway.problems import KINDS
-from gateway.routes.public.documentation import Documentation
 from tests.support.operations import DECLARED
 
 DOCUMENT = api_document("http://127.0.0.1:8080")
@@ -106,7 +106,7 @@ def test_what_is_made_or_begun_has_a_location_and_what_is_refused_the_headers_of
 
 
 def test_every_link_of_the_page_leads_somewhere_on_it() -> None:
-    page = Documentation.render(DOCUMENT).page.decode()
+    page = render(DOCUMENT)
     named = re.findall(r'href="#([^"]+)"', page)
     assert len(named) > len(OPERATIONS)
     assert set(named) <= set(re.findall(r' id="?([^" >]+)', page))

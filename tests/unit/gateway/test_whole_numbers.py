@@ -15,14 +15,14 @@ from gateway.bodies import codec
 from gateway.bodies.scanning import Values
 from gateway.documents import examples
 from gateway.problems import InvalidRequest
-from gateway.routes import V1
+from gateway.routes import GROUPS
 from gateway.routing.operations import Operation
 
 BODIES = {
-    handler.opt["operation"].name: handler.opt["operation"]
-    for handlers in V1.values()
-    for handler in handlers
-    if handler.opt["operation"].body is not None
+    route.operation.name: route.operation
+    for found in GROUPS.values()
+    for route in found
+    if route.operation.body is not None
 }
 
 

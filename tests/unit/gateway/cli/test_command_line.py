@@ -13,7 +13,7 @@ from gateway.cli.environment import bypass_proxies
 from gateway.cli.main import run
 
 HEAVY = (
-    "litestar",
+    "gateway.app",
     "sqlalchemy",
     "asyncpg",
     "boto3",

@@ -4,7 +4,6 @@ import socket
 from contextlib import asynccontextmanager
 
 import pytest
-from litestar import Litestar, Response, get
 
 from gateway.admission.limits import Drain
 from gateway.cli.failure import Failure
@@ -25,28 +24,28 @@ class Probe:
         self.release = asyncio.Event()
         self.announced = asyncio.Event()
 
-        @asynccontextmanager
-        async def lifespan(_app):
-            self.life.append("start")
-            yield
-            self.life.append("stop")
+    @asynccontextmanager
+    async def lifespan(self):
+        self.life.append("start")
+        yield
+        self.life.append("stop")
 
-        @get("/readyz")
-        async def readyz() -> Response[str]:
-            return Response("", status_code=200 if self.ready and not self.drain.draining else 503)
-
-        @get("/slow")
-        async def slow() -> str:
+    async def __call__(self, scope, receive, send):
+        status, body = 200, b""
+        if scope["path"] == "/slow":
             self.asked.set()
             await self.release.wait()
-            return "finished"
-
-        self.app = Litestar([readyz, slow], lifespan=[lifespan], openapi_config=None)
+            body = b"finished"
+        elif not self.ready or self.drain.draining:
+            status = 503
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     def run(self, listener: socket.socket, stop: serving.StopRequest) -> asyncio.Task[None]:
         return asyncio.create_task(
             serving.serve(
-                self.app,
+                self,
                 listener,
                 stop=stop,
                 drain=self.drain,
@@ -134,12 +133,13 @@ async def test_an_application_that_refuses_to_start_is_heard():
     class RefusedError(Exception):
         pass
 
-    @asynccontextmanager
-    async def lifespan(_app):
-        raise RefusedError
-        yield
+    class Refusing(Probe):
+        @asynccontextmanager
+        async def lifespan(self):
+            raise RefusedError
+            yield
 
-    app = Litestar([], lifespan=[lifespan], openapi_config=None)
+    app = Refusing()
     with (
         serving.StopRequest() as stop,
         serving.bind("127.0.0.1", 0) as listener,
@@ -163,7 +163,7 @@ async def test_what_cannot_be_announced_ends_the_serving_with_the_reason():
 
     with serving.StopRequest() as stop, serving.bind("127.0.0.1", 0) as listener:
         running = serving.serve(
-            probe.app,
+            probe,
             listener,
             stop=stop,
             drain=probe.drain,

@@ -1,10 +1,9 @@
-"""The rendered documentation: the OpenAPI document, and one page of plain HTML made from it.
+"""The API as one page of plain HTML, made from the OpenAPI document.
 
 The page needs nothing but itself, so it works without a network and under a policy that forbids scripts.
 """
 
 import html
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -33,24 +32,12 @@ _AUTHENTICATION = (
 _REFUSED = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Documentation:
-    """Both forms, as bytes."""
-
-    openapi: bytes
-    page: bytes
-
-    @classmethod
-    def render(cls, document: dict[str, Any]) -> "Documentation":
-        """Render an OpenAPI document."""
-        return cls(encode_json(document), _page(document).encode())
-
-
 def _text(content: object) -> str:
     return html.escape(str(content))
 
 
-def _page(document: dict[str, Any]) -> str:
+def page(document: dict[str, Any]) -> str:
+    """The page of an OpenAPI document."""
     info = document["info"]
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
