@@ -50,7 +50,7 @@ class Kind(IntEnum):
 def _encode_field(field: Field) -> bytes:
     if field is None:
         return _NONE_FIELD
-    if type(field) is bytes:  # every piece has one
+    if isinstance(field, bytes):  # first: every piece has one
         return b"\x01" + len(field).to_bytes(4, "big") + field
     if isinstance(field, str):
         try:
@@ -60,8 +60,6 @@ def _encode_field(field: Field) -> bytes:
         return b"\x02" + len(raw).to_bytes(4, "big") + raw
     if isinstance(field, UUID):
         return _UUID_HEAD + field.bytes
-    if isinstance(field, bytes):
-        return b"\x01" + len(field).to_bytes(4, "big") + field
     if isinstance(field, int) and not isinstance(field, bool):
         width = (field if field >= 0 else ~field).bit_length() // 8 + 1
         return b"\x03" + width.to_bytes(4, "big") + field.to_bytes(width, "big", signed=True)

@@ -25,11 +25,6 @@ class Suite(IntEnum):
     XAES_256_GCM = 2
 
     @property
-    def prefix_bytes(self) -> int:
-        """Bytes before the first ciphertext byte: salt and commitment, or the nonce."""
-        return _PREFIX_BYTES[self]
-
-    @property
     def body_bytes_min(self) -> int:
         """Length in bytes of the sealed form of an empty plaintext; nothing shorter is valid."""
         return _PREFIX_BYTES[self] + TAG_BYTES

@@ -170,3 +170,14 @@ def test_a_key_named_by_an_alias_needs_a_region_and_recognises_nothing(monkeypat
 def test_the_address_of_the_service_is_not_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://attacker.example")
     assert AwsKmsRootKey.open(ARN, {})._client.meta.endpoint_url == "https://kms.eu-central-1.amazonaws.com"
+
+
+async def test_what_another_provider_wrapped_or_is_too_long_is_refused_before_the_service_is_asked(
+    root_key: AwsKmsRootKey, kms: Stubber
+) -> None:
+    assert (repr(root_key), root_key.provider) == (f"AwsKmsRootKey({ARN!r})", "aws-kms")
+    with pytest.raises(KeyDenied):
+        await root_key.unwrap(WrappedKey("vault", ARN, "-", b"x"), CONTEXT)
+    for ciphertext in (b"", bytes(6145)):
+        with pytest.raises(OpenError):
+            await root_key.unwrap(WrappedKey("aws-kms", ARN, "-", ciphertext), CONTEXT)

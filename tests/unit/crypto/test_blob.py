@@ -238,3 +238,17 @@ def test_the_documented_example_is_what_the_code_computes() -> None:
     assert cobblestone.seal(BLOB_KEY.borrow(), context, b"hello", bytes(range(24))) == sealed
     assert cipher.open_part(0, sealed, last=True) == b"hello"
     assert context[18:30] == bytes.fromhex(re.search(r"header  = (.*)", PAGE.read_text())[1])
+
+
+def test_a_span_of_another_length_is_refused_before_it_is_opened() -> None:
+    [span] = spans(100, 0, 100)
+    opener = make_cipher().opener(0, seal(bytes(100))[:PREFIX_BYTES])
+    for stored in (b"", seal(bytes(100))):
+        with pytest.raises(OpenError) as caught:
+            list(open_span(opener, span, stored, slice_bytes_max=1 << 20))
+        assert caught.value.code == "format"
+
+
+def test_a_span_far_into_a_part_is_not_fetched_together_with_the_parts_prefix() -> None:
+    [near], [far] = (spans(PART_BYTES - 1, start, 1) for start in (0, PART_BYTES - 2))
+    assert (near.coalesced, far.coalesced) == (True, False)

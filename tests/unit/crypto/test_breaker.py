@@ -146,3 +146,11 @@ async def test_services_are_guarded_and_files_are_not(tmp_path):
     made = create_root_key(f"vault:http://127.0.0.1:1/transit/key?token_file={token}")
     assert isinstance(made, GuardedRootKey)
     await made.aclose()
+
+
+async def test_a_guarded_service_is_the_service_itself(guarded, service):
+    key = SecretKey.generate()
+    wrapped = await guarded.rewrap(await guarded.wrap(key, CONTEXT), CONTEXT)
+    assert guarded.provider == service.provider
+    assert guarded.recognises(wrapped)
+    assert (await guarded.unwrap(wrapped, CONTEXT)).kcv() == key.kcv()

@@ -115,3 +115,8 @@ def test_refused_text_does_not_appear_in_the_error() -> None:
 def test_a_context_needs_the_whole_header() -> None:
     with pytest.raises(ValueError, match="12 header bytes"):
         encode_context(HEADER[:11], ONE, TWO, None, ())
+
+
+def test_octets_are_a_field_of_their_own() -> None:
+    assert encode_fields((b"u",)) != encode_fields(("u",))
+    assert encode_fields((b"",)) == bytes((1, 0, 0, 0, 0))

@@ -10,8 +10,11 @@ from uuid import UUID
 
 import pytest
 
+from crypto.context import HEADER_BYTES
+from crypto.envelope import seal_body
 from crypto.errors import CryptoError, KeyDenied, KeyDestroyed, KeyUnavailable, OpenError
 from crypto.keyring import (
+    _SUBJECT_KEK,
     KeyCache,
     SecretKey,
     SubjectKeyPlace,
@@ -567,3 +570,40 @@ def failing_number(error: Exception) -> Callable[[], Awaitable[float]]:
         raise error
 
     return load
+
+
+def test_a_wrapped_subject_key_of_another_length_is_refused() -> None:
+    header = wrap_subject_key(WRAPPING, PLACE, SecretKey.generate())[:HEADER_BYTES]
+    wrapping_key = WRAPPING.key.derive(_SUBJECT_KEK)
+    short = seal_body(header, wrapping_key.borrow(), PLACE.context(header), 16, bytes(16))
+    with pytest.raises(OpenError) as caught:
+        unwrap_subject_key(WRAPPING, PLACE, short, bytes(8))
+    assert caught.value.code == "format"
+
+
+async def test_a_failure_after_an_eviction_is_not_remembered() -> None:
+    cache = make_cache(Clock())
+    gate = asyncio.Event()
+
+    async def load() -> str:
+        await gate.wait()
+        raise KeyDenied
+
+    waiter = asyncio.create_task(cache.get_or_load("a", load))
+    await asyncio.sleep(0)
+    cache.evict("a")
+    gate.set()
+    with pytest.raises(KeyDenied):
+        await waiter
+    assert await cache.get_or_load("a", returning("1", [])) == "1"
+
+
+async def test_a_load_that_was_cancelled_is_neither_a_value_nor_a_refusal() -> None:
+    cache = make_cache(Clock())
+
+    async def load() -> str:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await cache.get_or_load("a", load)
+    assert await cache.get_or_load("a", returning("1", [])) == "1"

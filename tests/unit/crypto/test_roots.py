@@ -1,16 +1,24 @@
 import base64
 import json
 import os
+import resource
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from crypto.errors import KeyDenied, KeyDestroyed, RootKeyInvalid
+from crypto.context import HEADER_BYTES
+from crypto.envelope import seal_body
+from crypto.errors import KeyDenied, KeyDestroyed, OpenError, RootKeyInvalid
 from crypto.keyring import SecretKey
 from crypto.roots import (
     TOMBSTONE_PURPOSE,
@@ -20,8 +28,10 @@ from crypto.roots import (
     WrappedKey,
     create_root_key,
 )
+from crypto.roots.local import _TENANT_KEK, LocalRootKey, _encode
 from tests.support.root_keys import UnsteadyRootKey
 
+NOBODY = 65534
 CONTEXT = {"deployment": str(UUID(int=1)), "tenant": str(UUID(int=2)), "purpose": "data", "version": "1"}
 
 
@@ -365,6 +375,8 @@ async def test_a_tenants_own_root_key_serves_that_tenant_alone() -> None:
     with pytest.raises(KeyDenied):
         await roots.unwrap(await own.wrap(key, other), other)
     assert roots.provider == "memory"
+    assert roots.recognises(earlier)
+    assert not roots.recognises(await MemoryRootKey().wrap(key, other))
     with pytest.raises(RootKeyInvalid):
         RootKeys([], {UUID(int=2): [own]})
 
@@ -392,3 +404,128 @@ def test_a_wrapped_key_is_immutable() -> None:
     wrapped = WrappedKey("file", "id", "1", b"")
     with pytest.raises(AttributeError):
         wrapped.provider = "other"  # type: ignore[misc]
+
+
+@contextmanager
+def as_nobody(folder: Path) -> Iterator[None]:
+    """Runs as a user who may do what the mode of ``folder`` says; root may do everything."""
+    user_id = os.geteuid()
+    if user_id == 0:
+        os.chown(folder, NOBODY, -1)
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(user_id)
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Nothing can be written to any file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # Not pytest's own: its parents are closed to other users.
+    path = Path(tempfile.mkdtemp(prefix="stateroom-root-key-"))
+    yield path
+    path.chmod(0o700)
+    shutil.rmtree(path)
+
+
+def test_a_path_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    for act in (FileRootKey.open, FileRootKey.create):
+        with pytest.raises(RootKeyInvalid, match="too long"):
+            act(tmp_path / ("x" * 256))
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_left_behind(folder: Path) -> None:
+    with no_room(), pytest.raises(RootKeyInvalid, match="cannot write"):
+        FileRootKey.create(folder / "root.key")
+    assert not list(folder.iterdir())
+    root_key = FileRootKey.create(folder / "root.key")
+    before = (folder / "root.key").read_bytes()
+    with no_room(), pytest.raises(RootKeyInvalid, match="cannot write"):
+        root_key.add_version()
+    assert [each.read_bytes() for each in folder.iterdir()] == [before]
+
+
+def test_a_version_needs_a_file_beside_the_root_key_file(tmp_path: Path) -> None:
+    root_key = FileRootKey.create(tmp_path / ("x" * 252))  # one letter too many for `.new`
+    with pytest.raises(RootKeyInvalid, match=r"cannot write .*\.new"):
+        root_key.add_version()
+
+
+def test_the_last_version_number_is_the_last(tmp_path: Path) -> None:
+    encoded = base64.b64encode(bytes(32)).decode()
+    document = {"format": "stateroom-root-key/1", "active": 4294967295, "keys": {"4294967295": encoded}}
+    path = write(tmp_path / "root.key", json.dumps(document))
+    with pytest.raises(RootKeyInvalid, match="no version number left"):
+        FileRootKey.open(path).add_version()
+    assert json.loads(path.read_text()) == document
+
+
+def test_what_is_not_yet_durable_is_said(folder: Path) -> None:
+    with as_nobody(folder):
+        root_key = FileRootKey.create(folder / "root.key")
+        folder.chmod(0o300)  # files can be made in it, but nobody can open it to sync it
+        with pytest.raises(RootKeyInvalid, match=r"version 2 is in .*, but not yet durably"):
+            root_key.add_version()
+        with pytest.raises(RootKeyInvalid, match="cannot write"):
+            FileRootKey.create(folder / "other.key")
+        folder.chmod(0o700)
+        assert not (folder / "other.key").exists()
+        assert json.loads((folder / "root.key").read_text())["active"] == 2
+
+
+@pytest.mark.parametrize(("keys", "active"), [({}, 1), ({1: bytes(32)}, 2), ({0: bytes(32)}, 0)])
+def test_versions_that_cannot_be_are_refused(keys: dict[int, bytes], active: int) -> None:
+    with pytest.raises(RootKeyInvalid):
+        LocalRootKey("memory", {number: SecretKey(each) for number, each in keys.items()}, active)
+
+
+async def test_a_new_version_wraps_and_earlier_wrappings_unwrap() -> None:
+    root_key, key = MemoryRootKey(), SecretKey.generate()
+    before = await root_key.wrap(key, CONTEXT)
+    root_key.rotate()
+    assert (await root_key.wrap(key, CONTEXT)).root_key_version == "2"
+    assert (await root_key.unwrap(before, CONTEXT)).kcv() == key.kcv()
+
+
+async def test_a_wrapping_says_the_version_that_made_it_and_holds_a_whole_key() -> None:
+    material = SecretKey(bytes(32))
+    root_key = LocalRootKey("memory", {1: material}, 1)
+    wrapped = await root_key.wrap(SecretKey.generate(), CONTEXT)
+    with pytest.raises(OpenError) as caught:
+        await root_key.unwrap(replace(wrapped, root_key_version="2"), CONTEXT)
+    assert caught.value.code == "authentication"
+    header, wrapping_key = wrapped.ciphertext[:HEADER_BYTES], material.derive(_TENANT_KEK)
+    short = seal_body(header, wrapping_key.borrow(), _encode(header, CONTEXT), 16, bytes(16))
+    with pytest.raises(OpenError) as caught:
+        await root_key.unwrap(replace(wrapped, ciphertext=short), CONTEXT)
+    assert caught.value.code == "format"
+
+
+async def test_a_context_of_other_names_is_refused() -> None:
+    root_key = MemoryRootKey()
+    for context in (CONTEXT | {"more": "1"}, {"tenant": CONTEXT["tenant"]}):
+        with pytest.raises(ValueError, match="deployment, tenant, purpose and version"):
+            await root_key.wrap(SecretKey.generate(), context)
+
+
+def test_vault_without_its_extra_is_named() -> None:
+    program = (
+        "import sys; sys.modules['hvac'] = None\n"
+        "from crypto.errors import RootKeyInvalid\n"
+        "from crypto.roots import create_root_key\n"
+        "try: create_root_key('vault:https://h/transit/app')\n"
+        "except RootKeyInvalid as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "stateroom-gateway[vault]" in done.stdout

@@ -3,6 +3,7 @@ import json
 import os
 import pickle  # noqa: TID251  the claim is that it refuses
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
@@ -355,3 +356,44 @@ def test_a_share_has_32_bytes_is_mixed_once_and_never_shown() -> None:
     with pytest.raises(ValueError, match="one share"):
         make_sealer().with_share(SHARE).with_share(SHARE)
     assert SHARE.hex() not in repr(make_sealer().with_share(SHARE))
+
+
+def test_a_sealer_shows_no_key_and_whose_it_is() -> None:
+    sealer = make_sealer()
+    assert repr(sealer) == "Sealer(active_key_version=1)"
+    assert (sealer.tenant_id, sealer.subject_id) == (TENANT, "user-42")
+
+
+def test_macs_of_any_number_of_purposes_stay_the_same() -> None:
+    sealer, purposes = make_sealer(), [b"purpose-%d" % number for number in range(300)]
+    macs = [sealer.mac(purpose, b"x") for purpose in purposes]
+    assert len(set(macs)) == 300
+    assert [sealer.mac(purpose, b"x") for purpose in purposes] == macs
+
+
+@pytest.mark.parametrize("seal", [cobblestone.seal, xaes.seal])
+def test_a_key_or_salt_of_another_length_is_refused(seal: Callable[..., bytes]) -> None:
+    for secret, salt in ((bytes(31), None), (bytes(32), bytes(23)), (bytes(32), bytes(25))):
+        with pytest.raises(ValueError, match=r"24|32"):
+            seal(secret, b"", b"", salt)
+
+
+def test_an_envelope_of_4_gib_is_never_made_and_one_without_lengths_never_opened() -> None:
+    header = Header(Suite.COBBLESTONE_256, Flag(0), Kind.MANIFEST, KeyScope.SUBJECT, 1).pack()
+    with pytest.raises(ValueError, match="4 GiB"):
+        seal_body(header, bytes(32), b"", 1 << 32, b"")
+    with pytest.raises(OpenError) as caught:
+        open_body(header + cobblestone.seal(bytes(32), b"", b"short"), bytes(32), b"")
+    assert caught.value.code == "format"
+
+
+def test_an_xaes_message_that_is_too_short_or_altered_or_of_no_key_is_refused() -> None:
+    message = xaes.seal(bytes(32), b"context", b"content")
+    for secret, context, sealed, code in (
+        (bytes(32), b"context", message[:39], "format"),
+        (bytes(31), b"context", message, "authentication"),
+        (bytes(32), b"other", message, "authentication"),
+    ):
+        with pytest.raises(OpenError) as caught:
+            xaes.open_(secret, context, sealed)
+        assert caught.value.code == code

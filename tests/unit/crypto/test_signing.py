@@ -110,3 +110,11 @@ def test_what_is_no_public_key_is_refused(text):
 
 def test_a_signing_key_shows_nothing(signing_key):
     assert repr(signing_key) == "SigningKey(...)"
+
+
+@pytest.mark.parametrize(
+    "note", ["x" * 1_000_001, GO_TEXT + "\n\N{EM DASH} PeterNeumann x08g\n"], ids=["long", "short"]
+)
+def test_a_note_that_is_too_long_or_whose_signature_is_too_short_is_refused(note: str) -> None:
+    with pytest.raises(NoteInvalid):
+        open_note(note, NoteKey.parse(GO_KEY))

@@ -1,6 +1,7 @@
 """Exports sealed for one transfer key: HPKE as RFC 9180 says, and a stream in which nothing can be changed."""
 
 import hmac
+import json
 from uuid import UUID
 
 import pytest
@@ -11,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from crypto import (
     ExportForOther,
+    ExportForOtherTenant,
     ExportOpener,
     ExportSealer,
     OpenError,
@@ -19,7 +21,8 @@ from crypto import (
     TransferPublicKey,
     TransferRecipient,
 )
-from crypto.errors import TransferKeyInvalid
+from crypto.ciphers import cobblestone
+from crypto.errors import ExportUnbound, TransferKeyInvalid
 
 TENANT_ID = UUID(int=7)
 EXPORT_ID = UUID("0192f0c0-0000-7000-8000-000000000001")
@@ -222,3 +225,31 @@ def test_the_opener_holds_less_than_a_chunk(transfer_key):
     for at in range(0, len(file), 4096):
         given += len(opener.write(file[at : at + 4096]))
         assert at + 4096 - given < CHUNK + 4096 + 1_000 + 16 * (1 + given // 16384)
+
+
+def test_a_header_that_is_too_long_is_refused_before_it_is_kept(transfer_key):
+    magic_and_format = sealed(transfer_key, b"")[:5]
+    with pytest.raises(OpenError) as caught:
+        ExportOpener(keys_of(transfer_key), TENANT_ID).write(magic_and_format + b"\xff\xff")
+    assert caught.value.code == "format"
+
+
+def test_an_export_of_another_tenant_is_refused(transfer_key):
+    opener = ExportOpener(keys_of(transfer_key), UUID(int=8))
+    with pytest.raises(ExportForOtherTenant):
+        opener.write(sealed(transfer_key, b"content"))
+
+
+def test_a_file_of_format_1_needs_somebody_who_answers_for_it(transfer_key):
+    public_key = transfer_key.public_key
+    header = json.dumps({"recipient": public_key.fingerprint, "export_id": str(EXPORT_ID)}).encode()
+    clear = b"\xc1SRX\x01" + len(header).to_bytes(2, "big") + header
+    info, file_key = b"stateroom/v1/export\0" + clear, SecretKey.generate()
+    sealed_key = public_key.seal(bytes(file_key.borrow()), info)
+    body = cobblestone.seal(file_key.borrow(), info, b"content")
+    file = clear + len(sealed_key).to_bytes(2, "big") + sealed_key + body
+    with pytest.raises(ExportUnbound) as refused:
+        ExportOpener(keys_of(transfer_key), TENANT_ID).write(file)
+    assert refused.value.export_id == EXPORT_ID
+    opener = ExportOpener(keys_of(transfer_key), TENANT_ID, unbound={EXPORT_ID})
+    assert opener.write(file) + opener.finish() == b"content"
