@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent / "src" / "stateroom"
-SOURCES = sorted(PACKAGE.rglob("*async_*.py"))
+SOURCES = sorted(PACKAGE.rglob("async_*.py"))
 
 # In this order. A name that begins with `Async` has a blocking twin without it, as has a module `async_...`.
 RULES = [

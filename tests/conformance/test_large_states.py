@@ -6,7 +6,7 @@ import pytest
 from msgspec.msgpack import Ext
 
 from stateroom import AsyncClient, Client, StateroomError
-from stateroom._pieces import LEAF_BYTES_MIN
+from stateroom._remembered.pieces import LEAF_BYTES_MIN
 from stateroom.errors import PieceUnknown, StateTooLarge
 
 MEGABYTE = 1024 * 1024

@@ -21,9 +21,9 @@ from stateroom import (
     InlinedArtifact,
     UploadIncomplete,
     UploadNotFound,
-    _artifacts,
     new_client_share,
 )
+from stateroom._artifacts import requests, transfers
 
 MIB = 1024 * 1024
 PART_BYTES = 8 * MIB
@@ -48,7 +48,7 @@ def client(gateway_env, subject):
 def test_content_comes_back_whatever_its_size(client, thread_id, size, tmp_path):
     content = content_of(size)
     artifact = client.artifacts.upload(thread_id, content, name="x")
-    assert artifact.digest == _artifacts.digest_field(hashlib.sha256(content).digest())
+    assert artifact.digest == transfers.digest_field(hashlib.sha256(content).digest())
     assert (artifact.size_bytes, artifact.thread_id, artifact.version) == (size, thread_id, 1)
     assert client.artifacts.download(artifact) == content
     client.artifacts.download(artifact.pointer, tmp_path / "x")
@@ -196,21 +196,21 @@ def test_an_upload_goes_on_after_a_crash_with_changed_bytes(client, thread_id, i
 
 def test_completing_again_is_the_same_artifact_and_too_early_is_refused(client, thread_id):
     upload = client.artifacts.begin(thread_id, name="x")
-    plan = _artifacts.UploadPlan(upload, None, None)
+    plan = transfers.UploadPlan(upload, None, None)
     part = plan.take(b"content")
     with pytest.raises(UploadIncomplete):
-        client.drive(_artifacts.complete(upload.upload_id, plan))
-    client.drive(_artifacts.put_part(upload.upload_id, part))
-    first = client.drive(_artifacts.complete(upload.upload_id, plan))
-    assert client.drive(_artifacts.complete(upload.upload_id, plan)) == first
+        client.drive(requests.complete(upload.upload_id, plan))
+    client.drive(requests.put_part(upload.upload_id, part))
+    first = client.drive(requests.complete(upload.upload_id, plan))
+    assert client.drive(requests.complete(upload.upload_id, plan)) == first
     assert [each.version for each in client.artifacts.list(thread_id)] == [1]
 
 
 def test_damage_on_the_way_up_is_refused(client, thread_id):
     upload = client.artifacts.begin(thread_id, name="x")
-    part = _artifacts.Part(0, b"damaged", hashlib.sha256(b"content").digest())
+    part = transfers.Part(0, b"damaged", hashlib.sha256(b"content").digest())
     with pytest.raises(DigestMismatch):
-        client.drive(_artifacts.put_part(upload.upload_id, part))
+        client.drive(requests.put_part(upload.upload_id, part))
     assert client.artifacts.show_upload(upload.upload_id).parts == []
     assert client.artifacts.abort(upload.upload_id)
     assert not client.artifacts.abort(upload.upload_id)

@@ -22,10 +22,10 @@ from stateroom import (
     ThreadExists,
     ThreadNotFound,
     Usage,
-    _calls,
 )
-from stateroom._thread import ONCE_ANCHOR, once_place
-from stateroom._wire import WriteIn, WritesRequest
+from stateroom._protocol import calls
+from stateroom._protocol.wire import WriteIn, WritesRequest
+from stateroom._threads.steps import ONCE_ANCHOR, once_place
 
 
 class Item(msgspec.Struct):
@@ -98,7 +98,7 @@ async def test_once_refuses_other_arguments_in_any_process_and_client_and_replay
     # As the release before stored it: a result, and nothing about the arguments.
     task_id, channel = once_place("earlier")
     writes = WritesRequest(writes=[WriteIn(channel=channel, idx=0, value="kept")])
-    client.drive(_calls.write(thread_id, ONCE_ANCHOR, task_id, writes))
+    client.drive(calls.write(thread_id, ONCE_ANCHOR, task_id, writes))
     assert thread.once("earlier", pay, 1) == thread.once("earlier", pay, 2) == "kept"
     assert paid == [10]
 

@@ -16,7 +16,7 @@ from stateroom import (
     NotConfigured,
     new_client_share,
 )
-from stateroom._core import Call, Endpoint
+from stateroom._protocol.core import Call, Endpoint
 from stateroom.langgraph import StateroomSaver
 from storage.errors import (
     CheckpointNotFound,

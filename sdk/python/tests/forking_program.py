@@ -9,7 +9,7 @@ import sys
 import threading
 
 from stateroom import AsyncClient, Client, acting_for, current_subject
-from stateroom._httpx import AsyncHttpxTransport, HttpxTransport
+from stateroom._io.httpx_transport import AsyncHttpxTransport, HttpxTransport
 from stateroom.langgraph import StateroomSaver
 
 API_KEY = "sr_live_0123456789ab_" + "x" * 49

@@ -37,8 +37,8 @@ from stateroom import (
     acting_for,
     current_subject,
 )
-from stateroom._artifacts import WINDOW_BYTES_MAX, PieceBuffer, Window
-from stateroom._sources import open_source
+from stateroom._artifacts.sources import open_source
+from stateroom._artifacts.transfers import WINDOW_BYTES_MAX, PieceBuffer, Window
 
 MIB = 1024 * 1024
 FILLING = hashlib.sha256(b"artifact").digest() * (MIB // 32)

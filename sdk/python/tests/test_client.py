@@ -23,8 +23,8 @@ from stateroom import (
     Thread,
     current_subject,
 )
-from stateroom._state import result_type, to_plain
-from stateroom._thread import ONCE_ANCHOR, once_place
+from stateroom._threads.plain import result_type, to_plain
+from stateroom._threads.steps import ONCE_ANCHOR, once_place
 from stateroom.langgraph import StateroomSaver
 
 HEAD = "1ef00000-0000-6000-8000-000000000001"

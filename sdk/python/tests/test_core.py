@@ -21,7 +21,7 @@ from stateroom import (
     current_subject,
     encode_id,
 )
-from stateroom._core import Answer, Attempts, Call, Endpoint, path, retry_after_seconds
+from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, path, retry_after_seconds
 
 GET = Call(method="GET", path="/whoami", repeatable=True)
 POST = Call(method="POST", path="/api-keys", repeatable=False)

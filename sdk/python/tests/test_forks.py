@@ -53,10 +53,10 @@ def test_a_fork_takes_connections_of_its_own_and_leaves_its_parents_whole(gatewa
 
 HELD = """
 import os, threading
-from stateroom._http_client import HttpClientTransport
-from stateroom._httpx import HttpxTransport
-from stateroom._processes import PerProcess
-from stateroom._histories import Histories
+from stateroom._io.http_client_transport import HttpClientTransport
+from stateroom._io.httpx_transport import HttpxTransport
+from stateroom._io.processes import PerProcess
+from stateroom._remembered.histories import Histories
 
 lock, histories = PerProcess(threading.Lock), Histories()
 pool = HttpClientTransport("http://127.0.0.1:1", None, HttpxTransport(None), connections_max=1)._pool
@@ -79,7 +79,7 @@ def test_a_lock_that_was_held_when_the_process_forked_is_free_in_the_fork():
 
 LEFT = """
 import os
-from stateroom._processes import PerProcess
+from stateroom._io.processes import PerProcess
 
 left = []
 numbers = PerProcess(lambda: [os.getpid()], left.append)

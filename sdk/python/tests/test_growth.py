@@ -11,10 +11,10 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from sdk.python.tests.fakes import packed, problem, receipt
 from stateroom import StateroomError, acting_for, current_subject
-from stateroom._core import Pinned
-from stateroom._growth import LIST_BYTES_MIN, Growth, Sent, grown, place_of
-from stateroom._pieces import LEAF_BYTES_MIN
-from stateroom._wire import ChannelIn
+from stateroom._protocol.core import Pinned
+from stateroom._protocol.wire import ChannelIn
+from stateroom._remembered.growth import LIST_BYTES_MIN, Growth, Sent, grown, place_of
+from stateroom._remembered.pieces import LEAF_BYTES_MIN
 
 TEXT = "x" * 500
 

@@ -5,8 +5,8 @@ import pytest
 
 from sdk.python.tests.fakes import packed, problem
 from stateroom import IntegrityFailure, acting_for, current_subject
-from stateroom._histories import Histories, joined
-from stateroom._wire import ChannelHistories, ChannelHistory, ChannelOut, SerialisedWrite
+from stateroom._protocol.wire import ChannelHistories, ChannelHistory, ChannelOut, SerialisedWrite
+from stateroom._remembered.histories import Histories, joined
 
 LARGE = b"\xc6" + (70_000).to_bytes(4, "big") + b"x" * 70_000
 

@@ -13,7 +13,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from sdk.python.tests.fakes import checkpoint, packed, problem, receipt
 from stateroom import GatewayUnavailable, acting_for, current_subject
-from stateroom._pieces import LEAF_BYTES_MIN, PieceCache, large_leaves
+from stateroom._remembered.pieces import LEAF_BYTES_MIN, PieceCache, large_leaves
 from stateroom.errors import PieceUnknown
 
 CONFIG = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": "parent"}}

@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sdk.python.tests.fakes import API_KEY
 from stateroom import AsyncClient, BodyTooLarge, Client, GatewayUnavailable, Timeouts
-from stateroom._aiohttp import AiohttpTransport
-from stateroom._http_client import HttpClientTransport
-from stateroom._httpx import AsyncHttpxTransport, HttpxTransport
-from stateroom._transport import NoAnswer, proxied
+from stateroom._io.aiohttp_transport import AiohttpTransport
+from stateroom._io.http_client_transport import HttpClientTransport
+from stateroom._io.httpx_transport import AsyncHttpxTransport, HttpxTransport
+from stateroom._io.transport import NoAnswer, proxied
 from stateroom.langgraph import StateroomSaver
 
 WAITS = (5.0, 5.0)

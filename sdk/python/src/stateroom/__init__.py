@@ -4,7 +4,7 @@ This package owns the client's side of API v1. It imports nothing of the gateway
 ``stateroom.langgraph`` is imported.
 """
 
-from stateroom._core import Answer, Timeouts, encode_id
+from stateroom._protocol.core import Answer, Timeouts, encode_id
 from stateroom.artifacts import ArtifactFile, Artifacts
 from stateroom.async_artifacts import AsyncArtifactFile, AsyncArtifacts
 from stateroom.async_client import AsyncClient, AsyncThread

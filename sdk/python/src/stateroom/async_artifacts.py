@@ -11,14 +11,16 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Unpack, overload
 
-from stateroom import _artifacts, _calls
-from stateroom._artifact_files import AsyncArtifactFile
-from stateroom._artifacts import PARTS_AT_ONCE, URL_TTL_SECONDS, Progress, Reception, UploadPlan
-from stateroom._async_ranges import AsyncCarrier, receive_whole
-from stateroom._core import Pinned
+from stateroom._artifacts import requests
+from stateroom._artifacts.async_ranges import AsyncCarrier, receive_whole
+from stateroom._artifacts.files import AsyncArtifactFile
+from stateroom._artifacts.requests import PARTS_AT_ONCE, URL_TTL_SECONDS
+from stateroom._artifacts.sources import PartialFile, Writable, write_all
+from stateroom._artifacts.transfers import Progress, Reception, UploadPlan
 from stateroom._io.on_loop import AsyncInFlight, AsyncSource, AsyncSourceReader, in_blocks, open_async_source
 from stateroom._options import refuse_unknown
-from stateroom._sources import PartialFile, Writable, write_all
+from stateroom._protocol import calls
+from stateroom._protocol.core import Pinned
 from stateroom.errors import DigestMismatch, StateroomError, UploadNotFound
 from stateroom.types import Artifact, ArtifactDescription, Disposition, SignedUrl, Upload
 
@@ -71,22 +73,22 @@ class AsyncArtifacts:
         pinned = self._client.pin()
         async with open_async_source(source) as reader:
             if resume is None:
-                described = _artifacts.describe(source, **description)
-                content = await reader.read(_artifacts.PART_BYTES)
-                if _artifacts.goes_up_in_one(described, content):
-                    artifact = await self._client.drive(_artifacts.create(thread_id, described, content), pinned)
+                described = requests.describe(source, **description)
+                content = await reader.read(requests.PART_BYTES)
+                if requests.goes_up_in_one(described, content):
+                    artifact = await self._client.drive(requests.create(thread_id, described, content), pinned)
                     if progress is not None:
                         progress(len(content), len(content))
                     return artifact
                 reader.unread(content)
                 del content
-                upload = await self._client.drive(_artifacts.begin(thread_id, described, reader.size_bytes), pinned)
+                upload = await self._client.drive(requests.begin(thread_id, described, reader.size_bytes), pinned)
             else:
-                upload = await self._client.drive(_artifacts.show_upload(resume), pinned)
+                upload = await self._client.drive(requests.show_upload(resume), pinned)
             plan = UploadPlan(upload, reader.size_bytes, progress)
             try:
                 await self._send_parts(upload.upload_id, reader, plan, max(parallel, 1), pinned)
-                return await self._client.drive(_artifacts.complete(upload.upload_id, plan), pinned)
+                return await self._client.drive(requests.complete(upload.upload_id, plan), pinned)
             except UploadNotFound:
                 raise
             except StateroomError as error:
@@ -95,7 +97,7 @@ class AsyncArtifacts:
             except Exception:
                 if resume is None:  # nobody knows its id
                     with contextlib.suppress(StateroomError):
-                        await self._client.drive(_artifacts.abort(upload.upload_id), pinned)
+                        await self._client.drive(requests.abort(upload.upload_id), pinned)
                 raise
 
     async def _send_parts(
@@ -107,7 +109,7 @@ class AsyncArtifacts:
                 if part is None:
                     plan.is_there(len(content))
                 else:
-                    await parts.begin(len(content), self._client.drive, _artifacts.put_part(upload_id, part), pinned)
+                    await parts.begin(len(content), self._client.drive, requests.put_part(upload_id, part), pinned)
                 await parts.settle()
             plan.finish()
             await parts.settle_all()
@@ -135,8 +137,8 @@ class AsyncArtifacts:
         Raises:
             QuotaExceeded: The tenant has no room.
         """
-        description = _artifacts.describe(None, name=name, media_type=media_type, metadata=metadata, preview=preview)
-        return await self._client.drive(_artifacts.begin(thread_id, description, size_bytes))
+        description = requests.describe(None, name=name, media_type=media_type, metadata=metadata, preview=preview)
+        return await self._client.drive(requests.begin(thread_id, description, size_bytes))
 
     async def show_upload(self, upload_id: str) -> Upload:
         """An upload, and what of it has arrived.
@@ -144,7 +146,7 @@ class AsyncArtifacts:
         Raises:
             UploadNotFound: There is none.
         """
-        return await self._client.drive(_artifacts.show_upload(upload_id))
+        return await self._client.drive(requests.show_upload(upload_id))
 
     async def abort(self, upload_id: str) -> bool:
         """Give an upload up; nobody has to, since it ends by itself a day after its last part.
@@ -152,7 +154,7 @@ class AsyncArtifacts:
         Returns:
             Whether there was one.
         """
-        return await self._client.drive(_artifacts.abort(upload_id))
+        return await self._client.drive(requests.abort(upload_id))
 
     @overload
     async def download(
@@ -196,7 +198,7 @@ class AsyncArtifacts:
             OSError: The target cannot be written.
         """
         pinned = self._client.pin()
-        known = await self._client.drive(_artifacts.fetched(artifact), pinned)
+        known = await self._client.drive(requests.fetched(artifact), pinned)
         if isinstance(target, (str, os.PathLike)):
             await self._download_to_path(known, target, progress, pinned, resume=resume)
             return known
@@ -245,7 +247,7 @@ class AsyncArtifacts:
             ArtifactNotFound: There is none.
         """
         pinned = self._client.pin()
-        return AsyncArtifactFile(self._client, await self._client.drive(_artifacts.fetched(artifact), pinned), pinned)
+        return AsyncArtifactFile(self._client, await self._client.drive(requests.fetched(artifact), pinned), pinned)
 
     async def get(self, artifact: Artifact | str) -> Artifact:
         """An artifact without its content.
@@ -256,7 +258,7 @@ class AsyncArtifacts:
         Raises:
             ArtifactNotFound: There is none.
         """
-        return await self._client.drive(_artifacts.get(artifact))
+        return await self._client.drive(requests.get(artifact))
 
     def list(self, thread_id: str, *, name: str | None = None, limit: int | None = None) -> AsyncIterator[Artifact]:
         """The artifacts of a thread, page by page.
@@ -274,8 +276,8 @@ class AsyncArtifacts:
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
-            size = _calls.PAGE_DEFAULT if left is None else min(left, _calls.PAGE_MAX)
-            page = await self._client.drive(_artifacts.list_page(thread_id, name, size, cursor), pinned)
+            size = calls.PAGE_DEFAULT if left is None else min(left, calls.PAGE_MAX)
+            page = await self._client.drive(requests.list_page(thread_id, name, size, cursor), pinned)
             for found in page.artifacts[:left]:
                 yield found
             left = None if left is None else left - len(page.artifacts)
@@ -295,7 +297,7 @@ class AsyncArtifacts:
         Raises:
             ArtifactReferenced: A stored state refers to it.
         """
-        return await self._client.drive(_artifacts.delete(artifact))
+        return await self._client.drive(requests.delete(artifact))
 
     async def copy(self, artifact: Artifact | str, thread_id: str, *, name: str | None = None) -> Artifact:
         """Give another thread the same content, without moving it.
@@ -308,7 +310,7 @@ class AsyncArtifacts:
         Raises:
             ArtifactNotFound: There is none.
         """
-        return await self._client.drive(_artifacts.copy(artifact, thread_id, name))
+        return await self._client.drive(requests.copy(artifact, thread_id, name))
 
     async def url(
         self,
@@ -327,7 +329,7 @@ class AsyncArtifacts:
         Raises:
             ArtifactNotFound: There is none.
         """
-        return await self._client.drive(_artifacts.make_url(artifact, ttl_seconds, disposition))
+        return await self._client.drive(requests.make_url(artifact, ttl_seconds, disposition))
 
     async def revoke_urls(self, artifact: Artifact | str) -> None:
         """End all URLs of an artifact made so far.
@@ -338,4 +340,4 @@ class AsyncArtifacts:
         Raises:
             ArtifactNotFound: There is none.
         """
-        await self._client.drive(_artifacts.revoke_urls(artifact))
+        await self._client.drive(requests.revoke_urls(artifact))

@@ -13,15 +13,15 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, 
 
 import httpx2
 
-from stateroom import _calls
-from stateroom._artifacts import Reception
-from stateroom._core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
-from stateroom._intents import intent_of
+from stateroom._artifacts.transfers import Reception
 from stateroom._io.blocking import finished, open_transport, together
+from stateroom._io.transport import NoAnswer
 from stateroom._options import refuse_unknown
-from stateroom._pieces import PieceCache
-from stateroom._thread import ThreadSteps
-from stateroom._transport import NoAnswer
+from stateroom._protocol import calls
+from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
+from stateroom._remembered.pieces import PieceCache
+from stateroom._threads.intents import intent_of
+from stateroom._threads.steps import ThreadSteps
 from stateroom.artifacts import Artifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -296,7 +296,7 @@ class Client:
         Raises:
             StateroomError: The gateway refused or could not be reached.
         """
-        call = _calls.plain_call(
+        call = calls.plain_call(
             method, path, params=params, body=body, headers=headers, idempotency_key=idempotency_key
         )
         return self._send(call)
@@ -312,7 +312,7 @@ class Client:
         Raises:
             Unauthenticated: The API key is not accepted.
         """
-        return self.drive(_calls.whoami())
+        return self.drive(calls.whoami())
 
     @overload
     def thread(
@@ -402,8 +402,8 @@ class Client:
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
-            size = _calls.PAGE_DEFAULT if left is None else min(left, _calls.PAGE_MAX)
-            steps = _calls.list_threads(size, cursor, status=status, agent=agent, tier=tier)
+            size = calls.PAGE_DEFAULT if left is None else min(left, calls.PAGE_MAX)
+            steps = calls.list_threads(size, cursor, status=status, agent=agent, tier=tier)
             page = self.drive(steps, pinned)
             yield from page.threads[:left]
             left = None if left is None else left - len(page.threads)
@@ -421,9 +421,9 @@ class Client:
             selected: What ``CheckpointFilter`` lists.
         """
         refuse_unknown("checkpoints", selected, CheckpointFilter)
-        return self.infos(_calls.Selection(**selected), limit)
+        return self.infos(calls.Selection(**selected), limit)
 
-    def infos(self, selection: _calls.Selection, limit: int | None) -> Iterator[CheckpointInfo]:
+    def infos(self, selection: calls.Selection, limit: int | None) -> Iterator[CheckpointInfo]:
         """Selected checkpoints, newest first, page by page. The subject is decided here, not at each page.
 
         Args:
@@ -432,12 +432,12 @@ class Client:
         """
         return self._infos(self.pin(), selection, limit)
 
-    def _infos(self, pinned: Pinned, selection: _calls.Selection, limit: int | None) -> Iterator[CheckpointInfo]:
+    def _infos(self, pinned: Pinned, selection: calls.Selection, limit: int | None) -> Iterator[CheckpointInfo]:
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
-            size = _calls.PAGE_DEFAULT if left is None else min(left, _calls.PAGE_MAX)
-            page = self.drive(_calls.list_infos(selection, size, cursor), pinned)
+            size = calls.PAGE_DEFAULT if left is None else min(left, calls.PAGE_MAX)
+            page = self.drive(calls.list_infos(selection, size, cursor), pinned)
             yield from page.checkpoints[:left]
             left = None if left is None else left - len(page.checkpoints)
             cursor = page.next_cursor
@@ -452,7 +452,7 @@ class Client:
             strategy: ``keep_latest`` keeps each namespace's head and what it needs; ``delete`` removes
                 everything.
         """
-        return self.drive(_calls.prune(thread_ids, strategy))
+        return self.drive(calls.prune(thread_ids, strategy))
 
     def delete_runs(self, run_ids: Sequence[str]) -> RemovalReceipt:
         """Remove all checkpoints of runs, and their pending writes.
@@ -463,7 +463,7 @@ class Client:
         Raises:
             DeltaChainNeeded: A surviving checkpoint is rebuilt from what would be removed.
         """
-        return self.drive(_calls.delete_runs(run_ids))
+        return self.drive(calls.delete_runs(run_ids))
 
 
 class Thread(ThreadSteps[StateT], Generic[StateT]):
@@ -672,7 +672,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             source: Only this source.
             matching: Metadata that must be contained.
         """
-        selection = _calls.Selection(
+        selection = calls.Selection(
             thread_id=self.thread_id,
             namespace=self.namespace,
             before=before,
@@ -711,7 +711,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
 
     def info(self) -> ThreadInfo | None:
         """The thread's settings and status; ``None`` when it does not exist."""
-        return self._client.drive(_calls.show_thread(self.thread_id))
+        return self._client.drive(calls.show_thread(self.thread_id))
 
     def change(self, *, strict: bool | None = None, agent: str | None = None) -> ThreadInfo:
         """Change settings; creates the thread when it does not exist.
@@ -732,7 +732,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             ThreadExists: It exists.
             ThreadNotFound: This thread does not exist.
         """
-        return self._client.drive(_calls.copy_thread(self.thread_id, target_thread_id))
+        return self._client.drive(calls.copy_thread(self.thread_id, target_thread_id))
 
     def archive(self, *, storage_class: str | None = None) -> ThreadMove:
         """Ask for the thread to be moved to the archive: one sealed object instead of rows. A job does it.
@@ -749,7 +749,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             ThreadNotFound: There is none.
             ArchiveUnavailable: The deployment has no archive.
         """
-        return self._client.drive(_calls.archive_thread(self.thread_id, storage_class))
+        return self._client.drive(calls.archive_thread(self.thread_id, storage_class))
 
     def restore(self, wait_seconds: float | None = None) -> ThreadMove:
         """Ask for the thread to be brought back from the archive, thawing it first if need be. A job does it.
@@ -764,7 +764,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             ThreadNotFound: There is none.
             ThreadArchived: It is not back after so long (the restore goes on), or cannot be brought back.
         """
-        return self._client.drive(_calls.restore_thread(self.thread_id, wait_seconds))
+        return self._client.drive(calls.restore_thread(self.thread_id, wait_seconds))
 
     def delete(self) -> bool:
         """Delete the whole thread, all namespaces included.

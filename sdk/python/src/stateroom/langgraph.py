@@ -1,7 +1,7 @@
 """LangGraph's checkpointer on Stateroom.
 
 This module owns the saver and its requests: only what LangGraph says has changed is sent. Values are serialised on
-this side, channel by channel (``_langgraph_values``), and the gateway never instantiates them. It does not decide who
+this side, channel by channel (``_langgraph.values``), and the gateway never instantiates them. It does not decide who
 may see what: tenant and subject come from the API key and from ``subject``, never from a graph's config.
 """
 
@@ -33,20 +33,16 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from msgspec import UNSET
 
-from stateroom import _calls
-from stateroom._core import Endpoint, Pinned, Steps, Timeouts
-from stateroom._growth import Growth, Sent, grown, place_of
-from stateroom._histories import Histories, joined
-from stateroom._langgraph_columns import Place, graph_name, is_step, name_of, word_of
-from stateroom._langgraph_connections import Connections
-from stateroom._langgraph_listing import Listing
-from stateroom._langgraph_runs import pin
-from stateroom._langgraph_types import with_field_types
-from stateroom._langgraph_values import SKELETON, Values
+from stateroom._langgraph.columns import Place, graph_name, is_step, name_of, word_of
+from stateroom._langgraph.connections import Connections
+from stateroom._langgraph.field_types import with_field_types
+from stateroom._langgraph.listing import Listing
+from stateroom._langgraph.runs import pin
+from stateroom._langgraph.values import SKELETON, Values
 from stateroom._options import refuse_unknown
-from stateroom._pieces import PieceCache, owner_tag, receiving, sending
-from stateroom._recent import Recent
-from stateroom._wire import (
+from stateroom._protocol import calls
+from stateroom._protocol.core import Endpoint, Pinned, Steps, Timeouts
+from stateroom._protocol.wire import (
     ChannelIn,
     ChannelOut,
     ChannelsPage,
@@ -59,6 +55,10 @@ from stateroom._wire import (
     WritesRequest,
     unset_if_none,
 )
+from stateroom._remembered.growth import Growth, Sent, grown, place_of
+from stateroom._remembered.histories import Histories, joined
+from stateroom._remembered.pieces import PieceCache, owner_tag, receiving, sending
+from stateroom._remembered.recent import Recent
 from stateroom.async_client import AsyncClient
 from stateroom.client import Client
 from stateroom.errors import (
@@ -426,11 +426,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread with all of its namespaces; one that does not exist is passed over."""
-        self._connections.blocking().drive(_calls.delete_thread(str(thread_id)))
+        self._connections.blocking().drive(calls.delete_thread(str(thread_id)))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a thread with all of its namespaces; one that does not exist is passed over."""
-        await (await self._connections.on_loop()).drive(_calls.delete_thread(str(thread_id)))
+        await (await self._connections.on_loop()).drive(calls.delete_thread(str(thread_id)))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs and their writes.
@@ -442,12 +442,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             DeltaChainNeeded: A surviving checkpoint's delta channel is rebuilt from what would be deleted.
             TypeError: One text was given instead of a sequence of them. Nothing is removed.
         """
-        self._connections.blocking().drive(_calls.delete_runs(run_ids))
+        self._connections.blocking().drive(calls.delete_runs(run_ids))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs and their writes; arguments as for ``delete_for_runs``."""
         client = await self._connections.on_loop()
-        await client.drive(_calls.delete_runs(run_ids))
+        await client.drive(calls.delete_runs(run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread, writes included, to one that does not exist yet.
@@ -506,7 +506,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     def _thawing(self, thread_id: str, make: Callable[[], Steps[R]]) -> Steps[R]:
         """Steps on one thread, which is restored first if it has to be thawed and the saver may wait for that."""
-        return _calls.restoring(make, thread_id, self._restore_seconds_max)
+        return calls.restoring(make, thread_id, self._restore_seconds_max)
 
     def _page(self, listing: Listing) -> Steps[ChannelsPage]:
         if listing.thread_id is None:
@@ -518,7 +518,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     def _get_once(self, config: RunnableConfig, pinned: Pinned) -> Steps[CheckpointTuple | None]:
         place = Place.of(config)
-        found = yield from _calls.load_channels(
+        found = yield from calls.load_channels(
             place.thread_id, place.namespace, place.checkpoint_id, accepts=self._accepts
         )
         return None if found is None else (yield from self._completed(found, pinned))
@@ -597,17 +597,17 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         """Make a thread strict: where it begins, since it may have been deleted, and when it is first seen."""
         thread = owner_tag(pinned), place.thread_id
         if place.checkpoint_id is None or thread not in self._made_strict:
-            yield from _calls.change_thread(place.thread_id, ThreadSettings(strict=True))
+            yield from calls.change_thread(place.thread_id, ThreadSettings(strict=True))
             self._made_strict.note(thread)
 
     def _compact(
         self, config: RunnableConfig, channel: str, keep_last: int, summary: Sequence[Any]
     ) -> Steps[RunnableConfig]:
         place = Place.of(config)
-        found = yield from _calls.show_head(place.thread_id, place.namespace)
+        found = yield from calls.show_head(place.thread_id, place.namespace)
         if found is None:
             raise CheckpointNotFound("the namespace has no checkpoint to compact")
-        encoding, data = self.serde.dumps_typed(_calls.listed(summary))
+        encoding, data = self.serde.dumps_typed(calls.listed(summary))
         if encoding != "msgpack":
             raise InvalidRequest("a summary must be MessagePack, and this serialiser writes something else")
         counted = found.metadata.get("step")
@@ -624,7 +624,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
         )
-        receipt = yield from _calls.compact(
+        receipt = yield from calls.compact(
             place.thread_id, request, if_match=place.checkpoint_id or found.checkpoint_id
         )
         return place.config(receipt.checkpoint_id)
@@ -638,7 +638,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             pinned,
             place.thread_id,
             values,
-            lambda: _calls.save(place.thread_id, request, if_new=if_new),
+            lambda: calls.save(place.thread_id, request, if_new=if_new),
         )
 
     def _put_writes(
@@ -687,16 +687,16 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             pinned,
             place.thread_id,
             values,
-            lambda: _calls.write(place.thread_id, checkpoint_id, task_id, request),
+            lambda: calls.write(place.thread_id, checkpoint_id, task_id, request),
         )
 
     def _prune(self, thread_ids: Sequence[str], strategy: str) -> Steps[None]:
         known = {"keep_latest": "keep_latest", "delete": "delete", "delete_all": "delete"}
         if strategy not in known:
             raise ValueError(f"unknown strategy: {strategy}")
-        wanted = [str(each) for each in _calls.listed(thread_ids)]
+        wanted = [str(each) for each in calls.listed(thread_ids)]
         try:
-            yield from _calls.prune(wanted, known[strategy])
+            yield from calls.prune(wanted, known[strategy])
         except ThreadArchived:
             if self._restore_seconds_max is None:
                 raise
@@ -707,10 +707,10 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             yield from self._prune_one(thread_id, known[strategy])
 
     def _prune_one(self, thread_id: str, strategy: str) -> Steps[RemovalReceipt]:
-        return self._thawing(thread_id, lambda: _calls.prune([thread_id], strategy))
+        return self._thawing(thread_id, lambda: calls.prune([thread_id], strategy))
 
     def _copy(self, source_thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:
-        return self._thawing(source_thread_id, lambda: _calls.copy_thread(source_thread_id, target_thread_id))
+        return self._thawing(source_thread_id, lambda: calls.copy_thread(source_thread_id, target_thread_id))
 
     def _delta_history(
         self, config: RunnableConfig, channels: Sequence[str], pinned: Pinned
@@ -725,7 +725,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         place = Place.of(config)
         remembered = place_of(pinned, place.thread_id, place.namespace)
         before = self._histories.at(remembered, channels)
-        found = yield from _calls.channel_history(
+        found = yield from calls.channel_history(
             place.thread_id,
             place.namespace,
             place.checkpoint_id,

@@ -22,8 +22,8 @@ from typing import Protocol
 
 import msgspec
 
-from stateroom._core import Answer, Call
-from stateroom._processes import PerProcess
+from stateroom._io.processes import PerProcess
+from stateroom._protocol.core import Answer, Call
 
 _BODY = struct.Struct(">B16sQ")  # format, incarnation, sequence; the rest is the gateway's
 

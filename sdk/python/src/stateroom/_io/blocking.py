@@ -12,10 +12,10 @@ from typing import ParamSpec, Self, TypeVar
 
 import httpx2
 
-from stateroom._http_client import HttpClientTransport
-from stateroom._httpx import HttpxTransport
-from stateroom._sources import LocalSource, SourceReader, open_source
-from stateroom._transport import Transport, proxied
+from stateroom._artifacts.sources import LocalSource, SourceReader, open_source
+from stateroom._io.http_client_transport import HttpClientTransport
+from stateroom._io.httpx_transport import HttpxTransport
+from stateroom._io.transport import Transport, proxied
 
 __all__ = ["InFlight", "Source", "SourceReader", "finished", "in_blocks", "open_source", "open_transport", "together"]
 

@@ -13,11 +13,11 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import httpx2
 
-from stateroom._aiohttp import AiohttpTransport
-from stateroom._artifacts import PieceBuffer, checked_piece
-from stateroom._httpx import AsyncHttpxTransport
-from stateroom._sources import BLOCK_BYTES, LocalSource, SourceReader, open_source
-from stateroom._transport import AsyncTransport, proxied
+from stateroom._artifacts.sources import BLOCK_BYTES, LocalSource, SourceReader, open_source
+from stateroom._artifacts.transfers import PieceBuffer, checked_piece
+from stateroom._io.aiohttp_transport import AiohttpTransport
+from stateroom._io.httpx_transport import AsyncHttpxTransport
+from stateroom._io.transport import AsyncTransport, proxied
 from stateroom.errors import StateroomError
 
 P = ParamSpec("P")

@@ -1,7 +1,7 @@
 """What both clients ask of an HTTP library, and what is the same with each.
 
 This module owns the seam: how a request is handed over, what comes back, and how "no answer" is told without quoting
-what was sent or received. ``_aiohttp``, ``_http_client`` and ``_httpx`` are behind it. It sends nothing.
+what was sent or received. The modules named ``..._transport`` are behind it. It sends nothing.
 """
 
 import asyncio

@@ -11,11 +11,11 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import get_checkpoint_id
 
-from stateroom import _calls
-from stateroom._core import Steps
-from stateroom._langgraph_columns import take_columns
-from stateroom._langgraph_values import is_plain
-from stateroom._wire import ChannelsPage, CheckpointWithChannels
+from stateroom._langgraph.columns import take_columns
+from stateroom._langgraph.values import is_plain
+from stateroom._protocol import calls
+from stateroom._protocol.core import Steps
+from stateroom._protocol.wire import ChannelsPage, CheckpointWithChannels
 from stateroom.errors import InvalidRequest
 
 _PAGE = 100
@@ -65,7 +65,7 @@ class Listing:
             # The smallest id above the wanted one: "+" is the least character an id can have.
             above = self._only_id + "+"
             ceiling = above if ceiling is None else min(ceiling, above, key=str.encode)
-        self._selection = _calls.Selection(
+        self._selection = calls.Selection(
             thread_id=self.thread_id,
             namespace=configurable.get("checkpoint_ns"),
             before=ceiling,
@@ -82,8 +82,8 @@ class Listing:
 
     def page(self) -> Steps[ChannelsPage]:
         """The next page."""
-        size = _PAGE if self._left is None else min(self._left, _calls.PAGE_MAX)
-        return _calls.list_channels(self._selection, size, self._cursor, accepts=self._accepts)
+        size = _PAGE if self._left is None else min(self._left, calls.PAGE_MAX)
+        return calls.list_channels(self._selection, size, self._cursor, accepts=self._accepts)
 
     def take(self, page: ChannelsPage) -> Iterator[CheckpointWithChannels]:
         """The checkpoints of a page that are wanted."""

@@ -1,7 +1,8 @@
 """HTTP by the standard library: what the blocking client sends with.
 
 ``http.client`` takes a third of the processor time of httpx2 for a request of a few kilobytes. This module owns a pool
-of its connections and the reading of its failures. It knows no proxies and streams no content; ``_httpx`` does.
+of its connections and the reading of its failures. It knows no proxies and streams no content, as ``httpx_transport``
+does.
 """
 
 import contextlib
@@ -20,8 +21,8 @@ from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from stateroom._processes import PerProcess
-from stateroom._transport import (
+from stateroom._io.processes import PerProcess
+from stateroom._io.transport import (
     CONNECTIONS_MAX,
     KEEPALIVE_SECONDS,
     SLICED_BYTES_MIN,

@@ -1,9 +1,10 @@
 """HTTP by httpx2: through proxies, content as a stream, and whatever httpx2 transport a caller brings.
 
-It owns the reading of httpx2's failures. For whole answers straight from the gateway ``_aiohttp`` and ``_http_client``
-are used, which take less processor time. A fork makes connections of its own; those it inherits it neither uses nor
-closes, since httpx2 would take a lock for that. A transport that a caller brings is the caller's in every process. The
-blocking transport does not bound the head of an answer that trickles: httpx2 has a time limit for each read only.
+It owns the reading of httpx2's failures. For whole answers straight from the gateway ``aiohttp_transport`` and
+``http_client_transport`` are used, which take less processor time. A fork makes connections of its own; those it
+inherits it neither uses nor closes, since httpx2 would take a lock for that. A transport that a caller brings is the
+caller's in every process. The blocking transport does not bound the head of an answer that trickles: httpx2 has a time
+limit for each read only.
 """
 
 import asyncio
@@ -13,8 +14,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 import httpx2
 
-from stateroom._processes import PerProcess
-from stateroom._transport import (
+from stateroom._io.processes import PerProcess
+from stateroom._io.transport import (
     CONNECTIONS_MAX,
     KEEPALIVE_SECONDS,
     SLICED_BYTES_MIN,

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import BinaryIO, Protocol, Self, cast
 
-from stateroom._artifacts import PieceBuffer, Reception, checked_piece, partial_name, size_of
+from stateroom._artifacts.transfers import PieceBuffer, Reception, checked_piece, partial_name, size_of
 from stateroom.errors import InvalidRequest
 from stateroom.types import Artifact
 

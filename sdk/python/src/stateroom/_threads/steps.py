@@ -11,11 +11,9 @@ from typing import Any, Generic
 
 from msgspec import UNSET
 
-from stateroom import _calls
-from stateroom._core import Pinned, Steps
-from stateroom._pieces import PieceCache, receiving_state, sending_state
-from stateroom._state import from_plain, result_type, state_from_plain, state_to_plain, to_plain
-from stateroom._wire import (
+from stateroom._protocol import calls
+from stateroom._protocol.core import Pinned, Steps
+from stateroom._protocol.wire import (
     Changes,
     CheckpointWithState,
     CompactRequest,
@@ -26,6 +24,8 @@ from stateroom._wire import (
     WritesRequest,
     unset_if_none,
 )
+from stateroom._remembered.pieces import PieceCache, receiving_state, sending_state
+from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
 from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound, OnceKeyReused
 from stateroom.schema import StateVersion, accepted
 from stateroom.types import CheckpointOptions, Head, SaveReceipt, StateT, Status, ThreadInfo
@@ -122,7 +122,7 @@ class ThreadSteps(Generic[StateT]):
         self, pinned: Pinned, checkpoint_id: str | None, *, resolve_artifacts: bool
     ) -> Steps[tuple[CheckpointWithState, str | None] | None]:
         for is_last in (False, True):
-            found = yield from _calls.load_state(
+            found = yield from calls.load_state(
                 self.thread_id,
                 self.namespace,
                 checkpoint_id,
@@ -205,7 +205,7 @@ class ThreadSteps(Generic[StateT]):
             self.thread_id,
             state_to_plain(state),
             request,
-            lambda: _calls.save(
+            lambda: calls.save(
                 self.thread_id,
                 request,
                 if_match=self._head_id,
@@ -231,10 +231,10 @@ class ThreadSteps(Generic[StateT]):
         request = self._save_request(options)
         request.changes = Changes(
             set=state_to_plain(dict(set_ or {})),
-            append={name: to_plain(_calls.listed(elements)) for name, elements in (append or {}).items()},
-            remove=_calls.listed(remove),
+            append={name: to_plain(calls.listed(elements)) for name, elements in (append or {}).items()},
+            remove=calls.listed(remove),
         )
-        receipt = yield from _calls.save(self.thread_id, request, if_match=self._head_id)
+        receipt = yield from calls.save(self.thread_id, request, if_match=self._head_id)
         self._follow(receipt)
         return receipt
 
@@ -256,7 +256,7 @@ class ThreadSteps(Generic[StateT]):
         request = CompactRequest(
             channel=channel,
             keep_last=keep_last,
-            summary=to_plain(_calls.listed(summary)) if summary else UNSET,
+            summary=to_plain(calls.listed(summary)) if summary else UNSET,
             namespace=self.namespace,
             checkpoint_id=unset_if_none(checkpoint_id),
             status=status,
@@ -266,7 +266,7 @@ class ThreadSteps(Generic[StateT]):
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
         )
-        receipt = yield from _calls.compact(self.thread_id, request, if_match=self._head_id)
+        receipt = yield from calls.compact(self.thread_id, request, if_match=self._head_id)
         self._follow(receipt)
         return receipt
 
@@ -281,7 +281,7 @@ class ThreadSteps(Generic[StateT]):
             OnceKeyReused: It finished with other arguments.
         """
         task_id, channel = once_place(once_key)
-        page = yield from _calls.read_writes(self.thread_id, self.namespace, ONCE_ANCHOR, task_id)
+        page = yield from calls.read_writes(self.thread_id, self.namespace, ONCE_ANCHOR, task_id)
         kept = {each.idx: each for each in page.writes}
         result, asked = kept.get(ONCE_RESULT_IDX), kept.get(ONCE_INTENT_IDX)
         if result is None or result.channel != channel:
@@ -304,7 +304,7 @@ class ThreadSteps(Generic[StateT]):
             WriteIn(channel=ONCE_INTENT, idx=ONCE_INTENT_IDX, value=intent),
         ]
         request = WritesRequest(writes=writes, namespace=self.namespace)
-        receipt = yield from _calls.write(self.thread_id, ONCE_ANCHOR, task_id, request)
+        receipt = yield from calls.write(self.thread_id, ONCE_ANCHOR, task_id, request)
         if receipt.stored < len(writes):
             was_kept, kept = yield from self._recall(once_key, intent)
             if was_kept:
@@ -317,10 +317,10 @@ class ThreadSteps(Generic[StateT]):
 
     def _change(self, *, strict: bool | None, agent: str | None) -> Steps[ThreadInfo]:
         settings = ThreadSettings(strict=UNSET if strict is None else strict, agent=UNSET if agent is None else agent)
-        return (yield from _calls.change_thread(self.thread_id, settings))
+        return (yield from calls.change_thread(self.thread_id, settings))
 
     def _delete(self) -> Steps[bool]:
-        deleted = yield from _calls.delete_thread(self.thread_id)
+        deleted = yield from calls.delete_thread(self.thread_id)
         self._fork_of = None
         self._known, self._head_id, self._step = False, None, None
         self._is_made_strict = False

@@ -20,9 +20,9 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from stateroom._core import Answer, Call, Pinned, Steps, encode_body, path
-from stateroom._processes import PerProcess
-from stateroom._wire import (
+from stateroom._io.processes import PerProcess
+from stateroom._protocol.core import Answer, Call, Pinned, Steps, encode_body, path
+from stateroom._protocol.wire import (
     ChannelIn,
     ChannelOut,
     CheckpointWithState,

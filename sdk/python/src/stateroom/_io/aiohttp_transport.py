@@ -2,9 +2,9 @@
 
 It takes a fifth of the processor time of httpx2 for a request of a few kilobytes, and an agent waits for every save.
 It owns the reading of aiohttp's failures. Connections belong to the event loop and the process that made them. Two
-things are left to ``_httpx``: proxies, because aiohttp reads the environment anew for each request, in a thread, which
-costs more than the request; and content that is read as a stream, because it drops what it had buffered when a
-connection breaks.
+things are left to ``httpx_transport``: proxies, because aiohttp reads the environment anew for each request, in a
+thread, which costs more than the request; and content that is read as a stream, because it drops what it had buffered
+when a connection breaks.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from stateroom._processes import PerProcess
-from stateroom._transport import (
+from stateroom._io.processes import PerProcess
+from stateroom._io.transport import (
     CONNECTIONS_MAX,
     KEEPALIVE_SECONDS,
     SLICED_BYTES_MIN,

@@ -8,7 +8,7 @@ with that config. A call that belongs to no run decides anew, and a config that 
 
 from langchain_core.runnables import RunnableConfig
 
-from stateroom._core import Endpoint, Pinned
+from stateroom._protocol.core import Endpoint, Pinned
 
 # LangGraph removes whatever begins so from the configs that it gives out.
 _RUN = "__pregel_stateroom_run"

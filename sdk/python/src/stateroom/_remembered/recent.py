@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from stateroom._processes import PerProcess
+from stateroom._io.processes import PerProcess
 
 
 class Recent:

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from stateroom._core import Pinned
-from stateroom._pieces import large_leaves, owner_tag
-from stateroom._processes import PerProcess
-from stateroom._wire import ChannelIn, Version
+from stateroom._io.processes import PerProcess
+from stateroom._protocol.core import Pinned
+from stateroom._protocol.wire import ChannelIn, Version
+from stateroom._remembered.pieces import large_leaves, owner_tag
 
 # A shorter list is stored inside its checkpoint anyway.
 LIST_BYTES_MIN = 4 * 1024

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from weakref import WeakKeyDictionary
 
-from stateroom._processes import PerProcess
+from stateroom._io.processes import PerProcess
 from stateroom.async_client import AsyncClient
 from stateroom.client import Client
 

@@ -2,7 +2,7 @@
 
 This module owns how a call becomes an HTTP request and how an answer becomes a value, an error or a delay
 before the next attempt. It opens no socket, reads no clock and sleeps never; ``client`` and ``async_client``
-do. It does not know what the calls mean; ``_calls`` does.
+do. It does not know what the calls mean; ``calls`` does.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Every call of API v1 that the clients make, as steps without I/O.
 
 This module owns paths, bodies and preconditions. Both clients and the LangGraph saver drive the same steps,
-so that they cannot drift apart. It does not retry (``_core.Attempts`` does) and keeps no state (``_thread``
+so that they cannot drift apart. It does not retry (``core.Attempts`` does) and keeps no state (``_threads``
 does).
 """
 
@@ -14,8 +14,8 @@ from uuid import uuid4
 import msgspec
 from msgspec import structs
 
-from stateroom._core import Answer, Call, Steps, encode_body, is_repeatable, path
-from stateroom._wire import (
+from stateroom._protocol.core import Answer, Call, Steps, encode_body, is_repeatable, path
+from stateroom._protocol.wire import (
     ChannelHistories,
     ChannelsPage,
     CheckpointPage,

@@ -1,16 +1,16 @@
 """Artifacts as seekable binary files: the standard library's kind for callers that block, its like for an event loop.
 
-This module owns what of a file a program sees; ``_async_ranges`` owns what is fetched for it.
+This module owns what of a file a program sees; ``async_ranges`` owns what is fetched for it.
 """
 
 import io
 from types import TracebackType
 from typing import Any, Self
 
-from stateroom._artifacts import Window
-from stateroom._async_ranges import AsyncCarrier, AsyncRanges
-from stateroom._core import Pinned
-from stateroom._ranges import Carrier, Ranges
+from stateroom._artifacts.async_ranges import AsyncCarrier, AsyncRanges
+from stateroom._artifacts.ranges import Carrier, Ranges
+from stateroom._artifacts.transfers import Window
+from stateroom._protocol.core import Pinned
 from stateroom.types import Artifact
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import UNSET
 
-from stateroom._growth import Place
-from stateroom._processes import PerProcess
-from stateroom._wire import ChannelHistories, ChannelHistory
+from stateroom._io.processes import PerProcess
+from stateroom._protocol.wire import ChannelHistories, ChannelHistory
+from stateroom._remembered.growth import Place
 from stateroom.errors import IntegrityFailure
 
 BYTES_MAX = 32 * 1024 * 1024

@@ -20,8 +20,8 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from stateroom._langgraph_columns import Place
-from stateroom._wire import ChannelIn, ChannelOut, CheckpointWithChannels, SerialisedWrite
+from stateroom._langgraph.columns import Place
+from stateroom._protocol.wire import ChannelIn, ChannelOut, CheckpointWithChannels, SerialisedWrite
 from stateroom.errors import IntegrityFailure, InvalidRequest
 
 SKELETON = "~langgraph"
