@@ -53,20 +53,18 @@ def test_a_fork_takes_connections_of_its_own_and_leaves_its_parents_whole(gatewa
 
 HELD = """
 import os, threading
-from stateroom._io.http_client_transport import HttpClientTransport
-from stateroom._io.httpx_transport import HttpxTransport
+from stateroom._io.httpcore_transport import HttpcoreTransport
 from stateroom._io.processes import PerProcess
 from stateroom._remembered.histories import Histories
 
 lock, histories = PerProcess(threading.Lock), Histories()
-pool = HttpClientTransport("http://127.0.0.1:1", None, HttpxTransport(None), connections_max=1)._pool
-with lock.mine(), histories._lock.mine(), pool.mine().places, pool.mine()._lock:
+pool = HttpcoreTransport("http://127.0.0.1:1", connections_max=1)._pool
+with lock.mine(), histories._lock.mine(), pool.mine()._optional_thread_lock:
     child = os.fork()
     if child == 0:
         assert lock.mine().acquire(timeout=30)
         assert histories._lock.mine().acquire(timeout=30)
-        assert pool.mine().places.acquire(timeout=30)
-        assert pool.mine()._lock.acquire(timeout=30)
+        assert pool.mine()._optional_thread_lock._lock.acquire(timeout=30)
         os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 assert lock.mine() is lock.mine()

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sdk.python.tests.fakes import API_KEY
 from stateroom import AsyncClient, BodyTooLarge, Client, GatewayUnavailable, Timeouts
 from stateroom._io.aiohttp_transport import AiohttpTransport
-from stateroom._io.http_client_transport import HttpClientTransport
+from stateroom._io.httpcore_transport import HttpcoreTransport
 from stateroom._io.httpx_transport import AsyncHttpxTransport, HttpxTransport
 from stateroom._io.transport import NoAnswer, proxied
 from stateroom.langgraph import StateroomSaver
@@ -146,11 +146,7 @@ class OnLoop:
         self._runner.close()
 
 
-def by_http_client(url, tls=httpx2.create_ssl_context, **options):
-    return HttpClientTransport(url, tls, HttpxTransport(None), **options)
-
-
-@pytest.fixture(params=[by_http_client, OnLoop], ids=["http.client", "aiohttp"])
+@pytest.fixture(params=[HttpcoreTransport, OnLoop], ids=["httpcore2", "aiohttp"])
 def transport_of(request):
     made = []
 
@@ -164,7 +160,7 @@ def transport_of(request):
 
 
 EVERY_TRANSPORT = {
-    "http.client": by_http_client,
+    "httpcore2": HttpcoreTransport,
     "aiohttp": OnLoop,
     "httpx2": lambda _url: HttpxTransport(None),
     "httpx2 on a loop": lambda url: OnLoop(url, lambda: AsyncHttpxTransport(None)),
@@ -190,7 +186,7 @@ def blocking_of():
     made = []
 
     def make(url, **options):
-        made.append(by_http_client(url, **options))
+        made.append(HttpcoreTransport(url, **options))
         return made[-1]
 
     yield make
@@ -373,7 +369,7 @@ def test_an_attempt_ends_although_the_body_of_its_answer_still_trickles_in(serve
 
 
 # httpx2 without a loop has no time limit for a head.
-@pytest.mark.parametrize("any_transport_of", ["http.client", "aiohttp", "httpx2 on a loop"], indirect=True)
+@pytest.mark.parametrize("any_transport_of", ["httpcore2", "aiohttp", "httpx2 on a loop"], indirect=True)
 def test_an_attempt_ends_although_the_head_of_its_answer_still_trickles_in(server_of, any_transport_of):
     server = server_of(trickling(b"", HEAD + bytes(100)))
     with pytest.raises(NoAnswer, match="Timeout") as caught:
@@ -416,7 +412,7 @@ def too_large_for_long(connection):
 # In one piece, and in slices that are more than socket buffers hold.
 @pytest.mark.parametrize("size", [900_000, 16 * 1024 * 1024])
 def test_an_answer_that_comes_before_the_body_was_sent_is_the_answer(server_of, any_transport_of, size):
-    server = server_of(too_large if any_transport_of.name in {"http.client", "httpx2"} else too_large_for_long)
+    server = server_of(too_large if any_transport_of.name in {"httpcore2", "httpx2"} else too_large_for_long)
     transport = any_transport_of(server.url)
     for _ in range(2):
         reply = transport.send("POST", server.url + "/v1/a", HEADERS, bytes(size), WAITS)

@@ -6,14 +6,13 @@ It owns everything that happens at the same time. It decides nothing about calls
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import cache
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 import httpx2
 
 from stateroom._artifacts.sources import LocalSource, SourceReader, open_source
-from stateroom._io.http_client_transport import HttpClientTransport
+from stateroom._io.httpcore_transport import HttpcoreTransport
 from stateroom._io.httpx_transport import HttpxTransport
 from stateroom._io.transport import Transport, proxied
 
@@ -33,12 +32,11 @@ def open_transport(url: str, given: httpx2.BaseTransport | None) -> Transport:
         url: The gateway's URL.
         given: An httpx2 transport that the caller brought.
     """
-    tls = cache(httpx2.create_ssl_context)  # takes 30 ms or more: one for both, and none for http
-    streams = HttpxTransport(given, tls)
     if given is None and not proxied(url):
-        return HttpClientTransport(url, tls, streams)
-    streams.begin()
-    return streams
+        return HttpcoreTransport(url)
+    transport = HttpxTransport(given)
+    transport.begin()
+    return transport
 
 
 def finished(result: R) -> R:

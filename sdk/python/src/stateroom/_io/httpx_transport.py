@@ -1,15 +1,13 @@
-"""HTTP by httpx2: through proxies, content as a stream, and whatever httpx2 transport a caller brings.
+"""HTTP by httpx2: through proxies, and whatever httpx2 transport a caller brings; on a loop also content as a stream.
 
-It owns the reading of httpx2's failures. For whole answers straight from the gateway ``aiohttp_transport`` and
-``http_client_transport`` are used, which take less processor time. A fork makes connections of its own; those it
-inherits it neither uses nor closes, since httpx2 would take a lock for that. A transport that a caller brings is the
-caller's in every process. The blocking transport does not bound the head of an answer that trickles: httpx2 has a time
-limit for each read only.
+It owns the reading of httpx2's failures. Straight to the gateway ``aiohttp_transport`` and ``httpcore_transport`` are
+used, which take less processor time. A fork makes connections of its own; those it inherits it neither uses nor closes,
+since httpx2 would take a lock for that. A transport that a caller brings is the caller's in every process. The blocking
+transport does not bound the head of an answer that trickles: httpx2 has a time limit for each read only.
 """
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import httpx2
@@ -92,20 +90,10 @@ class HttpxTransport:
 
     Args:
         transport: Another httpx2 transport than a network connection.
-        tls: Says which certificates to trust; the usual ones when left out.
     """
 
-    def __init__(
-        self, transport: httpx2.BaseTransport | None, tls: Callable[[], ssl.SSLContext] = httpx2.create_ssl_context
-    ) -> None:
-        self._http = PerProcess(
-            lambda: httpx2.Client(
-                transport=transport,
-                limits=_LIMITS,
-                follow_redirects=False,
-                verify=tls() if transport is None else True,  # which a caller's transport decides
-            )
-        )
+    def __init__(self, transport: httpx2.BaseTransport | None) -> None:
+        self._http = PerProcess(lambda: httpx2.Client(transport=transport, limits=_LIMITS, follow_redirects=False))
         self._closed = False
 
     def begin(self) -> None:
