@@ -166,7 +166,7 @@ def finished_calls(thread: Mapping[str, Known]) -> set[str]:
     began at, or that runs or waits at the head of all namespaces around it.
     """
     finished: set[str] = set()
-    for namespace in sorted(thread, key=len):  # what is around comes first: its name is the beginning
+    for namespace in sorted(thread):  # what is around comes first: its name is the beginning
         head = thread[namespace].entries.get(thread[namespace].head_id)
         if head is None or not _is_call(namespace):
             continue

@@ -1,13 +1,17 @@
 """The planner of retention: which thread is due of what, from clear facts alone."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec import structs
 
 from storage.errors import InvalidState
 from storage.retention.planner import (
+    COUNT_MAX,
     NOTHING_SAID,
     QUIET_SECONDS,
+    SECONDS_MAX,
     Ceilings,
     Effective,
     Facts,
@@ -19,6 +23,7 @@ from storage.retention.planner import (
     outlook,
     plan,
     removes,
+    removes_sooner,
     resolve,
 )
 
@@ -222,3 +227,49 @@ def test_what_can_be_said_is_accepted():
 )
 def test_a_policy_that_can_remove_state_takes_the_permission_to(policy, deletes):
     assert removes(policy) is deletes
+
+
+DELETING = Effective(idle_ttl_seconds=100, on_expiry="delete", archive_ttl_seconds=100, checkpoints_max=100)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sooner"),
+    [
+        (DELETING, DELETING, False),
+        (DELETING, replace(DELETING, idle_ttl_seconds=101), False),
+        (DELETING, replace(DELETING, idle_ttl_seconds=99), True),
+        (DELETING, replace(DELETING, absolute_ttl_seconds=1), True),
+        (DELETING, replace(DELETING, done_ttl_seconds=1), True),
+        (DELETING, replace(DELETING, archive_ttl_seconds=99), True),
+        (DELETING, replace(DELETING, archive_ttl_seconds=None), False),
+        (DELETING, replace(DELETING, checkpoints_max=99), True),
+        (DELETING, replace(DELETING, pending_writes_seconds=1), True),
+        (DELETING, replace(DELETING, on_expiry="archive", idle_ttl_seconds=1), False),
+        (replace(DELETING, on_expiry="archive"), DELETING, True),
+        (Effective(), Effective(thinning=Thinning(every=2)), True),
+        (Effective(thinning=Thinning(every=2)), Effective(thinning=Thinning(every=2)), False),
+        (Effective(thinning=Thinning(every=2)), Effective(thinning=Thinning(every=3)), True),
+        (Effective(thinning=Thinning(every=2)), Effective(), False),
+    ],
+)
+def test_what_removes_something_new_or_earlier_is_told_apart(before, after, sooner):
+    assert removes_sooner(before, after) is sooner
+
+
+def test_bounds_are_allowed_and_what_is_beyond_them_is_not():
+    most = Policy(
+        idle_ttl_seconds=SECONDS_MAX, checkpoints_max=COUNT_MAX, thinning=Thinning(every=COUNT_MAX, keep_last=COUNT_MAX)
+    )
+    assert check_policy(most, CLASSES) == most
+    for beyond in (
+        structs.replace(most, idle_ttl_seconds=SECONDS_MAX + 1),
+        structs.replace(most, checkpoints_max=COUNT_MAX + 1),
+        structs.replace(most, thinning=Thinning(every=COUNT_MAX + 1)),
+    ):
+        with pytest.raises(InvalidState):
+            check_policy(beyond, CLASSES)
+
+
+def test_a_storage_class_that_is_none_is_told_which_there_are():
+    with pytest.raises(InvalidState, match="one of GLACIER, STANDARD"):
+        check_policy(Policy(archive_storage_class="TAPE"), CLASSES)

@@ -252,3 +252,46 @@ def goes_round(entries, at):
         seen.add(at)
         at = entries[at].parent_id
     return False
+
+
+@pytest.mark.parametrize(
+    ("count", "rule", "kept"),
+    [
+        (10, ThinningRule(checkpoints_max=8), list(range(10))),  # a quarter more, and no more than that
+        (11, ThinningRule(every=2, checkpoints_max=1, keep_last=3), [8, 9, 10]),  # nothing fits beside what is kept
+    ],
+)
+def test_the_maximum_begins_above_a_quarter_more_and_ends_at_what_is_kept_by_name(count, rule, kept):
+    assert left(chain(count), rule) == kept
+
+
+def test_children_go_first_whatever_their_ids():
+    entries = {each.checkpoint_id: each for each in (entry(9), entry(3, 9), entry(5, 3), entry(1, 9))}
+    order = children_first(entries, set(entries))
+    assert order.index("c0005") < order.index("c0003") < order.index("c0009")
+    assert order[-1] == "c0009"
+
+
+def test_a_sub_agent_that_remembers_within_a_call_is_never_finished():
+    outer = (("", 0),)
+    thread = {
+        "": Known({"c0001": entry(1)}),
+        "node:1|memory": Known({"c0002": entry(2, outer=outer)}),
+        "node:1|7": Known({"c0003": entry(3, outer=outer)}),
+    }
+    assert finished_calls(thread) == {"node:1|7"}
+
+
+def test_what_a_fresh_checkpoint_goes_on_from_is_spared_without_any_delta_channel():
+    entries = chain(6)[""].entries
+    choice = ByRule(ThinningRule(keep_last=1))
+    doomed = choice.doomed({"": Known(entries)}, ())[""]
+    assert doomed == {f"c{each:04}" for each in range(5)}
+    assert choice.spared(entries, doomed, [entry(7, 2)]) == {"c0002"}
+    assert choice.spared(entries, doomed, [entry(7, 5), entry(8)]) == set()
+    assert choice.ended({"": Known(entries)}) == set()
+
+
+def test_runs_go_with_the_namespaces_that_have_nothing_left():
+    thread = {"": Known({"c0001": entry(1)}), "sub": Known({"c0002": entry(2)})}
+    assert OfRuns(frozenset({"r"})).ended(thread) == {"", "sub"}
