@@ -37,7 +37,7 @@ class _Material(bytearray):
 
     __slots__ = ()
 
-    def __del__(self) -> None:
+    def __del__(self) -> None:  # pragma: no mutate block - it runs in the middle of anything
         self[:] = bytes(len(self))
 
 
