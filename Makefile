@@ -97,6 +97,15 @@ mutants: setup ## Change the code of crypto and of removals in every small way, 
 bench: setup ## Measure against LangGraph's own PostgreSQL saver
 	@$(RUN) --group bench python -m benchmarks.run $(BENCH_ARGS)
 
+PEER_PYTHONS := aegra:3.12 langgraph-dev:3.11
+.PHONY: bench-peers
+bench-peers: setup ## Measure against Aegra and `langgraph dev`, each in an environment of its own below .cache
+	@for each in $(PEER_PYTHONS); do \
+		$(UV) venv --quiet --allow-existing --python "$${each#*:}" ".cache/peers/$${each%:*}"; \
+		$(UV) pip sync --quiet --python ".cache/peers/$${each%:*}" "benchmarks/peer_servers/$${each%:*}.txt"; \
+	done
+	@$(RUN) --group bench python -m benchmarks.peers $(BENCH_ARGS)
+
 .PHONY: soak
 soak: setup ## Run the long tests
 	@$(RUN) --group bench pytest -m soak $(PYTEST_ARGS)

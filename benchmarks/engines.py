@@ -4,9 +4,11 @@ All contenders use this one PostgreSQL: the gateway's database belongs to the ga
 the raw inserts have databases of their own beside it. Everything is started and stopped by `running`.
 """
 
+import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,6 +31,13 @@ SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
 """
+
+
+def python_build() -> str:
+    """The interpreter, and which of the options it was built with make it faster."""
+    asked = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    fast = [name for name, option in (("PGO", "--enable-optimizations"), ("LTO", "--with-lto")) if option in asked]
+    return f"{platform.python_version()}, built with {' and '.join(fast) or 'neither PGO nor LTO'}"
 
 
 class Cpu(NamedTuple):

@@ -29,7 +29,7 @@ from benchmarks.artifacts import artifact_bench
 from benchmarks.audit import audited
 from benchmarks.bench import FULL, QUICK, Bench, Effort, Group
 from benchmarks.contenders import DELTA, connected
-from benchmarks.engines import Engines, running
+from benchmarks.engines import Engines, python_build, running
 from benchmarks.neighbour import neighbour_bench
 from benchmarks.pruning import pruning_bench
 from benchmarks.workload import Prose
@@ -69,7 +69,7 @@ def _environment(folder: Path, *, quick: bool) -> dict[str, Any]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB",
         "load before": round(os.getloadavg()[0], 2),
         "disk": _disk(folder),
-        "python": platform.python_version(),
+        "python": python_build(),
         "packages": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
     }
 
