@@ -22,7 +22,15 @@ from gateway.wire.problems import Fault, Problem
 from migrations.state import errors as state_errors
 from storage import errors as storage_errors
 from storage.access.strictness import AgentUnsure
-from storage.blobs.store import BlobExists, BlobFrozen, BlobNotFound, BlobUnavailable, MultipartNotFound, PartMismatch
+from storage.blobs.store import (
+    BlobExists,
+    BlobFrozen,
+    BlobNotFound,
+    BlobUnavailable,
+    BucketElsewhere,
+    MultipartNotFound,
+    PartMismatch,
+)
 from storage.ledger.streams import BlobDamaged, BlobTooLarge
 
 # What the bounds of shapes in `gateway.wire` are called: by type and member, or else by type and bound.
@@ -230,6 +238,10 @@ _TOO_NEW = Kind(
 )  # fmt: skip
 _CONFLICT = Kind(409, "conflict", "Conflict", False, "Load the current state and decide again.")
 
+_BLOBS_UNAVAILABLE = Kind(
+    503, "blob-store-unavailable", "Blob store unavailable", True,
+    "The object store did not answer; retry after Retry-After.", 1.0,
+)  # fmt: skip
 _DATABASE_UNAVAILABLE = Kind(
     503,
     "database-unavailable",
@@ -601,10 +613,8 @@ TABLE: dict[type[Exception], Kind] = {
         f"A body has at most {limits.BODY_BYTES_MAX:,} bytes; store large files as artifacts.",
     ),
     BlobNotFound: _INTEGRITY,  # a pointer was stored, so the blob was
-    BlobUnavailable: Kind(
-        503, "blob-store-unavailable", "Blob store unavailable", True,
-        "The object store did not answer; retry after Retry-After.", 1.0,
-    ),
+    BlobUnavailable: _BLOBS_UNAVAILABLE,
+    BucketElsewhere: _BLOBS_UNAVAILABLE,
     storage_errors.DatabaseReadOnly: Kind(
         503, "database-read-only", "Database read-only", True,
         "The database takes no writes now: a standby, set read-only, or without room. Nothing was stored; retry later.",

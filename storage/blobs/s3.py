@@ -33,7 +33,6 @@ from storage.blobs.s3_objects import (
     BODY_SECONDS_MAX,
     CONNECT_SECONDS_MAX,
     READ_SECONDS_MAX,
-    BucketElsewhere,
     S3Objects,
 )
 from storage.blobs.store import (
@@ -44,6 +43,7 @@ from storage.blobs.store import (
     BlobInfo,
     BlobNotFound,
     BlobUnavailable,
+    BucketElsewhere,
     MultipartInfo,
     MultipartNotFound,
     ObjectInfo,

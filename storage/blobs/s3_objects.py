@@ -27,7 +27,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedEr
 from obstore.store import S3Store
 
 from storage.blobs.s3_location import S3Location
-from storage.blobs.store import BlobBytes, BlobExists, BlobFrozen, BlobNotFound, BlobUnavailable
+from storage.blobs.store import BlobBytes, BlobExists, BlobFrozen, BlobNotFound, BlobUnavailable, BucketElsewhere
 
 _T = TypeVar("_T")
 
@@ -48,10 +48,6 @@ _ELSEWHERE = (
     "<Code>AuthorizationHeaderMalformed</Code>",
 )
 _environment_lock = threading.Lock()
-
-
-class BucketElsewhere(BlobUnavailable):
-    """The bucket is in another region than the one that was asked."""
 
 
 class S3Objects:

@@ -26,6 +26,10 @@ class BlobUnavailable(Unavailable):
     """The object store cannot serve this now; the operation may be repeated."""
 
 
+class BucketElsewhere(BlobUnavailable):
+    """The bucket is in another region than the one that was asked."""
+
+
 class BlobFrozen(Conflict):
     """The blob is in a storage class that is not read before it was thawed (`BlobStore.thaw`)."""
 
