@@ -593,6 +593,52 @@ def test_the_first_call_to_an_http_gateway_imports_nothing_and_makes_no_tls_cont
     assert len(server.requests) == 1
 
 
+def test_a_target_that_fails_while_content_is_read_is_not_told_as_a_gateway_that_does_not_answer(
+    server_of, blocking_of
+):
+    server = server_of(answering)
+    transport = blocking_of(server.url)
+
+    def copy():
+        with transport.stream("GET", server.url + "/v1/a", HEADERS, WAITS) as answer:
+            assert next(answer.pieces()) == b"answer"
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        copy()
+    assert transport.send("GET", server.url + "/v1/a", HEADERS, None, WAITS).body == b"answer"
+
+
+def test_content_that_breaks_off_is_told_after_what_had_arrived(server_of, blocking_of):
+    def serve(connection):
+        connection.read()
+        connection.say(HEAD + b"half")
+
+    server = server_of(serve)
+    arrived = []
+    with (
+        pytest.raises(NoAnswer) as caught,
+        blocking_of(server.url).stream("GET", server.url + "/v1/a", HEADERS, WAITS) as answer,
+    ):
+        arrived.extend(answer.pieces())
+    assert b"".join(arrived) == b"half"
+    assert caught.value.received
+
+
+def test_the_connections_that_a_fork_inherits_are_closed_in_it(server_of, blocking_of):
+    ended = threading.Event()
+
+    def serve(connection):
+        answering(connection)
+        ended.set()
+
+    server = server_of(serve)
+    transport = blocking_of(server.url)
+    transport.send("GET", server.url + "/v1/a", HEADERS, None, WAITS)
+    transport._pool.mine().leave()  # here in the process that opened them, so that the server sees the end
+    assert ended.wait(10)
+
+
 def test_a_client_that_was_closed_opens_no_connection_for_content(server_of):
     server = server_of(answering)
     client = Client(server.url, API_KEY, subject="user-42")

@@ -430,7 +430,7 @@ class AsyncClient:
         """Selected checkpoints, newest first, page by page. The subject is decided here, not at each page.
 
         Args:
-            selection: Which.
+            selection: The checkpoints to list.
             limit: At most so many.
         """
         return self._infos(self.pin(), selection, limit)
@@ -520,7 +520,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
 
         Args:
             checkpoint_id: Its id.
-            resolve_artifacts: As ``load``.
+            resolve_artifacts: Bring along the artifacts that the state names, as ``Head.artifacts``.
 
         Raises:
             CheckpointNotFound: There is none.

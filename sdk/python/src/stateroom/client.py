@@ -427,7 +427,7 @@ class Client:
         """Selected checkpoints, newest first, page by page. The subject is decided here, not at each page.
 
         Args:
-            selection: Which.
+            selection: The checkpoints to list.
             limit: At most so many.
         """
         return self._infos(self.pin(), selection, limit)
@@ -514,7 +514,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
 
         Args:
             checkpoint_id: Its id.
-            resolve_artifacts: As ``load``.
+            resolve_artifacts: Bring along the artifacts that the state names, as ``Head.artifacts``.
 
         Raises:
             CheckpointNotFound: There is none.

@@ -84,7 +84,7 @@ class SaverOptions(TypedDict, total=False):
     """How a saver acts; each may be left out.
 
     Attributes:
-        subject: Whose state it is: a subject's id, a callable that returns it (``current_subject`` by
+        subject: The subject whose state it is: its id, a callable that returns it (``current_subject`` by
             default, set by ``with acting_for(...)``), or ``None`` for the subject the key is bound to. A run of a
             graph acts for whoever it was when the run began, with its subgraphs in the same thread, wherever LangGraph
             calls back. What a caller writes into a graph's config names no subject.

@@ -192,7 +192,7 @@ class CheckpointInfo(msgspec.Struct, kw_only=True):
         withheld: Only the columns that are stored in clear are here, unverified: the thread is under a client share
             that was not sent, a whole tenant was listed, or it is damaged.
         damaged: It, or what belongs to it, does not authenticate; `stateroom verify` tells more.
-        subject_id: Whose it is, in a listing of a whole tenant.
+        subject_id: The subject that owns it, in a listing of a whole tenant.
     """
 
     thread_id: str

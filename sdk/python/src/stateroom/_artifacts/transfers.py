@@ -177,7 +177,7 @@ class Reception:
     """What has arrived of an artifact's content, whatever number of answers it takes.
 
     Args:
-        artifact: Whose content.
+        artifact: The artifact whose content arrives.
         start: First byte wanted.
         stop: First byte not wanted; the end when left out.
         progress: Told after every piece.
