@@ -34,7 +34,7 @@ from storage.blobs.s3_location import S3Location
 from storage.model import ChannelValue, FullState, Save, Value
 from storage.postgres.setup import prepare
 from storage.scope import Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 
 ARCHIVE = "archive"
 SQL = "plain SQL"
@@ -202,9 +202,13 @@ async def archiving_bench(threads: int, parent: Path | None = None) -> AsyncIter
                 )
                 bucket = S3BlobStore(S3Location.parse(s3.archive_url()))
                 store = await Store.open(
-                    app_url, root_key=MemoryRootKey(), deployment_id=UUID(int=1), connections_max=MOVERS + 2,
-                    archive=bucket, durable=True,
-                )  # fmt: skip
+                    app_url,
+                    root_key=MemoryRootKey(),
+                    deployment_id=UUID(int=1),
+                    connections_max=MOVERS + 2,
+                    durable=True,
+                    options=StoreOptions(archive=bucket),
+                )
                 dsn = postgres.superuser_url("archiving").replace("+asyncpg", "", 1)
                 admin = await asyncpg.create_pool(dsn, min_size=MOVERS, max_size=MOVERS)
                 try:

@@ -47,7 +47,7 @@ from storage.clock import Clock, SystemClock
 from storage.concurrency.turns import loop_turn
 from storage.encoding import encode_json
 from storage.format.leaves import OFFLOAD_BYTES_MIN
-from storage.service import Store
+from storage.service import Store, StoreOptions
 
 # With gc.freeze(): twice the requests a second as by default, a seventh of the p99 (measured). The second number bounds
 # how much garbage of refused requests, whose exceptions are cycles, one pass of the collector finds: 20 made it 0.3 s.
@@ -347,15 +347,17 @@ async def open_app(
             root_key=root_key,
             deployment_id=settings.deployment_id,
             connections_max=settings.database_connections_max,
-            blobs=blobs,
-            archive=archive,
             durable=not embedded,
-            observer=metrics,
-            backup_retention_days=settings.backup_retention_days,
-            offload_bytes_min=offload_bytes_min(settings.s3_url),
-            steps_folder=state_schemas,
-            traceable=settings.traceable,
-            default_quotas=DefaultQuotas(settings.default_blob_quota, settings.default_row_quota),
+            options=StoreOptions(
+                blobs=blobs,
+                archive=archive,
+                observer=metrics,
+                backup_retention_days=settings.backup_retention_days,
+                offload_bytes_min=offload_bytes_min(settings.s3_url),
+                steps_folder=state_schemas,
+                traceable=settings.traceable,
+                default_quotas=DefaultQuotas(settings.default_blob_quota, settings.default_row_quota),
+            ),
         )
         stack.push_async_callback(store.close)
         if ships_steps(state_schemas):

@@ -45,9 +45,9 @@ class JobCancelling:
         """End a job as failed, by the error `CANCELLED`; one that has ended stays as it ended.
 
         Args:
-            scope: As of `Jobs.get`.
-            job_id: Which.
-            actor: Who, for the audit log.
+            scope: The scope, as for `Jobs.get`.
+            job_id: The job.
+            actor: The caller, for the audit log.
 
         Raises:
             JobNotFound: this scope has none of this id.

@@ -3,7 +3,7 @@
 Owns opening and closing. It decides nothing else; what each verb promises is said where the verb is.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
@@ -42,9 +42,11 @@ from storage.control_repair import ControlRepair
 from storage.errors import SetupError, Unavailable
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.job_cancelling import JobCancelling
+from storage.key_lifecycle.parts import Parts as KeyParts
 from storage.key_lifecycle.reseal import PAUSE_RATIO, RESEAL_KIND, Reseal
 from storage.key_lifecycle.rotation import REWRAP_ROOT_KIND, REWRAP_TENANT_KIND, Rotation
 from storage.key_lifecycle.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Accepted, Shred
+from storage.key_lifecycle.tombstones import Tombstones
 from storage.keys.keys import Keys
 from storage.keys.observed_root_key import ObservedRootKey
 from storage.keys.older_transactions import OlderTransactions
@@ -97,6 +99,39 @@ class Health:
     unlocked: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """What a store has and does besides what every one needs.
+
+    Attributes:
+        blobs: The object store, whose life is the caller's; None: there is none.
+        archive: The object store of archived threads, likewise; it may be the same bucket.
+        clock: The wall time.
+        observer: The receiver of measurements.
+        backup_retention_days: The days after which the last backup that holds a shredded key has expired.
+        reseal_pause_ratio: The pauses of re-sealing, in multiples of its work.
+        offload_bytes_min: The bytes that a piece of a value must have to live in the object store. They may be others
+            at each start: what is stored stays where it is.
+        steps_folder: The folder of the deployment's own steps of state schemas in Python.
+        traceable: Whether debuggers may look into worker processes.
+        default_quotas: The quotas that new tenants begin with.
+    """
+
+    blobs: BlobStore | None = None
+    archive: BlobStore | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    observer: Observer = field(default_factory=Silent)
+    backup_retention_days: int = BACKUP_RETENTION_DAYS
+    reseal_pause_ratio: float = PAUSE_RATIO
+    offload_bytes_min: int = OFFLOAD_BYTES_MIN
+    steps_folder: Path | None = None
+    traceable: bool = False
+    default_quotas: DefaultQuotas = UNLIMITED
+
+
+DEFAULT_OPTIONS = StoreOptions()
+
+
 class Store:
     """Everything storage can do, for whoever has a scope."""
 
@@ -106,24 +141,13 @@ class Store:
         *,
         root_key: RootKey,
         deployment_id: UUID,
-        blobs: BlobStore | None = None,
-        archive: BlobStore | None = None,
-        clock: Clock | None = None,
-        observer: Observer | None = None,
-        backup_retention_days: int = BACKUP_RETENTION_DAYS,
-        reseal_pause_ratio: float = PAUSE_RATIO,
-        offload_bytes_min: int = OFFLOAD_BYTES_MIN,
-        steps_folder: Path | None = None,
-        traceable: bool = False,
-        default_quotas: DefaultQuotas = UNLIMITED,
+        options: StoreOptions = DEFAULT_OPTIONS,
     ) -> None:
-        clock = clock or SystemClock()
-        observer = observer or Silent()
+        clock, observer, blobs, archive = options.clock, options.observer, options.blobs, options.archive
         self._engine = engine
         self.unit_of_work = UnitOfWork(engine, observer)
-        self._clock = clock
         self.keys = Keys(self.unit_of_work, root_key, deployment_id, clock, observer)
-        deployment = Deployment(self.unit_of_work, root_key, deployment_id, clock, observer)
+        deployment = self._deployment = Deployment(self.unit_of_work, root_key, deployment_id, clock, observer)
         self.control = ControlRows(deployment)
         self.head_anchors = HeadAnchors(blobs)
         self.ledger = BlobLedger(self.unit_of_work)
@@ -139,7 +163,8 @@ class Store:
             self.unit_of_work, self.keys, clock, observer, self.control, self.head_anchors,
             Offload(
                 self.unit_of_work, self.ledger, piece_writer,
-                None if blobs is None else BlobReader(blobs, bytes_max=PIECE_BYTES_MAX), clock, offload_bytes_min,
+                None if blobs is None else BlobReader(blobs, bytes_max=PIECE_BYTES_MAX), clock,
+                options.offload_bytes_min,
             ),
             row_quotas := RowQuotas(self.unit_of_work),
         )  # fmt: skip
@@ -157,16 +182,18 @@ class Store:
         self.blobs = blobs
         self.artifacts = Artifacts(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
         self.places = Places(blobs, archive)
-        self.sweep = Sweep(self.unit_of_work, self.places, backup_retention_days, clock=clock)
+        self.sweep = Sweep(self.unit_of_work, self.places, options.backup_retention_days, clock=clock)
         self.fsck = Fsck(self.unit_of_work, self.ledger, self.places, clock)
         self.anchors = Anchors(deployment, self.audit, blobs)
-        self.tenants = Tenants(self.unit_of_work, self.audit, self.control.features, clock, row_quotas, default_quotas)
+        self.tenants = Tenants(
+            self.unit_of_work, self.audit, self.control.features, clock, row_quotas, options.default_quotas
+        )
         self.upgrades = Upgrades(self.unit_of_work, self.control.features, self.audit, clock)
         self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, self.pruning, self.control)
         self.retaining = Retaining(
             self.unit_of_work, self.audit, clock, self.threads, self.pruning, self.archives, self.control
         )
-        self.workers = Workers(observer, steps_folder=steps_folder, traceable=traceable)
+        self.workers = Workers(observer, steps_folder=options.steps_folder, traceable=options.traceable)
         self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, self.workers)
         self.states = States(
             self.checkpoints, self.state_schemas,
@@ -195,20 +222,10 @@ class Store:
             self.adoptions, self.retention_policies, self.jobs, self.audit,
             UnboundImports(self.unit_of_work, self.control, self.audit, clock),
         )  # fmt: skip
-        self.rotation = Rotation(deployment, self.keys, self.jobs, self.audit)
-        self.shred = Shred(
-            self.unit_of_work,
-            self.keys,
-            self.jobs,
-            self.audit,
-            OlderTransactions(self.unit_of_work),
-            root_key,
-            blobs,
-            deployment_id,
-            clock,
-            backup_retention_days,
-            self.control,
-        )
+        of_keys = KeyParts(deployment, self.keys, self.jobs, self.audit, OlderTransactions(self.unit_of_work))
+        tombstones = Tombstones(deployment, blobs)
+        self.rotation = Rotation(of_keys)
+        self.shred = Shred(of_keys, self.control, self.ledger, tombstones, options.backup_retention_days)
         self.verifying = Verifying(
             self.unit_of_work,
             self.keys,
@@ -216,7 +233,7 @@ class Store:
             self.audit,
             self.verification,
             losses,
-            self.shred,
+            tombstones,
             self.anchors,
             self.state_schemas,
             self.adoptions,
@@ -228,9 +245,7 @@ class Store:
             {
                 REWRAP_ROOT_KIND: self.rotation.perform_root,
                 REWRAP_TENANT_KIND: self.rotation.perform_tenant,
-                RESEAL_KIND: Reseal(
-                    access, OlderTransactions(self.unit_of_work), self.audit, reseal_pause_ratio
-                ).perform,
+                RESEAL_KIND: Reseal(access, of_keys, options.reseal_pause_ratio).perform,
                 SHRED_SUBJECT_KIND: self.shred.perform,
                 SHRED_TENANT_KIND: self.shred.perform,
                 VERIFY_TENANT_KIND: self.verifying.perform_tenant,
@@ -294,58 +309,32 @@ class Store:
         root_key: RootKey,
         deployment_id: UUID,
         connections_max: int,
-        blobs: BlobStore | None = None,
-        archive: BlobStore | None = None,
-        clock: Clock | None = None,
-        observer: Observer | None = None,
         durable: bool = True,
-        backup_retention_days: int = BACKUP_RETENTION_DAYS,
         restored: bool = False,
-        offload_bytes_min: int = OFFLOAD_BYTES_MIN,
-        steps_folder: Path | None = None,
-        traceable: bool = False,
-        default_quotas: DefaultQuotas = UNLIMITED,
+        options: StoreOptions = DEFAULT_OPTIONS,
     ) -> "Store":
         """Connect, and refuse a database that must not be served from.
 
         Args:
-            database_url: credentials of gw_app.
-            root_key: what unwraps tenant keys.
-            deployment_id: bound into every seal.
-            connections_max: the pool's size.
-            blobs: the object store, whose life is the caller's; None: there is none.
-            archive: the object store of archived threads, likewise; it may be the same bucket.
-            clock: wall time.
-            observer: where measurements go.
+            database_url: The credentials of gw_app.
+            root_key: The key that unwraps tenant keys.
+            deployment_id: The id that is bound into every seal.
+            connections_max: The number of connections in the pool.
             durable: False only for tests and throw-away data: allows ``fsync=off``.
-            backup_retention_days: when the last backup that holds a shredded key has expired.
-            restored: open a restored database to accept it (`Anchors.accept_restored`, `Shred.accept`), not to serve
-                from.
-            offload_bytes_min: how large a piece of a value must be to live in the object store. It may be another one
-                at each start: what is stored stays where it is.
-            steps_folder: the deployment's own steps of state schemas in Python.
-            traceable: whether debuggers may look into worker processes.
-            default_quotas: what new tenants begin with.
+            restored: Whether a restored database is opened to be accepted (`Anchors.accept_restored`, `Shred.accept`),
+                and not to serve from.
+            options: The options, which all have defaults.
 
         Raises:
             SetupError: why not, and what to do, a line each.
             Unavailable: the database, or the object store with its tombstones and anchors, cannot be reached.
         """
         engine = create_engine(database_url, connections_max=connections_max)
-        observer = observer or Silent()
         store = cls(
             engine,
-            root_key=ObservedRootKey(root_key, observer),
+            root_key=ObservedRootKey(root_key, options.observer),
             deployment_id=deployment_id,
-            blobs=blobs,
-            archive=archive,
-            clock=clock,
-            observer=observer,
-            backup_retention_days=backup_retention_days,
-            offload_bytes_min=offload_bytes_min,
-            steps_folder=steps_folder,
-            traceable=traceable,
-            default_quotas=default_quotas,
+            options=options,
         )
         try:
             pooled = speaks_to_a_pooler(database_url)
@@ -435,7 +424,7 @@ class Store:
         """Make a restored database one that may be served from. Repeating it changes nothing.
 
         Args:
-            actor: Who accepts.
+            actor: The person who accepts, for the audit log.
 
         Returns:
             The audit logs that go on behind a gap, and the shreds that were applied again.
@@ -466,7 +455,7 @@ class Store:
                 writable = await session.fetch_only(server.TAKES_WRITES)
                 revision = await session.fetch_one(server.REVISION)
                 unknown = unknown_to_this_build(await session.fetch_all(FEATURES))
-                clock = await measure_offset(connection, self._clock)
+                clock = await measure_offset(connection, self._deployment.clock)
         except Unavailable:
             return Health(writable=False, db_revision=None, revision_ok=False, clock=None)
         current = revision == db_revision_required() or revision not in known_revisions()

@@ -67,7 +67,7 @@ class Upgrades:
         Args:
             no_older_process: Whoever calls says that no process runs of a build from before the registry: only people
                 know, where a pooler hides whose sessions there are. What is in the registry counts all the same.
-            actor: Who.
+            actor: The person who finishes the upgrade, for the audit log.
 
         Raises:
             OlderProcess: one runs that does not know all of it.

@@ -362,7 +362,7 @@ class Anchors:
         for whoever has the server's settings, on a database that no gateway serves.
 
         Args:
-            actor: Who accepts.
+            actor: The person who accepts, for the audit log.
 
         Raises:
             IntegrityFailure: A chain does not verify by itself, or an anchor is not signed by this deployment.

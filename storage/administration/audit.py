@@ -240,9 +240,9 @@ class Audit:
 
         Args:
             tenant_id: Whose chain; `OPERATOR_CHAIN` for operators.
-            actor: Who.
-            action: Which operation.
-            target: On what.
+            actor: The caller, such as ``api-key:<id>``.
+            action: The operation.
+            target: The thing that it was done to.
             status: The answer's HTTP status.
         """
         notes = self._notes.get(tenant_id)
@@ -319,11 +319,11 @@ class Audit:
         """Events from the oldest on. Reading the beginning is itself an event, written before the answer.
 
         Args:
-            scope: Whose chain.
-            actor: Who reads.
-            after: Read on after this event.
-            limit: How many.
-            verify: Refuse what does not verify. Without it, the rows are given as they are, as evidence.
+            scope: The tenant, or the operators, whose chain it is.
+            actor: The reader, for the audit log.
+            after: The sequence of the event to read on after.
+            limit: The number of events.
+            verify: Whether what does not verify is refused. Without it, the rows are given as they are, as evidence.
 
         Raises:
             IntegrityFailure: The log was edited, cut or reordered; the message says where.

@@ -61,9 +61,9 @@ class RowCensus:
     """What all tenants' rows take, as last counted.
 
     Attributes:
-        used_bytes: Of all tenants together.
-        over: Tenants that may store no more.
-        age_seconds: Since the oldest count of a tenant that has a quota.
+        used_bytes: The bytes of all tenants together.
+        over: The number of tenants that may store no more.
+        age_seconds: The seconds since the oldest count of a tenant that has a quota.
     """
 
     used_bytes: int
@@ -113,8 +113,8 @@ class RowCounting:
         """Count a tenant's bytes; None if its time has not come or somebody else is at it.
 
         Args:
-            tenant_id: Which.
-            now: Whatever the time and whoever else is at it, who then gives up.
+            tenant_id: The tenant.
+            now: Whether to count whatever the time, and although another process counts, which then gives up.
 
         Raises:
             Unavailable: the database cannot be reached; the last count stays.
@@ -149,14 +149,14 @@ class RowCounting:
         self,
         counted: Callable[[int], None],
         failed: Callable[[Exception], None],
-        told: Callable[[RowCensus], None],
+        measured: Callable[[RowCensus], None],
     ) -> None:
-        """Count whose time has come, again and again, until cancelled, which is safe at any moment.
+        """Count the tenants whose time has come, again and again, until cancelled, which is safe at any moment.
 
         Args:
-            counted: Told how many tenants a pass counted.
-            failed: Told of a pass that failed; the next one comes all the same.
-            told: Told what there is after every pass, also after one that failed.
+            counted: The receiver of the number of tenants that a pass counted.
+            failed: The receiver of the reason for which a pass failed; the next one comes all the same.
+            measured: The receiver of what there is after every pass, also after one that failed.
         """
         passes: set[asyncio.Task[None]] = set()
         try:
@@ -165,7 +165,7 @@ class RowCounting:
                     begun = asyncio.create_task(telling(self.run_due, counted, failed))
                     passes.add(begun)
                     begun.add_done_callback(passes.discard)
-                await telling(self.census, told, failed)
+                await telling(self.census, measured, failed)
                 await asyncio.sleep(POLL_SECONDS * _random.uniform(1 - JITTER, 1 + JITTER))
         finally:
             for each in passes:
@@ -199,8 +199,8 @@ class _Count:
     """One count of one tenant.
 
     Attributes:
-        bytes: Counted so far.
-        work_seconds: What it took, without its pauses.
+        bytes: The bytes counted so far.
+        work_seconds: The seconds that it took, without its pauses.
     """
 
     def __init__(

@@ -49,11 +49,11 @@ class Usage:
     """What a tenant keeps and what it may; a quota of None: as much as it likes.
 
     Attributes:
-        bytes: In the object store, what is reserved included.
-        quota_bytes: That it may have there.
-        rows_bytes: Of its rows in the database, as they were last counted; None: they never were.
-        rows_quota_bytes: That they may take.
-        rows_counted_at: When that was.
+        bytes: The bytes in the object store, what is reserved included.
+        quota_bytes: The bytes that it may have there.
+        rows_bytes: The bytes of its rows in the database, as they were last counted; None: they never were.
+        rows_quota_bytes: The bytes that they may take.
+        rows_counted_at: The moment of that count.
     """
 
     bytes: int = 0
@@ -68,8 +68,8 @@ class DefaultQuotas:
     """The quotas a new tenant begins with, until an operator says otherwise; None: as much as it likes.
 
     Attributes:
-        bytes: In the object store.
-        rows_bytes: Of rows in the database.
+        bytes: The bytes in the object store.
+        rows_bytes: The bytes of rows in the database.
     """
 
     bytes: int | None = None
@@ -180,10 +180,10 @@ class Tenants:
         """Say how many bytes a tenant may keep. Less than it keeps only refuses more.
 
         Args:
-            tenant_id: Which.
-            quota_bytes: In the object store; None: as many as it likes; UNSET: as before.
+            tenant_id: The tenant.
+            quota_bytes: The bytes in the object store; None: as many as it likes; UNSET: as before.
             actor: The operator who says so.
-            rows_quota_bytes: Of rows in the database; likewise.
+            rows_quota_bytes: The bytes of rows in the database; likewise.
 
         Raises:
             InvalidState: negative, or more than 2^63 - 1; or neither is given.
@@ -373,11 +373,11 @@ class Tenants:
         back in the database revives nothing.
 
         Args:
-            scope: Whose.
-            key_id: Which.
-            peppers: Seal the row.
-            actor: Who.
-            force: Also the last key that administers the tenant, or the deployment.
+            scope: The tenant, or the operators, whose key it is.
+            key_id: The key.
+            peppers: The peppers, of which the active one seals the row.
+            actor: The caller, for the audit log.
+            force: Whether to revoke also the last key that administers the tenant, or the deployment.
 
         Raises:
             ApiKeyNotFound: this scope has none of this id.

@@ -19,7 +19,7 @@ _thread = ThreadPoolExecutor(1, thread_name_prefix="computing")
 
 
 def _never() -> Exception:
-    """What whoever waits here is refused with: nobody is, requests have been counted before."""
+    """The refusal that never comes: requests have been counted before."""
     return AssertionError("the line of work beside the loop has no end")
 
 
@@ -30,11 +30,11 @@ async def compute(name: Hashable, work: Callable[[], T]) -> T:
     """Do ``work`` beside the event loop, after what was asked for before it under this ``name``.
 
     Args:
-        name: Whose work it is: a tenant's id.
-        work: Touches nothing that others use meanwhile.
+        name: The tenant's id, which the work counts for.
+        work: The work, which touches nothing that others use meanwhile.
 
     Raises:
-        Exception: what the work raised.
+        Exception: What the work raised.
     """
     async with _queue.turn(name):
         return await asyncio.get_running_loop().run_in_executor(_thread, contextvars.copy_context().run, work)

@@ -1,4 +1,4 @@
-"""Room for the values of an answer: they are counted while they are put together, by whoever serves requests.
+"""Room for the values of an answer: they are counted while they are put together.
 
 Owns the way from a request to the readers that put values together for it, so that each verb need not hand it on: it
 goes with the request's task, and with the threads and tasks that work for it. Where nobody counts, nothing is counted.
@@ -13,7 +13,7 @@ Take = Callable[[int], None]
 
 
 def _unlimited(_: int) -> None:
-    """Nobody counts."""
+    """Count nothing."""
 
 
 _take: ContextVar[Take] = ContextVar("storage_room_take", default=_unlimited)
@@ -25,5 +25,5 @@ def count_with(take: Take) -> None:
 
 
 def taking() -> Take:
-    """What counts for the request at hand."""
+    """The function that counts for the request at hand."""
     return _take.get()

@@ -1,4 +1,4 @@
-"""What every round in the background has in common: its end, or why it failed, is told, and the next one comes."""
+"""What every round in the background has in common: its result, or the reason it failed, is reported."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -7,10 +7,10 @@ T = TypeVar("T")
 
 
 async def telling(
-    work: Callable[[], Awaitable[T]], told: Callable[[T], None], failed: Callable[[Exception], None]
+    work: Callable[[], Awaitable[T]], ended: Callable[[T], None], failed: Callable[[Exception], None]
 ) -> None:
-    """Run ``work`` and tell what came of it; only being cancelled gets out."""
+    """Run ``work`` and report its result or its failure; only a cancellation gets out."""
     try:
-        told(await work())
+        ended(await work())
     except Exception as reason:  # noqa: BLE001  whatever it is, the next round must come
         failed(reason)

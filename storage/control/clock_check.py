@@ -24,8 +24,8 @@ class ClockOffset:
     """How far the database's clock is from this process's.
 
     Attributes:
-        seconds: That the database's is ahead; negative: behind.
-        uncertain_seconds: What asking for it took, at most: no disagreement by itself.
+        seconds: The seconds by which the database's clock is ahead; negative: behind.
+        uncertain_seconds: The seconds that asking took at most, which are no disagreement by themselves.
     """
 
     seconds: float
@@ -46,7 +46,7 @@ async def measure_offset(connection: Any, clock: Clock) -> ClockOffset:
 
 
 class ClockCheck:
-    """What asks before anything is removed because its time has come."""
+    """The check that comes before anything is removed because its time has come."""
 
     def __init__(self, unit_of_work: UnitOfWork, clock: Clock) -> None:
         self._unit_of_work = unit_of_work

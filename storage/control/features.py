@@ -36,8 +36,8 @@ class Feature:
     """Something that needs all writers of a deployment.
 
     Attributes:
-        name: What it is called, for good.
-        does: What is different once it is on, for whoever switches it on.
+        name: The name, which never changes.
+        does: The difference that it makes, for the person who switches it on.
     """
 
     name: str

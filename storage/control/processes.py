@@ -31,13 +31,13 @@ class Process:
     """A gateway or a worker.
 
     Attributes:
-        instance: This run of it.
-        place: Where it runs: host and process id.
-        build: Version of the package.
-        features: The names of those it knows.
-        started_at: When it entered itself.
-        seen_at: When it was last there.
-        age_seconds: How long ago that is.
+        instance: The id of this run of it.
+        place: The host and process id.
+        build: The version of the package.
+        features: The names of the features it knows.
+        started_at: The moment at which it entered itself.
+        seen_at: The moment at which it was last there.
+        age_seconds: The seconds since then.
     """
 
     instance: str

@@ -55,12 +55,12 @@ def policy_row(
     """What one level says of retention.
 
     Args:
-        tenant_id: Whose.
-        level: ``tenant``, ``agent``, ``ceilings`` or ``thread``.
+        tenant_id: The tenant.
+        level: The level: ``tenant``, ``agent``, ``ceilings`` or ``thread``.
         target: The agent, or the thread with its subject before it.
-        policy: What is said, as it is stored.
+        policy: The policy as it is stored.
         legal_hold: The column that statements look at.
-        updated_at: Since when.
+        updated_at: The moment since which it holds.
     """
     return Row("retention", tenant_id, (level, *target), (policy, int(legal_hold), updated_at))
 

@@ -26,14 +26,14 @@ import msgspec
 
 from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
 from storage.access.access import Access
-from storage.administration.audit import GATEWAY_ACTOR, Audit
+from storage.administration.audit import GATEWAY_ACTOR
 from storage.administration.jobs import MORE, Lease, Slice, outlasting_refusals
 from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, NotFound
 from storage.format.chain import head_location, thread_location
 from storage.format.key_versions import check_key_version
 from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
-from storage.keys.older_transactions import OlderTransactions
+from storage.key_lifecycle.parts import Parts
 from storage.ledger.reseal import BlobPosition, reseal_blobs
 from storage.postgres import rotation as sql
 from storage.postgres import threads as threads_sql
@@ -61,12 +61,10 @@ _LEAST = -(2**31)
 class Reseal:
     """Performs the jobs that `Rotation.rotate_subject` adds."""
 
-    def __init__(
-        self, access: Access, older_transactions: OlderTransactions, audit: Audit, pause_ratio: float = PAUSE_RATIO
-    ) -> None:
+    def __init__(self, access: Access, parts: Parts, pause_ratio: float = PAUSE_RATIO) -> None:
         self._access = access
-        self._older_transactions = older_transactions
-        self._audit = audit
+        self._older_transactions = parts.older_transactions
+        self._audit = parts.audit
         self._pause_ratio = pause_ratio
 
     @outlasting_refusals

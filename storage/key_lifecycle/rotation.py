@@ -17,14 +17,14 @@ from functools import partial
 from uuid import UUID
 
 from crypto import CryptoError, KeyDestroyed, KeyUnavailable, SecretKey, WrappedKey, root_context
-from storage.administration.audit import GATEWAY_ACTOR, Audit
-from storage.administration.jobs import MORE, Jobs, Lease, Slice, outlasting_refusals
-from storage.control.deployment_keys import NO_TENANT, PURPOSES, Deployment
+from storage.administration.audit import GATEWAY_ACTOR
+from storage.administration.jobs import MORE, Lease, Slice, outlasting_refusals
+from storage.control.deployment_keys import NO_TENANT, PURPOSES
 from storage.encoding import decode_json, encode_json
 from storage.errors import IdempotencyKeyReused, IntegrityFailure, LostRaceError, NotFound, SubjectNotFound
 from storage.format.audit import OPERATOR_CHAIN
+from storage.key_lifecycle.parts import Parts
 from storage.key_lifecycle.reseal import RESEAL_KIND
-from storage.keys.keys import Keys
 from storage.postgres import deployment_keys as deployment_keys_sql
 from storage.postgres import keys as keys_sql
 from storage.postgres import rotation as sql
@@ -68,15 +68,13 @@ class Rotation:
 
     def __init__(
         self,
-        deployment: Deployment,
-        keys: Keys,
-        jobs: Jobs,
-        audit: Audit,
+        parts: Parts,
     ) -> None:
+        deployment = parts.deployment
         self._unit_of_work = deployment.unit_of_work
-        self._keys = keys
-        self._jobs = jobs
-        self._audit = audit
+        self._keys = parts.keys
+        self._jobs = parts.jobs
+        self._audit = parts.audit
         self._root_key = deployment.root_key
         self._deployment_id = deployment.deployment_id
         self._clock = deployment.clock
@@ -208,9 +206,10 @@ class Rotation:
         """Make a new tenant key active, and begin to wrap the subject keys again under it.
 
         Args:
-            scope: Whose key.
-            actor: Who asks.
-            repeated: What a request that may come again has; a rotation that had it is returned, and not made again.
+            scope: The tenant.
+            actor: The caller, for the audit log.
+            repeated: The id that a request has which may come again; a rotation that had it is returned, and not made
+                again.
 
         Raises:
             IdempotencyKeyReused: another key was rotated with it.

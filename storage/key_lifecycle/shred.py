@@ -21,39 +21,21 @@ tombstone and still has its keys (`unapplied`), and who serves from it looks aga
 
 import hmac
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
 from uuid import UUID
 
-import msgspec
-
-from crypto import (
-    TOMBSTONE_PURPOSE,
-    CryptoError,
-    KeyDenied,
-    KeyDestroyed,
-    KeyUnavailable,
-    RootKey,
-    RootKeyInvalid,
-    SecretKey,
-    WrappedKey,
-    keyed_digest,
-    root_context,
-)
+from crypto import CryptoError, SecretKey
 from storage.access.head_anchors import subject_tag
-from storage.administration.audit import GATEWAY_ACTOR, LOCAL_ACTOR, Audit
-from storage.administration.jobs import MORE, Jobs, Lease, Slice, outlasting_refusals
-from storage.blobs.keyspace import TombstoneLocation, tombstone_prefix
-from storage.blobs.store import BlobExists, BlobNotFound, BlobStore
-from storage.clock import Clock
+from storage.administration.audit import GATEWAY_ACTOR, LOCAL_ACTOR
+from storage.administration.jobs import MORE, Lease, Slice, outlasting_refusals
+from storage.blobs.keyspace import TombstoneLocation
 from storage.control.rows import ControlRows, JobDraft, job_row
 from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, InvalidState, SubjectNotFound, TenantNotFound
 from storage.format.audit import OPERATOR_CHAIN
-from storage.keys.keys import Keys
-from storage.keys.older_transactions import OlderTransactions
+from storage.key_lifecycle.parts import Parts
+from storage.key_lifecycle.tombstones import Level, Tombstone, Tombstones, subject_digest
 from storage.ledger.ledger import BlobLedger
 from storage.postgres import jobs as jobs_sql
 from storage.postgres import shred as sql
@@ -61,7 +43,7 @@ from storage.postgres import tenants as tenants_sql
 from storage.postgres.completeness import TRACES
 from storage.postgres.jobs import JobRow
 from storage.postgres.threads import DELETE_ALL
-from storage.postgres.unit_of_work import Transaction, UnitOfWork
+from storage.postgres.unit_of_work import Transaction
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.threads.holds import refuse_held_subject, refuse_held_tenant
 
@@ -74,13 +56,8 @@ SETTLE_SECONDS = 0.2
 SLICE_SECONDS = 2.0
 # How often a process that serves asks the tombstones whether somebody put keys back: about as long as keys are cached.
 UPHOLD_SECONDS = 300.0
-FORMAT = "stateroom-tombstone/1"
-_MAC = b"stateroom/v1/tombstone"
-_DIGEST = b"stateroom/v1/tombstone-subject"
 _KEYS_PAGE = 1000
 _PAGE = 100
-
-Level = Literal["subject", "tenant"]
 
 
 def _position(*parts: str) -> str:
@@ -96,7 +73,7 @@ class Shredded:
 
     Attributes:
         job_id: The job that deletes the rows, and the name of the tombstone.
-        shred_effective_at: When the last backup that holds the wrapped keys has expired.
+        shred_effective_at: The moment at which the last backup that holds the wrapped keys has expired.
         tombstone: Whether a tombstone is kept outside the database; False where there is no object store.
     """
 
@@ -116,24 +93,6 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """Which anchored heads are left behind by shreds.
-
-    Attributes:
-        tags: Of shredded subjects; see `storage.access.head_anchors.subject_tag`.
-        untagged: Shredded subjects of which the tag is not known, or not any more: the root key that wrapped their
-            tombstones is gone. Whoever can add objects can add such a one, and so excuse one subject.
-        whole_tenant: The tenant was shredded, with every subject.
-        whole_tenant_unproven: A tombstone says so that does not open any more, for the same reason.
-    """
-
-    tags: frozenset[bytes]
-    untagged: int
-    whole_tenant: bool
-    whole_tenant_unproven: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class _WithKeys:
     """A tombstone that this database contradicts, and its job where that has not yet come to the keys."""
 
@@ -141,81 +100,27 @@ class _WithKeys:
     begun: JobRow | None
 
 
-class _WrappedRecord(msgspec.Struct, forbid_unknown_fields=True):
-    provider: str
-    root_key_id: str
-    root_key_version: str
-    ciphertext: bytes
-
-
-class _Tombstone(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    format: str
-    tenant_id: UUID
-    shred_id: UUID
-    level: Level
-    at: datetime
-    subject: bytes | None
-    wrapped: _WrappedRecord
-    mac: bytes
-    # Whose anchored heads are left behind; None where the subject's keys did not open any more.
-    anchor: bytes | None = None
-
-
-class _TombstoneDeniedError(IntegrityFailure):
-    """The root key refuses a tombstone: it was wrapped by one that was replaced since, or is none of ours."""
-
-    def __init__(self, location: TombstoneLocation, level: Level) -> None:
-        super().__init__(f"the tombstone {location.object_key()} cannot be opened")
-        self.level = level
-
-
-def _mac(tombstone_key: SecretKey, tombstone: _Tombstone) -> bytes:
-    parts: tuple[bytes, ...] = (
-        tombstone.format.encode(),
-        tombstone.tenant_id.bytes,
-        tombstone.shred_id.bytes,
-        tombstone.level.encode(),
-        tombstone.at.isoformat().encode(),
-        tombstone.subject or b"",
-    )
-    if tombstone.anchor is not None:
-        parts = (*parts, tombstone.anchor)
-    return keyed_digest(tombstone_key.derive(_MAC).borrow(), *parts)
-
-
-def _subject_digest(tombstone_key: SecretKey, subject_id: str) -> bytes:
-    return keyed_digest(tombstone_key.derive(_DIGEST).borrow(), subject_id.encode())
-
-
 class Shred:
     """Shreds, and keeps what was shredded from coming back."""
 
     def __init__(
         self,
-        unit_of_work: UnitOfWork,
-        keys: Keys,
-        jobs: Jobs,
-        audit: Audit,
-        older_transactions: OlderTransactions,
-        root_key: RootKey,
-        blobs: BlobStore | None,
-        deployment_id: UUID,
-        clock: Clock,
-        backup_retention_days: int,
+        parts: Parts,
         control: ControlRows,
+        ledger: BlobLedger,
+        tombstones: Tombstones,
+        backup_retention_days: int,
     ) -> None:
-        self._unit_of_work = unit_of_work
-        self._keys = keys
-        self._jobs = jobs
-        self._audit = audit
-        self._older_transactions = older_transactions
-        self._root_key = root_key
-        self._blobs = blobs
-        self._deployment_id = deployment_id
-        self._clock = clock
-        self._retention = timedelta(days=backup_retention_days)
+        self._unit_of_work = parts.deployment.unit_of_work
+        self._clock = parts.deployment.clock
+        self._keys = parts.keys
+        self._jobs = parts.jobs
+        self._audit = parts.audit
+        self._older_transactions = parts.older_transactions
         self._control = control
-        self._ledger = BlobLedger(unit_of_work)
+        self._ledger = ledger
+        self.tombstones = tombstones
+        self._retention = timedelta(days=backup_retention_days)
 
     # --- shredding -------------------------------------------------------------------------------------------------
 
@@ -223,9 +128,9 @@ class Shred:
         """Shred a subject; again, it gives the same answer. An error after the intent is no way back: repeat it.
 
         Args:
-            scope: Whose keys.
+            scope: The subject.
             confirm: The subject's id once more.
-            actor: Who asks.
+            actor: The caller, for the audit log.
 
         Raises:
             InvalidState: not confirmed; nothing happened.
@@ -247,7 +152,7 @@ class Shred:
         async with self._unit_of_work.snapshot(scope) as transaction:
             after = await transaction.fetch_only(sql.SUBJECT_KEYS_LEFT)
         assert after.shred_effective_at is not None  # noqa: S101  they were destroyed
-        return Shredded(job_id, after.shred_effective_at, self._blobs is not None)
+        return Shredded(job_id, after.shred_effective_at, self.tombstones.are_kept)
 
     async def tenant(self, tenant_id: UUID, confirm: str, actor: str) -> Shredded:
         """Shred a tenant with all of its subjects; as `subject`.
@@ -272,7 +177,7 @@ class Shred:
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
             after = await transaction.fetch_only(sql.TENANT_KEYS_LEFT, tenant_id=tenant_id)
         assert after.destroyed_at is not None  # noqa: S101  they were destroyed
-        return Shredded(job_id, after.destroyed_at + self._retention, self._blobs is not None)
+        return Shredded(job_id, after.destroyed_at + self._retention, self.tombstones.are_kept)
 
     async def _intend(
         self, transaction: Transaction, tenant_id: UUID, kind: str, target: str, actor: str, *, keyed: bool
@@ -312,7 +217,9 @@ class Shred:
         transaction.when_committed(self._jobs.added.set)
 
     async def _destroy_subject(self, scope: Scope, shred_id: UUID, actor: str) -> int:
-        await self._bury(scope.tenant_id, shred_id, "subject", scope.subject_id, await self._anchor_tag(scope))
+        await self.tombstones.bury(
+            scope.tenant_id, shred_id, "subject", scope.subject_id, await self._anchor_tag(scope)
+        )
         now = self._clock.now()
         async with self._unit_of_work.begin(scope) as transaction:
             destroyed = await transaction.run(sql.DESTROY_SUBJECT, now=now, effective_at=now + self._retention)
@@ -322,7 +229,7 @@ class Shred:
         return destroyed
 
     async def _destroy_tenant(self, tenant_id: UUID, shred_id: UUID, actor: str) -> int:
-        await self._bury(tenant_id, shred_id, "tenant", None)
+        await self.tombstones.bury(tenant_id, shred_id, "tenant", None)
         now = self._clock.now()
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
             destroyed = await transaction.run(sql.REFUSE_KEYS, tenant_id=tenant_id, now=now)
@@ -343,7 +250,7 @@ class Shred:
         detail = {
             "job_id": str(shred_id),
             "shred_effective_at": (now + self._retention).isoformat(),
-            "tombstone": self._blobs is not None,
+            "tombstone": self.tombstones.are_kept,
         }
         await self._audit.append(transaction, chain, actor, "key.shred", target, detail)
 
@@ -377,11 +284,8 @@ class Shred:
         Raises:
             LegalHold: there is neither a tombstone nor a key destroyed.
         """
-        location = TombstoneLocation(self._deployment_id, lease.tenant_id, lease.job_id)
-        if self._blobs is not None:
-            with suppress(BlobNotFound):
-                await self._blobs.head(location)
-                return
+        if await self.tombstones.is_kept(lease.tenant_id, lease.job_id):
+            return
         if lease.kind == SHRED_SUBJECT_KIND:
             async with self._unit_of_work.begin(Scope(lease.tenant_id, lease.target)) as transaction:
                 if (await transaction.fetch_only(sql.SUBJECT_KEYS_LEFT)).active:
@@ -442,64 +346,6 @@ class Shred:
             return None  # it is to be shredded all the same
         return None if sealer is None else subject_tag(sealer)
 
-    async def _bury(
-        self, tenant_id: UUID, shred_id: UUID, level: Level, subject_id: str | None, anchor: bytes | None = None
-    ) -> None:
-        """Keep a tombstone outside the database. One that is there already must be ours.
-
-        Unless nobody can tell any more, because the root key that wrapped it is gone: erasing does not wait for that.
-        """
-        if self._blobs is None:
-            return
-        location = TombstoneLocation(self._deployment_id, tenant_id, shred_id)
-        fresh = SecretKey.generate()
-        context = self._context(tenant_id)
-        wrapped = await self._root_key.wrap(fresh, context)
-        if (await self._root_key.unwrap(wrapped, context)).kcv() != fresh.kcv():
-            raise IntegrityFailure("the root key does not open what it wrapped")
-        record = _WrappedRecord(wrapped.provider, wrapped.root_key_id, wrapped.root_key_version, wrapped.ciphertext)
-        digest = None if subject_id is None else _subject_digest(fresh, subject_id)
-        tombstone = _Tombstone(FORMAT, tenant_id, shred_id, level, self._clock.now(), digest, record, b"", anchor)
-        tombstone.mac = _mac(fresh, tombstone)
-        try:
-            await self._blobs.put_if_absent(location, encode_json(tombstone))
-        except BlobExists:
-            with suppress(_TombstoneDeniedError):
-                await self._open(self._blobs, location)
-
-    async def _open(self, blobs: BlobStore, location: TombstoneLocation) -> tuple[_Tombstone, SecretKey]:
-        """A tombstone and its key.
-
-        Raises:
-            IntegrityFailure: it is none, or not made by this deployment.
-            KeyUnavailable: the root key cannot be reached.
-            RootKeyInvalid: its file is away.
-        """
-        try:
-            tombstone = decode_json(await blobs.get(location), _Tombstone)
-            if tombstone.format != FORMAT:
-                raise IntegrityFailure(f"the tombstone {location.object_key()} is of a newer format")
-            wrapped = WrappedKey(
-                tombstone.wrapped.provider,
-                tombstone.wrapped.root_key_id,
-                tombstone.wrapped.root_key_version,
-                tombstone.wrapped.ciphertext,
-            )
-            tombstone_key = await self._root_key.unwrap(wrapped, self._context(location.tenant_id))
-        except (KeyUnavailable, RootKeyInvalid):
-            raise
-        except (KeyDenied, KeyDestroyed):
-            raise _TombstoneDeniedError(location, tombstone.level) from None
-        except (msgspec.DecodeError, CryptoError):
-            raise IntegrityFailure(f"the tombstone {location.object_key()} cannot be opened") from None
-        named = (tombstone.tenant_id, tombstone.shred_id) == (location.tenant_id, location.shred_id)
-        if not named or not hmac.compare_digest(tombstone.mac, _mac(tombstone_key, tombstone)):
-            raise IntegrityFailure(f"the tombstone {location.object_key()} is not authentic")
-        return tombstone, tombstone_key
-
-    def _context(self, tenant_id: UUID) -> dict[str, str]:
-        return root_context(self._deployment_id, tenant_id, TOMBSTONE_PURPOSE, 1)
-
     async def unapplied(self) -> list[TombstoneLocation]:
         """Tombstones whose shred this database does not know, or whose keys are there again.
 
@@ -533,33 +379,24 @@ class Shred:
 
     async def _with_keys(self) -> "list[_WithKeys]":
         """Tombstones whose shred this database does not know, or whose keys it has."""
-        if self._blobs is None:
-            return []
-        tenants: dict[UUID, list[UUID]] = {}
-        after = ""
-        while True:
-            object_keys = await self._blobs.list_keys(
-                tombstone_prefix(self._deployment_id), after=after, limit=_KEYS_PAGE
-            )
-            for object_key in object_keys:
-                after = object_key
-                location = TombstoneLocation.parse(object_key)
-                tenants.setdefault(location.tenant_id, []).append(location.shred_id)
-            if len(object_keys) < _KEYS_PAGE:
-                break
+        tenants: dict[UUID, dict[UUID, TombstoneLocation]] = {}
+        async for location in self.tombstones.locations():
+            tenants.setdefault(location.tenant_id, {})[location.shred_id] = location
         found = []
-        for tenant_id, shred_ids in tenants.items():
+        for tenant_id, locations in tenants.items():
             async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
                 unapplied = await transaction.fetch_all(
-                    sql.UNAPPLIED, shred_ids=shred_ids, subject_kind=SHRED_SUBJECT_KIND, tenant_kind=SHRED_TENANT_KIND
+                    sql.UNAPPLIED,
+                    shred_ids=list(locations),
+                    subject_kind=SHRED_SUBJECT_KIND,
+                    tenant_kind=SHRED_TENANT_KIND,
                 )
                 jobs = {
                     shred_id: await transaction.fetch_one(jobs_sql.ONE, owner=tenant_id, job_id=shred_id)
                     for shred_id in unapplied
                 }
             for shred_id, job in jobs.items():
-                location = TombstoneLocation(self._deployment_id, tenant_id, shred_id)
-                found.append(_WithKeys(location, job if await self._is_begun(job) else None))
+                found.append(_WithKeys(locations[shred_id], job if await self._is_begun(job) else None))
         return found
 
     async def _is_begun(self, job: JobRow | None) -> bool:
@@ -569,37 +406,6 @@ class Shred:
         await self._control.ready()
         return self._jobs.is_sound(job)
 
-    async def explained(self, tenant_id: UUID) -> Explained:
-        """Which anchored heads of a tenant are left behind by shreds, going by their tombstones.
-
-        Raises:
-            IntegrityFailure: a tombstone is not authentic: somebody else wrote it.
-            BlobUnavailable: the object store does not answer.
-            KeyUnavailable: the root key cannot be reached.
-        """
-        tags, untagged, whole_tenant, unproven = set(), 0, False, False
-        prefix, after = f"{tombstone_prefix(self._deployment_id)}{tenant_id.hex}/", ""
-        while self._blobs is not None:
-            object_keys = await self._blobs.list_keys(prefix, after=after, limit=_KEYS_PAGE)
-            for object_key in object_keys:
-                after = object_key
-                try:
-                    tombstone, _ = await self._open(self._blobs, TombstoneLocation.parse(object_key))
-                except _TombstoneDeniedError as denied:
-                    # Root keys are replaced, tombstones stay: it says of somebody, and nobody can say any more of whom.
-                    untagged += denied.level == "subject"
-                    unproven = unproven or denied.level == "tenant"
-                    continue
-                if tombstone.level == "tenant":
-                    whole_tenant = True
-                elif tombstone.anchor is None:
-                    untagged += 1
-                else:
-                    tags.add(tombstone.anchor)
-            if len(object_keys) < _KEYS_PAGE:
-                break
-        return Explained(frozenset(tags), untagged, whole_tenant, unproven)
-
     async def accept(self) -> list[Accepted]:
         """Apply again every shred that a restored database does not know. Repeating it changes nothing.
 
@@ -608,10 +414,10 @@ class Shred:
             BlobUnavailable: the object store does not answer.
             KeyUnavailable: the root key cannot be reached.
         """
-        if self._blobs is None:
+        if not self.tombstones.are_kept:
             return []
         await self._control.ready()
-        return [await self._apply(self._blobs, each.location, LOCAL_ACTOR) for each in await self._with_keys()]
+        return [await self._apply(each.location, LOCAL_ACTOR) for each in await self._with_keys()]
 
     async def uphold(self) -> int:
         """Shred again, while this database is served from, what somebody put back into it; returns how many shreds.
@@ -624,14 +430,14 @@ class Shred:
             BlobUnavailable: the object store does not answer.
             CryptoError: the root key does not open what is needed.
         """
-        if self._blobs is None:
+        if not self.tombstones.are_kept:
             return 0
         await self._control.ready()
         applied, refused = 0, None
         for each in await self._with_keys():
             try:
                 if not await self._carried_on(each.begun):
-                    await self._apply(self._blobs, each.location, GATEWAY_ACTOR)
+                    await self._apply(each.location, GATEWAY_ACTOR)
                     applied += 1
             except IntegrityFailure as failure:
                 refused = failure
@@ -639,8 +445,8 @@ class Shred:
             raise refused
         return applied
 
-    async def _apply(self, blobs: BlobStore, location: TombstoneLocation, actor: str) -> Accepted:
-        tombstone, tombstone_key = await self._open(blobs, location)
+    async def _apply(self, location: TombstoneLocation, actor: str) -> Accepted:
+        tombstone, tombstone_key = await self.tombstones.open(location)
         tenant_id, shred_id = location.tenant_id, location.shred_id
         if tombstone.level == "tenant":
             await self._begin_again(tenant_id, shred_id, SHRED_TENANT_KIND, WHOLE_TENANT, actor)
@@ -659,13 +465,13 @@ class Shred:
             detail = {"job_id": str(shred_id)}
             await self._audit.append(transaction, tenant_id, actor, "shred.restore", f"job:{shred_id}", detail)
 
-    async def _subject_of(self, tenant_id: UUID, tombstone: _Tombstone, tombstone_key: SecretKey) -> str | None:
+    async def _subject_of(self, tenant_id: UUID, tombstone: Tombstone, tombstone_key: SecretKey) -> str | None:
         after = ""
         while True:
             async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
                 subject_ids = await transaction.fetch_all(sql.SUBJECTS_AFTER, after=after, page_rows=_KEYS_PAGE)
             for subject_id in subject_ids:
-                if hmac.compare_digest(_subject_digest(tombstone_key, subject_id), tombstone.subject or b""):
+                if hmac.compare_digest(subject_digest(tombstone_key, subject_id), tombstone.subject or b""):
                     return subject_id
                 after = subject_id
             if len(subject_ids) < _KEYS_PAGE:

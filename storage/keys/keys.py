@@ -385,7 +385,7 @@ class Keys:
         return None if active is None else TenantKeyring(opened, active, rows[0].tenant_hash, asked_at)
 
     def root_context(self, tenant_id: UUID, key_version: int) -> dict[str, str]:
-        """What a tenant key's wrapping under the root key is bound to."""
+        """What the wrapping of a tenant key under the root key is bound to."""
         return root_context(self._deployment_id, tenant_id, "tenant", key_version)
 
 

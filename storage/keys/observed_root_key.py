@@ -25,11 +25,11 @@ _log = structlog.get_logger()
 
 
 class ObservedRootKey:
-    """A `RootKey` that tells of each refusal.
+    """A `RootKey` that reports each refusal.
 
     Args:
-        root_key: What is asked.
-        observer: Where refusals are counted, by reason: ``unavailable``, ``denied``, ``destroyed`` or ``invalid``.
+        root_key: The root key that is asked.
+        observer: The counter of refusals, by reason: ``unavailable``, ``denied``, ``destroyed`` or ``invalid``.
     """
 
     def __init__(self, root_key: RootKey, observer: Observer) -> None:

@@ -74,12 +74,12 @@ class Adoption:
     """What unversioned state is.
 
     Attributes:
-        agent: Whose; None: of checkpoints that name no agent.
-        namespace: Where: a namespace, or its beginning and a star. The root alone is ``""``.
-        number: The how manieth for this agent and pattern; the newest counts.
-        state_schema: Its schema.
-        state_version: Its version.
-        adopted_at: What was saved before, it holds for; what was saved since has no meaning without a version.
+        agent: The agent; None: checkpoints that name none.
+        namespace: The namespaces, as one of them or its beginning and a star. The root alone is ``""``.
+        number: The number for this agent and pattern, counted from 1; the newest counts.
+        state_schema: The schema of the state.
+        state_version: The version of that.
+        adopted_at: The moment before which checkpoints were saved that it holds for.
     """
 
     agent: str | None
@@ -240,13 +240,13 @@ class Adoptions:
         """Say what unversioned state is; the same again is a no-op. Returns it, and whether it is new.
 
         Args:
-            scope: Whose.
+            scope: The tenant.
             agent: The agent; None: checkpoints that name none.
             namespace: The pattern of namespaces.
             schema: The schema that it is of.
             number: Its version.
-            supersede: Whether to say something else than was said before, and whatever a damaged row says.
-            actor: Who, for the audit log.
+            supersede: Whether to correct an earlier adoption, and to replace a damaged row.
+            actor: The caller, for the audit log.
 
         Raises:
             FeatureOff: an older build may run; finish the upgrade first.

@@ -61,9 +61,9 @@ class Given:
     """What a save brings, as far as one part of a JSON Schema is about it.
 
     Attributes:
-        part: Which part.
-        channels: Their values: one each, or the elements that are appended to lists.
-        prefix: Where in the request they stand (JSON Pointer).
+        part: The part.
+        channels: The channels' values: one each, or the elements that are appended to lists.
+        prefix: The place in the request at which they stand (JSON Pointer).
     """
 
     part: Part

@@ -188,10 +188,10 @@ class StateSchemas:
 
         Args:
             unit_of_work: The way to the rows.
-            audit: Every registration is recorded.
-            clock: When it happened.
-            control: Tells rows that a gateway wrote.
-            workers: What is registered is compiled there.
+            audit: The log that every registration is recorded in.
+            clock: The time of registrations.
+            control: The proof of rows that a gateway wrote.
+            workers: The processes that compile what is registered.
         """
         self._unit_of_work = unit_of_work
         self._audit = audit

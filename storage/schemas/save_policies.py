@@ -37,8 +37,8 @@ class SavePolicy:
     """What is said for the tenant, or for an agent.
 
     Attributes:
-        strict: Whether a save must name the head it follows; None: nothing is said.
-        updated_at: Since when.
+        strict: Whether a save must name the head it follows; None: there is no policy.
+        updated_at: The moment since which it holds.
     """
 
     strict: bool | None = None
@@ -50,9 +50,9 @@ class TenantSavePolicies:
     """Everything that a tenant says of its saves.
 
     Attributes:
-        tenant: Of all of them.
-        agents: Of those of agents that have a policy.
-        damaged: Whose policy no gateway wrote as it is; an empty agent: the tenant's.
+        tenant: The policy of all of them.
+        agents: The policies of agents that have one of their own.
+        damaged: The agents whose policies no gateway wrote as they are; an empty one: the tenant's.
     """
 
     tenant: SavePolicy = SavePolicy()
@@ -97,10 +97,10 @@ class SavePolicies:
         """Say whether saves must name the head they follow; the same again changes nothing. Returns all that is said.
 
         Args:
-            scope: Whose.
-            agent: Of which agent; None: of all.
-            strict: Whether they must; None takes back what was said.
-            actor: Who says so.
+            scope: The tenant.
+            agent: The agent; None: all of them.
+            strict: Whether they must; None takes the policy back.
+            actor: The caller, for the audit log.
 
         Raises:
             FeatureOff: an older build may run; finish the upgrade first.

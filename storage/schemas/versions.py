@@ -148,9 +148,9 @@ def converted_checkpoint(checkpoint: Checkpoint, made: Made, delta_channels: Ite
     """The checkpoint at another version, its writes as they were.
 
     Args:
-        checkpoint: As it was stored, with its channels.
-        made: What became of those.
-        delta_channels: What became of the names of its delta channels.
+        checkpoint: The checkpoint as it was stored, with its channels.
+        made: The channels that became of those.
+        delta_channels: The names that became of those of its delta channels.
         wanted: The version.
     """
     channels = checkpoint.channels or {}

@@ -88,10 +88,10 @@ class StateWork:
         """Channels at another version, each with the name of the given one that it is unchanged, or None.
 
         Args:
-            scope: Whose.
-            known: Their schema.
-            saved: The version they were saved at.
-            wanted: The version the reader knows.
+            scope: The subject, whose tenant the work counts for.
+            known: The schema of the state.
+            saved: The version that it was saved at.
+            wanted: The version that the reader knows.
             channels: The state, or the one channel of a pending write.
             partial: Whether it is a pending write.
             names: Names to tell what becomes of, as `names` does.

@@ -174,10 +174,10 @@ class Workers:
         """Prepare the pool; no process starts yet.
 
         Args:
-            observer: Where it reports.
-            steps_folder: The deployment's own steps in Python.
+            observer: The receiver of reports.
+            steps_folder: The folder of the deployment's own steps in Python.
             traceable: Whether debuggers may look into workers.
-            active_max: How many work at once; None: one less than there are processors, and one at least.
+            active_max: The number of workers at once; None: one less than there are processors, and one at least.
             monotonic: Seconds that only go forward.
         """
         self._observer = observer
@@ -225,10 +225,10 @@ class Workers:
         """Have a task done when the tenant's turn comes.
 
         Args:
-            tenant_id: Whose.
-            program: What the request names.
-            request: What to do.
-            values: What travels beside it.
+            tenant_id: The tenant that the task counts for.
+            program: The program that the request names.
+            request: The task.
+            values: The values that travel beside it.
 
         Raises:
             TooCostly: it takes more time or memory than a task may.

@@ -33,7 +33,8 @@ from storage.control.rows import ControlRows
 from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, JobNotFound
 from storage.format.audit import OPERATOR_CHAIN
-from storage.key_lifecycle.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Explained, Shred
+from storage.key_lifecycle.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND
+from storage.key_lifecycle.tombstones import Explained, Tombstones
 from storage.keys.keys import Keys
 from storage.postgres import jobs as jobs_sql
 from storage.postgres import verifying as sql
@@ -144,7 +145,7 @@ class Verifying:
         audit: Audit,
         verification: Verification,
         losses: AcceptedLosses,
-        shred: Shred,
+        tombstones: Tombstones,
         logs: Anchors,
         schemas: StateSchemas,
         adoptions: Adoptions,
@@ -158,7 +159,7 @@ class Verifying:
         self._audit = audit
         self._verification = verification
         self._losses = losses
-        self._shred = shred
+        self._tombstones = tombstones
         self._logs = logs
         self._schemas = schemas
         self._adoptions = adoptions
@@ -310,7 +311,7 @@ class Verifying:
                 else:
                     unknown.discard(subject_tag(sealer))
         try:
-            explained = await self._shred.explained(scope.tenant_id)  # after the subjects: one may go meanwhile
+            explained = await self._tombstones.explained(scope.tenant_id)  # after the subjects: one may go meanwhile
         except IntegrityFailure as error:
             _take(at, None, [Finding(code="tombstone", detail=str(error))])
             return
@@ -446,7 +447,7 @@ class Verifying:
                 unknown.discard(subject_tag(sealer))
                 place = Scope(scope.tenant_id, subject_id)
                 lost += (head.entry for head in await self._verification.lost_heads(place, anchored))
-        explained = await self._shred.explained(scope.tenant_id)
+        explained = await self._tombstones.explained(scope.tenant_id)
         for tag in unknown - explained.tags:
             lost += anchored.newest_of(tag)
         return lost
@@ -456,7 +457,7 @@ class Verifying:
         for tenant_id in await self._logs.missing_tenants():
             if tenant_id in known:
                 continue
-            explained = await self._shred.explained(tenant_id)
+            explained = await self._tombstones.explained(tenant_id)
             if not (explained.whole_tenant or explained.whole_tenant_unproven):
                 missing.append(tenant_id)
         return missing

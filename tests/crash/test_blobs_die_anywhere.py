@@ -27,7 +27,7 @@ from storage.collection.sweep import Sweep
 from storage.errors import StorageError, ThreadNotFound
 from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.death import Death
 from tests.support.faulty_blobs import FaultyBlobStore
@@ -157,10 +157,14 @@ async def stores(database, root_key) -> AsyncIterator[tuple[Store, Store, Death]
     for blobs, observer in ((FaultyBlobStore(bucket, death.call), death), (bucket, Silent())):
         opened.append(
             await Store.open(
-                database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=8, durable=False,
-                blobs=blobs, archive=blobs, observer=observer,
+                database.app_url,
+                root_key=root_key,
+                deployment_id=DEPLOYMENT_ID,
+                connections_max=8,
+                durable=False,
+                options=StoreOptions(blobs=blobs, archive=blobs, observer=observer),
             )
-        )  # fmt: skip
+        )
     event.listen(opened[0]._engine.sync_engine, "checkout", death.connect)
     yield opened[0], opened[1], death
     death.at(0)

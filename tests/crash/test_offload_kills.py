@@ -17,7 +17,7 @@ from storage.collection.fsck import Fsck
 from storage.collection.sweep import Sweep
 from storage.model import HistoryQuery
 from storage.scope import Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.kill_points import INTENT_SECONDS, root_key
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -52,7 +52,7 @@ async def test_a_kill_at_any_await_of_a_save_leaves_the_object_store_and_the_dat
         deployment_id=DEPLOYMENT_ID,
         connections_max=6,
         durable=False,
-        blobs=blobs,
+        options=StoreOptions(blobs=blobs),
     )
     ended = asyncio.Event()
     try:

@@ -25,7 +25,7 @@ from storage.model import (
     TaskWritesQuery,
 )
 from storage.scope import ClientShare, Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.states import document, packed, patch, write
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -97,10 +97,16 @@ class World:
         self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.store = self.runner.run(
             Store.open(
-                database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=2, durable=False,
-                clock=self.clock, blobs=MemoryBlobStore(), archive=MemoryBlobStore(), offload_bytes_min=4096,
+                database.app_url,
+                root_key=root_key,
+                deployment_id=DEPLOYMENT_ID,
+                connections_max=2,
+                durable=False,
+                options=StoreOptions(
+                    clock=self.clock, blobs=MemoryBlobStore(), archive=MemoryBlobStore(), offload_bytes_min=4096
+                ),
             )
-        )  # fmt: skip
+        )
 
     def close(self):
         self.runner.run(self.store.close())

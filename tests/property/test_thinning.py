@@ -27,7 +27,7 @@ from storage.format.pieces import unpack_ids
 from storage.model import ChannelHistoryQuery, HistoryQuery, Load, Parent
 from storage.postgres import threads as threads_sql
 from storage.scope import Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from storage.threads.pruning import Pruning
 from storage.threads.thinning import ThinningRule
 from tests.property.test_checkpoint_store import World
@@ -288,7 +288,7 @@ class Thinning(World):
                 deployment_id=DEPLOYMENT_ID,
                 connections_max=3,
                 durable=False,
-                blobs=MemoryBlobStore(),
+                options=StoreOptions(blobs=MemoryBlobStore()),
             )
         )
 

@@ -28,7 +28,7 @@ from storage.format.audit import (
 from storage.model import ApiKeyRecord, Tenant
 from storage.postgres.unit_of_work import bindings
 from storage.scope import OperatorScope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.stores import DEPLOYMENT_ID
 from tests.unit.gateway.doubles import PEPPERS
 
@@ -48,8 +48,8 @@ async def store(database, root_key, blobs) -> AsyncIterator[Store]:
         root_key=root_key,
         deployment_id=DEPLOYMENT_ID,
         connections_max=4,
-        blobs=blobs,
         durable=False,
+        options=StoreOptions(blobs=blobs),
     )
     yield opened
     await opened.close()
@@ -274,7 +274,7 @@ async def test_a_new_process_compares_with_the_bucket_and_not_with_the_database(
     """The rewritten log also says that it was never anchored; a process that remembers nothing is not taken in."""
     await log.replace((await log.events())[:1] * 6)
     await log.change("UPDATE stateroom.audit_heads SET anchored = 0 WHERE tenant_id = $1")
-    fresh = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, blobs=blobs)
+    fresh = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=StoreOptions(blobs=blobs))
     with pytest.raises(IntegrityFailure):
         await fresh.anchors.anchor(log.scope)
     log.store = fresh
@@ -288,7 +288,7 @@ async def test_an_anchor_that_was_replaced_in_the_bucket_is_refused(log, blobs, 
     for forged in (genuine.replace(b"\n4\n", b"\n3\n"), b"", b"\xff", genuine[:-10]):
         await blobs.delete(where)
         await blobs.put_if_absent(where, forged)
-        fresh = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, blobs=blobs)
+        fresh = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=StoreOptions(blobs=blobs))
         with pytest.raises(IntegrityFailure):
             await fresh.anchors.latest(log.scope)
         with pytest.raises(IntegrityFailure):
@@ -298,7 +298,7 @@ async def test_an_anchor_that_was_replaced_in_the_bucket_is_refused(log, blobs, 
 async def test_a_signing_key_that_was_exchanged_is_refused(log, store, admin, root_key, blobs):
     await admin.execute("UPDATE stateroom.deployment_keys SET public = $1 WHERE purpose = 'audit'", bytes(32))
     try:
-        fresh = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, blobs=blobs)
+        fresh = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=StoreOptions(blobs=blobs))
         with pytest.raises(IntegrityFailure):
             await fresh.anchors.public_key(log.scope)
     finally:

@@ -28,7 +28,7 @@ from storage.format.audit import (
     verify_export,
 )
 from storage.scope import OperatorScope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.security.test_audit import WHEN, Log
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -72,9 +72,9 @@ async def open_store(database, root_key, blobs):
                 root_key=root_key,
                 deployment_id=DEPLOYMENT_ID,
                 connections_max=4,
-                blobs=blobs,
                 durable=False,
                 restored=restored,
+                options=StoreOptions(blobs=blobs),
             )
         )
         return opened[-1]

@@ -41,7 +41,7 @@ from storage.model import (
 )
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.operations import SERVICE, Tenancy, assert_problem
 from tests.support.states import contents, document, packed, patch, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
@@ -71,7 +71,7 @@ async def watched(database, root_key, watch):
         deployment_id=DEPLOYMENT_ID,
         connections_max=8,
         durable=False,
-        observer=watch,
+        options=StoreOptions(observer=watch),
     )
     yield opened
     await opened.close()

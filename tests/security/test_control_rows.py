@@ -19,7 +19,7 @@ from storage.retention.planner import Ceilings, Policy
 from storage.schemas.registry import Definition
 from storage.schemas.versions import WantedVersions
 from storage.scope import OperatorScope, Scope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.passing_time import PassingTime
 from tests.support.states import contents, history, load, save, state
 from tests.support.stores import DEPLOYMENT_ID
@@ -64,9 +64,7 @@ def opened(database, root_key, clock, watch):
             deployment_id=DEPLOYMENT_ID,
             connections_max=8,
             durable=False,
-            blobs=blobs,
-            clock=clock,
-            observer=watch,
+            options=StoreOptions(blobs=blobs, clock=clock, observer=watch),
         )
         yield made
         await made.close()

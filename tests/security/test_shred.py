@@ -20,7 +20,7 @@ from storage.errors import CheckpointNotFound, IntegrityFailure, InvalidState, S
 from storage.model import ApiKeyRecord, Tenant
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import OperatorScope, Scope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.engines import create_database, drop_database
 from tests.support.root_keys import UnsteadyRootKey
 from tests.support.states import contents, document, history, load, put, save, state, write
@@ -70,10 +70,9 @@ class World:
             root_key=self.root_key,
             deployment_id=DEPLOYMENT_ID,
             connections_max=4,
-            blobs=self.blobs,
             durable=False,
-            backup_retention_days=RETENTION_DAYS,
             restored=restored,
+            options=StoreOptions(blobs=self.blobs, backup_retention_days=RETENTION_DAYS),
         )
         self._stores.append(store)
         return store

@@ -26,7 +26,7 @@ from storage.model import (
 from storage.postgres.keys import HAS_ANYTHING
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare, Scope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from storage.verification.jobs import TenantReport
 from tests.support.interleaving import Gate, Steered
 from tests.support.states import document, load, patch, put, save, state, write, writes_of
@@ -59,8 +59,7 @@ async def guarded(database, root_key, watch):
         deployment_id=DEPLOYMENT_ID,
         connections_max=8,
         durable=False,
-        blobs=blobs,
-        observer=watch,
+        options=StoreOptions(blobs=blobs, observer=watch),
     )
     yield opened
     await opened.close()

@@ -12,12 +12,12 @@ from crypto import MemoryRootKey
 from storage.administration.tenants import UNLIMITED, DefaultQuotas
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobStore
-from storage.clock import Clock
+from storage.clock import Clock, SystemClock
 from storage.collection.fsck import FsckReport
 from storage.model import ChannelHistoryQuery, HistoryQuery, Load, Save, TaskWrites
-from storage.postgres.unit_of_work import Observer
+from storage.postgres.unit_of_work import Observer, Silent
 from storage.scope import ClientShare, Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.blob_rows import Blobs
 from tests.support.states import document, state, write
 from tests.support.stores import DEPLOYMENT_ID, MigratedDatabase
@@ -40,10 +40,19 @@ async def opened(
 ) -> AsyncIterator[Store]:
     """A store with two buckets in memory."""
     store = await Store.open(
-        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=connections_max,
-        blobs=MemoryBlobStore() if blobs is None else blobs, archive=archive, clock=clock, observer=observer,
-        durable=False, default_quotas=default_quotas,
-    )  # fmt: skip
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=connections_max,
+        durable=False,
+        options=StoreOptions(
+            blobs=MemoryBlobStore() if blobs is None else blobs,
+            archive=archive,
+            clock=clock or SystemClock(),
+            observer=observer or Silent(),
+            default_quotas=default_quotas,
+        ),
+    )
     try:
         yield store
     finally:

@@ -16,7 +16,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobStore
 from storage.format import export
 from storage.scope import Scope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from storage.transfer.exporting import Export, Recipient
 from storage.transfer.importing import Imported
 from tests.support.engines import fresh_database
@@ -45,9 +45,7 @@ async def deployment(
             deployment_id=deployment_id or uuid4(),
             connections_max=8,
             durable=False,
-            blobs=MemoryBlobStore() if blobs is None else blobs,
-            archive=archive,
-            **options,
+            options=StoreOptions(blobs=MemoryBlobStore() if blobs is None else blobs, archive=archive, **options),
         )
         try:
             yield opened

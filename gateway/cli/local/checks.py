@@ -46,7 +46,7 @@ from storage.postgres.session import Session
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import bindings, bound
 from storage.scope import AnyScope, OperatorScope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 
 R = TypeVar("R")
 
@@ -215,9 +215,14 @@ async def _check_history(given: Mapping[str, Any], root_key: RootKey | None, bef
         return failed(check, str(error), "Correct STATEROOM_S3_URL.")
     try:
         store = await Store.open(
-            given["database_url"], root_key=root_key, deployment_id=given["deployment_id"], connections_max=2,
-            blobs=blobs, durable=False, restored=True,
-        )  # fmt: skip
+            given["database_url"],
+            root_key=root_key,
+            deployment_id=given["deployment_id"],
+            connections_max=2,
+            durable=False,
+            restored=True,
+            options=StoreOptions(blobs=blobs),
+        )
         try:
             await store.check_restored()
         finally:

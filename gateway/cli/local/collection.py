@@ -20,7 +20,7 @@ from gateway.cli.parameters import data_dir_option, json_option
 if TYPE_CHECKING:
     from gateway.settings import Settings
     from storage.collection.fsck import FsckReport
-    from storage.service import Store
+    from storage.service import Store, StoreOptions
 
 _FINDING_COLUMNS = ("Tenant", "Fault", "What", "Subject", "Thread", "Mended", "Detail")
 
@@ -70,9 +70,7 @@ async def _opened(settings: "Settings", work: "Callable[[Store], Coroutine[Any, 
             root_key=root_key,
             deployment_id=settings.deployment_id,
             connections_max=4,
-            blobs=blobs,
-            archive=archive,
-            backup_retention_days=settings.backup_retention_days,
+            options=StoreOptions(blobs=blobs, archive=archive, backup_retention_days=settings.backup_retention_days),
         )
         stack.push_async_callback(store.close)
         return await work(store)

@@ -393,7 +393,7 @@ async def _accept(settings: "Settings") -> "tuple[list[Restored], list[Accepted]
     from crypto.roots import create_root_key
     from gateway.app import open_blobs
     from storage.administration.audit import LOCAL_ACTOR
-    from storage.service import Store
+    from storage.service import Store, StoreOptions
 
     async with AsyncExitStack() as stack:
         root_key = create_root_key(settings.root_key)
@@ -404,9 +404,8 @@ async def _accept(settings: "Settings") -> "tuple[list[Restored], list[Accepted]
             root_key=root_key,
             deployment_id=settings.deployment_id,
             connections_max=2,
-            blobs=blobs,
-            backup_retention_days=settings.backup_retention_days,
             restored=True,
+            options=StoreOptions(blobs=blobs, backup_retention_days=settings.backup_retention_days),
         )
         stack.push_async_callback(store.close)
         return await store.accept_restored(LOCAL_ACTOR)

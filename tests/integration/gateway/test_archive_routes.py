@@ -17,7 +17,7 @@ from storage.collection.sweep import Sweep
 from storage.model import Tenant
 from storage.retention.rounds import Retaining
 from storage.scope import OperatorScope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.operations import STATE, assert_problem
 from tests.support.passing_time import PassingTime
 from tests.support.stores import DEPLOYMENT_ID
@@ -43,9 +43,13 @@ async def opening(database, root_key):
 
     async def open_with(archive):
         store = await Store.open(
-            database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False,
-            blobs=MemoryBlobStore(), archive=archive,
-        )  # fmt: skip
+            database.app_url,
+            root_key=root_key,
+            deployment_id=DEPLOYMENT_ID,
+            connections_max=4,
+            durable=False,
+            options=StoreOptions(blobs=MemoryBlobStore(), archive=archive),
+        )
         opened.append(store)
         return store
 

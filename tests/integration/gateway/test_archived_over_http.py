@@ -13,7 +13,7 @@ from gateway.authentication import api_keys
 from storage.blobs.memory import MemoryBlobStore
 from storage.model import Tenant
 from storage.scope import OperatorScope, Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.operations import STATE, assert_problem
 from tests.support.states import document
 from tests.support.stores import DEPLOYMENT_ID
@@ -27,9 +27,13 @@ TOLD = ("etag", "stateroom-token", "content-type", "retry-after")
 @pytest.fixture
 async def serving_store(database, root_key):
     opened = await Store.open(
-        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False,
-        blobs=MemoryBlobStore(), archive=MemoryBlobStore(),
-    )  # fmt: skip
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=4,
+        durable=False,
+        options=StoreOptions(blobs=MemoryBlobStore(), archive=MemoryBlobStore()),
+    )
     yield opened
     await opened.close()
 

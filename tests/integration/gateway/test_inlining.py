@@ -19,7 +19,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.errors import BlobsNotConfigured, IntegrityFailure
 from storage.model import Value
 from storage.scope import ClientShare, Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import Tenancy, assert_problem
@@ -159,7 +159,12 @@ def bucket() -> FaultyBlobStore:
 
 async def open_store(database: Any, root_key: Any, blobs: Any) -> Store:
     return await Store.open(
-        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False, blobs=blobs
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=4,
+        durable=False,
+        options=StoreOptions(blobs=blobs),
     )
 
 

@@ -13,7 +13,7 @@ from gateway.authentication import api_keys
 from gateway.telemetry import Metrics
 from storage.model import Tenant
 from storage.scope import OperatorScope, Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.operations import STATE, assert_problem
 from tests.support.root_keys import UnsteadyRootKey
 from tests.support.stores import DEPLOYMENT_ID
@@ -38,7 +38,7 @@ async def serving_store(database, root_key, metrics):
         deployment_id=DEPLOYMENT_ID,
         connections_max=4,
         durable=False,
-        observer=metrics,
+        options=StoreOptions(observer=metrics),
     )
     yield opened
     await opened.close()

@@ -9,7 +9,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.concurrency.room import count_with
 from storage.errors import StateTooLarge
 from storage.model import ChannelHistoryQuery, HistoryQuery, Load, Precondition, TaskWritesQuery
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.states import contents, load, patch, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -29,7 +29,7 @@ async def store(request, database, root_key):
         deployment_id=DEPLOYMENT_ID,
         connections_max=8,
         durable=False,
-        blobs=MemoryBlobStore() if request.param else None,
+        options=StoreOptions(blobs=MemoryBlobStore() if request.param else None),
     )
     yield opened
     await opened.close()

@@ -47,7 +47,7 @@ from storage.postgres.unit_of_work import Silent
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import ClientShare, Scope, TenantListing, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from storage.tiers.views import ArchiveViews
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.states import contents, document, history, load, packed, patch, put, save, state, write
@@ -72,9 +72,13 @@ def bucket(clock):
 @pytest.fixture
 async def store(database, root_key, clock, bucket):
     opened = await Store.open(
-        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False,
-        clock=clock, blobs=MemoryBlobStore(clock=clock), archive=bucket, offload_bytes_min=4096,
-    )  # fmt: skip
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=4,
+        durable=False,
+        options=StoreOptions(clock=clock, blobs=MemoryBlobStore(clock=clock), archive=bucket, offload_bytes_min=4096),
+    )
     yield opened
     await opened.close()
 
@@ -440,9 +444,13 @@ async def statements(store, work):
 
 async def test_a_hot_read_costs_what_it_did(database, root_key, scope, clock, bucket):
     store = await Store.open(
-        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=1, durable=False,
-        clock=clock, archive=bucket,
-    )  # fmt: skip
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=1,
+        durable=False,
+        options=StoreOptions(clock=clock, archive=bucket),
+    )
     try:
         first = await save(store, scope)
         await save(store, scope)

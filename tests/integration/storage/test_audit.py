@@ -20,7 +20,7 @@ from storage.model import ApiKeyRecord, Tenant
 from storage.postgres.engine import create_engine
 from storage.postgres.unit_of_work import Silent, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.stores import DEPLOYMENT_ID
 from tests.unit.gateway.doubles import PEPPERS
 
@@ -56,9 +56,7 @@ def other(store, root_key, blobs, observer):
         store._engine,
         root_key=root_key,
         deployment_id=DEPLOYMENT_ID,
-        blobs=blobs,
-        clock=ManualClock(WHEN),
-        observer=observer,
+        options=StoreOptions(blobs=blobs, clock=ManualClock(WHEN), observer=observer),
     )
 
 
@@ -223,7 +221,7 @@ async def test_an_anchor_is_stored_once_and_reads_back(other, blobs):
 async def test_every_gateway_signs_the_same_anchor_with_the_same_key(other, store, root_key, blobs):
     scope = TenantScope(uuid4())
     await grow(store, scope)
-    third = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, blobs=blobs)
+    third = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=StoreOptions(blobs=blobs))
     made = await asyncio.gather(*(each.anchors.anchor(scope) for each in (other, third) for _ in range(3)))
     assert len({each.note for each in made}) == 1
 
@@ -308,7 +306,9 @@ class Unreachable(MemoryRootKey):
 
 async def test_without_the_root_key_nothing_is_signed_and_the_log_goes_on(store, other, blobs):
     scope = TenantScope(uuid4())
-    cut_off = Store(store._engine, root_key=Unreachable(), deployment_id=DEPLOYMENT_ID, blobs=blobs)
+    cut_off = Store(
+        store._engine, root_key=Unreachable(), deployment_id=DEPLOYMENT_ID, options=StoreOptions(blobs=blobs)
+    )
     await grow(cut_off, scope)
     with pytest.raises(KeyUnavailable):
         await cut_off.anchors.anchor_due()
@@ -320,14 +320,14 @@ async def test_without_the_root_key_nothing_is_signed_and_the_log_goes_on(store,
 async def test_anchors_on_a_real_s3_server(store, root_key, s3_server):
     bucket = S3BlobStore(S3Location.parse(s3_server.url()), threads=2)
     try:
-        here = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, blobs=bucket)
+        here = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=StoreOptions(blobs=bucket))
         scope = TenantScope(uuid4())
         for number in range(1, 4):
             await grow(here, scope)
             made = await here.anchors.anchor(scope)
             assert (await here.anchors.latest(scope)) == made
             assert made.text.sequence == number
-        fresh = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, blobs=bucket)
+        fresh = Store(store._engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=StoreOptions(blobs=bucket))
         assert (await fresh.anchors.anchor(scope)) == made
     finally:
         await bucket.aclose()

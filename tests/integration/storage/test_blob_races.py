@@ -24,7 +24,7 @@ from storage.ledger.ledger import NewBlob, new_blob_id
 from storage.model import ChannelValue, FullState
 from storage.postgres import blobs as sql
 from storage.scope import Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.engines import create_database, drop_database
 from tests.support.interleaving import WAIT_SECONDS, CancelAtAwait, Gate, Meeting, SteeredUnitOfWork, blocked, without
@@ -150,7 +150,12 @@ async def swept_while_written(database, root_key, admin, scope):
     """A store whose next upload of several parts is swept before its first part arrives."""
     bucket = SweptWhileWritten()
     opened = await Store.open(
-        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False, blobs=bucket
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=4,
+        durable=False,
+        options=StoreOptions(blobs=bucket),
     )
     by_hand = Blobs(opened, bucket)
 

@@ -24,7 +24,7 @@ from storage.format.pieces import list_header
 from storage.model import ChannelValue, FullState, Parent, Precondition, Save, Value
 from storage.schemas.registry import Definition
 from storage.scope import Scope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.costs import CountedGateway
 from tests.support.states import contents, document, load, packed, patch, put, save, state, write
 from tests.support.stores import DEPLOYMENT_ID
@@ -78,8 +78,7 @@ def store_with(database, root_key, bucket, **options):
         deployment_id=DEPLOYMENT_ID,
         connections_max=4,
         durable=False,
-        blobs=bucket,
-        **options,
+        options=StoreOptions(blobs=bucket, **options),
     )
 
 

@@ -7,7 +7,7 @@ from storage.checkpoints.reading import HISTORY_BYTES_MAX
 from storage.clock import ManualClock
 from storage.model import ChannelValue, FullState, HistoryQuery, Parent, Value
 from storage.scope import Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.states import contents, history, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -27,8 +27,8 @@ async def filled(database, root_key, scope):
         root_key=root_key,
         deployment_id=DEPLOYMENT_ID,
         connections_max=2,
-        clock=clock,
         durable=False,
+        options=StoreOptions(clock=clock),
     )
     places = [("t1", ""), ("t1", ""), ("t1", "sub"), ("t2", ""), ("t2", ""), ("t1", "")]
     for number, (thread_id, namespace) in enumerate(places):

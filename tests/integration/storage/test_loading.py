@@ -17,7 +17,7 @@ from storage.model import Load, Save
 from storage.postgres.engine import create_engine
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare, Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.states import contents, document, list_with_indexes, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -59,7 +59,7 @@ def damage():
 
 @pytest.fixture
 async def counted(pool, damage, root_key):
-    made = Store(pool.engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, observer=damage)
+    made = Store(pool.engine, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=StoreOptions(observer=damage))
     yield made
     await made.close()
 

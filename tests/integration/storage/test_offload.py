@@ -31,7 +31,7 @@ from storage.model import (
     Value,
 )
 from storage.scope import Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.faulty_blobs import Fault, FaultyBlobStore
 from tests.support.states import contents, load, packed, patch, put, save, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
@@ -52,7 +52,7 @@ async def store(database, root_key, bucket):
         deployment_id=DEPLOYMENT_ID,
         connections_max=8,
         durable=False,
-        blobs=bucket,
+        options=StoreOptions(blobs=bucket),
     )
     yield opened
     await opened.close()

@@ -12,7 +12,7 @@ from storage.blobs.store import BlobUnavailable
 from storage.errors import ArtifactUnknown, HeadMoved, IntegrityFailure, PieceNotFound, QuotaExceeded
 from storage.model import HistoryQuery, Load, NewWrite, Precondition, TaskWritesQuery
 from storage.scope import Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.blob_rows import Blobs
 from tests.support.faulty_blobs import Fault, FaultyBlobStore
 from tests.support.states import contents, load, packed, patch, put, save, state
@@ -29,16 +29,15 @@ async def opened(database, root_key, bucket):
     """Opens stores on one database and bucket."""
     stores = []
 
-    async def make(**options):
-        options = {"connections_max": 8, **options}
+    async def make(connections_max=8, **options):
         stores.append(
             await Store.open(
                 database.app_url,
                 root_key=root_key,
                 deployment_id=DEPLOYMENT_ID,
+                connections_max=connections_max,
                 durable=False,
-                blobs=bucket,
-                **options,
+                options=StoreOptions(blobs=bucket, **options),
             )
         )
         return stores[-1]

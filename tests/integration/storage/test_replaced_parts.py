@@ -19,7 +19,7 @@ from storage.blobs.s3 import S3BlobStore
 from storage.blobs.s3_location import S3Location
 from storage.blobs.store import BlobBytes, BlobStore, BlobUnavailable
 from storage.errors import ArtifactNotFound, IntegrityFailure, UploadIncomplete
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -72,9 +72,9 @@ async def process(database, root_key, bucket) -> AsyncIterator[Callable]:
             database.app_url,
             root_key=root_key,
             deployment_id=DEPLOYMENT_ID,
-            blobs=bucket,
             connections_max=4,
             durable=False,
+            options=StoreOptions(blobs=bucket),
         )
         opened.append(store)
         return store

@@ -13,7 +13,7 @@ from crypto.roots import create_root_key
 from crypto.roots.file import FileRootKey
 from storage.postgres.unit_of_work import Silent
 from storage.scope import OperatorScope, Scope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.states import contents, load, save, state
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -49,7 +49,7 @@ class Processes:
             deployment_id=DEPLOYMENT_ID,
             connections_max=4,
             durable=False,
-            observer=self.refusals,
+            options=StoreOptions(observer=self.refusals),
         )
 
     @property

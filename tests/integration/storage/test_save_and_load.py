@@ -16,7 +16,7 @@ from storage.errors import (
 )
 from storage.model import ChannelValue, FullState, Idempotency, Load, Parent, Precondition, Value
 from storage.postgres import checkpoints as sql
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.interleaving import Gate, Steered, blocked
 from tests.support.states import contents, document, history, load, packed, patch, save, state
 from tests.support.stores import DEPLOYMENT_ID
@@ -293,8 +293,8 @@ async def test_a_minted_id_is_greater_than_the_head_though_the_clock_runs_behind
         root_key=root_key,
         deployment_id=DEPLOYMENT_ID,
         connections_max=1,
-        clock=clock,
         durable=False,
+        options=StoreOptions(clock=clock),
     )
     try:
         ids = []

@@ -14,7 +14,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.errors import PartInvalid, QuotaExceeded
 from storage.ledger.streams import BlobTooLarge
 from storage.scope import Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.states import contents, load, save, state
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -36,7 +36,12 @@ def bucket():
 @pytest.fixture
 async def store(database, root_key, bucket):
     opened = await Store.open(
-        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=8, durable=False, blobs=bucket
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=8,
+        durable=False,
+        options=StoreOptions(blobs=bucket),
     )
     yield opened
     await opened.close()

@@ -35,7 +35,7 @@ from storage.postgres.unit_of_work import Silent
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import Scope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.states import contents, packed, patch, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -375,9 +375,13 @@ async def test_writes_that_a_step_is_still_needed_for_are_counted(database, root
 
     reads = Reads()
     opened = await Store.open(
-        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False,
-        observer=reads,
-    )  # fmt: skip
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=4,
+        durable=False,
+        options=StoreOptions(observer=reads),
+    )
     try:
         await register(opened, scope)
         old = await save(opened, scope, 1, content=state(other=1), delta_channels=("user_pref",))
@@ -525,9 +529,13 @@ async def test_a_schema_opts_in_to_steps_of_the_deployment(database, root_key, s
     (tmp_path / "people").mkdir()
     (tmp_path / "people" / "v1_to_v2.py").write_text(SPLIT)
     opened = await Store.open(
-        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False,
-        steps_folder=tmp_path,
-    )  # fmt: skip
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=4,
+        durable=False,
+        options=StoreOptions(steps_folder=tmp_path),
+    )
     try:
         tenant = TenantScope(scope.tenant_id)
         await opened.state_schemas.put(tenant, "crm", 1, Definition())

@@ -16,8 +16,10 @@ def _statements() -> dict[str, Statement[Any]]:
     found = {}
     for module in pkgutil.iter_modules(postgres.__path__):
         for name, value in vars(importlib.import_module(f"storage.postgres.{module.name}")).items():
-            if isinstance(value, Statement) and not name.startswith("_"):
-                found[f"{module.name}.{name}"] = value
+            several = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, tuple) else {}
+            for each, statement in ({"": value} | several).items():
+                if isinstance(statement, Statement) and not name.startswith("_"):
+                    found[f"{module.name}.{name}{each}"] = statement
     return found
 
 

@@ -26,7 +26,7 @@ from storage.model import (
     Value,
 )
 from storage.scope import Scope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.states import (
     contents,
     document,
@@ -68,8 +68,8 @@ async def test_threads_are_listed_newest_first_and_paged(database, root_key, sco
         root_key=root_key,
         deployment_id=DEPLOYMENT_ID,
         connections_max=2,
-        clock=clock,
         durable=False,
+        options=StoreOptions(clock=clock),
     )
     try:
         for number in range(5):

@@ -14,7 +14,7 @@ from storage.control.processes import FORGOTTEN_SECONDS, GONE_SECONDS
 from storage.errors import BuildTooOld, IntegrityFailure, OlderProcess, SetupError
 from storage.postgres.engine import UNREGISTERED_APPLICATION_NAME
 from storage.scope import OperatorScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from tests.support.interleaving import blocked
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -51,7 +51,7 @@ def opened(url, root_key, clock):
             deployment_id=DEPLOYMENT_ID,
             connections_max=4,
             durable=False,
-            clock=clock,
+            options=StoreOptions(clock=clock),
         )
         try:
             yield made

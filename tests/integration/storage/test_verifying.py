@@ -21,7 +21,7 @@ from storage.format.audit import OPERATOR_CHAIN
 from storage.model import ApiKeyRecord, Save, Tenant
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import ClientShare, OperatorScope, Scope, TenantScope
-from storage.service import Store
+from storage.service import Store, StoreOptions
 from storage.verification import jobs as verifying
 from tests.support.engines import fresh_database
 from tests.support.states import document, save, state
@@ -46,8 +46,8 @@ async def opened(database, root_key, blobs):
                 root_key=root_key,
                 deployment_id=DEPLOYMENT_ID,
                 connections_max=4,
-                blobs=blobs,
                 durable=False,
+                options=StoreOptions(blobs=blobs),
             )
         )
         return stores[-1]
@@ -180,7 +180,14 @@ async def test_a_job_is_kept_while_one_stretch_takes_longer_than_a_lease(gateway
     slow = PausedBlobStore()
     parts = (gateway.unit_of_work, gateway.keys, gateway.jobs, gateway.audit, gateway.verification)
     losses = AcceptedLosses(gateway.unit_of_work, gateway.control, HeadAnchors(slow), SystemClock())
-    parts += (losses, gateway.shred, gateway.anchors, gateway.state_schemas, gateway.adoptions, gateway.save_policies)
+    parts += (
+        losses,
+        gateway.shred.tombstones,
+        gateway.anchors,
+        gateway.state_schemas,
+        gateway.adoptions,
+        gateway.save_policies,
+    )
     parts += (gateway.control,)
     patient = verifying.Verifying(*parts, renew_seconds=0.001)
     job_id = await patient.begin_tenant(scope, ACTOR)
@@ -243,7 +250,7 @@ async def test_a_tombstone_of_an_older_release_explains_one_subject(gateway, use
     )
     gateway.keys.evict(users[0])
     await gateway.shred.subject(users[0], "user-0", ACTOR)
-    explained = await gateway.shred.explained(users[0].tenant_id)
+    explained = await gateway.shred.tombstones.explained(users[0].tenant_id)
     assert (explained.tags, explained.untagged) == (frozenset(), 1)
     assert (await verified(gateway, users[0].tenant_id))[1].found == {}
     await erase(admin, users[1])
@@ -279,7 +286,7 @@ async def test_open_and_ended_jobs_are_counted_by_kind_and_outcome(database, roo
         deployment_id=DEPLOYMENT_ID,
         connections_max=4,
         durable=False,
-        observer=metrics,
+        options=StoreOptions(observer=metrics),
     )
     try:
         tenant = TenantScope(scope.tenant_id)
@@ -344,7 +351,12 @@ async def other_deployment(postgres, migrated_template, blobs):
     async with fresh_database(postgres, template=migrated_template) as made:
         url = make_url(made.superuser_url).set(username="gw_app", password=APP_PASSWORD).render_as_string(False)
         store = await Store.open(
-            url, root_key=MemoryRootKey(), deployment_id=uuid4(), connections_max=2, blobs=blobs, durable=False
+            url,
+            root_key=MemoryRootKey(),
+            deployment_id=uuid4(),
+            connections_max=2,
+            durable=False,
+            options=StoreOptions(blobs=blobs),
         )
         yield store
         await store.close()
