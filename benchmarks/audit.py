@@ -131,10 +131,12 @@ async def audited(engines: Engines) -> AsyncIterator[dict[str, Desk]]:
             tenant = Tenant(tenant_id=uuid4(), name=name, created_at=now)
             service, api_key = api_keys.mint(
                 Peppers(Pepper(1, _PEPPER)),
-                kind="service",
-                permissions=("state:read", "state:write", "subject:act_as"),
-                now=now,
-                tenant_id=tenant.tenant_id,
+                api_keys.NewKey(
+                    kind="service",
+                    permissions=("state:read", "state:write", "subject:act_as"),
+                    now=now,
+                    tenant_id=tenant.tenant_id,
+                ),
             )
             await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
             if name == BATCHED:

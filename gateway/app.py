@@ -32,7 +32,7 @@ from gateway.http.asgi import Message, Receive, Scope, Send
 from gateway.http.cursors import Cursors
 from gateway.http.exchange import COMMON_HEADERS, Facts, header_lines, travels_as_id
 from gateway.problems import INTERNAL, OVERLOADED, Unauthenticated, describe, frames, kind_of
-from gateway.readiness import Probe, Readiness
+from gateway.readiness import NO_PROBES, Probe, Probes, Readiness
 from gateway.routing.operations import Route
 from gateway.routing.router import Router
 from gateway.services import Services
@@ -256,9 +256,7 @@ def create_app(
     settings: Settings,
     *,
     store: Store,
-    blob_health: Probe | None = None,
-    archive_health: Probe | None = None,
-    root_key_health: Probe | None = None,
+    probes: Probes = NO_PROBES,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
     background: bool = True,
@@ -268,9 +266,7 @@ def create_app(
     Args:
         settings: What the process was told.
         store: The open store.
-        blob_health: Probe of S3, shown by ``/readyz``.
-        archive_health: Probe of the bucket of archived threads, likewise.
-        root_key_health: Probe of the root key, shown by ``/readyz``.
+        probes: Probes of what ``/readyz`` shows beside the database.
         metrics: The registry that storage observes into already, or None for a new one.
         clock: What the expiry of keys is compared with.
         background: Whether it does what any process may do for all of them.
@@ -295,15 +291,7 @@ def create_app(
         artifact_urls=ArtifactUrls(peppers),
         drain=drain,
         metrics=metrics,
-        readiness=Readiness(
-            store,
-            drain,
-            metrics,
-            commits.outcomes,
-            blob_health=blob_health,
-            archive_health=archive_health,
-            root_key_health=root_key_health,
-        ),
+        readiness=Readiness(store, drain, metrics, commits.outcomes, probes=probes),
         clock=clock,
         openapi_document=encode_json(document),
         documentation_page=page(document).encode(),
@@ -367,9 +355,11 @@ async def open_app(
         yield create_app(
             settings,
             store=store,
-            blob_health=None if blobs is None else _blobs_healthy(blobs),
-            archive_health=None if archive is None else _blobs_healthy(archive),
-            root_key_health=_healthy(root_key),
+            probes=Probes(
+                blobs=None if blobs is None else _blobs_healthy(blobs),
+                archive=None if archive is None else _blobs_healthy(archive),
+                root_key=_healthy(root_key),
+            ),
             metrics=metrics,
             background=background,
         )

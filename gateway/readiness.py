@@ -11,6 +11,7 @@ the database's: such a process serves, and removes nothing by time.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
 
 import structlog
 from msgspec import UNSET, UnsetType
@@ -56,6 +57,23 @@ class Report(Response, omit_defaults=True):
     root_key: bool | UnsetType = UNSET
 
 
+class Probes(NamedTuple):
+    """Probes of what a process works with beside its database; None: it has none.
+
+    Attributes:
+        blobs: The probe of the object store.
+        archive: The probe of the bucket of archived threads.
+        root_key: The probe of the root key.
+    """
+
+    blobs: Probe | None = None
+    archive: Probe | None = None
+    root_key: Probe | None = None
+
+
+NO_PROBES: Final = Probes()
+
+
 class Readiness:
     """Probes the dependencies, at most once a second.
 
@@ -64,9 +82,7 @@ class Readiness:
         drain: Whether the process is on its way out.
         metrics: Where probes are recorded.
         outcomes: What became of the last writes of the process.
-        blob_health: Probe of S3, or None.
-        archive_health: Probe of the bucket of archived threads, or None.
-        root_key_health: Probe of the root key, or None.
+        probes: Probes of what is reported and does not count.
         probe_seconds_max: How long a probe may take; then what it asks is down.
     """
 
@@ -77,16 +93,14 @@ class Readiness:
         metrics: Metrics,
         outcomes: WriteOutcomes,
         *,
-        blob_health: Probe | None = None,
-        archive_health: Probe | None = None,
-        root_key_health: Probe | None = None,
+        probes: Probes = NO_PROBES,
         probe_seconds_max: float = PROBE_SECONDS_MAX,
     ) -> None:
         self._store = store
         self._drain = drain
         self._metrics = metrics
         self._outcomes = outcomes
-        self._probes = {"blobs": blob_health, "archive": archive_health, "root_key": root_key_health}
+        self._probes = probes._asdict()
         self._probe_seconds_max = probe_seconds_max
         self._database = False
         self._unlocked = False

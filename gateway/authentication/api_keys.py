@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from typing import Literal
 from uuid import UUID
 
+import msgspec
+
 from storage.encoding import encode_json
 from storage.keys.key_seals import FIRST_PEPPER_VERSION, Peppers, microseconds
 from storage.model import ApiKeyRecord
@@ -181,46 +183,51 @@ def status_of(record: ApiKeyRecord, peppers: Peppers, now: datetime) -> Status:
     return "active" if record.is_active(now) else "expired"
 
 
-def mint(
-    peppers: Peppers,
-    *,
-    kind: Literal["subject", "service", "operator"],
-    permissions: tuple[str, ...],
-    now: datetime,
-    grants: tuple[str, ...] | None = None,
-    name: str = "",
-    tenant_id: UUID | None = None,
-    subject_id: str | None = None,
-    expires_at: datetime | None = None,
-    key: PresentedKey | None = None,
-) -> tuple[ApiKeyRecord, str]:
-    """Make a key: the record to store, and the text to show once.
+class NewKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that is to be made.
 
-    Args:
-        peppers: The deployment's.
+    Attributes:
         kind: Whose it is.
         permissions: What it may do.
         now: When it is made.
         grants: What keys that it makes may be allowed; None: what it may do itself.
         name: What it is for.
-        tenant_id: None: an operator's.
+        tenant_id: The tenant it belongs to; None: it is an operator's.
         subject_id: The one subject of a subject's key.
         expires_at: When it ends; None: never.
+    """
+
+    kind: Literal["subject", "service", "operator"]
+    permissions: tuple[str, ...]
+    now: datetime
+    grants: tuple[str, ...] | None = None
+    name: str = ""
+    tenant_id: UUID | None = None
+    subject_id: str | None = None
+    expires_at: datetime | None = None
+
+
+def mint(peppers: Peppers, new: NewKey, key: PresentedKey | None = None) -> tuple[ApiKeyRecord, str]:
+    """Make a key: the record to store, and the text to show once.
+
+    Args:
+        peppers: The peppers of the deployment.
+        new: What it is for and what it may do.
         key: Its id and secret, where they are known already; None: new ones.
     """
     key = key or generate(peppers)
     record = ApiKeyRecord(
         key_id=key.key_id,
-        kind=kind,
-        name=name,
-        tenant_id=tenant_id,
-        subject_id=subject_id,
-        permissions=permissions,
+        kind=new.kind,
+        name=new.name,
+        tenant_id=new.tenant_id,
+        subject_id=new.subject_id,
+        permissions=new.permissions,
         mac=b"",
         pepper_version=peppers.active.version,
-        created_at=now,
-        expires_at=expires_at,
+        created_at=new.now,
+        expires_at=new.expires_at,
         revoked_at=None,
         last_used_at=None,
     )
-    return sealed(peppers, key.secret, record, grants), key.reveal()
+    return sealed(peppers, key.secret, record, new.grants), key.reveal()

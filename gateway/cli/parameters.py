@@ -1,10 +1,12 @@
 """Options and values that several commands share."""
 
+import functools
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import rich_click as click
 
@@ -66,6 +68,46 @@ class ByteSize(click.ParamType[Any]):
             return parse_size(value)
         except ValueError:
             self.fail(f"{value!r} is no size such as 10GiB, 500MB or 1048576, below 8EiB, nor none", param, ctx)
+
+
+def gathered(name: str, shape: type[Any]) -> Callable[[Command], Command]:
+    """Give a command the options that are fields of a dataclass as one ``shape``; the decorator next to the function.
+
+    Args:
+        name: What the command calls it.
+        shape: The dataclass; each field is an option or an argument.
+    """
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def gathering(*args: Any, **given: Any) -> Any:
+            given[name] = shape(**{each.name: given.pop(each.name) for each in fields(shape)})
+            return command(*args, **given)
+
+        return cast("Command", gathering)
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """How much of a listing a person wants to read."""
+
+    limit: int
+    everything: bool
+
+    @property
+    def rows_wanted(self) -> int | None:
+        """How many rows are shown at most; None: all."""
+        return None if self.everything else self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Whether a command waits for the job that it begins, and for how long."""
+
+    detach: bool
+    timeout_seconds: float | None
 
 
 def json_option(command: Command) -> Command:

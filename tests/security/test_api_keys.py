@@ -44,7 +44,9 @@ class Keys:
 
     def mint(self, key: api_keys.PresentedKey | None = None) -> str:
         clock = SystemClock()
-        record, text = api_keys.mint(PEPPERS, kind="operator", permissions=("operator",), now=clock.now(), key=key)
+        record, text = api_keys.mint(
+            PEPPERS, api_keys.NewKey(kind="operator", permissions=("operator",), now=clock.now()), key
+        )
         self.records[record.key_id] = record
         return text
 
@@ -138,7 +140,10 @@ def _counted_hmacs() -> Iterator[list[int]]:
 
 async def test_an_unknown_id_takes_the_same_work_as_a_wrong_secret(keys: Keys, authenticator: Authenticator) -> None:
     real = keys.mint()
-    stranger, _ = api_keys.mint(PEPPERS, kind="operator", permissions=(), now=SystemClock().now())[1], None
+    stranger, _ = (
+        api_keys.mint(PEPPERS, api_keys.NewKey(kind="operator", permissions=(), now=SystemClock().now()))[1],
+        None,
+    )
     wrong = _resealed(real[:30] + ("a" if real[30] != "a" else "b") + real[31:])
     with _counted_hmacs() as for_unknown:
         assert not await _opens(authenticator, stranger)
@@ -170,9 +175,16 @@ async def test_a_key_whose_row_was_edited_opens_nothing(
     keys: Keys, authenticator: Authenticator, edit: dict[str, Any]
 ) -> None:
     record, text = api_keys.mint(
-        PEPPERS, kind="subject", permissions=("state:read",), now=datetime(2026, 1, 1, tzinfo=UTC),
-        tenant_id=UUID(int=1), subject_id="user-1", expires_at=datetime(2100, 1, 1, tzinfo=UTC),
-    )  # fmt: skip
+        PEPPERS,
+        api_keys.NewKey(
+            kind="subject",
+            permissions=("state:read",),
+            now=datetime(2026, 1, 1, tzinfo=UTC),
+            tenant_id=UUID(int=1),
+            subject_id="user-1",
+            expires_at=datetime(2100, 1, 1, tzinfo=UTC),
+        ),
+    )
     keys.records[record.key_id] = replace(record, **edit)
     assert not await _opens(authenticator, text)
     keys.records[record.key_id] = replace(record, name="renamed", last_used_at=datetime(2026, 2, 1, tzinfo=UTC))
@@ -182,8 +194,12 @@ async def test_a_key_whose_row_was_edited_opens_nothing(
 
 async def test_the_row_of_one_key_copied_under_another_opens_nothing(keys: Keys, authenticator: Authenticator) -> None:
     """Somebody with one valid key and the database writes his own MAC into the row of a key that may do more."""
-    mine, text = api_keys.mint(PEPPERS, kind="service", permissions=(), now=SystemClock().now(), tenant_id=UUID(int=1))
-    theirs, _ = api_keys.mint(PEPPERS, kind="operator", permissions=("operator",), now=SystemClock().now())
+    mine, text = api_keys.mint(
+        PEPPERS, api_keys.NewKey(kind="service", permissions=(), now=SystemClock().now(), tenant_id=UUID(int=1))
+    )
+    theirs, _ = api_keys.mint(
+        PEPPERS, api_keys.NewKey(kind="operator", permissions=("operator",), now=SystemClock().now())
+    )
     keys.records[mine.key_id] = replace(theirs, key_id=mine.key_id, mac=mine.mac)
     assert not await _opens(authenticator, text)
 

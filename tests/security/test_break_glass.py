@@ -243,9 +243,13 @@ async def desk(database) -> AsyncIterator[Desk]:
         )
 
     now = SystemClock().now()
-    operator, api_key = api_keys.mint(PEPPERS, kind="operator", permissions=("decrypt-any", "operator"), now=now)
+    operator, api_key = api_keys.mint(
+        PEPPERS, api_keys.NewKey(kind="operator", permissions=("decrypt-any", "operator"), now=now)
+    )
     tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
-    service, _ = api_keys.mint(PEPPERS, kind="service", permissions=(), now=now, tenant_id=tenant.tenant_id)
+    service, _ = api_keys.mint(
+        PEPPERS, api_keys.NewKey(kind="service", permissions=(), now=now, tenant_id=tenant.tenant_id)
+    )
     filling = await opened()
     await filling.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
     await filling.tenants.add_key(OperatorScope(), operator)

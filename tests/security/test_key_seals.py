@@ -36,7 +36,7 @@ def scope() -> TenantScope:
 async def make(store, scope):
     async def make(*permissions: str, peppers: Peppers = PEPPERS, **more: Any) -> tuple[ApiKeyRecord, str]:
         made = {"tenant_id": scope.tenant_id, "kind": "service", "now": datetime.now(UTC)} | more
-        record, text = api_keys.mint(peppers, permissions=permissions or ADMIN, **made)
+        record, text = api_keys.mint(peppers, api_keys.NewKey(permissions=permissions or ADMIN, **made))
         await store.tenants.add_key(OperatorScope() if record.tenant_id is None else scope, record)
         return record, text
 
@@ -206,7 +206,8 @@ async def test_nobody_revokes_anothers_key(make, store):
 
 def test_a_seal_covers_each_of_its_members():
     record, _ = api_keys.mint(
-        PEPPERS, kind="service", permissions=ADMIN, now=datetime.now(UTC), tenant_id=uuid4(), subject_id=None
+        PEPPERS,
+        api_keys.NewKey(kind="service", permissions=ADMIN, now=datetime.now(UTC), tenant_id=uuid4(), subject_id=None),
     )
     assert PEPPERS.is_authentic(record)
     assert record.seal is not None

@@ -51,7 +51,7 @@ class Database:
 
     def mint(self, key: PresentedKey | None = None, peppers: Peppers = PEPPERS) -> str:
         record, text = api_keys.mint(
-            peppers, kind="operator", permissions=("operator",), now=SystemClock().now(), key=key
+            peppers, api_keys.NewKey(kind="operator", permissions=("operator",), now=SystemClock().now()), key
         )
         self.records[record.key_id] = record
         return text
@@ -156,7 +156,7 @@ async def test_right_keys_count_for_no_failure(database: Database, authenticator
 async def test_what_was_refused_is_not_looked_up_again_for_a_second_and_then_it_is(
     database: Database, authenticator: Authenticator, seconds: Seconds
 ) -> None:
-    record, text = api_keys.mint(PEPPERS, kind="operator", permissions=(), now=SystemClock().now())
+    record, text = api_keys.mint(PEPPERS, api_keys.NewKey(kind="operator", permissions=(), now=SystemClock().now()))
     assert [await _outcome(authenticator, text) for _ in range(3)] == ["unauthenticated"] * 3
     assert len(database.asked) == 1
     database.records[record.key_id] = record  # another process made it

@@ -90,10 +90,12 @@ async def deploy(postgres: EmbeddedPostgres, folder: Path, template: str) -> Dep
         app_url, root_key=create_root_key(f"file:{root_key_file}"), deployment_id=deployment_id, connections_max=1
     )
     try:
-        operator, operator_key = api_keys.mint(peppers, kind="operator", permissions=("operator",), now=now)
+        operator, operator_key = api_keys.mint(
+            peppers, api_keys.NewKey(kind="operator", permissions=("operator",), now=now)
+        )
         await store.tenants.add_key(OperatorScope(), operator)
         service, api_key = api_keys.mint(
-            peppers, kind="service", permissions=PERMISSIONS, now=now, tenant_id=tenant.tenant_id
+            peppers, api_keys.NewKey(kind="service", permissions=PERMISSIONS, now=now, tenant_id=tenant.tenant_id)
         )
         await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
     finally:

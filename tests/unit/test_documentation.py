@@ -103,7 +103,7 @@ def test_the_example_of_the_api_key_page_is_one():
     assert presented is not None
     now = datetime(2026, 1, 1, tzinfo=UTC)
     peppers = Peppers(Pepper(1, bytes(32)))
-    record, _ = api_keys.mint(peppers, kind="operator", permissions=("operator",), now=now, key=presented)
+    record, _ = api_keys.mint(peppers, api_keys.NewKey(kind="operator", permissions=("operator",), now=now), presented)
     assert record.mac.hex() in text
     assert record.seal.mac.hex() in text
     assert peppers.seal(replace(record, revoked_at=now)).seal.mac.hex() in text

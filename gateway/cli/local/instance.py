@@ -364,7 +364,9 @@ async def register_keys(store: "Store", identity: Identity) -> None:
     now = datetime.now(UTC)
     operator, service = (_presented(text) for text in (identity.operator_key, identity.api_key))
     if await store.tenants.look_up_key(operator.key_id) is None:
-        record, _ = api_keys.mint(peppers, kind="operator", permissions=("operator",), name=NAME, now=now, key=operator)
+        record, _ = api_keys.mint(
+            peppers, api_keys.NewKey(kind="operator", permissions=("operator",), name=NAME, now=now), operator
+        )
         await store.tenants.add_key(OperatorScope(), record)
         await store.upgrades.begin()
     if await store.tenants.look_up_key(service.key_id) is not None:
@@ -372,12 +374,8 @@ async def register_keys(store: "Store", identity: Identity) -> None:
     tenant = Tenant(tenant_id=identity.tenant_id, name=NAME, created_at=now)
     record, _ = api_keys.mint(
         peppers,
-        kind="service",
-        permissions=PERMISSIONS,
-        name=NAME,
-        now=now,
-        tenant_id=tenant.tenant_id,
-        key=service,
+        api_keys.NewKey(kind="service", permissions=PERMISSIONS, name=NAME, now=now, tenant_id=tenant.tenant_id),
+        service,
     )
     await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, record)
 

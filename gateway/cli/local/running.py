@@ -513,11 +513,9 @@ async def _create_operator_key(
             )
         record, text = api_keys.mint(
             settings.peppers,
-            kind="operator",
-            permissions=permissions,
-            now=datetime.now(UTC),
-            name=name,
-            expires_at=expires_at,
+            api_keys.NewKey(
+                kind="operator", permissions=permissions, now=datetime.now(UTC), name=name, expires_at=expires_at
+            ),
         )
         await store.tenants.add_key(OperatorScope(), record)
         if not another:

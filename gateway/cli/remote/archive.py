@@ -10,7 +10,8 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.parameters import json_option, page_options, subject_option, url_option
+from gateway.cli.opening import as_either, as_tenant
+from gateway.cli.parameters import Waiting, gathered, json_option, page_options, subject_option, url_option
 from gateway.cli.remote.jobs import Patience, flat, job_path, timeout_option
 
 if TYPE_CHECKING:
@@ -26,13 +27,6 @@ _ROUND_TIMES = ("lease_until", "due_at", "started_at", "finished_at", "late_sinc
 detach_option = click.option("--detach", is_flag=True, help="Start the job and do not wait for its end.")
 
 
-def _open(url: str | None, subject: str | None, *, operator: bool = False) -> "Connection":
-    from gateway.cli.connection import Connection
-
-    credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
-    return Connection.open(url, credential=credential, subject=subject)
-
-
 def _move(
     verb: str,
     thread_id: str,
@@ -40,20 +34,19 @@ def _move(
     *,
     subject: str | None,
     url: str | None,
-    detach: bool,
-    timeout_seconds: float | None,
+    waiting: Waiting,
     as_json: bool,
 ) -> None:
     wanted = "archive" if verb == "archive" else "hot"
-    with _open(url, subject) as connection:
+    with as_tenant(url, subject) as connection:
         begun = connection.call("POST", ["threads", thread_id, verb], query=query)
         if "job_id" not in begun:
             render.say(f"{thread_id} is in the {wanted} tier already.")
-        elif detach:
+        elif waiting.detach:
             render.say(f"Job {begun['job_id']}")
         else:
-            _wait(connection, thread_id, verb, wanted, begun["job_id"], timeout_seconds)
-        found = begun if detach else connection.call("GET", ["threads", thread_id])
+            _wait(connection, thread_id, verb, wanted, begun["job_id"], waiting.timeout_seconds)
+        found = begun if waiting.detach else connection.call("GET", ["threads", thread_id])
     if as_json:
         render.emit_json(found)
         return
@@ -138,20 +131,19 @@ def _why(connection: "Connection", job_id: str) -> str:
 @subject_option
 @url_option
 @json_option
+@gathered("waiting", Waiting)
 def archive(
     *,
     thread_id: str,
     storage_class: str | None,
-    detach: bool,
-    timeout_seconds: float | None,
+    waiting: Waiting,
     subject: str | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Move a thread to the archive: one sealed object instead of rows. It stays listed; unless frozen, readable."""
     query = {"storage_class": storage_class}
-    how: dict[str, Any] = {"detach": detach, "timeout_seconds": timeout_seconds, "as_json": as_json}
-    _move("archive", thread_id, query, subject=subject, url=url, **how)
+    _move("archive", thread_id, query, subject=subject, url=url, waiting=waiting, as_json=as_json)
 
 
 @click.command("thread")
@@ -161,18 +153,17 @@ def archive(
 @subject_option
 @url_option
 @json_option
+@gathered("waiting", Waiting)
 def restore_thread(
     *,
     thread_id: str,
-    detach: bool,
-    timeout_seconds: float | None,
+    waiting: Waiting,
     subject: str | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Bring a thread back from the archive, thawing it first if need be. `stateroom restore ID` is the same."""
-    how: dict[str, Any] = {"detach": detach, "timeout_seconds": timeout_seconds, "as_json": as_json}
-    _move("restore", thread_id, {}, subject=subject, url=url, **how)
+    _move("restore", thread_id, {}, subject=subject, url=url, waiting=waiting, as_json=as_json)
 
 
 @click.command("jobs")
@@ -185,7 +176,7 @@ def jobs(*, limit: int, everything: bool, operator: bool, url: str | None, as_js
 
     Each has one owner at a time, by a lease that ends when its process dies.
     """
-    with _open(url, None, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         wanted = None if everything else limit
         rows: list[dict[str, Any]] = []
         cut = False

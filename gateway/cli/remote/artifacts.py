@@ -6,6 +6,7 @@ Progress goes to stderr, and only to a terminal.
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.parameters import json_option, page_options, subject_option, url_option
+from gateway.cli.opening import as_tenant, patiently
+from gateway.cli.parameters import gathered, json_option, page_options, subject_option, url_option
 
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
@@ -30,15 +32,6 @@ _COLUMNS = {
 _ATTEMPT_SECONDS = 120.0  # without any progress on the connection
 _TOTAL_SECONDS = 24 * 3600.0  # a large file over a slow line
 _PERCENT = 100
-
-
-def _open(url: str | None, subject: str | None, *, patient: bool = False) -> "Connection":
-    from gateway.cli.connection import TIMEOUTS, Connection
-    from stateroom import Timeouts
-
-    patience = Timeouts(connect_seconds=2.0, attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS)
-    timeouts = patience if patient else TIMEOUTS
-    return Connection.open(url, credential="STATEROOM_API_KEY", subject=subject, timeouts=timeouts)
 
 
 def _progress() -> Callable[[int, int | None], None] | None:
@@ -72,6 +65,15 @@ def artifact_group() -> None:
     """Artifacts: files that agents store beside their state (STATEROOM_API_KEY, --subject)."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """What a file is called and what it is, where the file does not say; and the upload that goes on."""
+
+    name: str | None
+    media_type: str | None
+    resume: str | None
+
+
 @artifact_group.command("upload")
 @click.argument("thread_id")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -81,13 +83,12 @@ def artifact_group() -> None:
 @subject_option
 @url_option
 @json_option
+@gathered("how", _Upload)
 def artifact_upload(
     *,
     thread_id: str,
     file: Path,
-    name: str | None,
-    media_type: str | None,
-    resume: str | None,
+    how: _Upload,
     subject: str | None,
     url: str | None,
     as_json: bool,
@@ -95,12 +96,10 @@ def artifact_upload(
     """Store a file in a thread, which is made if there is none."""
     from stateroom.errors import StateroomError
 
-    with _open(url, subject, patient=True) as connection:
+    with patiently(url, subject, attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS) as connection:
         with connection.sdk() as client:
             try:
-                stored = client.artifacts.upload(
-                    thread_id, file, name=name, media_type=media_type, resume=resume, progress=_progress()
-                )
+                stored = client.artifacts.upload(thread_id, file, progress=_progress(), **asdict(how))
             except StateroomError as error:
                 upload_id = getattr(error, "upload_id", None)
                 if upload_id:
@@ -116,7 +115,8 @@ def artifact_upload(
 @url_option
 def artifact_download(*, artifact_id: str, target: Path, subject: str | None, url: str | None) -> None:
     """Bring an artifact's content to a file (or - for stdout) and check its digest; goes on where it broke off."""
-    with _open(url, subject, patient=True) as connection, connection.sdk() as client:
+    connecting = patiently(url, subject, attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS)
+    with connecting as connection, connection.sdk() as client:
         if str(target) == "-":
             client.artifacts.download(artifact_id, render.results().buffer)
             render.results().buffer.flush()
@@ -147,7 +147,7 @@ def artifact_list(
 ) -> None:
     """List a thread's artifacts, newest first."""
     shown = []
-    with _open(url, subject) as connection:
+    with as_tenant(url, subject) as connection:
         wanted = None if everything else limit
         pages = connection.pages(
             ["threads", thread_id, "artifacts"], "artifacts", query={"name": name}, rows_wanted=wanted
@@ -173,7 +173,7 @@ def artifact_list(
 @json_option
 def artifact_show(*, artifact_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
     """Show an artifact, named by its id or its pointer, without its content."""
-    with _open(url, subject) as connection:
+    with as_tenant(url, subject) as connection:
         _print(_show(connection, artifact_id), as_json=as_json)
 
 
@@ -186,7 +186,7 @@ def artifact_delete(*, artifact_id: str, assume_yes: bool, subject: str | None, 
     """Delete an artifact that no checkpoint names."""
     if not assume_yes:
         click.confirm(f"Delete artifact {render.safe(artifact_id)}?", abort=True, err=True)
-    with _open(url, subject) as connection:
+    with as_tenant(url, subject) as connection:
         connection.call("DELETE", ["artifacts", artifact_id.removeprefix("stateroom:artifact:")])
     render.say(f"Deleted {artifact_id}.")
 
@@ -211,7 +211,7 @@ def artifact_url(
 ) -> None:
     """Make a URL that reads an artifact for a few minutes without a credential; whoever has it may."""
     path = ["artifacts", artifact_id.removeprefix("stateroom:artifact:"), "urls"]
-    with _open(url, subject) as connection:
+    with as_tenant(url, subject) as connection:
         if revoke:
             connection.call("DELETE", path)
             render.say("Every URL made so far is revoked.")

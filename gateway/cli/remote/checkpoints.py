@@ -1,5 +1,6 @@
 """Checkpoints over HTTP: `checkpoint`."""
 
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,16 @@ from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
 from gateway.cli.listing import Listing, print_listing, print_record
 from gateway.cli.opening import as_tenant
-from gateway.cli.parameters import STATUSES, Moment, json_option, page_options, subject_option, url_option
+from gateway.cli.parameters import (
+    STATUSES,
+    Moment,
+    Page,
+    gathered,
+    json_option,
+    page_options,
+    subject_option,
+    url_option,
+)
 
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
@@ -22,6 +32,26 @@ VALUE_CHARACTERS_MAX = 100  # of a value in a difference; --full prints all of i
 @click.group("checkpoint")
 def checkpoint_group() -> None:
     """Checkpoints: history, states, differences (STATEROOM_API_KEY, --subject)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """Which checkpoints are listed; None: whatever they have."""
+
+    namespace: str | None
+    status: str | None
+    step: int | None
+    run_id: str | None
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _FiltersAcross:
+    """Which are listed of all threads, likewise."""
+
+    agent: str | None
+    since: datetime | None
+    until: datetime | None
 
 
 @checkpoint_group.command("list")
@@ -38,45 +68,33 @@ def checkpoint_group() -> None:
 @subject_option
 @url_option
 @json_option
+@gathered("filters", _Filters)
+@gathered("across", _FiltersAcross)
+@gathered("page", Page)
 def checkpoint_list(
     *,
     thread_id: str | None,
-    namespace: str | None,
-    status: str | None,
-    step: int | None,
-    run_id: str | None,
-    source: str | None,
-    agent: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    limit: int,
-    everything: bool,
+    filters: _Filters,
+    across: _FiltersAcross,
+    page: Page,
     subject: str | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """List checkpoints, newest first: of one thread, or of all threads of the subject."""
-    query: dict[str, Any] = {
-        "namespace": namespace,
-        "status": status,
-        "step": step,
-        "run_id": run_id,
-        "source": source,
-    }
-    across = {
-        "agent": agent,
-        "since": since.isoformat() if since else None,
-        "until": until.isoformat() if until else None,
-    }
+    query: dict[str, Any] = asdict(filters)
     if thread_id is None:
         path = ["checkpoints"]
-        query |= across
-    elif any(across.values()):
+        query["agent"] = across.agent
+        query |= {
+            name: moment.isoformat() for name, moment in (("since", across.since), ("until", across.until)) if moment
+        }
+    elif any(asdict(across).values()):
         raise click.UsageError("--agent, --since and --until work across threads: leave out THREAD_ID.")
     else:
         path = ["threads", thread_id, "checkpoints"]
     with as_tenant(url, subject) as connection:
-        pages = connection.pages(path, "checkpoints", query=query, rows_wanted=None if everything else limit)
+        pages = connection.pages(path, "checkpoints", query=query, rows_wanted=page.rows_wanted)
         columns = {
             "checkpoint_id": "Checkpoint",
             "thread_id": "Thread",
@@ -94,7 +112,7 @@ def checkpoint_list(
         if first is not None and "subject_id" in first:  # over all subjects: equal ids are different threads
             columns = {"subject_id": "Subject", **columns}
         print_listing(
-            Listing(() if first is None else chain([first], pages), limit, everything),
+            Listing(() if first is None else chain([first], pages), page.limit, page.everything),
             columns,
             as_json=as_json,
             empty="No checkpoints.",
@@ -145,6 +163,16 @@ def print_checkpoint(found: dict[str, Any]) -> None:
             render.line(f"  {write['task_id']} #{write['idx']} {write['channel']}: {value}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """Two checkpoints of one thread; without ``from_id``, a checkpoint and its parent."""
+
+    thread_id: str
+    from_id: str | None
+    to_id: str
+    namespace: str
+
+
 @checkpoint_group.command("diff")
 @click.argument("thread_id")
 @click.argument("from_id", required=False)
@@ -156,13 +184,11 @@ def print_checkpoint(found: dict[str, Any]) -> None:
 @url_option
 @json_option
 @click.pass_context
+@gathered("sides", _Sides)
 def checkpoint_diff(
     context: click.Context,
     *,
-    thread_id: str,
-    from_id: str | None,
-    to_id: str,
-    namespace: str,
+    sides: _Sides,
     full: bool,
     speak_by_exit_code: bool,
     subject: str | None,
@@ -177,8 +203,9 @@ def checkpoint_diff(
     from gateway.cli.state_diff import differences
 
     with as_tenant(url, subject) as connection:
-        newer = load(connection, thread_id, to_id, namespace, view="state")
-        from_id = from_id or newer["parent_id"]
+        thread_id, namespace = sides.thread_id, sides.namespace
+        newer = load(connection, thread_id, sides.to_id, namespace, view="state")
+        from_id = sides.from_id or newer["parent_id"]
         older = load(connection, thread_id, from_id, namespace, view="state") if from_id else None
     changes = list(differences(older["state"] if older else {}, newer["state"]))
     rebuilt = sorted({*newer["delta_channels"], *(older["delta_channels"] if older else [])})

@@ -16,6 +16,7 @@ import rich_click as click
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
 from gateway.cli.local.running import run_local, settings_from_environment
+from gateway.cli.opening import as_either, as_operator, as_tenant
 from gateway.cli.parameters import data_dir_option, json_option, page_options, url_option
 from gateway.cli.remote.administration.tenants import tenant_group
 from gateway.cli.remote.archive import restore_thread
@@ -35,13 +36,6 @@ operator_option = click.option(
 wait_option = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Wait for the end, and show how far it is."
 )
-
-
-def _open(url: str | None, *, operator: bool) -> "Connection":
-    from gateway.cli.connection import Connection
-
-    credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
-    return Connection.open(url, credential=credential, subject=None)
 
 
 def _shown(item: dict[str, Any]) -> dict[str, str]:
@@ -95,7 +89,7 @@ def key_status(*, subject: str | None, operator: bool, url: str | None, as_json:
     """Show the versions of the tenant's key; with --operator, which root keys wrap how many tenant keys."""
     if operator and subject:
         raise click.UsageError("--operator sees no subject.")
-    with _open(url, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         query = None if operator else {"subject_id": subject}
         found = connection.call("GET", job_path(operator, "keys"), query=query)
     if as_json:
@@ -122,7 +116,7 @@ def key_rotate(
 ) -> None:
     """Make a new key active. No request fails meanwhile; the old version goes when nothing needs it."""
     body: dict[str, Any] = {"level": "tenant"} if subject is None else {"level": "subject", "subject_id": subject}
-    with _open(url, operator=False) as connection:
+    with as_tenant(url) as connection:
         started = connection.call("POST", ["keys:rotate"], body=body)
         _end(connection, started, operator=False, wait=wait, timeout_seconds=timeout_seconds, as_json=as_json)
 
@@ -139,7 +133,7 @@ def key_rewrap(*, operator: bool, wait: bool, timeout_seconds: float | None, url
     Run it with --operator after the root key was changed (the new one listed first) or rotated; the old one may go when
     it ended well. No payload is touched.
     """
-    with _open(url, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         started = connection.call("POST", job_path(operator, "keys:rewrap"))
         _end(connection, started, operator=operator, wait=wait, timeout_seconds=timeout_seconds, as_json=as_json)
 
@@ -177,9 +171,7 @@ confirm_option = click.option("--confirm", metavar="ID", help="The id once more,
 @json_option
 def subject_list(*, limit: int, everything: bool, url: str | None, as_json: bool) -> None:
     """List the tenant's subjects that have keys, hence data, by id."""
-    from gateway.cli.connection import Connection
-
-    with Connection.open(url, credential="STATEROOM_API_KEY", subject=None) as connection:
+    with as_tenant(url) as connection:
         pages = connection.pages(["subjects"], "subjects", rows_wanted=None if everything else limit)
         found = list(pages if everything else islice(pages, limit))
     if as_json:
@@ -207,7 +199,7 @@ def subject_shred(
 ) -> None:
     """Destroy a subject's keys, for ever: nothing it stored can be opened again, by anybody."""
     body = {"confirm": _confirmed(subject_id, confirm)}
-    with _open(url, operator=False) as connection:
+    with as_tenant(url) as connection:
         answer = connection.call("POST", ["subjects", subject_id, "shred"], body=body)
         _say_shredded(answer)
         _end(connection, answer, operator=False, wait=wait, timeout_seconds=timeout_seconds, as_json=as_json)
@@ -221,7 +213,7 @@ def subject_shred(
 def tenant_shred(*, tenant_id: str, confirm: str | None, url: str | None, as_json: bool) -> None:
     """Destroy all keys of a tenant and its subjects, for ever. The rows go in the background."""
     body = {"confirm": _confirmed(tenant_id, confirm)}
-    with _open(url, operator=True) as connection:
+    with as_operator(url) as connection:
         answer = connection.call("POST", ["admin", "tenants", tenant_id, "shred"], body=body)
     _say_shredded(answer)
     _print(answer if as_json else flat(answer), as_json=as_json)
@@ -244,7 +236,7 @@ def job_list(*, limit: int, everything: bool, operator: bool, url: str | None, a
     """List jobs, newest first."""
     rows: list[dict[str, Any]] = []
     cut = False
-    with _open(url, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         wanted = None if everything else limit
         for job in connection.pages(job_path(operator, "jobs"), "jobs", rows_wanted=wanted):
             if wanted is not None and len(rows) == wanted:
@@ -271,7 +263,7 @@ def job_show(
     *, job_id: str, wait: bool, timeout_seconds: float | None, operator: bool, url: str | None, as_json: bool
 ) -> None:
     """Show a job: how far it is, and what it waits for."""
-    with _open(url, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         if wait:
             found = _follow(connection, job_id, operator=operator, timeout_seconds=timeout_seconds)
         else:
@@ -289,7 +281,7 @@ def job_cancel(*, job_id: str, operator: bool, url: str | None, as_json: bool) -
 
     What it has done stays. Shreds and rotations go on to their end.
     """
-    with _open(url, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         found = connection.call("POST", job_path(operator, "jobs", job_id, "cancel"))
     _print(found if as_json else flat(found), as_json=as_json)
 
@@ -301,7 +293,7 @@ def job_cancel(*, job_id: str, operator: bool, url: str | None, as_json: bool) -
 @json_option
 def job_supersede(*, job_id: str, operator: bool, url: str | None, as_json: bool) -> None:
     """Put a job aside whose row was written or edited outside the gateway; the audit log keeps what it said."""
-    with _open(url, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         found = connection.call("POST", job_path(operator, "jobs", job_id, "supersede"))
     _print(found if as_json else flat(found), as_json=as_json)
 

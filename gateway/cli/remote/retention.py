@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import rich_click as click
 
 from gateway.cli import render
+from gateway.cli.opening import as_operator, as_tenant
 from gateway.cli.parameters import STATUSES, json_option, subject_option, url_option
 
 if TYPE_CHECKING:
@@ -112,13 +113,6 @@ def _with(options: tuple[Callable[[Command], Command], ...]) -> Callable[[Comman
     return decorated
 
 
-def _open(url: str | None, subject: str | None = None, *, operator: bool = False) -> "Connection":
-    from gateway.cli.connection import Connection
-
-    credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
-    return Connection.open(url, credential=credential, subject=subject)
-
-
 def _whose(agent: str | None, thread_id: str | None) -> list[str]:
     if agent is not None and thread_id is not None:
         raise click.UsageError("A policy is an agent's or a thread's: name one of --agent and --thread.")
@@ -202,7 +196,7 @@ def retention_get(
 ) -> None:
     """Show what is said and what holds: for the tenant, an agent or a thread."""
     path = _whose(agent, thread_id)
-    with _open(url, subject) as connection:
+    with as_tenant(url, subject) as connection:
         found = connection.call("GET", path, query={"agent": agent} if agent is not None else None)
     _show(found, as_json=as_json)
 
@@ -230,7 +224,7 @@ def retention_set(
     if all(value is None or value == () for value in options.values()):
         raise click.UsageError("Name what to change, such as --idle-ttl 90d.")
     query = {"agent": agent} if agent is not None else None
-    with _open(url, subject) as connection:
+    with as_tenant(url, subject) as connection:
         before = connection.call("GET", path, query=query)["policy"]
         before.pop("legal_hold", None)  # it stays unless it is named
         found = connection.call("PUT", path, query=query, body=_changed(before, options))
@@ -255,7 +249,7 @@ def retention_run(*, url: str | None, as_json: bool) -> None:
 
     It goes on when the command has ended; `stateroom jobs` shows how far it is.
     """
-    with _open(url, None) as connection:
+    with as_tenant(url, None) as connection:
         found = connection.call("POST", ["retention", "round"])
     if as_json:
         render.emit_json(found)
@@ -282,7 +276,7 @@ def retention_preview(*, agent: str | None, url: str | None, as_json: bool, **op
     query: dict[str, str | int | None] = {"limit": _PAGE_THREADS}
     totals: dict[str, dict[str, int]] = {}
     threads = held = damaged = 0
-    with _open(url) as connection:
+    with as_tenant(url) as connection:
         if drafts:
             said = connection.call("GET", ["retention"], query={"agent": agent} if agent is not None else None)
             policy = said["policy"]
@@ -324,7 +318,7 @@ def retention_preview(*, agent: str | None, url: str | None, as_json: bool, **op
 def retention_ceilings(*, tenant_id: str, url: str | None, as_json: bool, **options: Any) -> None:
     """Show or change what a tenant may say at most, as the operator (STATEROOM_OPERATOR_KEY); `none` lifts it."""
     path = ["admin", "tenants", tenant_id, "retention-ceilings"]
-    with _open(url, operator=True) as connection:
+    with as_operator(url) as connection:
         found = connection.call("GET", path)
         if any(value is not None for value in options.values()):
             found = connection.call("PUT", path, body=_changed(found["ceilings"], options))

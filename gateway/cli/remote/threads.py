@@ -1,6 +1,7 @@
 """Threads over HTTP: `thread`."""
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import rich_click as click
@@ -8,7 +9,16 @@ import rich_click as click
 from gateway.cli import render
 from gateway.cli.listing import Listing, confirm, print_listing, print_record
 from gateway.cli.opening import as_tenant
-from gateway.cli.parameters import STATUSES, Command, json_option, page_options, subject_option, url_option
+from gateway.cli.parameters import (
+    STATUSES,
+    Command,
+    Page,
+    gathered,
+    json_option,
+    page_options,
+    subject_option,
+    url_option,
+)
 from gateway.cli.remote.checkpoints import load
 
 _THREAD_TIMES = ("created_at", "updated_at")
@@ -17,6 +27,15 @@ _THREAD_TIMES = ("created_at", "updated_at")
 @click.group("thread")
 def thread_group() -> None:
     """Threads of a subject (STATEROOM_API_KEY, --subject)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """Which threads are listed; None: whatever they have."""
+
+    status: str | None
+    agent: str | None
+    tier: str | None
 
 
 @thread_group.command("list")
@@ -33,25 +52,16 @@ def thread_group() -> None:
 @subject_option
 @url_option
 @json_option
+@gathered("filters", _Filters)
+@gathered("page", Page)
 def thread_list(
-    *,
-    status: str | None,
-    agent: str | None,
-    tier: str | None,
-    all_subjects: bool,
-    limit: int,
-    everything: bool,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
+    *, filters: _Filters, all_subjects: bool, page: Page, subject: str | None, url: str | None, as_json: bool
 ) -> None:
     """List threads, newest first; with --all-subjects, subject after subject."""
-    wanted = None if everything else limit
-    query: dict[str, str | int | None] = {"status": status, "agent": agent, "tier": tier}
 
     def of(one: str | None) -> Iterator[dict[str, Any]]:
         with as_tenant(url, one) as connection:
-            yield from connection.pages(["threads"], "threads", query=query, rows_wanted=wanted)
+            yield from connection.pages(["threads"], "threads", query=asdict(filters), rows_wanted=page.rows_wanted)
 
     def of_all() -> Iterator[dict[str, Any]]:
         with as_tenant(url) as connection:
@@ -69,7 +79,7 @@ def thread_list(
         "damaged": "Damaged",
     }
     print_listing(
-        Listing(of_all() if all_subjects else of(subject), limit, everything),
+        Listing(of_all() if all_subjects else of(subject), page.limit, page.everything),
         {"subject_id": "Subject", **columns} if all_subjects else columns,
         as_json=as_json,
         empty="No threads.",
@@ -131,6 +141,24 @@ def thread_copy(*, thread_id: str, target_thread_id: str, subject: str | None, u
     print_record(receipt, as_json=as_json)
 
 
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The version that a new checkpoint is converted to; None: as its state is."""
+
+    state_schema: str | None
+    state_version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Compaction:
+    """What of a list channel stays, and what stands for the rest."""
+
+    channel: str
+    keep_last: int
+    summary: str | None
+    namespace: str
+
+
 def _state_version_options(command: Command) -> Command:
     """Add ``--state-schema`` and ``--state-version``, to which a new checkpoint is converted."""
     number = click.option(
@@ -145,15 +173,15 @@ def _state_version_options(command: Command) -> Command:
     return schema(number(command))
 
 
-def _stated_version(schema: str | None, number: int | None) -> dict[str, Any]:
+def _stated(version: _Version) -> dict[str, Any]:
     """What a body says of the state version; nothing where nobody stated one.
 
     Raises:
         UsageError: only one of both was given.
     """
-    if (schema is None) != (number is None):
+    if (version.state_schema is None) != (version.state_version is None):
         raise click.UsageError("--state-schema and --state-version go together.")
-    return {} if schema is None else {"state_schema": schema, "state_version": number}
+    return {} if version.state_schema is None else asdict(version)
 
 
 @thread_group.command("fork")
@@ -163,18 +191,18 @@ def _stated_version(schema: str | None, number: int | None) -> dict[str, Any]:
 @subject_option
 @url_option
 @json_option
+@gathered("version", _Version)
 def thread_fork(
     *,
     thread_id: str,
     checkpoint_id: str,
-    state_schema: str | None,
-    state_version: int | None,
+    version: _Version,
     subject: str | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Go on from an older checkpoint: its state becomes a new one, which is the head; nothing is removed."""
-    stated = _stated_version(state_schema, state_version)
+    stated = _stated(version)
     with as_tenant(url, subject) as connection:
         head_id = connection.call("GET", ["threads", thread_id])["head_id"]
         older = load(connection, thread_id, checkpoint_id, "", view="none")
@@ -194,24 +222,19 @@ def thread_fork(
 @subject_option
 @url_option
 @json_option
+@gathered("wanted", _Compaction)
+@gathered("version", _Version)
 def thread_compact(
     *,
     thread_id: str,
-    channel: str,
-    keep_last: int,
-    summary: str | None,
-    namespace: str,
-    state_schema: str | None,
-    state_version: int | None,
+    wanted: _Compaction,
+    version: _Version,
     subject: str | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Make a list channel of the head shorter, as a new checkpoint; older checkpoints keep the whole list."""
-    body: dict[str, Any] = {"channel": channel, "keep_last": keep_last, "namespace": namespace}
-    body |= _stated_version(state_schema, state_version)
-    if summary is not None:
-        body["summary"] = summary
+    body = {name: value for name, value in asdict(wanted).items() if value is not None} | _stated(version)
     with as_tenant(url, subject) as connection:
         receipt = connection.call("POST", ["threads", thread_id, "compact"], body=body)
     print_record(receipt, as_json=as_json, times=("created_at",))

@@ -18,6 +18,7 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
+from gateway.cli.opening import as_operator, as_tenant
 from gateway.cli.parameters import json_option, subject_option, url_option
 
 if TYPE_CHECKING:
@@ -73,10 +74,10 @@ def _http(url: str | None) -> "Iterator[httpx2.Client]":
     """
     import httpx2
 
-    from gateway.cli.connection import KEY_HINT, Connection
+    from gateway.cli.connection import KEY_HINT
     from gateway.cli.environment import secret
 
-    Connection.open(url, credential=_CREDENTIAL, subject=None).__exit__()  # the same refusals, in the same words
+    as_tenant(url).__exit__()  # the same refusals, in the same words
     headers = {"Authorization": f"Bearer {secret(_CREDENTIAL, hint=KEY_HINT)}", "Accept": "application/json"}
     if os.environ.get(_SHARE) or os.environ.get(f"{_SHARE}_FILE"):
         headers["Stateroom-Client-Share"] = secret(_SHARE, hint="")
@@ -145,9 +146,7 @@ def _tell_what_is_damaged(url: str | None, job_id: str) -> None:
     Raises:
         Failure: there are some.
     """
-    from gateway.cli.connection import Connection
-
-    with Connection.open(url, credential=_CREDENTIAL, subject=None) as connection:
+    with as_tenant(url) as connection:
         note = connection.call("GET", ["jobs", job_id])["note"] or ""
     if "damaged" in note:
         raise Failure(
@@ -176,9 +175,7 @@ def transfer_key_group() -> None:
 @json_option
 def transfer_key_show(*, url: str | None, as_json: bool) -> None:
     """Print the public key; compare the fingerprint over another way than the key came."""
-    from gateway.cli.connection import Connection
-
-    with Connection.open(url, credential=_CREDENTIAL, subject=None) as connection:
+    with as_tenant(url) as connection:
         shown: dict[str, Any] = connection.call("GET", ["transfer-key"])
     if as_json:
         render.emit_json(shown)
@@ -287,9 +284,7 @@ def accept_unbound_import(*, tenant_id: str, export_id: str, url: str | None) ->
 
     Make sure that the file is theirs: EXPORT_ID is in its name, and in the audit log of who exported it.
     """
-    from gateway.cli.connection import Connection
-
-    with Connection.open(url, credential="STATEROOM_OPERATOR_KEY", subject=None) as connection:
+    with as_operator(url) as connection:
         connection.call("POST", ["admin", "tenants", tenant_id, "unbound-imports"], body={"export_id": export_id})
     render.say(f"Tenant {tenant_id} may import export {export_id}, once.")
 

@@ -12,6 +12,7 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
+from gateway.cli.opening import as_either, patiently
 from gateway.cli.parameters import json_option, subject_option, url_option
 from gateway.cli.remote.jobs import follow, timeout_option
 
@@ -29,14 +30,6 @@ _COLUMNS = {
 }
 _TENANT_COLUMNS = {"tenant_id": "Tenant", "code": "Finding", "count": "Count", "job_id": "Job"}
 _ATTEMPT_SECONDS = 600.0  # a thread is verified in one request, however long it is
-
-
-def _open(url: str | None, subject: str | None) -> "Connection":
-    from gateway.cli.connection import Connection
-    from stateroom import Timeouts
-
-    patience = Timeouts(connect_seconds=2.0, attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_ATTEMPT_SECONDS)
-    return Connection.open(url, credential="STATEROOM_API_KEY", subject=subject, timeouts=patience)
 
 
 class _Tally:
@@ -113,7 +106,7 @@ def verify_group() -> None:
 def verify_thread(*, thread_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
     """Verify one thread."""
     tally = _Tally(as_json=as_json)
-    with _open(url, subject) as connection:
+    with patiently(url, subject, attempt_seconds=_ATTEMPT_SECONDS) as connection:
         tally.take(connection.call("POST", ["threads:verify"], body={"thread_id": thread_id}), subject)
     tally.say()
     tally.finish()
@@ -126,16 +119,13 @@ def verify_thread(*, thread_id: str, subject: str | None, url: str | None, as_js
 def verify_subject(*, subject: str | None, url: str | None, as_json: bool) -> None:
     """Verify all threads of a subject."""
     tally = _Tally(as_json=as_json)
-    with _open(url, subject) as connection:
+    with patiently(url, subject, attempt_seconds=_ATTEMPT_SECONDS) as connection:
         _verify_subject(connection, tally, subject)
     tally.finish()
 
 
 def _verify_by_job(url: str | None, *, operator: bool, timeout_seconds: float | None, as_json: bool) -> None:
-    from gateway.cli.connection import Connection
-
-    credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
-    with Connection.open(url, credential=credential, subject=None) as connection:
+    with as_either(url, operator=operator) as connection:
         started = connection.call("POST", ["admin", "verify"] if operator else ["verify"])
         render.say(f"Job {started['job_id']}")
         job = follow(connection, started["job_id"], operator=operator, timeout_seconds=timeout_seconds)

@@ -182,15 +182,17 @@ async def create_api_key(call: Call[TenantScope]) -> Answer:
     repeated = repeated_as(call, call.scope.tenant_id, name, body)
     record, text = api_keys.mint(
         call.services.settings.peppers,
-        kind=request.kind,
-        permissions=tuple(sorted(set(request.permissions))),
-        grants=None if request.grants is None else tuple(sorted(set(request.grants))),
-        now=call.services.clock.now(),
-        name=request.name,
-        tenant_id=call.scope.tenant_id,
-        subject_id=request.subject_id,
-        expires_at=request.expires_at,
-        key=None if repeated is None else api_keys.generate(call.services.settings.peppers, repeated.key_id()),
+        api_keys.NewKey(
+            kind=request.kind,
+            permissions=tuple(sorted(set(request.permissions))),
+            grants=None if request.grants is None else tuple(sorted(set(request.grants))),
+            now=call.services.clock.now(),
+            name=request.name,
+            tenant_id=call.scope.tenant_id,
+            subject_id=request.subject_id,
+            expires_at=request.expires_at,
+        ),
+        None if repeated is None else api_keys.generate(call.services.settings.peppers, repeated.key_id()),
     )
     stored = await call.services.commits.run(
         call.services.store.tenants.add_key(call.scope, record, call.principal.actor)

@@ -56,12 +56,14 @@ async def create_tenant(call: Call[OperatorScope]) -> Answer:
     tenant = model.Tenant(tenant_id=tenant_id, name=request.name, created_at=call.services.clock.now())
     record, text = api_keys.mint(
         call.services.settings.peppers,
-        kind="service",
-        permissions=api_keys.ADMINISTRATION,
-        grants=api_keys.TENANT_PERMISSIONS,
-        now=tenant.created_at,
-        name="first key",
-        tenant_id=tenant.tenant_id,
+        api_keys.NewKey(
+            kind="service",
+            permissions=api_keys.ADMINISTRATION,
+            grants=api_keys.TENANT_PERMISSIONS,
+            now=tenant.created_at,
+            name="first key",
+            tenant_id=tenant.tenant_id,
+        ),
     )
     founding = replace(call.scope, founding=tenant.tenant_id)
     stored = await call.services.commits.run(
@@ -218,14 +220,16 @@ async def recover_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     repeated = repeated_as(call, wanted, name, body)
     record, text = api_keys.mint(
         call.services.settings.peppers,
-        kind="service",
-        permissions=api_keys.ADMINISTRATION,
-        grants=api_keys.TENANT_PERMISSIONS,
-        now=call.services.clock.now(),
-        name="recovery key",
-        tenant_id=wanted,
-        expires_at=request.expires_at,
-        key=None if repeated is None else api_keys.generate(call.services.settings.peppers, repeated.key_id()),
+        api_keys.NewKey(
+            kind="service",
+            permissions=api_keys.ADMINISTRATION,
+            grants=api_keys.TENANT_PERMISSIONS,
+            now=call.services.clock.now(),
+            name="recovery key",
+            tenant_id=wanted,
+            expires_at=request.expires_at,
+        ),
+        None if repeated is None else api_keys.generate(call.services.settings.peppers, repeated.key_id()),
     )
     stored = await call.services.commits.run(
         call.services.store.tenants.recover(record, request.reason, call.principal.actor)

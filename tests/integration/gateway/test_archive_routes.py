@@ -68,7 +68,9 @@ async def service(serving_store):
     now = datetime.now(UTC)
     tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
     permissions = (*STATE, "subject:act_as", "tenant:admin")
-    key, text = api_keys.mint(PEPPERS, kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
+    key, text = api_keys.mint(
+        PEPPERS, api_keys.NewKey(kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
+    )
     await serving_store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, key)
     return text
 
@@ -200,7 +202,8 @@ async def test_wrong_requests_are_told_what_is_wrong_with_them(client, service, 
     now = datetime.now(UTC)
     tenant_id = UUID((await ok(client.get("/whoami")))["tenant_id"])
     key, text = api_keys.mint(
-        PEPPERS, kind="subject", permissions=("state:read",), now=now, tenant_id=tenant_id, subject_id="user-1"
+        PEPPERS,
+        api_keys.NewKey(kind="subject", permissions=("state:read",), now=now, tenant_id=tenant_id, subject_id="user-1"),
     )
     await serving_store.tenants.add_key(TenantScope(tenant_id), key)
     async with client_of(serving_store, text, None) as reader:

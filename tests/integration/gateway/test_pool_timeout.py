@@ -43,7 +43,8 @@ async def keys(busy_store):
     """Two API keys of one new tenant."""
     now, tenant_id = datetime.now(UTC), uuid4()
     (first, text), (second, other) = (
-        api_keys.mint(PEPPERS, kind="service", permissions=SERVICE, now=now, tenant_id=tenant_id) for _ in range(2)
+        api_keys.mint(PEPPERS, api_keys.NewKey(kind="service", permissions=SERVICE, now=now, tenant_id=tenant_id))
+        for _ in range(2)
     )
     await busy_store.tenants.create(
         OperatorScope(founding=tenant_id), Tenant(tenant_id=tenant_id, name=uuid4().hex, created_at=now), first

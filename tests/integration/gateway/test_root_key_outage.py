@@ -10,6 +10,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.authentication import api_keys
+from gateway.readiness import Probes
 from gateway.telemetry import Metrics
 from storage.model import Tenant
 from storage.scope import OperatorScope, Scope
@@ -50,7 +51,7 @@ async def app(serving_store, root_key, metrics):
         await root_key.health()
         return True
 
-    made = create_app(settings(), store=serving_store, root_key_health=healthy, metrics=metrics)
+    made = create_app(settings(), store=serving_store, probes=Probes(root_key=healthy), metrics=metrics)
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def live():  # a task of its own: a lifespan must end in the task it began in
@@ -72,7 +73,10 @@ def client(app, serving_store):
         now = datetime.now(UTC)
         tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
         service, text = api_keys.mint(
-            PEPPERS, kind="service", permissions=(*STATE, "subject:act_as"), now=now, tenant_id=tenant.tenant_id
+            PEPPERS,
+            api_keys.NewKey(
+                kind="service", permissions=(*STATE, "subject:act_as"), now=now, tenant_id=tenant.tenant_id
+            ),
         )
         await serving_store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
         headers = {"Authorization": f"Bearer {text}", "Stateroom-Subject": subject}

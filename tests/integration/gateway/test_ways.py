@@ -35,7 +35,9 @@ async def client(database, root_key):
     now = datetime.now(UTC)
     tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
     permissions = (*STATE, "subject:act_as")
-    service, text = api_keys.mint(PEPPERS, kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
+    service, text = api_keys.mint(
+        PEPPERS, api_keys.NewKey(kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
+    )
     await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, service)
     headers = {"Authorization": f"Bearer {text}", "Stateroom-Subject": "user-1"}
     transport = httpx.ASGITransport(app)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import msgpack
 import pytest
 
-from gateway.authentication.api_keys import mint
+from gateway.authentication.api_keys import NewKey, mint
 from storage.artifacts.model import PREVIEW_BYTES_MAX, NewArtifact
 from storage.checkpoints.reading import HISTORY_MANIFESTS_BYTES_MAX
 from storage.clock import SystemClock
@@ -82,7 +82,9 @@ async def test_a_page_of_threads_jobs_keys_or_events_is_opened_in_turns(store, s
     await store.jobs.ready()
     for number in range(100):
         await save(store, scope, f"t{number}")
-        record, _ = mint(PEPPERS, kind="service", permissions=["state:read"], now=WHEN, tenant_id=scope.tenant_id)
+        record, _ = mint(
+            PEPPERS, NewKey(kind="service", permissions=["state:read"], now=WHEN, tenant_id=scope.tenant_id)
+        )
         await store.tenants.add_key(tenant, record)
         async with store.unit_of_work.begin(tenant) as transaction:
             await store.jobs.add(transaction, scope.tenant_id, "verify", "*", "")

@@ -367,12 +367,14 @@ class MemoryStore:
         }[kind]
         record, text = api_keys.mint(
             PEPPERS,
-            kind=kind,
-            permissions=tuple(granted if permissions is None else permissions),
-            now=NOW,
-            tenant_id=None if kind == "operator" else self.tenant_id,
-            subject_id=(subject_id or "user-1") if kind == "subject" else None,
-            **more,
+            api_keys.NewKey(
+                kind=kind,
+                permissions=tuple(granted if permissions is None else permissions),
+                now=NOW,
+                tenant_id=None if kind == "operator" else self.tenant_id,
+                subject_id=(subject_id or "user-1") if kind == "subject" else None,
+                **more,
+            ),
         )
         self.tenants.api_keys[record.key_id] = record
         return text

@@ -11,6 +11,7 @@ from gateway.admission.write_outcomes import REFUSED_MIN
 from gateway.app import create_app
 from gateway.http.exchange import decode_id, encode_id
 from gateway.problems import InvalidRequest
+from gateway.readiness import Probes
 from gateway.wire.problems import Fault
 from storage.blobs.store import BlobUnavailable
 from storage.control.clock_check import ClockOffset
@@ -283,7 +284,7 @@ async def test_object_stores_that_are_away_show_and_do_not_count():
     async def fails():
         raise BlobUnavailable
 
-    app = create_app(settings(), store=store, clock=store.clock, blob_health=answers, archive_health=fails)
+    app = create_app(settings(), store=store, clock=store.clock, probes=Probes(blobs=answers, archive=fails))
     async with app.lifespan(), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         ready = await client.get("/readyz")
     assert ready.status_code == 200

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.admission.limits import Drain
 from gateway.admission.write_outcomes import WriteOutcomes
-from gateway.readiness import Readiness
+from gateway.readiness import Probes, Readiness
 from gateway.settings import Address
 from gateway.telemetry import Metrics, MetricsServer
 from storage.service import Health
@@ -39,7 +39,7 @@ async def test_a_database_that_says_nothing_is_not_ready():
 
 async def test_what_does_not_count_and_says_nothing_is_shown_and_holds_nobody_up():
     async with asyncio.timeout(30):
-        report = await readiness(MemoryStore(), blob_health=never, root_key_health=never).report()
+        report = await readiness(MemoryStore(), probes=Probes(blobs=never, root_key=never)).report()
     assert (report.ready, report.database, report.blobs, report.root_key) == (True, True, False, False)
 
 

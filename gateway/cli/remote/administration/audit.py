@@ -13,6 +13,7 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
+from gateway.cli.opening import as_either
 from gateway.cli.parameters import json_option, page_options, url_option
 
 if TYPE_CHECKING:
@@ -25,13 +26,6 @@ _READABLE = click.Path(dir_okay=False, exists=True, path_type=Path)
 operator_option = click.option(
     "--operator", is_flag=True, help="The operators' log (STATEROOM_OPERATOR_KEY), not the tenant's."
 )
-
-
-def _open(url: str | None, *, operator: bool) -> "Connection":
-    from gateway.cli.connection import Connection
-
-    credential = "STATEROOM_OPERATOR_KEY" if operator else "STATEROOM_API_KEY"
-    return Connection.open(url, credential=credential, subject=None)
 
 
 def _path(operator: bool, *more: str) -> list[str]:
@@ -52,7 +46,7 @@ def audit_list(*, limit: int, everything: bool, operator: bool, url: str | None,
     """List events, oldest first. Reading them is an event itself."""
     rows: list[dict[str, Any]] = []
     cut = False
-    with _open(url, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         wanted = None if everything else limit
         for event in connection.pages(_path(operator), "events", rows_wanted=wanted):
             if wanted is not None and len(rows) == wanted:
@@ -89,7 +83,7 @@ def audit_export(*, file: Path, operator: bool, url: str | None) -> None:
     """
     from storage.format.audit import export_lines
 
-    with _open(url, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         origin = connection.call("GET", _path(operator, "key"))["origin"]
         try:
             with file.open("xb") as output:
@@ -127,7 +121,7 @@ def _entries(connection: "Connection", *, operator: bool) -> "Iterator[Entry]":
 @url_option
 def audit_anchor(*, latest: bool, operator: bool, url: str | None) -> None:
     """Print a signed anchor of the log as it is now: keep it where the gateway cannot change it."""
-    with _open(url, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         anchor = connection.call("GET" if latest else "POST", _path(operator, "anchor"))
     for line in anchor["note"].rstrip("\n").split("\n"):
         print(line, file=render.results())
@@ -140,7 +134,7 @@ def audit_anchor(*, latest: bool, operator: bool, url: str | None) -> None:
 @url_option
 def audit_key(*, operator: bool, url: str | None) -> None:
     """Print the public key that anchors are signed with; fetch it once and keep it."""
-    with _open(url, operator=operator) as connection:
+    with as_either(url, operator=operator) as connection:
         render.line(connection.call("GET", _path(operator, "key"))["public_key"])
 
 

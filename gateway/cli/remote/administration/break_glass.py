@@ -1,12 +1,23 @@
 """`decrypt`: an operator's break-glass reading of one checkpoint, which the tenant finds in its audit log."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import rich_click as click
 
 from gateway.cli import render
-from gateway.cli.parameters import json_option, url_option
+from gateway.cli.opening import as_operator
+from gateway.cli.parameters import gathered, json_option, url_option
 from gateway.cli.remote.checkpoints import print_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The one checkpoint that is read; without ``checkpoint_id``, the latest."""
+
+    subject: str
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None
 
 
 @click.command("decrypt")
@@ -18,13 +29,11 @@ from gateway.cli.remote.checkpoints import print_checkpoint
 @click.option("--reason", required=True, metavar="TEXT", help="Why; the tenant reads it in its audit log.")
 @url_option
 @json_option
+@gathered("place", _Place)
 def decrypt(
     *,
     tenant_id: str,
-    subject: str,
-    thread_id: str,
-    namespace: str,
-    checkpoint_id: str | None,
+    place: _Place,
     reason: str,
     url: str | None,
     as_json: bool,
@@ -33,12 +42,15 @@ def decrypt(
 
     The tenant's audit log and the operators' hold who read what and why before anything is opened.
     """
-    from gateway.cli.connection import Connection
-
-    body: dict[str, Any] = {"subject_id": subject, "thread_id": thread_id, "namespace": namespace, "reason": reason}
-    if checkpoint_id is not None:
-        body["checkpoint_id"] = checkpoint_id
-    with Connection.open(url, credential="STATEROOM_OPERATOR_KEY", subject=None) as connection:
+    body = {
+        "subject_id": place.subject,
+        "thread_id": place.thread_id,
+        "namespace": place.namespace,
+        "reason": reason,
+    }
+    if place.checkpoint_id is not None:
+        body["checkpoint_id"] = place.checkpoint_id
+    with as_operator(url) as connection:
         found = connection.call("POST", ["admin", "tenants", tenant_id, "decrypt"], body=body)
     if as_json:
         render.emit_json(found)

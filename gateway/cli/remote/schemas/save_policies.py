@@ -5,19 +5,14 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from gateway.cli import render
+from gateway.cli.opening import as_tenant
 from gateway.cli.parameters import json_option, url_option
 
 if TYPE_CHECKING:
-    from gateway.cli.connection import Connection
+    pass
 
 _agent_option = click.option("--agent", metavar="NAME", help="Only the saves of this agent, and those to its threads.")
 _SAID = {True: "strict: saves name the head they follow", False: "not strict", None: ""}
-
-
-def _open(url: str | None) -> "Connection":
-    from gateway.cli.connection import Connection
-
-    return Connection.open(url, credential="STATEROOM_API_KEY", subject=None)
 
 
 def _query(agent: str | None) -> dict[str, str] | None:
@@ -49,7 +44,7 @@ def save_policy_group() -> None:
 @json_option
 def save_policy_get(*, agent: str | None, url: str | None, as_json: bool) -> None:
     """Show what is said and what holds: for the tenant, or an agent."""
-    with _open(url) as connection:
+    with as_tenant(url) as connection:
         found = connection.call("GET", ["save-policy"], query=_query(agent))
     _show(found, as_json=as_json)
 
@@ -64,7 +59,7 @@ def save_policy_set(*, agent: str | None, strict: bool | None, take_back: bool, 
     """Say whether saves must name the head they follow: for the tenant, or an agent. It holds at once."""
     if (strict is None) != take_back:
         raise click.UsageError("Say one of --strict, --no-strict and --take-back.")
-    with _open(url) as connection:
+    with as_tenant(url) as connection:
         found = connection.call("PUT", ["save-policy"], query=_query(agent), body={"strict": strict})
     _show(found, as_json=as_json)
 

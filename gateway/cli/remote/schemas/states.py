@@ -6,6 +6,7 @@ converted, and if a migration or a rollback changed nothing although there was s
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,13 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.parameters import json_option, subject_option, url_option
+from gateway.cli.opening import as_tenant
+from gateway.cli.parameters import Waiting, gathered, json_option, subject_option, url_option
 from gateway.cli.remote.jobs import follow, progress_of, timeout_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.cli.connection import Connection
     from migrations.state.checking import Finding
 
 _FOLDER = Path("state_schemas")
@@ -60,12 +61,6 @@ idle_option = click.option(
 detach_option = click.option("--detach", is_flag=True, help="Start the job and do not follow it.")
 
 
-def _open(url: str | None, subject: str | None = None) -> "Connection":
-    from gateway.cli.connection import Connection
-
-    return Connection.open(url, credential="STATEROOM_API_KEY", subject=subject)
-
-
 @click.group("state")
 def state_group() -> None:
     """Versions of agents' state: schemas, steps between their versions, and migrations."""
@@ -101,7 +96,7 @@ def register(
             raise Failure("FILE is not a JSON object", exit_code=ExitCode.USAGE)
     given = {"deployment": deployment, "label": label}
     definition |= {name: value for name, value in given.items() if value is not None}
-    with _open(url) as connection:
+    with as_tenant(url) as connection:
         answer = connection.call("PUT", ["state-schemas", schema, "versions", str(number)], body=definition)
     if as_json:
         render.emit_json(answer)
@@ -114,7 +109,7 @@ def register(
 @json_option
 def list_schemas(*, url: str | None, as_json: bool) -> None:
     """List the tenant's state schemas."""
-    with _open(url) as connection:
+    with as_tenant(url) as connection:
         found = list(connection.pages(["state-schemas"], "state_schemas"))
     if as_json:
         for each in found:
@@ -131,7 +126,7 @@ def list_schemas(*, url: str | None, as_json: bool) -> None:
 @json_option
 def show(*, schema: str, number: int | None, url: str | None, as_json: bool) -> None:
     """Show the versions of SCHEMA, or the whole definition of one."""
-    with _open(url) as connection:
+    with as_tenant(url) as connection:
         versions = connection.call("GET", ["state-schemas", schema])["versions"]
     if number is not None:
         versions = [each for each in versions if each["state_version"] == number]
@@ -178,19 +173,18 @@ def _run_job(
     body: dict[str, Any],
     *,
     url: str | None,
-    detach: bool,
-    timeout_seconds: float | None,
+    waiting: Waiting,
     as_json: bool,
 ) -> None:
     given = {name: value for name, value in body.items() if value is not None}
-    with _open(url) as connection:
+    with as_tenant(url) as connection:
         job_id = connection.call("POST", ["state-schemas", schema, verb], body=given)["job_id"]
         render.say(f"Job {job_id}")
-        if detach:
+        if waiting.detach:
             if as_json:
                 render.emit_json({"job_id": job_id})
             return
-        report = follow(connection, job_id, operator=False, timeout_seconds=timeout_seconds)["migration"]
+        report = follow(connection, job_id, operator=False, timeout_seconds=waiting.timeout_seconds)["migration"]
         status = connection.call("GET", ["state-schemas", schema, "status"])
     if as_json:
         render.emit_json(report)
@@ -254,14 +248,14 @@ def _failure_line(failure: "Mapping[str, Any]") -> str:
 @timeout_option
 @url_option
 @json_option
+@gathered("waiting", Waiting)
 def plan(
     *,
     schema: str,
     target: int | None,
     threads_per_second: int | None,
     idle_seconds: int | None,
-    detach: bool,
-    timeout_seconds: float | None,
+    waiting: Waiting,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -270,7 +264,7 @@ def plan(
     Shows how many heads would change, which cannot and why, and samples: places and types, never values.
     """
     body = {"target_version": target, "threads_per_second": threads_per_second, "idle_seconds": idle_seconds}
-    _run_job("plan", schema, body, url=url, detach=detach, timeout_seconds=timeout_seconds, as_json=as_json)
+    _run_job("plan", schema, body, url=url, waiting=waiting, as_json=as_json)
 
 
 @state_group.command("migrate")
@@ -282,14 +276,14 @@ def plan(
 @timeout_option
 @url_option
 @json_option
+@gathered("waiting", Waiting)
 def migrate(
     *,
     schema: str,
     target: int | None,
     threads_per_second: int | None,
     idle_seconds: int | None,
-    detach: bool,
-    timeout_seconds: float | None,
+    waiting: Waiting,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -298,7 +292,7 @@ def migrate(
     Not needed for agents to go on: what is loaded is upcast anyway. Run it again to go on after an interruption.
     """
     body = {"target_version": target, "threads_per_second": threads_per_second, "idle_seconds": idle_seconds}
-    _run_job("migrate", schema, body, url=url, detach=detach, timeout_seconds=timeout_seconds, as_json=as_json)
+    _run_job("migrate", schema, body, url=url, waiting=waiting, as_json=as_json)
 
 
 @state_group.command("rollback")
@@ -308,18 +302,27 @@ def migrate(
 @timeout_option
 @url_option
 @json_option
+@gathered("waiting", Waiting)
 def rollback(
     *,
     schema: str,
     threads_per_second: int | None,
-    detach: bool,
-    timeout_seconds: float | None,
+    waiting: Waiting,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Undo a migration where no agent has saved since: a new checkpoint with what the migrated one was made of."""
     body = {"threads_per_second": threads_per_second}
-    _run_job("rollback", schema, body, url=url, detach=detach, timeout_seconds=timeout_seconds, as_json=as_json)
+    _run_job("rollback", schema, body, url=url, waiting=waiting, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unversioned:
+    """The state that was saved without a version."""
+
+    agent: str | None
+    no_agent: bool
+    namespace: str
 
 
 @state_group.command("adopt")
@@ -331,13 +334,12 @@ def rollback(
 @click.option("--supersede", is_flag=True, help="Correct what was said before, as long as nothing was saved on top.")
 @url_option
 @json_option
+@gathered("what", _Unversioned)
 def adopt(
     *,
     schema: str,
     number: int,
-    agent: str | None,
-    no_agent: bool,
-    namespace: str,
+    what: _Unversioned,
     supersede: bool,
     url: str | None,
     as_json: bool,
@@ -347,10 +349,10 @@ def adopt(
     It is read and migrated at versions from then on, and the agent's saves name one or are refused: deploy the release
     that does first. It is said once.
     """
-    if (agent is None) != no_agent:
+    if (what.agent is None) != what.no_agent:
         raise Failure("name the agent, or say --no-agent", exit_code=ExitCode.USAGE)
-    body = {"agent": agent, "state_version": number, "namespace": namespace, "supersede": supersede}
-    with _open(url) as connection:
+    body = {"agent": what.agent, "state_version": number, "namespace": what.namespace, "supersede": supersede}
+    with as_tenant(url) as connection:
         answer = connection.call("POST", ["state-schemas", schema, "adoptions"], body=body)
     if as_json:
         render.emit_json(answer)
@@ -364,7 +366,7 @@ def adopt(
 @json_option
 def adoptions(*, schema: str, url: str | None, as_json: bool) -> None:
     """Show which unversioned state was adopted under SCHEMA."""
-    with _open(url) as connection:
+    with as_tenant(url) as connection:
         found = connection.call("GET", ["state-schemas", schema, "adoptions"])["adoptions"]
     if as_json:
         for each in found:
@@ -399,7 +401,7 @@ def _tell_unversioned(schema: str, found: "Mapping[str, Any]") -> None:
 @json_option
 def status(*, schema: str, url: str | None, as_json: bool) -> None:
     """Show at which versions the heads of SCHEMA are, and how far its jobs are."""
-    with _open(url) as connection:
+    with as_tenant(url) as connection:
         found = connection.call("GET", ["state-schemas", schema, "status"])
     if as_json:
         render.emit_json(found)
@@ -432,7 +434,7 @@ def new_version(
 
     recorded = []
     if threads:
-        with _open(url, subject) as connection:
+        with as_tenant(url, subject) as connection:
             for thread_id in threads:
                 answer = connection.call(
                     "GET", ["threads", thread_id, "checkpoints", "latest"], query={"view": "state"}

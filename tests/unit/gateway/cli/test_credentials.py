@@ -13,7 +13,7 @@ TENANT = uuid4()
 
 def key(*permissions: str, grants: tuple[str, ...] | None = None, **more) -> ApiKeyRecord:
     made = {"kind": "service", "tenant_id": TENANT, "now": NOW} | more
-    return api_keys.mint(PEPPERS, permissions=permissions, grants=grants, **made)[0]
+    return api_keys.mint(PEPPERS, api_keys.NewKey(permissions=permissions, grants=grants, **made))[0]
 
 
 def examine(*keys: ApiKeyRecord, operators: tuple[ApiKeyRecord, ...] = (), seals_needed: bool = False) -> Census:
