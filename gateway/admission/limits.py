@@ -239,7 +239,7 @@ class Share:
 
 
 class Admission:
-    """Who may run now: counters of this process.
+    """Counters of this process, which decide what may run now.
 
     Args:
         requests_max: Requests at once in the whole process.

@@ -43,7 +43,7 @@ def joined(parts: Sequence[bytes]) -> Work[bytes]:
 
 
 class Slices:
-    """Whose slice is next: of one tenant, and of all tenants and everything else that takes turns on the loop."""
+    """The order of slices: one of a tenant at a time, and all that take turns on the event loop one after another."""
 
     def __init__(self) -> None:
         self._own = asyncio.Lock()

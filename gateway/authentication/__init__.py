@@ -1,1 +1,1 @@
-"""Who calls: API keys, principals, and how much strangers may cost."""
+"""Callers: their API keys, what they may do and reach, and how much strangers may cost."""

@@ -244,7 +244,7 @@ def named_subject(facts: Facts) -> str | None:
 
 
 def listing_scope(principal: Principal, named: str | None) -> SubjectScope | TenantListing:
-    """Whose checkpoints a listing over threads shows.
+    """Return the scope whose checkpoints a listing over threads shows.
 
     Raises:
         GatewayError: as `subject_scope`, unless the principal lists the whole tenant.
@@ -328,7 +328,7 @@ def operator_scope(principal: Principal) -> OperatorScope:
 
 @dataclass(frozen=True, slots=True)
 class Reach(Generic[S]):
-    """Whose rows an operation works on.
+    """The rows that an operation works on, and the way to them.
 
     Attributes:
         enter: Finds the scope of a principal by what is known of the request, and notes it there for the audit log.
@@ -368,4 +368,4 @@ LISTING: Final = Reach(_enter_listing)
 TENANT: Final = Reach(_enter_tenant)
 OPERATORS: Final = Reach(_enter_operators)
 CALLER: Final[Reach[None]] = Reach(lambda _principal, _facts: None)
-"""Nobody's rows: the operation tells of the caller."""
+"""No rows at all: the operation tells of the caller."""

@@ -282,7 +282,7 @@ def value_in(name: Format, raw: Raw, where: str) -> Work[Value]:
 
 
 def _long_value_in(aside: LongTexts, data: bytes, where: str) -> Work[Value]:
-    """As `value_in`, of a value without words that has long texts."""
+    """Do what `value_in` does, for a value without words that has long texts."""
     try:
         packed = encode_msgpack(_json_tree(aside.rest, where))
     except OverflowError:
@@ -348,7 +348,7 @@ def _base64(text: Any, where: str) -> bytes:
 
 
 def _binary(text: Any, where: str) -> Work[bytes]:
-    """As `_base64`, in slices."""
+    """Do what `_base64` does, in slices."""
     if not isinstance(text, str) or len(text) <= _SLICE_TEXT:
         return _base64(text, where)
     parts = []

@@ -676,7 +676,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Reader:
-    """Whoever reads an answer, and how long it may take over that.
+    """The reader of an answer, and the time that it may take.
 
     Attributes:
         seconds_max: For its first bytes.

@@ -76,7 +76,6 @@ def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:
     )
 )
 async def archive_thread(call: Call[Scope], thread_id: str) -> Answer:
-    """Begin to archive."""
     query = call.exchange.query(ArchiveQuery)
     name = path_id(thread_id, "thread_id")
     thread = await call.services.store.threads.get(call.scope, name)
@@ -106,7 +105,6 @@ async def archive_thread(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def restore_thread(call: Call[Scope], thread_id: str) -> Answer:
-    """Begin to restore."""
     call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
     thread = await call.services.store.threads.get(call.scope, name)

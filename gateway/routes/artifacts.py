@@ -129,7 +129,6 @@ def _described(exchange: Exchange) -> model.NewArtifact:
     )
 )
 async def create_artifact(call: Call[Scope], thread_id: str) -> Answer:
-    """Store a file."""
     call.exchange.no_query()
     thread = path_id(thread_id, "thread_id")
     description = _described(call.exchange)
@@ -167,7 +166,6 @@ async def create_artifact(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def begin_upload(call: Call[Scope], thread_id: str) -> Answer:
-    """Begin an upload."""
     call.exchange.no_query()
     thread = path_id(thread_id, "thread_id")
     request, name, body = await call.exchange.body(wire.artifacts.UploadRequest)
@@ -210,7 +208,6 @@ async def begin_upload(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def get_upload(call: Call[Scope], upload_id: str) -> Answer:
-    """Show an upload."""
     call.exchange.no_query()
     wanted = path_uuid(upload_id, UploadNotFound)
     return call.exchange.reply(
@@ -233,7 +230,6 @@ async def get_upload(call: Call[Scope], upload_id: str) -> Answer:
     )
 )
 async def put_upload_part(call: Call[Scope], upload_id: str, part_number: str) -> Answer:
-    """Send a part."""
     call.exchange.no_query()
     wanted = path_uuid(upload_id, UploadNotFound)
     if not _PART_NUMBER.fullmatch(part_number):
@@ -272,7 +268,6 @@ async def put_upload_part(call: Call[Scope], upload_id: str, part_number: str) -
     )
 )
 async def complete_upload(call: Call[Scope], upload_id: str) -> Answer:
-    """Complete an upload."""
     call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.artifacts.UploadCompletion)
     wrong = Fault(detail="must be sha-256=:<base64 of 32 bytes>: (RFC 9530)", pointer="/digest")
@@ -302,7 +297,6 @@ async def complete_upload(call: Call[Scope], upload_id: str) -> Answer:
     )
 )
 async def abort_upload(call: Call[Scope], upload_id: str) -> Answer:
-    """Give an upload up."""
     call.exchange.no_query()
     wanted = path_uuid(upload_id, UploadNotFound)
     await call.services.commits.run(call.services.store.artifacts.abort(call.scope, wanted))
@@ -327,7 +321,6 @@ async def abort_upload(call: Call[Scope], upload_id: str) -> Answer:
     )
 )
 async def list_artifacts(call: Call[Scope], thread_id: str) -> Answer:
-    """List artifacts."""
     query = call.exchange.query(ArtifactsQuery)
     thread = path_id(thread_id, "thread_id")
     binding = encode_msgpack((call.exchange.route, call.scope.tenant_id, call.scope.subject_id, thread, query.name))
@@ -361,7 +354,6 @@ async def list_artifacts(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def get_artifact(call: Call[Scope], artifact_id: str) -> Answer:
-    """Show an artifact."""
     call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
     artifact = await call.services.store.artifacts.get(call.scope, wanted, share=call.exchange.client_share())
@@ -381,7 +373,6 @@ async def get_artifact(call: Call[Scope], artifact_id: str) -> Answer:
     )
 )
 async def delete_artifact(call: Call[Scope], artifact_id: str) -> Answer:
-    """Delete an artifact."""
     call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
     await call.services.commits.run(call.services.store.artifacts.delete(call.scope, wanted))
@@ -407,7 +398,6 @@ async def delete_artifact(call: Call[Scope], artifact_id: str) -> Answer:
         )
 )  # fmt: skip
 async def copy_artifact(call: Call[Scope], artifact_id: str) -> Answer:
-    """Copy an artifact."""
     call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.artifacts.ArtifactCopyRequest)
     wanted = _artifact_id(artifact_id)
@@ -510,7 +500,6 @@ async def _content(
     )
 )
 async def get_artifact_content(call: Call[Scope], artifact_id: str) -> Answer:
-    """Download an artifact."""
     call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
     content = await call.services.store.artifacts.open(call.scope, wanted, share=call.exchange.client_share())
@@ -534,7 +523,6 @@ async def get_artifact_content(call: Call[Scope], artifact_id: str) -> Answer:
         )
 )  # fmt: skip
 async def create_artifact_url(call: Call[Scope], artifact_id: str) -> Answer:
-    """Make a URL."""
     call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.artifacts.ArtifactUrlRequest)
     wanted = _artifact_id(artifact_id)
@@ -570,7 +558,6 @@ async def create_artifact_url(call: Call[Scope], artifact_id: str) -> Answer:
     )
 )
 async def revoke_artifact_urls(call: Call[Scope], artifact_id: str) -> Answer:
-    """Revoke URLs."""
     call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
     await call.services.commits.run(call.services.store.artifacts.revoke_urls(call.scope, wanted))
@@ -595,7 +582,6 @@ async def revoke_artifact_urls(call: Call[Scope], artifact_id: str) -> Answer:
     )
 )  # fmt: skip
 async def read_artifact_url(call: PublicCall, token: str) -> Answer:
-    """Give the content a URL was made for."""
     call.exchange.no_query()
     grant = call.services.artifact_urls.read(token, method="GET", now=call.services.clock.now())
     try:
@@ -644,7 +630,6 @@ def _usage(tenant_id: UUID, usage: Usage) -> wire.tenants.TenantUsage:
     )
 )
 async def get_usage(call: Call[TenantScope]) -> Answer:
-    """Show the caller's own quotas."""
     call.exchange.no_query()
     tenant_id = call.scope.tenant_id
     return call.exchange.reply(_usage(tenant_id, await call.services.store.tenants.usage(call.scope, tenant_id)))
@@ -663,7 +648,6 @@ async def get_usage(call: Call[TenantScope]) -> Answer:
     )
 )
 async def get_tenant_usage(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Show quotas."""
     call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     return call.exchange.reply(_usage(wanted, await call.services.store.tenants.usage(call.scope, wanted)))
@@ -683,7 +667,6 @@ async def get_tenant_usage(call: Call[OperatorScope], tenant_id: str) -> Answer:
     )
 )
 async def set_tenant_quota(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Set quotas."""
     call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.tenants.Quota)
     wanted = path_uuid(tenant_id, TenantNotFound)

@@ -10,7 +10,7 @@ from gateway import wire
 from gateway.authentication.principals import LISTING, OPERATORS, TENANT
 from gateway.http.exchange import Answer, Exchange, path_id, path_uuid, place
 from gateway.problems import InvalidRequest
-from gateway.routes.administration.credentials import PageQuery, repeated_as
+from gateway.routes.administration.credentials import PageQuery, derived_ids
 from gateway.routes.jobs import as_job, begun, job_place, shown
 from gateway.routing.operations import Call, Operation, route
 from gateway.wire.problems import Fault
@@ -57,11 +57,10 @@ def _subject(tenant_id: UUID, text: str, fault: Fault) -> Scope:
     )
 )
 async def rotate_key(call: Call[TenantScope]) -> Answer:
-    """Rotate a key."""
     call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.keys.RotateRequest)
-    repeated = repeated_as(call, call.scope.tenant_id, name, body)
-    wanted = None if repeated is None else repeated.uuid()
+    ids = derived_ids(call, call.scope.tenant_id, name, body)
+    wanted = None if ids is None else ids.uuid()
     rotation = call.services.store.rotation
     if request.level == "tenant":
         if request.subject_id is not None:
@@ -91,7 +90,6 @@ async def rotate_key(call: Call[TenantScope]) -> Answer:
     )
 )
 async def rewrap_subject_keys(call: Call[TenantScope]) -> Answer:
-    """Rewrap the tenant's subject keys."""
     call.exchange.no_query()
     job_id = await call.services.commits.run(
         call.services.store.rotation.rewrap_tenant(call.scope, call.principal.actor)
@@ -113,7 +111,6 @@ async def rewrap_subject_keys(call: Call[TenantScope]) -> Answer:
     )
 )
 async def get_keys(call: Call[TenantScope]) -> Answer:
-    """Show key versions."""
     query = call.exchange.query(KeysQuery)
     rotation = call.services.store.rotation
     subject_keys = None
@@ -160,7 +157,6 @@ async def get_keys(call: Call[TenantScope]) -> Answer:
     )
 )
 async def rewrap_tenant_keys(call: Call[OperatorScope]) -> Answer:
-    """Rewrap all tenant keys."""
     call.exchange.no_query()
     job_id = await call.services.commits.run(call.services.store.rotation.rewrap_root(call.principal.actor))
     return await begun(call, job_id)
@@ -180,7 +176,6 @@ async def rewrap_tenant_keys(call: Call[OperatorScope]) -> Answer:
 async def get_root_keys(
     call: Call[OperatorScope],
 ) -> Answer:
-    """Show root keys."""
     call.exchange.no_query()
     uses = [
         wire.keys.RootKeyUse(
@@ -212,7 +207,6 @@ async def get_root_keys(
     )
 )
 async def shred_subject(call: Call[TenantScope], subject_id: str) -> Answer:
-    """Shred a subject."""
     call.exchange.no_query()
     text = subject_id if subject_id == SHARED_SUBJECT else path_id(subject_id, "subject_id")
     scope = _subject(call.scope.tenant_id, text, Fault(detail="", parameter="subject_id"))
@@ -239,7 +233,6 @@ async def shred_subject(call: Call[TenantScope], subject_id: str) -> Answer:
     )
 )
 async def shred_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Shred a tenant."""
     call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, _, _ = await call.exchange.body(wire.keys.ShredRequest)
@@ -304,7 +297,6 @@ async def _supersede(call: Call[TenantScope | OperatorScope], job_id: str) -> An
     )
 )
 async def list_jobs(call: Call[TenantScope]) -> Answer:
-    """List the tenant's jobs."""
     return await _jobs(call)
 
 
@@ -321,7 +313,6 @@ async def list_jobs(call: Call[TenantScope]) -> Answer:
     )
 )
 async def get_job(call: Call[Scope | TenantListing], job_id: str) -> Answer:
-    """Show a job."""
     scope = call.scope
     whose = TenantScope(scope.tenant_id) if isinstance(scope, TenantListing) else scope
     return await _one_job(call.on(whose), job_id)
@@ -340,7 +331,6 @@ async def get_job(call: Call[Scope | TenantListing], job_id: str) -> Answer:
     )
 )
 async def list_deployment_jobs(call: Call[OperatorScope]) -> Answer:
-    """List the deployment's jobs."""
     return await _jobs(call)
 
 
@@ -357,7 +347,6 @@ async def list_deployment_jobs(call: Call[OperatorScope]) -> Answer:
     )
 )
 async def get_deployment_job(call: Call[OperatorScope], job_id: str) -> Answer:
-    """Show a job of the deployment."""
     return await _one_job(call, job_id)
 
 
@@ -375,7 +364,6 @@ async def get_deployment_job(call: Call[OperatorScope], job_id: str) -> Answer:
     )
 )
 async def cancel_job(call: Call[Scope | TenantListing], job_id: str) -> Answer:
-    """Cancel a job."""
     scope = call.scope
     whose = TenantScope(scope.tenant_id) if isinstance(scope, TenantListing) else scope
     return await _cancel(call.on(whose), job_id)
@@ -394,7 +382,6 @@ async def cancel_job(call: Call[Scope | TenantListing], job_id: str) -> Answer:
     )
 )
 async def cancel_deployment_job(call: Call[OperatorScope], job_id: str) -> Answer:
-    """Cancel a job of the deployment."""
     return await _cancel(call, job_id)
 
 
@@ -411,7 +398,6 @@ async def cancel_deployment_job(call: Call[OperatorScope], job_id: str) -> Answe
     )
 )
 async def supersede_job(call: Call[TenantScope], job_id: str) -> Answer:
-    """Put a damaged job aside."""
     return await _supersede(call, job_id)
 
 
@@ -428,7 +414,6 @@ async def supersede_job(call: Call[TenantScope], job_id: str) -> Answer:
     )
 )
 async def supersede_deployment_job(call: Call[OperatorScope], job_id: str) -> Answer:
-    """Put a damaged job of the deployment aside."""
     return await _supersede(call, job_id)
 
 
@@ -445,7 +430,6 @@ async def supersede_deployment_job(call: Call[OperatorScope], job_id: str) -> An
     )
 )
 async def get_tenant_job(call: Call[OperatorScope], tenant_id: str, job_id: str) -> Answer:
-    """Show a job of a tenant."""
     call.exchange.no_query()
     tenant, job = path_uuid(tenant_id, JobNotFound), path_uuid(job_id, JobNotFound)
     return call.exchange.reply(shown(await call.services.store.jobs.of_tenant(call.scope, tenant, job, _BY_OPERATORS)))

@@ -94,7 +94,6 @@ def _thread_retention(thread_id: str, found: ThreadRetention) -> wire.retention.
     )
 )
 async def get_retention(call: Call[TenantScope]) -> Answer:
-    """Show a policy."""
     query = call.exchange.query(RetentionQuery)
     return call.exchange.reply(_retention(await call.services.store.retention_policies.get(call.scope), query.agent))
 
@@ -115,7 +114,6 @@ async def get_retention(call: Call[TenantScope]) -> Answer:
     )
 )
 async def put_retention(call: Call[TenantScope]) -> Answer:
-    """Set a policy."""
     query = call.exchange.query(RetentionQuery)
     request, _, _ = await call.exchange.body(wire.retention.RetentionPolicy)
     policy = _as(retention.Policy, request)
@@ -136,7 +134,6 @@ async def put_retention(call: Call[TenantScope]) -> Answer:
     )
 )
 async def get_thread_retention(call: Call[Scope], thread_id: str) -> Answer:
-    """Show what holds for a thread."""
     call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
     return call.exchange.reply(
@@ -159,7 +156,6 @@ async def get_thread_retention(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def put_thread_retention(call: Call[Scope], thread_id: str) -> Answer:
-    """Set a thread's policy."""
     call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
     request, _, _ = await call.exchange.body(wire.retention.RetentionPolicy)
@@ -229,7 +225,6 @@ def _preview(page: PreviewPage, cursor: str | None) -> wire.retention.RetentionP
     )
 )
 async def preview_retention(call: Call[TenantScope]) -> Answer:
-    """Preview a round."""
     query = call.exchange.query(PreviewQuery)
     if query.agent is not None and query.draft is None:
         raise InvalidRequest(
@@ -264,7 +259,6 @@ async def preview_retention(call: Call[TenantScope]) -> Answer:
     )
 )
 async def get_retention_round(call: Call[TenantScope]) -> Answer:
-    """Show the round."""
     call.exchange.no_query()
     return call.exchange.reply(_round(await call.services.store.retaining.standing(call.scope)))
 
@@ -283,7 +277,6 @@ async def get_retention_round(call: Call[TenantScope]) -> Answer:
     )
 )
 async def begin_retention_round(call: Call[TenantScope]) -> Answer:
-    """Begin the round."""
     call.exchange.no_query()
     found = await call.services.commits.run(call.services.store.retaining.begin(call.scope))
     return call.exchange.reply(_round(found), status=202)
@@ -334,7 +327,6 @@ def _ceilings(tenant_id: UUID, capped: Capped) -> wire.retention.TenantRetention
     )
 )
 async def get_retention_ceilings(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Show ceilings."""
     call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     return call.exchange.reply(_ceilings(wanted, await call.services.store.retention_policies.ceilings(wanted)))
@@ -354,7 +346,6 @@ async def get_retention_ceilings(call: Call[OperatorScope], tenant_id: str) -> A
     )
 )
 async def put_retention_ceilings(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Set ceilings."""
     call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.retention.RetentionCeilings)
     wanted = path_uuid(tenant_id, TenantNotFound)

@@ -56,7 +56,6 @@ def _removal(removal: model.Removal) -> wire.threads.RemovalReceipt:
     )
 )
 async def list_threads(call: Call[Scope]) -> Answer:
-    """List threads."""
     query = call.exchange.query(ThreadsQuery)
     binding = encode_msgpack(
         (
@@ -97,7 +96,6 @@ async def list_threads(call: Call[Scope]) -> Answer:
     )
 )
 async def get_thread(call: Call[Scope], thread_id: str) -> Answer:
-    """Show a thread."""
     call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
     shown = thread_out(await call.services.store.threads.get(call.scope, name))
@@ -122,7 +120,6 @@ async def get_thread(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def update_thread(call: Call[Scope], thread_id: str) -> Answer:
-    """Change settings."""
     call.exchange.no_query()
     settings, _, _ = await call.exchange.body(wire.threads.ThreadSettings)
     if settings.agent is not UNSET and settings.agent is not None:
@@ -156,7 +153,6 @@ async def update_thread(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def delete_thread(call: Call[Scope], thread_id: str) -> Answer:
-    """Delete a thread."""
     call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
     await call.services.write(call.scope, name, call.services.store.threads.delete(call.scope, name))
@@ -179,7 +175,6 @@ async def delete_thread(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def copy_thread(call: Call[Scope], thread_id: str) -> Answer:
-    """Copy a thread."""
     call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.threads.CopyRequest)
     source = path_id(thread_id, "thread_id")
@@ -213,7 +208,6 @@ async def copy_thread(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def prune(call: Call[Scope]) -> Answer:
-    """Prune threads."""
     call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.threads.PruneRequest)
     thread_ids = [_id(thread_id, "thread_ids", index) for index, thread_id in enumerate(request.thread_ids)]
@@ -239,7 +233,6 @@ async def prune(call: Call[Scope]) -> Answer:
     )
 )
 async def delete_runs(call: Call[Scope]) -> Answer:
-    """Remove runs."""
     call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.threads.RunsDeleteRequest)
     run_ids = [_id(run_id, "run_ids", index) for index, run_id in enumerate(request.run_ids)]

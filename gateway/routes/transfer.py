@@ -77,7 +77,6 @@ async def _file(export: Export, name: str, held: contextlib.ExitStack) -> Answer
     )
 )
 async def export_thread(call: Call[TenantScope], thread_id: str) -> Answer:
-    """Export a thread."""
     call.exchange.no_query()
     _also(call.principal, "state:read")
     _also(call.principal, "subject:act_as")
@@ -113,7 +112,6 @@ async def export_thread(call: Call[TenantScope], thread_id: str) -> Answer:
     )
 )
 async def export_tenant(call: Call[TenantScope]) -> Answer:
-    """Export a tenant."""
     call.exchange.no_query()
     _also(call.principal, "state:read")
     _also(call.principal, "subject:act_as")
@@ -148,7 +146,6 @@ async def export_tenant(call: Call[TenantScope]) -> Answer:
     )
 )  # fmt: skip
 async def import_threads(call: Call[TenantScope]) -> Answer:
-    """Import."""
     query = call.exchange.query(ImportQuery)
     _also(call.principal, "state:write")
     _also(call.principal, "subject:act_as")
@@ -200,7 +197,6 @@ async def import_threads(call: Call[TenantScope]) -> Answer:
     )
 )
 async def get_transfer_key(call: Call[TenantScope]) -> Answer:
-    """Show the transfer key."""
     call.exchange.no_query()
     recipient = await call.services.store.transfer_keys.recipient(call.scope)
     return call.exchange.reply(
@@ -223,7 +219,6 @@ async def get_transfer_key(call: Call[TenantScope]) -> Answer:
     )
 )
 async def accept_unbound_import(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Accept it."""
     call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, _, _ = await call.exchange.body(wire.transfer.UnboundImport)

@@ -40,7 +40,6 @@ def _thread_id(text: str) -> str:
     )
 )
 async def verify(call: Call[Scope]) -> Answer:
-    """Verify."""
     call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.verification.VerifyRequest)
     binding = encode_msgpack((call.exchange.route, call.scope.tenant_id, call.scope.subject_id))
@@ -94,7 +93,6 @@ class SubjectsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     )
 )
 async def list_subjects(call: Call[TenantScope]) -> Answer:
-    """List subjects."""
     query = call.exchange.query(SubjectsQuery)
     binding = encode_msgpack((call.exchange.route, call.scope.tenant_id))
     page = await call.services.store.verification.subjects(
@@ -122,7 +120,6 @@ async def list_subjects(call: Call[TenantScope]) -> Answer:
     )
 )
 async def verify_tenant(call: Call[TenantScope]) -> Answer:
-    """Verify the tenant."""
     call.exchange.no_query()
     job_id = await call.services.commits.run(
         call.services.store.verifying.begin_tenant(call.scope, call.principal.actor)
@@ -144,7 +141,6 @@ async def verify_tenant(call: Call[TenantScope]) -> Answer:
     )
 )
 async def verify_deployment(call: Call[OperatorScope]) -> Answer:
-    """Verify all tenants."""
     call.exchange.no_query()
     job_id = await call.services.commits.run(call.services.store.verifying.begin_deployment(call.principal.actor))
     return await begun(call, job_id)

@@ -1,1 +1,1 @@
-"""Which operation a request names, and how the operation is run."""
+"""Operations: how they are declared, found by requests, and run."""

@@ -402,7 +402,7 @@ async def _check_revision(connection: Any) -> Finding:
 
 
 async def _check_processes(connection: Any) -> Finding:
-    """Who runs, and whether an upgrade can or must still be finished."""
+    """Report the processes that run, and whether an upgrade can or must still be finished."""
     session = Session(connection)
     rows = await session.fetch_all(FEATURES)
     if unknown := unknown_to_this_build(rows):

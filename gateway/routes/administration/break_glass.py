@@ -65,7 +65,6 @@ def _opening(tenant_id: str, request: wire.checkpoints.DecryptRequest) -> Openin
     )
 )  # fmt: skip
 async def decrypt(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Record, then read."""
     call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.checkpoints.DecryptRequest)
     opening = _opening(tenant_id, request)

@@ -15,7 +15,7 @@ from gateway.authentication.principals import CALLER, OPERATORS, TENANT
 from gateway.bodies.scanning import Format
 from gateway.http.exchange import Answer, path_id, place
 from gateway.problems import PermissionDenied
-from gateway.routes.administration.derived_ids import Repeated
+from gateway.routes.administration.derived_ids import DerivedIds
 from gateway.routing.operations import Call, Operation, route
 from gateway.services import Services
 from storage import model
@@ -56,7 +56,6 @@ def _tenant_text(tenant_id: UUID | None) -> str | None:
     )
 )
 async def whoami(call: Call[None]) -> Answer:
-    """Show the caller."""
     call.exchange.no_query()
     return call.exchange.reply(
         wire.api_keys.WhoAmI(
@@ -71,12 +70,12 @@ async def whoami(call: Call[None]) -> Answer:
     )
 
 
-def repeated_as(call: Call[object], tenant_id: UUID | None, name: Format, body: bytes) -> Repeated | None:
+def derived_ids(call: Call[object], tenant_id: UUID | None, name: Format, body: bytes) -> DerivedIds | None:
     """What the request's Idempotency-Key names, if it has one."""
     given = call.exchange.idempotency("", name, body)
     if given is None:
         return None
-    return Repeated(call.services.settings.api_key_pepper, tenant_id, call.exchange.route, given.idempotency_key)
+    return DerivedIds(call.services.settings.api_key_pepper, tenant_id, call.exchange.route, given.idempotency_key)
 
 
 def api_key_out(record: model.ApiKeyRecord, services: Services) -> wire.api_keys.ApiKey:
@@ -175,11 +174,10 @@ def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str],
     )
 )
 async def create_api_key(call: Call[TenantScope]) -> Answer:
-    """Make a key."""
     call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.api_keys.ApiKeyRequest)
     _check_request(request, call.principal.grants, call.services)
-    repeated = repeated_as(call, call.scope.tenant_id, name, body)
+    ids = derived_ids(call, call.scope.tenant_id, name, body)
     record, text = api_keys.mint(
         call.services.settings.peppers,
         api_keys.NewKey(
@@ -192,7 +190,7 @@ async def create_api_key(call: Call[TenantScope]) -> Answer:
             subject_id=request.subject_id,
             expires_at=request.expires_at,
         ),
-        None if repeated is None else api_keys.generate(call.services.settings.peppers, repeated.key_id()),
+        None if ids is None else api_keys.generate(call.services.settings.peppers, ids.key_id()),
     )
     stored = await call.services.commits.run(
         call.services.store.tenants.add_key(call.scope, record, call.principal.actor)
@@ -215,7 +213,6 @@ async def create_api_key(call: Call[TenantScope]) -> Answer:
     )
 )
 async def list_api_keys(call: Call[TenantScope]) -> Answer:
-    """List keys."""
     return await _list(call)
 
 
@@ -249,7 +246,6 @@ async def _list(call: Call[TenantScope | OperatorScope]) -> Answer:
     )
 )
 async def revoke_api_key(call: Call[TenantScope], key_id: str) -> Answer:
-    """Revoke a key."""
     return await _revoke(call, key_id)
 
 
@@ -277,7 +273,6 @@ async def _revoke(call: Call[TenantScope | OperatorScope], key_id: str) -> Answe
     )
 )
 async def list_operator_keys(call: Call[OperatorScope]) -> Answer:
-    """List the operators' keys."""
     return await _list(call)
 
 
@@ -296,7 +291,6 @@ async def list_operator_keys(call: Call[OperatorScope]) -> Answer:
     )
 )
 async def revoke_operator_key(call: Call[OperatorScope], key_id: str) -> Answer:
-    """Revoke an operator's key."""
     return await _revoke(call, key_id)
 
 

@@ -20,14 +20,14 @@ _VERSION_MASK, _VERSION_8 = 0xF << 76, 8 << 76  # RFC 9562, 5.8: what an applica
 _VARIANT_MASK, _VARIANT = 0x3 << 62, 0x2 << 62
 
 
-class Repeated:
-    """What one Idempotency-Key names.
+class DerivedIds:
+    """The ids that one Idempotency-Key makes.
 
     Args:
-        pepper: Without it nobody can tell which key made an id, nor make one that another request will want.
-        tenant_id: Whose administration it is; None: the operators'.
-        route: What is asked for.
-        idempotency_key: The client's word.
+        pepper: The secret without which nobody can tell which key made an id, or make one that another request wants.
+        tenant_id: The tenant that is administered; None: the operators administer the deployment.
+        route: The path of the operation.
+        idempotency_key: The key as the client sent it.
     """
 
     def __init__(self, pepper: bytes, tenant_id: UUID | None, route: str, idempotency_key: str) -> None:

@@ -14,7 +14,7 @@ from gateway import wire
 from gateway.authentication import api_keys
 from gateway.authentication.principals import OPERATORS
 from gateway.http.exchange import Answer, path_uuid, place
-from gateway.routes.administration.credentials import PageQuery, check_expiry, new_api_key, repeated_as
+from gateway.routes.administration.credentials import PageQuery, check_expiry, derived_ids, new_api_key
 from gateway.routing.operations import Call, Operation, route
 from storage import model
 from storage.encoding import encode_msgpack
@@ -48,11 +48,10 @@ def _tenant(tenant: model.Tenant) -> wire.tenants.Tenant:
     )
 )
 async def create_tenant(call: Call[OperatorScope]) -> Answer:
-    """Make a tenant."""
     call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.tenants.TenantRequest)
-    repeated = repeated_as(call, None, name, body)
-    tenant_id = UUID(str(uuid7())) if repeated is None else repeated.uuid()
+    ids = derived_ids(call, None, name, body)
+    tenant_id = UUID(str(uuid7())) if ids is None else ids.uuid()
     tenant = model.Tenant(tenant_id=tenant_id, name=request.name, created_at=call.services.clock.now())
     record, text = api_keys.mint(
         call.services.settings.peppers,
@@ -88,7 +87,6 @@ async def create_tenant(call: Call[OperatorScope]) -> Answer:
     )
 )
 async def list_tenants(call: Call[OperatorScope]) -> Answer:
-    """List tenants."""
     query = call.exchange.query(PageQuery)
     binding = encode_msgpack((call.exchange.route,))
     page = await call.services.store.tenants.list(
@@ -115,7 +113,6 @@ async def list_tenants(call: Call[OperatorScope]) -> Answer:
     )
 )
 async def get_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Show a tenant."""
     call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     return call.exchange.reply(_tenant(await call.services.store.tenants.get(call.scope, wanted)))
@@ -135,7 +132,6 @@ async def get_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     )
 )
 async def rename_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Rename a tenant."""
     call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, _, _ = await call.exchange.body(wire.tenants.TenantRequest)
@@ -162,7 +158,6 @@ async def rename_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     )
 )
 async def suspend_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Suspend a tenant."""
     call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, _, _ = await call.exchange.body(wire.tenants.TenantSuspension)
@@ -186,7 +181,6 @@ async def suspend_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     )
 )
 async def resume_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Resume a tenant."""
     call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     found = await call.services.commits.run(call.services.store.tenants.resume(wanted, call.principal.actor))
@@ -211,13 +205,12 @@ async def resume_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     )
 )
 async def recover_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    """Recover a tenant."""
     call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, name, body = await call.exchange.body(wire.tenants.TenantRecovery)
     if request.expires_at is not None:
         check_expiry(request.expires_at, call.services.clock.now())
-    repeated = repeated_as(call, wanted, name, body)
+    ids = derived_ids(call, wanted, name, body)
     record, text = api_keys.mint(
         call.services.settings.peppers,
         api_keys.NewKey(
@@ -229,7 +222,7 @@ async def recover_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
             tenant_id=wanted,
             expires_at=request.expires_at,
         ),
-        None if repeated is None else api_keys.generate(call.services.settings.peppers, repeated.key_id()),
+        None if ids is None else api_keys.generate(call.services.settings.peppers, ids.key_id()),
     )
     stored = await call.services.commits.run(
         call.services.store.tenants.recover(record, request.reason, call.principal.actor)

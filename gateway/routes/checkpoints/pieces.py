@@ -43,7 +43,6 @@ def _piece_id(text: str) -> bytes:
         )
 )  # fmt: skip
 async def put_piece(call: Call[Scope], thread_id: str) -> Answer:
-    """Store a leaf."""
     call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.checkpoints.PieceRequest)
     thread = path_id(thread_id, "thread_id")
@@ -79,7 +78,6 @@ async def put_piece(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def get_piece(call: Call[Scope], thread_id: str, piece: str) -> Answer:
-    """Give a leaf."""
     call.exchange.no_query()
     thread = path_id(thread_id, "thread_id")
     piece_id = _piece_id(path_id(piece, "piece"))

@@ -452,7 +452,6 @@ _SAVE_PROBLEMS = (
     )
 )
 async def save_checkpoint(call: Call[Scope], thread_id: str) -> Answer:
-    """Save."""
     call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.checkpoints.SaveRequest)
     thread = path_id(thread_id, "thread_id")
@@ -543,7 +542,6 @@ def _compaction(
     )
 )
 async def compact_thread(call: Call[Scope], thread_id: str) -> Answer:
-    """Compact a list channel."""
     call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.checkpoints.CompactRequest)
     thread = path_id(thread_id, "thread_id")
@@ -580,7 +578,6 @@ async def compact_thread(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def load_checkpoint(call: Call[Scope], thread_id: str, checkpoint_id: str) -> Answer:
-    """Load one checkpoint."""
     query = call.exchange.query(LoadQuery)
     known_token = call.exchange.known_token()
     load = model.Load(
@@ -716,7 +713,6 @@ async def _history(call: Call[Scope], thread_id: str | None, query: HistoryFilte
     )
 )
 async def list_checkpoints(call: Call[Scope], thread_id: str) -> Answer:
-    """List a thread's checkpoints."""
     thread = path_id(thread_id, "thread_id")
     return await _history(call, thread, call.exchange.query(HistoryFilter))
 
@@ -736,7 +732,6 @@ async def list_checkpoints(call: Call[Scope], thread_id: str) -> Answer:
     )
 )
 async def search_checkpoints(call: Call[Scope | TenantListing]) -> Answer:
-    """Search all threads."""
     query = call.exchange.query(SearchFilter)
     if isinstance(call.scope, TenantListing):
         return await _tenant_listing(call.on(call.scope), query)
@@ -783,7 +778,6 @@ async def _tenant_listing(call: Call[TenantListing], query: SearchFilter) -> Ans
     )
 )
 async def channel_history(call: Call[Scope], thread_id: str, checkpoint_id: str) -> Answer:
-    """Give channels' histories."""
     query = call.exchange.query(ChannelHistoryQuery)
     found = await call.services.store.states.channel_history(
         call.scope,
@@ -848,7 +842,6 @@ _WRITES_PATH = "/v1/threads/{thread_id}/checkpoints/{checkpoint_id}/writes/{task
     )
 )
 async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task_id: str) -> Answer:
-    """Store pending writes."""
     call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.checkpoints.WritesRequest)
     thread = path_id(thread_id, "thread_id")
@@ -896,7 +889,6 @@ async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task
     )
 )
 async def get_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task_id: str) -> Answer:
-    """Give a task's pending writes."""
     query = call.exchange.query(WritesQuery)
     writes = await call.services.store.states.task_writes(
         call.scope,

@@ -25,7 +25,6 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
     )
 )
 async def openapi(call: PublicCall) -> Answer:
-    """Give the OpenAPI document."""
     return _answer(call, call.services.openapi_document, b"application/json")
 
 
@@ -43,7 +42,6 @@ async def openapi(call: PublicCall) -> Answer:
     )
 )
 async def docs(call: PublicCall) -> Answer:
-    """Give the page."""
     return _answer(
         call,
         call.services.documentation_page,

@@ -31,7 +31,6 @@ _ALIVE = encode_json(Alive())
     )
 )
 async def livez(_: PublicCall) -> Answer:
-    """Say so."""
     return Answer(200, [_JSON], _ALIVE)
 
 
@@ -47,7 +46,6 @@ async def livez(_: PublicCall) -> Answer:
     )
 )
 async def readyz(call: PublicCall) -> Answer:
-    """Report."""
     ready, report = await call.services.readiness.probe()
     later = (b"retry-after", str(round(RETRY_AFTER_SECONDS)).encode())
     return Answer(200 if ready else 503, [_JSON] if ready else [_JSON, later], report)

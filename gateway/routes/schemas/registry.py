@@ -90,7 +90,6 @@ def _version_out(version: SchemaVersion) -> wire.schemas.StateSchemaVersion:
     )
 )
 async def put_state_schema_version(call: Call[TenantScope], state_schema: str, state_version: str) -> Answer:
-    """Register a version."""
     call.exchange.no_query()
     name, version_number = _schema(state_schema), _number(state_version)
     request, _, _ = await call.exchange.body(wire.schemas.StateSchemaDefinition)
@@ -115,7 +114,6 @@ async def put_state_schema_version(call: Call[TenantScope], state_schema: str, s
     )
 )
 async def list_state_schemas(call: Call[TenantScope]) -> Answer:
-    """List schemas."""
     query = call.exchange.query(PageQuery)
     binding = encode_msgpack((call.exchange.route, call.scope.tenant_id))
     after = call.services.cursors.read(binding, query.cursor)
@@ -143,7 +141,6 @@ async def list_state_schemas(call: Call[TenantScope]) -> Answer:
     )
 )
 async def get_state_schema(call: Call[TenantScope], state_schema: str) -> Answer:
-    """Show a schema."""
     call.exchange.no_query()
     versions = await call.services.store.state_schemas.list(call.scope, _schema(state_schema))
     return call.exchange.reply(
@@ -185,7 +182,6 @@ def _adoption_out(adoption: Adoption, *, authentic: bool = True) -> wire.schemas
     )
 )  # fmt: skip
 async def adopt_state(call: Call[TenantScope], state_schema: str) -> Answer:
-    """Adopt unversioned state."""
     call.exchange.no_query()
     name = _schema(state_schema)
     request, _, _ = await call.exchange.body(wire.schemas.StateAdoptionRequest)
@@ -217,7 +213,6 @@ async def adopt_state(call: Call[TenantScope], state_schema: str) -> Answer:
     )
 )
 async def list_state_adoptions(call: Call[TenantScope], state_schema: str) -> Answer:
-    """List adoptions."""
     call.exchange.no_query()
     name = _schema(state_schema)
     await call.services.store.state_schemas.require(call.scope, name)
@@ -300,7 +295,6 @@ roll_back_state = _job(
     )
 )
 async def get_state_migration(call: Call[TenantScope], state_schema: str) -> Answer:
-    """Show how far a schema's state is."""
     call.exchange.no_query()
     name = _schema(state_schema)
     store = call.services.store

@@ -46,7 +46,6 @@ def _shown(said: TenantSavePolicies, agent: str | None) -> wire.retention.SavePo
     )
 )
 async def get_save_policy(call: Call[TenantScope]) -> Answer:
-    """Show a policy."""
     query = call.exchange.query(SavePolicyQuery)
     return call.exchange.reply(_shown(await call.services.store.save_policies.get(call.scope), query.agent))
 
@@ -67,7 +66,6 @@ async def get_save_policy(call: Call[TenantScope]) -> Answer:
     )
 )
 async def put_save_policy(call: Call[TenantScope]) -> Answer:
-    """Set a policy."""
     query = call.exchange.query(SavePolicyQuery)
     request, _, _ = await call.exchange.body(wire.retention.SavePolicy)
     work = call.services.store.save_policies.put(call.scope, query.agent, request.strict, call.principal.actor)
