@@ -1,6 +1,7 @@
 import asyncio
 import copy
 import gc
+import hmac
 import pickle  # noqa: TID251  the claim is that it refuses
 import re
 from collections.abc import Awaitable, Callable
@@ -607,3 +608,56 @@ async def test_a_load_that_was_cancelled_is_neither_a_value_nor_a_refusal() -> N
     with pytest.raises(asyncio.CancelledError):
         await cache.get_or_load("a", load)
     assert await cache.get_or_load("a", returning("1", [])) == "1"
+
+
+def test_a_share_is_mixed_in_as_documented() -> None:
+    key, share = bytes(range(32)), bytes(range(32, 64))
+    extracted = hmac.digest(share, key, "sha512")  # RFC 5869
+    expanded = hmac.digest(extracted, b"stateroom/v1/client-share" + b"\x01", "sha512")[:32]
+    assert bytes(SecretKey(key).mix(SecretKey(share)).borrow()) == expanded
+
+
+@pytest.mark.parametrize(("age", "loads"), [(0.0, 2), (5.0, 2), (8.5, 2), (9.0, 1), (10.0, 1), (10.5, 1), (100.0, 1)])
+async def test_a_load_counts_as_an_outage_from_the_age_on_at_which_a_value_is_due(age: float, loads: int) -> None:
+    clock = Clock()
+    cache: KeyCache[str, float] = KeyCache(8, 10, 3600, clock, jitter=lambda: 30.0, since=lambda since: since)
+    made = []
+
+    async def aged() -> float:
+        made.append(clock.seconds - age)
+        return made[-1]
+
+    await cache.get_or_load("a", aged)
+    clock.seconds += 11  # within what an outage is remembered for, and longer than any value is not due
+    await cache.get_or_load("a", aged)
+    assert len(made) == loads
+
+
+async def test_without_an_age_at_which_it_is_used_a_value_is_loaded_each_time() -> None:
+    calls: list[str] = []
+    cache: KeyCache[str, str] = KeyCache(8, 0, 3600, Clock(), jitter=lambda: 0.0)
+    for _ in range(3):
+        await cache.get_or_load("a", returning("1", calls))
+    assert len(calls) == 3
+
+
+async def test_a_value_that_is_put_ends_a_refusal() -> None:
+    clock, calls = Clock(), list[str]()
+    cache: KeyCache[str, str] = KeyCache(8, 10, 3600, clock, jitter=lambda: 0.0)
+    with pytest.raises(KeyDenied):
+        await cache.get_or_load("a", failing(KeyDenied()))
+    cache.put("a", "1")
+    clock.seconds += 20  # the refusal would count for ten more
+    assert await cache.get_or_load("a", returning("2", calls)) == "2"
+
+
+async def test_the_refusal_that_is_longest_ago_is_forgotten_first() -> None:
+    clock, calls = Clock(), list[str]()
+    cache = make_cache(clock, entries_max=2)
+    for name, seconds in (("a", 0), ("b", 31), ("a", 31), ("c", 1)):
+        clock.seconds += seconds
+        with pytest.raises(KeyDenied):
+            await cache.get_or_load(name, failing(KeyDenied()))
+    with pytest.raises(KeyDenied):
+        await cache.get_or_load("a", returning("1", calls))
+    assert calls == []
