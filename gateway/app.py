@@ -41,12 +41,12 @@ from gateway.telemetry import UNMATCHED, Metrics
 from migrations.state.errors import ChainInvalid
 from migrations.state.loading import ships_steps
 from storage.administration.tenants import DefaultQuotas
-from storage.blobs.keyspace import Place
 from storage.blobs.store import FROZEN_CLASSES, BlobStore
 from storage.clock import Clock, SystemClock
 from storage.concurrency.turns import loop_turn
 from storage.encoding import encode_json
 from storage.format.leaves import OFFLOAD_BYTES_MIN
+from storage.model import Bucket
 from storage.service import Store, StoreOptions
 
 # With gc.freeze(): twice the requests a second as by default, a seventh of the p99 (measured). The second number bounds
@@ -373,7 +373,7 @@ async def _try_steps(store: Store) -> None:
 
 
 @asynccontextmanager
-async def open_blobs(url: str | None, place: Place = "blobs") -> AsyncIterator[BlobStore | None]:
+async def open_blobs(url: str | None, place: Bucket = "blobs") -> AsyncIterator[BlobStore | None]:
     """The object store that a URL names, while it is in use. Nothing is asked of it yet.
 
     Args:

@@ -22,7 +22,7 @@ from storage.postgres.tenants import EVERY_TENANT
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.schemas.registry import StateSchemas
 from storage.scope import AnyScope, OperatorScope, Scope, TenantScope
-from storage.threads.holds import THREAD_LEVEL, said
+from storage.threads.holds import THREAD_LEVEL, every_policy
 
 # What a job is that was put aside because no gateway wrote it.
 SUPERSEDED_KIND = "superseded"
@@ -121,7 +121,7 @@ class ControlRepair:
     async def _without_mac(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[Row]:
         jobs = self._jobs.rows(transaction, tenant_id)
         others = () if tenant_id == OPERATOR_CHAIN else (
-            self._schemas.rows(transaction, tenant_id), said(transaction, tenant_id)
+            self._schemas.rows(transaction, tenant_id), every_policy(transaction, tenant_id)
         )  # fmt: skip
         for rows in (*others, jobs):
             async for row, proof in rows:

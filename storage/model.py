@@ -8,6 +8,12 @@ from uuid import UUID
 
 Status = Literal["active", "waiting", "failed", "done"]
 Strategy = Literal["keep_latest", "delete"]
+Purpose = Literal["piece", "artifact", "archive"]
+"""What a blob is: a value's piece, a file, or an archived thread."""
+Bucket = Literal["blobs", "archive"]
+"""Which bucket an object is in. The names of objects differ, too, so that one bucket may be both."""
+Tier = Literal["hot", "archive"]
+"""Where a thread's rows are: in the database, or in an object."""
 ChannelVersion = str | int | float | None
 T = TypeVar("T")
 

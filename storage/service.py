@@ -62,21 +62,22 @@ from storage.postgres.session import Session
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.postgres.unit_of_work import Observer, Silent, UnitOfWork
 from storage.retention.policies import RetentionPolicies
-from storage.retention.rounds import Retaining
+from storage.retention.rounds import Acts, Retaining
 from storage.schemas.adoptions import Adoptions
 from storage.schemas.registry import StateSchemas
 from storage.schemas.save_policies import SavePolicies
 from storage.schemas.work import StateWork
 from storage.schemas.workers import Workers
+from storage.threads.holds import every_policy
 from storage.threads.pruning import Pruning
 from storage.threads.verbs import Threads
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.views import ArchiveViews
-from storage.transfer.exporting import EXPORT_KIND, IMPORT_KIND, Exporting, abandoned
+from storage.transfer.exporting import EXPORT_KIND, IMPORT_KIND, Exporting, TransferParts, abandoned
 from storage.transfer.importing import Importing
 from storage.transfer.unbound_imports import UnboundImports
 from storage.upgrades import Upgrades
-from storage.verification.jobs import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND, Verifying
+from storage.verification.jobs import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND, SteeringRows, Verifying, Witnesses
 from storage.verification.threads import Verification
 
 # As the setting's default; see `gateway.settings`.
@@ -191,7 +192,7 @@ class Store:
         self.upgrades = Upgrades(self.unit_of_work, self.control.features, self.audit, clock)
         self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, self.pruning, self.control)
         self.retaining = Retaining(
-            self.unit_of_work, self.audit, clock, self.threads, self.pruning, self.archives, self.control
+            self.unit_of_work, self.audit, clock, Acts(self.threads, self.pruning, self.archives), self.control
         )
         self.workers = Workers(observer, steps_folder=options.steps_folder, traceable=options.traceable)
         self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, self.workers)
@@ -205,41 +206,44 @@ class Store:
             self.unit_of_work, self.jobs, self.audit, self.checkpoints, self.states, self.state_schemas
         )
         self.transfer_keys = TransferKeys(deployment)
-        files = ArtifactRows(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
-        self.exporting = Exporting(
-            access,
-            files,
-            self.state_schemas,
-            self.adoptions,
-            self.retention_policies,
-            SavePolicies(self.unit_of_work, self.audit, self.control),
-            self.jobs,
-            self.audit,
-            deployment_id,
+        transferring = TransferParts(
+            access=access,
+            artifacts=ArtifactRows(access, self.ledger, blobs, self.blob_writer, self.blob_reader),
+            state_schemas=self.state_schemas,
+            adoptions=self.adoptions,
+            policies=self.retention_policies,
+            save_policies=SavePolicies(self.unit_of_work, self.audit, self.control),
+            jobs=self.jobs,
+            audit=self.audit,
+            deployment_id=deployment_id,
         )
+        self.exporting = Exporting(transferring)
         self.importing = Importing(
-            access, self.keys, self.transfer_keys, files, piece_writer, self.exporting, self.state_schemas,
-            self.adoptions, self.retention_policies, self.jobs, self.audit,
+            transferring,
+            self.exporting,
+            self.keys,
+            self.transfer_keys,
             UnboundImports(self.unit_of_work, self.control, self.audit, clock),
-        )  # fmt: skip
+            piece_writer,
+        )
         of_keys = KeyParts(deployment, self.keys, self.jobs, self.audit, OlderTransactions(self.unit_of_work))
         tombstones = Tombstones(deployment, blobs)
         self.rotation = Rotation(of_keys)
         self.shred = Shred(of_keys, self.control, self.ledger, tombstones, options.backup_retention_days)
         self.verifying = Verifying(
-            self.unit_of_work,
-            self.keys,
+            access,
             self.jobs,
             self.audit,
             self.verification,
-            losses,
-            tombstones,
-            self.anchors,
-            self.state_schemas,
-            self.adoptions,
-            self.save_policies,
-            self.control,
-        )
+            Witnesses(self.keys, losses, tombstones, self.anchors),
+            SteeringRows(
+                self.control,
+                (
+                    self.state_schemas.rows, self.adoptions.rows, self.save_policies.rows, every_policy,
+                    self.jobs.rows, losses.rows,
+                ),
+            ),
+        )  # fmt: skip
         self.runner = Runner(
             self.jobs,
             {
@@ -272,14 +276,14 @@ class Store:
         return RowCounting(self.unit_of_work, self.row_quotas)
 
     @property
-    def adoptions(self) -> Adoptions:
-        """What unversioned state was adopted as."""
-        return self.states.adoptions
-
-    @property
     def save_policies(self) -> SavePolicies:
         """Which saves must name the head they follow."""
         return self.exporting.save_policies
+
+    @property
+    def adoptions(self) -> Adoptions:
+        """What unversioned state was adopted as."""
+        return self.states.adoptions
 
     @property
     def features(self) -> Features:

@@ -141,10 +141,9 @@ async def create_artifact(call: Call[Scope], thread_id: str) -> Answer:
             thread,
             description,
             call.exchange.content(limits.ARTIFACT_BYTES_MAX, "ARTIFACT_BYTES_MAX"),
-            size_bytes=call.exchange.announced_bytes(),
+            announced=model.Announced(size_bytes=call.exchange.announced_bytes(), digest=digest),
             idempotency=call.exchange.idempotency(thread, "msgpack", said),
             share=call.exchange.client_share(),
-            digest=digest,
         )
     )
     return call.exchange.reply(_artifact(artifact), status=201, location=place("artifacts", str(artifact.artifact_id)))

@@ -20,7 +20,7 @@ from storage.encoding import encode_msgpack
 from storage.errors import InvalidState, LimitExceeded, TenantNotFound
 from storage.retention import planner as retention
 from storage.retention.policies import Capped, PreviewPage, Stored, TenantPolicies, ThreadRetention
-from storage.retention.rounds import RoundStanding
+from storage.retention.rounds import RoundStatus
 from storage.scope import OperatorScope, Scope, TenantScope
 
 # Threads of one page of a preview: it is cut shorter when thinning has to open much.
@@ -260,7 +260,7 @@ async def preview_retention(call: Call[TenantScope]) -> Answer:
 )
 async def get_retention_round(call: Call[TenantScope]) -> Answer:
     call.exchange.no_query()
-    return call.exchange.reply(_round(await call.services.store.retaining.standing(call.scope)))
+    return call.exchange.reply(_round(await call.services.store.retaining.status(call.scope)))
 
 
 @route(
@@ -282,7 +282,7 @@ async def begin_retention_round(call: Call[TenantScope]) -> Answer:
     return call.exchange.reply(_round(found), status=202)
 
 
-def _round(found: RoundStanding | None) -> wire.retention.RetentionRound:
+def _round(found: RoundStatus | None) -> wire.retention.RetentionRound:
     if found is None:
         return wire.retention.RetentionRound(state="none")
     counts = found.counts

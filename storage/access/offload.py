@@ -129,7 +129,6 @@ class Offload:
     async def place(
         self,
         transaction: Transaction,
-        scope: Scope,
         sealer: Sealer,
         thread_id: str,
         pieces: Iterable[Piece],
@@ -154,8 +153,8 @@ class Offload:
         written = {each.piece_id: uploads.written[each.piece_id] for each in large if each.piece_id in uploads.written}
         known = {each.piece_id: uploads.known[each.piece_id] for each in large if each.piece_id not in written}
         try:
-            named = await self.ledger.settle(transaction, scope, sealer, [*written.values()], thread_id)
-            await self.ledger.refer(transaction, scope, thread_id, known.values())
+            named = await self.ledger.settle(transaction, sealer, [*written.values()], thread_id)
+            await self.ledger.refer(transaction, thread_id, known.values())
         except LostRaceError:
             uploads.forget(large)
             raise
@@ -170,7 +169,7 @@ class Offload:
             BlobUnavailable: the object store does not answer.
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
-            known = await self.ledger.known(transaction, scope, [each.piece_id for each in pieces])
+            known = await self.ledger.known(transaction, [each.piece_id for each in pieces])
         uploads.known.update(known)
         new = {new_blob_id(): each for each in pieces if each.piece_id not in known}
         if not new:
@@ -198,9 +197,7 @@ class Offload:
 
         await _all(write(blob_id, each) for blob_id, each in new.items())
 
-    async def name_artifacts(
-        self, transaction: Transaction, scope: Scope, thread_id: str, named: Sequence[Pointer]
-    ) -> None:
+    async def name_artifacts(self, transaction: Transaction, thread_id: str, named: Sequence[Pointer]) -> None:
         """Make the thread refer to artifacts that its state names, in the save's transaction.
 
         Raises:
@@ -209,15 +206,13 @@ class Offload:
         if not named:
             return
         wanted = [each.artifact_id for each in named]
-        unknown = await self.ledger.refer_artifacts(transaction, scope, thread_id, wanted)
+        unknown = await self.ledger.refer_artifacts(transaction, thread_id, wanted)
         if unknown:
             raise ArtifactUnknown(next(each.path for each in named if each.artifact_id in unknown))
 
     # --- loading ---------------------------------------------------------------------------------------------------
 
-    async def find(
-        self, transaction: Transaction, scope: Scope, sealer: Sealer, reader: PieceReader
-    ) -> dict[UUID, LiveBlob]:
+    async def find(self, transaction: Transaction, sealer: Sealer, reader: PieceReader) -> dict[UUID, LiveBlob]:
         """What opens the blobs of the pieces that were read, in the snapshot that found them.
 
         Raises:
@@ -230,7 +225,7 @@ class Offload:
             return {}
         if sum(each.size for each in wanted.values()) > RESOLVED_BYTES_MAX:
             raise StateTooLarge(RESOLVED_BYTES_MAX)
-        return await self.ledger.pointers(transaction, scope, sealer, {each.blob_id for each in wanted.values()})
+        return await self.ledger.pointers(transaction, sealer, {each.blob_id for each in wanted.values()})
 
     async def fill(self, scope: Scope, sealer: Sealer, reader: PieceReader, blobs: Mapping[UUID, LiveBlob]) -> None:
         """Fetch what `find` found, after the snapshot has ended.

@@ -12,18 +12,15 @@ a tenant writes between two counts is seen by the next one only.
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeVar
 from uuid import UUID
 
 from storage.access.row_quotas import RowQuotas
-from storage.concurrency.rounds import telling
-from storage.errors import StorageError
+from storage.administration.rounds import POLL_SECONDS, TENANTS_MAX, LeaseLostError, given_back, jittered, telling
 from storage.postgres import row_usage as sql
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import UnitOfWork
@@ -42,18 +39,11 @@ PAUSE_RATIO: Final = 3.0
 # A dead process's tenant is counted by another one after so long; the lease is renewed in time.
 LEASE_SECONDS: Final = 300.0
 RENEW_SECONDS: Final = 15.0
-# What a process that stops takes at most to let another one go on.
-GIVE_BACK_SECONDS_MAX: Final = 5.0
-# How often a process looks for tenants whose time has come.
-POLL_SECONDS: Final = 15.0
 # Passes of a process that are under way: those before wait for tenants that take long.
 PASSES_MAX: Final = 8
-JITTER: Final = 0.2
 # Of each table, in one statement: some milliseconds.
 PAGE_ROWS: Final = 5000
 _SUBJECTS_PAGE = 500
-_TENANTS_MAX = 50
-_random = secrets.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +59,6 @@ class RowCensus:
     used_bytes: int
     over: int
     age_seconds: float
-
-
-class _LeaseLostError(Exception):
-    """Somebody else counts this tenant now."""
 
 
 class RowCounting:
@@ -98,7 +84,7 @@ class RowCounting:
             Unavailable: the database cannot be reached.
         """
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            due = await transaction.fetch_all(sql.TENANTS_DUE, page_rows=_TENANTS_MAX)
+            due = await transaction.fetch_all(sql.TENANTS_DUE, page_rows=TENANTS_MAX)
         # Each to its end, also when another one fails.
         outcomes = await asyncio.gather(*(self.tenant(tenant_id) for tenant_id in due), return_exceptions=True)
         counted = sum(isinstance(each, int) for each in outcomes)
@@ -125,14 +111,12 @@ class RowCounting:
             return None
         count = _Count(self._unit_of_work, self._pages, tenant_id, claim.count_after, self._page_rows)
         try:
-            await count.run()
-            least = UNLIMITED_COUNT_SECONDS_MIN if claim.quota_bytes is None else COUNT_SECONDS_MIN
-            await count.finish(min(max(least, COUNT_RATIO * count.work_seconds), COUNT_SECONDS_MAX))
-        except _LeaseLostError:
+            async with given_back(count.release):
+                await count.run()
+                least = UNLIMITED_COUNT_SECONDS_MIN if claim.quota_bytes is None else COUNT_SECONDS_MIN
+                await count.finish(min(max(least, COUNT_RATIO * count.work_seconds), COUNT_SECONDS_MAX))
+        except LeaseLostError:
             return None
-        except asyncio.CancelledError:
-            await count.give_back()
-            raise
         return count.bytes
 
     async def census(self) -> RowCensus:
@@ -166,7 +150,7 @@ class RowCounting:
                     passes.add(begun)
                     begun.add_done_callback(passes.discard)
                 await telling(self.census, measured, failed)
-                await asyncio.sleep(POLL_SECONDS * _random.uniform(1 - JITTER, 1 + JITTER))
+                await asyncio.sleep(jittered(POLL_SECONDS))
         finally:
             for each in passes:
                 each.cancel()
@@ -230,13 +214,11 @@ class _Count:
         """Put the sum on record, and that the next count comes in so many seconds."""
         async with self._unit_of_work.begin(self._tenant) as transaction:
             if not await transaction.run(sql.FINISH, lease=self._lease, again_seconds=seconds, bytes=self.bytes):
-                raise _LeaseLostError
+                raise LeaseLostError
 
-    async def give_back(self) -> None:
-        """Let another process count at once; if that fails, it does when the lease has ended."""
-        with suppress(StorageError, TimeoutError, _LeaseLostError):
-            async with asyncio.timeout(GIVE_BACK_SECONDS_MAX):
-                await self._renew(0.0)
+    async def release(self) -> None:
+        """Let another process count at once."""
+        await self._renew(0.0)
 
     async def _subject(self, scope: Scope) -> None:
         for table in await self._read(scope, sql.BEGINNING, page_rows=self._page_rows):
@@ -266,6 +248,6 @@ class _Count:
         async with self._unit_of_work.begin(self._tenant) as transaction:
             lease = await transaction.fetch_one(sql.RENEW, lease=self._lease, again_seconds=seconds)
         if lease is None:
-            raise _LeaseLostError
+            raise LeaseLostError
         self._lease = lease
         self._renewed = time.monotonic()

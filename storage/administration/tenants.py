@@ -130,7 +130,7 @@ class Tenants:
     async def _begin_quotas(self, transaction: Transaction, tenant_id: UUID) -> None:
         defaults = self._default_quotas
         if defaults.bytes is not None:
-            await transaction.fetchrow(blobs_sql.SET_QUOTA, tenant_id, defaults.bytes)
+            await transaction.run(blobs_sql.SET_QUOTA, tenant_id=tenant_id, quota_bytes=defaults.bytes)
         await transaction.run(rows_sql.SET_QUOTA, wanted=tenant_id, quota_bytes=defaults.rows_bytes)
 
     async def get(self, scope: OperatorScope, tenant_id: UUID) -> Tenant:
@@ -206,7 +206,7 @@ class Tenants:
             await self._audit.append(transaction, tenant_id, actor, "tenant.quota", target, detail)
             await self._audit.append(transaction, OPERATOR_CHAIN, actor, "tenant.quota", target, detail)
             if "quota_bytes" in detail:
-                await transaction.fetchrow(blobs_sql.SET_QUOTA, tenant_id, detail["quota_bytes"])
+                await transaction.run(blobs_sql.SET_QUOTA, tenant_id=tenant_id, quota_bytes=detail["quota_bytes"])
             if "rows_quota_bytes" in detail:
                 await transaction.run(rows_sql.SET_QUOTA, wanted=tenant_id, quota_bytes=detail["rows_quota_bytes"])
             usage = await _usage(transaction, tenant_id)
@@ -455,9 +455,9 @@ class Tenants:
 
 
 async def _usage(transaction: Transaction, tenant_id: UUID) -> Usage:
-    blobs = await transaction.fetchrow(blobs_sql.USAGE, tenant_id)
+    blobs = await transaction.fetch_one(blobs_sql.USAGE, owner=tenant_id)
     rows = await transaction.fetch_one(rows_sql.USAGE, wanted=tenant_id)
-    usage = Usage() if blobs is None else Usage(blobs["bytes"], blobs["quota_bytes"])
+    usage = Usage() if blobs is None else Usage(blobs.bytes, blobs.quota_bytes)
     if rows is None:
         return usage
     return replace(

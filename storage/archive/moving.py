@@ -328,7 +328,7 @@ class Archives:
             await transaction.fetch_one(sql.DELETE_STUB, **place)
             await transaction.run(sql.OUT_OF_ARCHIVE, **place, now=self._sealing.clock.now())
             # The rows are back, and name what they named: only the archive's own object loses its reference.
-            await self._sealing.offload.ledger.keep(transaction, scope, stub.thread_id)
+            await self._sealing.offload.ledger.keep(transaction, stub.thread_id)
             await self._audit.append(
                 transaction, scope.tenant_id, actor, "thread.restore", _named(scope, stub.thread_id), _told(stub)
             )
@@ -375,7 +375,7 @@ class Archives:
                 removal = await remove_thread(
                     transaction, self._sealing.control, scope, sealer, thread_id, self._sealing.clock.now(), guard
                 )
-                await self._sealing.offload.ledger.drop(transaction, scope, thread_id)
+                await self._sealing.offload.ledger.drop(transaction, thread_id)
                 named = _named(scope, thread_id)
                 await self._audit.append(transaction, scope.tenant_id, actor, "thread.expire", named, _told(stub))
             return removal
@@ -688,7 +688,7 @@ class _Archiving:
                 # Re-sealed while it was read: the rows of now need none of the versions that are being given up.
                 raise LostRaceError
             settlement = Settlement(stub.blob_id, stub.size_bytes, BlobPointer(record.blob_key, record.content_bytes))
-            await self._sealing.offload.ledger.settle(transaction, scope, sealer, [settlement], thread_id)
+            await self._sealing.offload.ledger.settle(transaction, sealer, [settlement], thread_id)
             await transaction.run(sql.ADD_STUB, **asdict(stub))
             for table, statement in sql.REMOVE.items():
                 if await transaction.run(statement, thread_id=thread_id) != check.counts[table]:

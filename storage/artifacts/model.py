@@ -26,6 +26,44 @@ class NewArtifact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Announced:
+    """What is said of a content before it is sent.
+
+    Attributes:
+        size_bytes: Its size; so much is reserved before it is read, and a longer one is refused.
+        digest: The SHA-256 that it must have.
+    """
+
+    size_bytes: int | None = None
+    digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewVersion:
+    """A version of a file that is about to get its row.
+
+    Attributes:
+        artifact_id: Its id, which no artifact had before.
+        thread_id: The thread that it belongs to.
+        new: What is said of it.
+        blob_id: Its content, which is live.
+        size_bytes: The size of its content.
+        digest: The SHA-256 of its content.
+        number: The number of a version that another deployment made; None: the next one of its name.
+        created_at: When another deployment made it; None: now.
+    """
+
+    artifact_id: UUID
+    thread_id: str
+    new: NewArtifact
+    blob_id: UUID
+    size_bytes: int
+    digest: bytes
+    number: int | None = None
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
     """A stored file. ``number`` counts the versions of ``name`` in its thread; ``digest`` is the content's SHA-256.
 

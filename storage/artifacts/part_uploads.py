@@ -37,8 +37,9 @@ from storage.errors import (
     UploadNotFound,
 )
 from storage.format.pointer import BlobPointer, IntentRecord
-from storage.ledger.ledger import Intent, NewBlob, Settlement, UploadedPart, new_blob_id
+from storage.ledger.ledger import NewBlob, Settlement, new_blob_id, open_record
 from storage.model import Idempotency
+from storage.postgres.blobs import Intent, UploadedPart
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope, check_id
 
@@ -160,7 +161,7 @@ class PartUploads:
         async def work(sealer: Sealer) -> Upload:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 intent, _, details = await self._open_upload(transaction, scope, sealer, upload_id)
-                parts = await self._ledger.parts(transaction, scope, upload_id)
+                parts = await self._ledger.parts(transaction, upload_id)
             shown = []
             for count, each in enumerate(parts):
                 if count % _PARTS_OPENED_AT_ONCE == 0:
@@ -183,12 +184,12 @@ class PartUploads:
         self, transaction: Transaction, scope: Scope, sealer: Sealer, upload_id: UUID
     ) -> tuple[Intent, IntentRecord, _Details]:
         await self._access.check_keys_in(transaction, scope, sealer)
-        intent = await self._ledger.intent(transaction, scope, upload_id)
-        if intent.purpose != "artifact" or intent.sealed is None:
+        intent = await self._ledger.intent(transaction, upload_id)
+        if intent.purpose != "artifact" or intent.record is None:
             raise UploadNotFound
         check_flag(sealer, needed=intent.client_share)
         try:
-            record = intent.record(sealer)
+            record = open_record(sealer, intent)
             details = _details.decode(record.details)
         except IntegrityFailure:
             if intent.client_share:
@@ -284,7 +285,7 @@ class PartUploads:
         async def look_up(sealer: Sealer) -> tuple[Intent, UploadedPart | None, bytes | None]:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 intent, _, _ = await self._open_upload(transaction, scope, sealer, upload_id)
-                there = await self._ledger.part(transaction, scope, upload_id, number)
+                there = await self._ledger.part(transaction, upload_id, number)
             return intent, there, None if there is None else _open_part(sealer, upload_id, there)
 
         intent, there, before = await self._access.reading(scope, look_up, UploadNotFound(), share)
@@ -321,7 +322,7 @@ class PartUploads:
         """Reserve what a part takes, unless the whole was reserved when the upload began."""
 
         async def announced(sealer: Sealer) -> int | None:
-            return _details.decode(intent.record(sealer).details).size_bytes
+            return _details.decode(open_record(sealer, intent).details).size_bytes
 
         if await self._access.reading(scope, announced, UploadNotFound(), share) is not None:
             return
@@ -379,7 +380,7 @@ class PartUploads:
         async def look_up(sealer: Sealer) -> tuple[Intent, _Details, IntentRecord, list[UploadedPart], BlobCipher]:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 intent, record, details = await self._open_upload(transaction, scope, sealer, upload_id)
-                recorded = await self._ledger.parts(transaction, scope, upload_id)
+                recorded = await self._ledger.parts(transaction, upload_id)
             stored = []
             for count, each in enumerate(recorded):
                 if count % _PARTS_OPENED_AT_ONCE == 0:

@@ -7,17 +7,18 @@ artifact. It reads and writes no object; which verb promises what is said where 
 
 import hmac
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 import msgspec
+from msgspec import structs
 
 from crypto import Kind, OpenError, Sealer
 from storage.access.access import Access
 from storage.access.completeness import admit
 from storage.access.idempotency import claim, settle
-from storage.artifacts.model import Artifact, NewArtifact
+from storage.artifacts.model import Artifact, NewArtifact, NewVersion
 from storage.blobs.store import BlobStore
 from storage.encoding import decode_json, encode_json
 from storage.errors import (
@@ -37,12 +38,13 @@ from storage.format.key_versions import check_key_version
 from storage.format.pointer import artifact_name_digest, seal_record
 from storage.format.record import new_thread, open_thread, seal_thread
 from storage.format.token import TAG_BYTES
-from storage.ledger.ledger import ArtifactRow, BlobLedger, Settlement
+from storage.ledger.ledger import BlobLedger, Settlement, described_at
 from storage.ledger.streams import BlobReader, BlobWriter
 from storage.model import Idempotency
 from storage.postgres import artifacts as artifacts_sql
 from storage.postgres import checkpoints as checkpoints_sql
 from storage.postgres import threads as threads_sql
+from storage.postgres.artifacts import ArtifactRow
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
 
@@ -128,7 +130,7 @@ class ArtifactRows:
         """
         async with self.access.unit_of_work.begin(scope) as transaction:
             await self.access.check_keys_in(transaction, scope, sealer)
-            await self.enter(transaction, scope, sealer, thread_id)
+            await self.enter(transaction, sealer, thread_id)
             if idempotency is not None:
                 key = idempotency.idempotency_key
                 if await transaction.fetch_one(checkpoints_sql.READ_IDEMPOTENCY, idempotency_key=key) is not None:
@@ -136,7 +138,7 @@ class ArtifactRows:
             self.access.row_quotas.require_room(scope)
             return False
 
-    async def enter(self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> None:
+    async def enter(self, transaction: Transaction, sealer: Sealer, thread_id: str) -> None:
         """Lock a thread, made if there is none, so that nothing removes it and nobody else numbers its artifacts.
 
         Raises:
@@ -148,9 +150,7 @@ class ArtifactRows:
         put = {"thread_id": thread_id, "agent": None, "strict": None, "now": now, "seal": seal}
         row = await transaction.fetch_only(threads_sql.PUT, **put, client_share=sealer.shared)
         open_thread(sealer, thread_id, row.created_at, row.seal)
-        place = (scope.tenant_id, scope.subject_id, thread_id)
-        standing = await transaction.fetchrow(artifacts_sql.LOCK_THREAD, *place)
-        if standing["tier"] != "hot":
+        if await transaction.fetch_one(artifacts_sql.LOCK_THREAD, thread_id=thread_id) != "hot":
             raise ThreadArchived(thread_id)
 
     async def settle_upload(
@@ -178,16 +178,21 @@ class ArtifactRows:
                 if idempotency is not None:
                     receipt = await claim(transaction, sealer, idempotency, now, Receipt)
                     if receipt is not None:
-                        return await self.one(transaction, scope, sealer, receipt.made_id), False
-                await self.enter(transaction, scope, sealer, thread_id)
+                        return await self.one(transaction, sealer, receipt.made_id), False
+                await self.enter(transaction, sealer, thread_id)
                 try:
-                    await self.ledger.settle(transaction, scope, sealer, [settlement], None)
+                    await self.ledger.settle(transaction, sealer, [settlement], None)
                 except UploadExpired:
                     raise UploadNotFound from None  # the stream is gone: nothing to upload again
-                blob_id = settlement.blob_id
-                made = await self.add(
-                    transaction, scope, sealer, blob_id, thread_id, new, blob_id, settlement.pointer.size_bytes, digest
+                version = NewVersion(
+                    artifact_id=settlement.blob_id,
+                    thread_id=thread_id,
+                    new=new,
+                    blob_id=settlement.blob_id,
+                    size_bytes=settlement.pointer.size_bytes,
+                    digest=digest,
                 )
+                made = await self.add(transaction, sealer, version)
                 if idempotency is not None:
                     await settle(transaction, sealer, idempotency, Receipt(made.artifact_id))
                 return made, True
@@ -197,46 +202,32 @@ class ArtifactRows:
             await self.give_up(scope, settlement.blob_id)
         return artifact
 
-    async def add(
-        self,
-        transaction: Transaction,
-        scope: Scope,
-        sealer: Sealer,
-        artifact_id: UUID,
-        thread_id: str,
-        new: NewArtifact,
-        blob_id: UUID,
-        size_bytes: int,
-        digest: bytes,
-        *,
-        number: int | None = None,
-        created_at: datetime | None = None,
-    ) -> Artifact:
+    async def add(self, transaction: Transaction, sealer: Sealer, version: NewVersion) -> Artifact:
         """Write the row of an artifact, the next version of its name. Its thread is entered, its blob is live.
-
-        ``number`` and ``created_at`` are of one that was made in another deployment.
 
         Raises:
             LostRaceError: another one took the number, or its id.
         """
+        thread_id, new = version.thread_id, version.new
         name_digest = artifact_name_digest(sealer, thread_id, new.name)
         row = ArtifactRow(
-            artifact_id=artifact_id,
+            artifact_id=version.artifact_id,
             thread_id=thread_id,
             name_digest=name_digest,
-            number=number or await self.ledger.next_number(transaction, scope, thread_id, name_digest),
-            blob_id=blob_id,
+            number=version.number or await self.ledger.next_number(transaction, thread_id, name_digest),
+            blob_id=version.blob_id,
             url_epoch=0,
-            size_bytes=size_bytes,
+            size_bytes=version.size_bytes,
             client_share=sealer.shared,
             key_version=sealer.active_key_version,
-            created_at=created_at or self.now(),
+            created_at=version.created_at or self.now(),
             sealed=b"",
         )
-        described = _Description(thread_id, new.name, new.media_type, encode_json(new.metadata), new.preview, digest)
-        await self.ledger.add_artifact(
-            transaction, scope, replace(row, sealed=seal_record(sealer, row.location, described))
+        described = _Description(
+            thread_id, new.name, new.media_type, encode_json(new.metadata), new.preview, version.digest
         )
+        sealed = seal_record(sealer, described_at(row), described)
+        await self.ledger.add_artifact(transaction, structs.replace(row, sealed=sealed))
         return _artifact(sealer, row, described)
 
     async def get(self, scope: Scope, artifact_id: UUID, *, share: ClientShare | None = None) -> Artifact:
@@ -252,17 +243,17 @@ class ArtifactRows:
         async def work(sealer: Sealer) -> Artifact:
             async with self.access.unit_of_work.snapshot(scope) as transaction:
                 await self.access.check_keys_in(transaction, scope, sealer)
-                return await self.one(transaction, scope, sealer, artifact_id)
+                return await self.one(transaction, sealer, artifact_id)
 
         return await self.access.reading(scope, work, ArtifactNotFound(), share)
 
-    async def one(self, transaction: Transaction, scope: Scope, sealer: Sealer, artifact_id: UUID) -> Artifact:
+    async def one(self, transaction: Transaction, sealer: Sealer, artifact_id: UUID) -> Artifact:
         """One artifact, as `open`.
 
         Raises:
             ArtifactNotFound: this scope has none of this id.
         """
-        row = await self.ledger.artifact(transaction, scope, artifact_id)
+        row = await self.ledger.artifact(transaction, artifact_id)
         return await self.open(transaction, sealer, row)
 
     async def open(self, transaction: Transaction, sealer: Sealer, row: ArtifactRow) -> Artifact:
@@ -293,14 +284,14 @@ class ArtifactRows:
             IntegrityFailure: the row is not as it was written.
         """
         if row.client_share:
-            return replace(row, url_epoch=row.url_epoch + 1)
+            return structs.replace(row, url_epoch=row.url_epoch + 1)
         try:
             described = _described(sealer, row)
         except OpenError:
             raise IntegrityFailure("a stored artifact does not authenticate") from None
         epoch = max(row.url_epoch, described.url_epoch) + 1
-        sealed = seal_record(sealer, row.location, msgspec.structs.replace(described, url_epoch=epoch))
-        return replace(row, url_epoch=epoch, key_version=sealer.active_key_version, sealed=sealed)
+        sealed = seal_record(sealer, described_at(row), structs.replace(described, url_epoch=epoch))
+        return structs.replace(row, url_epoch=epoch, key_version=sealer.active_key_version, sealed=sealed)
 
 
 def check_row(sealer: Sealer, row: ArtifactRow) -> None:
@@ -321,7 +312,7 @@ def check_row(sealer: Sealer, row: ArtifactRow) -> None:
 
 def _described(sealer: Sealer, row: ArtifactRow) -> _Description:
     try:
-        described = _description.decode(sealer.open(Kind.POINTER, row.location, row.sealed))
+        described = _description.decode(sealer.open(Kind.POINTER, described_at(row), row.sealed))
     except msgspec.DecodeError:
         raise IntegrityFailure("a stored artifact cannot be read") from None
     check_key_version(row.key_version, row.sealed)

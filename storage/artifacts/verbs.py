@@ -19,7 +19,7 @@ from crypto.blob import PART_BYTES
 from storage.access.access import Access
 from storage.access.completeness import admit
 from storage.access.idempotency import claim, settle
-from storage.artifacts.model import Artifact, ArtifactContent, NewArtifact
+from storage.artifacts.model import Artifact, ArtifactContent, NewArtifact, NewVersion
 from storage.artifacts.part_uploads import PartUploads
 from storage.artifacts.rows import ArtifactRows, Receipt
 from storage.artifacts.whole_uploads import WholeUploads
@@ -87,7 +87,7 @@ class Artifacts:
                     raise ThreadNotFound
                 name_digest = None if name is None else artifact_name_digest(sealer, thread_id, name)
                 rows = await self._ledger.list_artifacts(
-                    transaction, scope, thread_id, name_digest, UUID(after[0]) if after else None, limit
+                    transaction, thread_id, name_digest, UUID(after[0]) if after else None, limit
                 )
                 items: list[Artifact] = []
                 pauses = Pauses()
@@ -118,7 +118,7 @@ class Artifacts:
 
         async def attempt() -> None:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                thread_id = await self._ledger.delete_artifact(transaction, scope, artifact_id)
+                thread_id = await self._ledger.delete_artifact(transaction, artifact_id)
                 await refuse_held(transaction, self._access.control, scope, thread_id)
 
         await self._access.unit_of_work.retrying(attempt)
@@ -151,22 +151,27 @@ class Artifacts:
                 if idempotency is not None:
                     receipt = await claim(transaction, sealer, idempotency, self._rows.now(), Receipt)
                     if receipt is not None:
-                        return await self._rows.one(transaction, scope, sealer, receipt.made_id)
+                        return await self._rows.one(transaction, sealer, receipt.made_id)
                 self._access.row_quotas.require_room(scope)
-                source_row = await self._ledger.artifact(transaction, scope, artifact_id)
-                await self._rows.enter(transaction, scope, sealer, thread_id)
+                source_row = await self._ledger.artifact(transaction, artifact_id)
+                await self._rows.enter(transaction, sealer, thread_id)
                 source = await self._rows.open(transaction, sealer, source_row)
-                await self._ledger.lock_blob(transaction, scope, source_row.blob_id)
+                await self._ledger.lock_blob(transaction, source_row.blob_id)
                 new = NewArtifact(
                     name=name or source.name,
                     media_type=source.media_type,
                     metadata=source.metadata,
                     preview=source.preview,
                 )
-                made = await self._rows.add(
-                    transaction, scope, sealer, new_blob_id(), thread_id, new, source_row.blob_id,
-                    source.size_bytes, source.digest,
-                )  # fmt: skip
+                version = NewVersion(
+                    artifact_id=new_blob_id(),
+                    thread_id=thread_id,
+                    new=new,
+                    blob_id=source_row.blob_id,
+                    size_bytes=source.size_bytes,
+                    digest=source.digest,
+                )
+                made = await self._rows.add(transaction, sealer, version)
                 if idempotency is not None:
                     await settle(transaction, sealer, idempotency, Receipt(made.artifact_id))
                 return made
@@ -189,9 +194,9 @@ class Artifacts:
         async def work(sealer: Sealer) -> ArtifactContent:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                row = await self._ledger.artifact(transaction, scope, artifact_id)
+                row = await self._ledger.artifact(transaction, artifact_id)
                 artifact = await self._rows.open(transaction, sealer, row)
-                found = await self._ledger.pointers(transaction, scope, sealer, [row.blob_id])
+                found = await self._ledger.pointers(transaction, sealer, [row.blob_id])
             return self._content(scope, sealer, artifact, row.blob_id, found[row.blob_id].pointer)
 
         return await self._access.reading(scope, work, ArtifactNotFound(), share)
@@ -215,7 +220,7 @@ class Artifacts:
             opened: list[tuple[Artifact, UUID]] = []
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                rows = await self._ledger.artifacts(transaction, scope, artifact_ids)
+                rows = await self._ledger.artifacts(transaction, artifact_ids)
                 pauses = Pauses()
                 for row in rows.values():
                     opener = sealer if row.client_share else sealer.without_share
@@ -225,7 +230,7 @@ class Artifacts:
                         await pauses.after(artifact.opened_bytes)
                     except (ClientShareRequired, ClientShareWrong):
                         named[row.artifact_id] = None
-                found = await self._ledger.pointers(transaction, scope, sealer, [blob_id for _, blob_id in opened])
+                found = await self._ledger.pointers(transaction, sealer, [blob_id for _, blob_id in opened])
             for artifact, blob_id in opened:
                 pointer = found[blob_id].pointer
                 named[artifact.artifact_id] = self._content(scope, sealer, artifact, blob_id, pointer)
@@ -263,9 +268,9 @@ class Artifacts:
         async def work(sealer: Sealer) -> int:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                row = await self._ledger.lock_artifact(transaction, scope, artifact_id)
+                row = await self._ledger.lock_artifact(transaction, artifact_id)
                 revoked = self._rows.revoked(sealer, row)
-                await self._ledger.set_url_epoch(transaction, scope, revoked)
+                await self._ledger.set_url_epoch(transaction, revoked)
                 return revoked.url_epoch
 
         return await self._access.reading(scope, work, ArtifactNotFound())

@@ -15,7 +15,7 @@ from uuid import UUID
 from crypto import Sealer, SecretKey
 from crypto.blob import BlobCipher, object_bytes
 from storage.access.idempotency import claim
-from storage.artifacts.model import ARTIFACT_BYTES_MAX, Artifact, NewArtifact
+from storage.artifacts.model import ARTIFACT_BYTES_MAX, Announced, Artifact, NewArtifact
 from storage.artifacts.rows import ArtifactRows, Receipt, compare
 from storage.blobs.keyspace import BlobLocation
 from storage.errors import CommitUnknown, QuotaExceeded, Unavailable, UploadExpired, UploadNotFound
@@ -26,6 +26,8 @@ from storage.scope import ClientShare, Scope, check_id
 
 # What a stream of unknown length reserves at once, at most: few enough reservations, and little kept from others.
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
+
+_NOTHING_ANNOUNCED = Announced()
 
 
 class WholeUploads:
@@ -43,28 +45,25 @@ class WholeUploads:
         new: NewArtifact,
         body: AsyncIterator[bytes],
         *,
-        size_bytes: int | None = None,
+        announced: Announced = _NOTHING_ANNOUNCED,
         idempotency: Idempotency | None = None,
         share: ClientShare | None = None,
-        digest: bytes | None = None,
     ) -> Artifact:
         """Store a file that arrives in one stream; creates the thread if there is none.
 
         Args:
-            scope: Whose it is.
-            thread_id: Where it belongs.
+            scope: The subject that has it.
+            thread_id: The thread that it belongs to.
             new: What is said of it.
             body: Its content.
-            size_bytes: How long it will be, if that is known: so much is reserved before it is read, and a longer one
-                is refused.
+            announced: What is known of the content before it is read.
             idempotency: A key whose digest covers everything but the content; the content's is added.
             share: The client-held share of the thread.
-            digest: SHA-256 that the content must have.
 
         Raises:
             BlobsNotConfigured: there is no object store.
             QuotaExceeded: the tenant has not so many bytes left; of a stream of unknown length nothing more is read.
-            BlobTooLarge: it is longer than ``size_bytes``, or than an artifact may be.
+            BlobTooLarge: it is longer than was announced, or than an artifact may be.
             DigestMismatch: the content has another digest; nothing is stored.
             IdempotencyKeyReused: the key was used for another request.
             ThreadArchived: the thread is in the archive tier.
@@ -73,6 +72,7 @@ class WholeUploads:
             BlobUnavailable: the object store does not answer.
         """
         writer = self._rows.ends().writer
+        size_bytes = announced.size_bytes
         check_id(thread_id, "thread id")
 
         async def prepare(sealer: Sealer) -> tuple[UUID, SecretKey, BlobCipher] | None:
@@ -100,7 +100,7 @@ class WholeUploads:
                 on_multipart=lambda multipart_id: self._name_multipart(scope, blob_id, multipart_id),
             )
             found = hashing.digest()
-            compare(found, digest)
+            compare(found, announced.digest)
             pointer = BlobPointer(bytes(blob_key.borrow()), written.size_bytes)
             settlement = Settlement(blob_id, written.object_bytes, pointer)
             return await self._rows.settle_upload(
@@ -154,7 +154,7 @@ class WholeUploads:
                     receipt = await claim(transaction, sealer, idempotency, self._rows.now(), Receipt)
                 if receipt is None:
                     raise Unavailable("the request that used this Idempotency-Key did not end; repeat this one")
-                return await self._rows.one(transaction, scope, sealer, receipt.made_id)
+                return await self._rows.one(transaction, sealer, receipt.made_id)
 
         return await self._access.writing(scope, work, share)
 

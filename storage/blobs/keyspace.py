@@ -11,13 +11,12 @@ first bytes of a UUIDv7 are its time and would send all writes to one partition.
 
 import re
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, Self
+from typing import Final, Protocol, Self
 from uuid import UUID
 
-Place = Literal["blobs", "archive"]
-"""Which bucket an object is in. The names differ, too, so that one bucket may be both."""
+from storage.model import Bucket
 
-PLACES: Final[tuple[Place, ...]] = ("blobs", "archive")
+BUCKETS: Final[tuple[Bucket, ...]] = ("blobs", "archive")
 
 # Of the anchors of all audit chains, of every deployment that shares the bucket.
 ANCHORS_PREFIX = "anchors/v1/"
@@ -43,7 +42,7 @@ class BlobLocation:
 
     tenant_id: UUID
     blob_id: UUID
-    place: Place = "blobs"
+    place: Bucket = "blobs"
 
     def object_key(self) -> str:
         """Return the S3 object key."""
@@ -63,7 +62,7 @@ class BlobLocation:
         return cls(UUID(match[2]), UUID(match[4]), "blobs" if match[1] is None else "archive")
 
 
-def tenant_prefix(tenant_id: UUID, place: Place = "blobs") -> str:
+def tenant_prefix(tenant_id: UUID, place: Bucket = "blobs") -> str:
     """Return the prefix that holds all blobs of a tenant in one place and no others."""
     return f"{'archive/' if place == 'archive' else ''}v1/{tenant_id.hex}/"
 

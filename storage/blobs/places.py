@@ -1,7 +1,7 @@
 """Which object store a place is. Owns the mapping and nothing else: the life of the stores is the caller's."""
 
-from storage.blobs.keyspace import Place
 from storage.blobs.store import BlobStore
+from storage.model import Bucket
 
 
 class Places:
@@ -20,12 +20,12 @@ class Places:
         self.blobs = blobs
         self.archive = archive
 
-    def of(self, place: Place) -> BlobStore | None:
+    def of(self, place: Bucket) -> BlobStore | None:
         """The object store of a place, or None."""
         return self.archive if place == "archive" else self.blobs
 
     @property
-    def in_use(self) -> tuple[tuple[Place, BlobStore], ...]:
+    def in_use(self) -> tuple[tuple[Bucket, BlobStore], ...]:
         """The places that have an object store, with it."""
-        every: tuple[tuple[Place, BlobStore | None], ...] = (("blobs", self.blobs), ("archive", self.archive))
+        every: tuple[tuple[Bucket, BlobStore | None], ...] = (("blobs", self.blobs), ("archive", self.archive))
         return tuple((place, store) for place, store in every if store is not None)

@@ -112,7 +112,7 @@ async def read(
             raise CheckpointNotFound
         line = _Line(snapshot.rows, sealer, counted.target, wanted)
         together, reader = await _read(snapshot, line, counted, wanted)
-        blobs = await access.offload.find(snapshot.transaction, scope, sealer, reader)
+        blobs = await access.offload.find(snapshot.transaction, sealer, reader)
     await Fetching(sealer, reader, blobs).fill(access.offload, scope)
     return await together()
 

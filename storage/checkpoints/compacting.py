@@ -178,7 +178,7 @@ class Compacting:
             if kept == count and not compaction.summary:
                 return _Base(base, sequence, None, count)
             parts = await _read_newest(snapshot.rows, reader, held, base.ids, kept)
-            blobs = await self._access.offload.find(transaction, scope, sealer, reader)
+            blobs = await self._access.offload.find(transaction, sealer, reader)
         await self._access.offload.fill(scope, sealer, reader, blobs)
         return _Base(base, sequence, _newest(parts, reader, kept), count)
 

@@ -177,7 +177,7 @@ async def _rest(
     try:
         async with access.unit_of_work.snapshot(scope) as transaction:
             await read_pieces(HotRows(transaction, wanted.load.thread_id), reader, below)
-            return await access.offload.find(transaction, scope, sealer, reader)
+            return await access.offload.find(transaction, sealer, reader)
     except IntegrityFailure:
         return None
 
@@ -212,6 +212,6 @@ async def load_in(open_snapshot: OpenSnapshot, access: Access, scope: Scope, sea
         reader = answering(sealer, refs=load.refs)
         await read_pieces(snapshot.rows, reader, reader.add(found.pieces))
         written = await head.opened_writes(opened, found)
-        blobs = await access.offload.find(transaction, scope, sealer, reader)
+        blobs = await access.offload.find(transaction, sealer, reader)
     await access.offload.fill(scope, sealer, reader, blobs)
     return await head.loaded(scope, opened, reader, written)

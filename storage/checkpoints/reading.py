@@ -332,7 +332,6 @@ async def filled(
 
 async def with_state(
     snapshot: Snapshot | SubjectSnapshot,
-    scope: Scope,
     offload: Offload,
     sealers: ThreadSealers,
     found: Page[Match],
@@ -345,7 +344,7 @@ async def with_state(
 
     async def fetching() -> list[Fetching]:
         return [
-            Fetching(sealer, reader, await offload.find(snapshot.transaction, scope, sealer, reader))
+            Fetching(sealer, reader, await offload.find(snapshot.transaction, sealer, reader))
             for thread_id, reader in readers.items()
             if (sealer := sealers.of(thread_id)) is not None
         ]

@@ -68,7 +68,6 @@ class Repeat:
     async def read(
         cls,
         transaction: Transaction,
-        scope: Scope,
         sealer: Sealer,
         offload: Offload,
         stored: OpenedCheckpoint,
@@ -79,7 +78,6 @@ class Repeat:
 
         Args:
             transaction: Holds the thread's lock.
-            scope: Whose.
             sealer: The thread's.
             offload: Finds the pieces that are in the object store.
             stored: The checkpoint.
@@ -97,7 +95,7 @@ class Repeat:
         before = {*stored.ids}
         ids = [each for each in wanted if each in before or each not in brought]
         await read_pieces(HotRows(transaction, stored.columns.thread_id), reader, ids)
-        return cls(stored, manifest, cutter, reader, await offload.find(transaction, scope, sealer, reader))
+        return cls(stored, manifest, cutter, reader, await offload.find(transaction, sealer, reader))
 
     async def compare(self, scope: Scope, sealer: Sealer, offload: Offload) -> bytes:
         """Compare the values; returns the stored checkpoint's member, which names what was compared.

@@ -564,10 +564,10 @@ class _Attempt:
         reader = PieceReader(sealer, refs=True)
         channels = await self._channels(transaction, reader, base, base)
         named = [each for some in self.draft.named.values() for each in some]
-        await access.offload.name_artifacts(transaction, scope, save.thread_id, named)
+        await access.offload.name_artifacts(transaction, save.thread_id, named)
         composed = self._compose(ground, channels, base, parent_id, lambda columns: _early(sealer, columns, row))
         fresh = [piece for piece in cutter.pieces.values() if piece.piece_id not in present]
-        blobs = await access.offload.place(transaction, scope, sealer, save.thread_id, fresh, uploads)
+        blobs = await access.offload.place(transaction, sealer, save.thread_id, fresh, uploads)
         blob_ids = [blobs.get(piece.piece_id) for piece in fresh]
         columns, tagging = composed.columns, self.draft.tagging
         statement = sql.WRITE if tagging is None else sql.WRITE_TAGGED
@@ -617,7 +617,7 @@ class _Attempt:
             CheckpointExists: it is another one.
             CutOtherwiseError: it may be.
         """
-        scope, sealer, save, cutter = self.scope, self.sealer, self.save, self.draft.cutter
+        sealer, save, cutter = self.sealer, self.save, self.draft.cutter
         rows = HotRows(transaction, save.thread_id)
         stored = await one(rows, sealer, save.namespace, save.checkpoint_id)
         await self._check_newest(transaction)
@@ -653,7 +653,7 @@ class _Attempt:
                 raise CheckpointExists
             if same != stored.member:
                 offload = self.access.offload
-                repeat = await Repeat.read(transaction, scope, sealer, offload, stored, manifest, cutter)
+                repeat = await Repeat.read(transaction, sealer, offload, stored, manifest, cutter)
                 raise CutOtherwiseError(repeat)
         macs = sealer.without_share
         seen = ThreadToken.of(macs, stored.columns.namespace, ground.head_id, ground.head)

@@ -57,9 +57,7 @@ class _Putting(Storing[PieceReceipt]):
                 raise ThreadArchived(self._thread_id)
             if not row.present:
                 self._access.row_quotas.require_room(scope)
-                blobs = await self._access.offload.place(
-                    transaction, scope, sealer, self._thread_id, [piece], self._uploads
-                )
+                blobs = await self._access.offload.place(transaction, sealer, self._thread_id, [piece], self._uploads)
                 blob_id = blobs.get(piece.piece_id)
                 await transaction.run(
                     sql.PUT,
@@ -121,7 +119,7 @@ class Pieces:
                 reader.add(await snapshot.rows.pieces([piece_id]))
                 if reader.missing([piece_id]) or reader.look_up(piece_id).kind != LEAF:
                     raise PieceNotFound
-                blobs = await self._access.offload.find(snapshot.transaction, scope, sealer, reader)
+                blobs = await self._access.offload.find(snapshot.transaction, sealer, reader)
             await self._access.offload.fill(scope, sealer, reader, blobs)
             return reader.look_up(piece_id).data or b""
 

@@ -148,7 +148,7 @@ class Checkpoints:
             async def of_subject(sealer: Sealer) -> Page[Checkpoint]:
                 async with self._access.unit_of_work.snapshot(scope) as transaction:
                     await self._access.check_keys_in(transaction, scope, sealer)
-                    page, fetching = await self._page(SubjectSnapshot(transaction), scope, sealer, query, None)
+                    page, fetching = await self._page(SubjectSnapshot(transaction), sealer, query, None)
                 return await self._shown(scope, query, page, fetching)
 
             try:
@@ -162,7 +162,7 @@ class Checkpoints:
                 if query.known_token is not None:
                     await check_token(snapshot.transaction, sealer, thread_id, query.known_token)
                 thread = await admit_reader(snapshot, sealer)
-                page, fetching = await self._page(snapshot, scope, sealer, query, thread)
+                page, fetching = await self._page(snapshot, sealer, query, thread)
             return await self._shown(scope, query, page, fetching)
 
         try:
@@ -173,7 +173,6 @@ class Checkpoints:
     async def _page(
         self,
         snapshot: Snapshot | SubjectSnapshot,
-        scope: Scope,
         sealer: Sealer,
         query: HistoryQuery,
         thread: ThreadSeal | None,
@@ -184,7 +183,7 @@ class Checkpoints:
         page = Page([Unjoined(each, [], None) for each in found.items], found.after)
         fetching: list[Fetching] = []
         if query.with_state:
-            page, fetching = await with_state(snapshot, scope, self._access.offload, sealers, found, refs=query.refs)
+            page, fetching = await with_state(snapshot, self._access.offload, sealers, found, refs=query.refs)
         if isinstance(snapshot, Snapshot):
             opened = [each for each in found.items if isinstance(each, OpenedCheckpoint)]
             page = await _compared(snapshot, sealer, thread, query, page, opened)
@@ -296,7 +295,7 @@ class Checkpoints:
                 opened = await open_writes(sealer, written)
                 reader = answering(sealer, refs=query.refs)
                 await read_pieces(rows, reader, ids_of(opened))
-                blobs = await self._access.offload.find(snapshot.transaction, scope, sealer, reader)
+                blobs = await self._access.offload.find(snapshot.transaction, sealer, reader)
             await self._access.offload.fill(scope, sealer, reader, blobs)
             return await values_of(opened, reader)
 

@@ -277,7 +277,7 @@ class _Attempt:
             if fresh:
                 access.row_quotas.require_room(scope)
                 pointers = [pointer for each in fresh for pointer in self.draft.named[each.columns.idx]]
-                await access.offload.name_artifacts(transaction, scope, new.thread_id, pointers)
+                await access.offload.name_artifacts(transaction, new.thread_id, pointers)
                 stored = await self._stored(transaction, uploads)
                 await self._write(transaction, after, fresh, stored, row, is_new=row.thread_seal == own_seal)
         token = None
@@ -330,7 +330,7 @@ class _Attempt:
             PieceUnknown: the thread does not have a piece that a placeholder names.
             UploadNeeded: upload these pieces first.
         """
-        scope, sealer, cutter, offload = self.scope, self.sealer, self.draft.cutter, self.access.offload
+        sealer, cutter, offload = self.sealer, self.draft.cutter, self.access.offload
         pieces = list(cutter.pieces.values())
         asked = [each.piece_id for each in pieces if offload.is_large(each)] + [*cutter.referenced]
         if asked:
@@ -341,7 +341,7 @@ class _Attempt:
             if not cutter.referenced.keys() <= present:
                 raise PieceUnknown
             pieces = [each for each in pieces if each.piece_id not in present]
-        blobs = await offload.place(transaction, scope, sealer, self.new.thread_id, pieces, uploads)
+        blobs = await offload.place(transaction, sealer, self.new.thread_id, pieces, uploads)
         return [(each, blobs.get(each.piece_id)) for each in pieces]
 
     async def _write(

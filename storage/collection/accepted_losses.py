@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from storage.access.head_anchors import ENTRY_BYTES, AnchoredHeads, HeadAnchors
 from storage.clock import Clock
 from storage.control.key import Row
-from storage.control.rows import ControlRows, Proof, proof_of
+from storage.control.rows import ControlRows, Proof
 from storage.format.audit import OPERATOR_CHAIN
 from storage.postgres import accepted_losses as sql
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
@@ -74,22 +74,24 @@ class AcceptedLosses:
             for at in range(0, len(parts), _ENTRIES_A_ROW):
                 loss_id, lost = uuid4(), b"".join(parts[at : at + _ENTRIES_A_ROW])
                 proof = self._control.proof(_row(tenant_id, loss_id, lost))
-                await transaction.execute(sql.ADD, tenant_id, loss_id, lost, now, *proof)
+                await transaction.run(
+                    sql.ADD, owner=tenant_id, loss_id=loss_id, lost=lost, accepted_at=now, **proof._asdict()
+                )
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
-        """Every record of a tenant's losses, as it is proved: for whoever checks all of them."""
-        for row in await transaction.fetch(sql.LOSSES, tenant_id):
-            yield _row(tenant_id, row["loss_id"], row["lost"]), proof_of(row)
+        """Every record of a tenant's losses, with its proof, for a check of all of them."""
+        for row in await transaction.fetch_all(sql.LOSSES, owner=tenant_id):
+            yield _row(tenant_id, row.loss_id, row.lost), Proof(row.mac, row.mac_format)
 
     async def _lost(self, scope: TenantScope | OperatorScope, tenant_id: UUID, size: int) -> list[bytes]:
         """What was put on record. A row that no gateway wrote excuses nothing: what it names is found as missing."""
         await self._control.ready()
         found: list[bytes] = []
         async with self._unit_of_work.snapshot(scope) as transaction:
-            for row in await transaction.fetch(sql.LOSSES, tenant_id):
-                lost = row["lost"]
-                if self._control.is_authentic(_row(tenant_id, row["loss_id"], lost), proof_of(row)):
-                    found += (lost[at : at + size] for at in range(0, len(lost), size))
+            for row in await transaction.fetch_all(sql.LOSSES, owner=tenant_id):
+                proved = _row(tenant_id, row.loss_id, row.lost)
+                if self._control.is_authentic(proved, Proof(row.mac, row.mac_format)):
+                    found += (row.lost[at : at + size] for at in range(0, len(row.lost), size))
         return found
 
 

@@ -7,17 +7,20 @@ next.
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Generic, Literal, TypeVar
 from uuid import UUID
 
 from crypto import KeyDestroyed, Sealer
 from storage.access.access import Access
 from storage.artifacts.rows import check_row
 from storage.errors import IntegrityFailure
-from storage.ledger.ledger import ArtifactRow, check_blob, check_intent
+from storage.ledger.ledger import check_blob, check_intent
 from storage.postgres import artifacts as artifacts_sql
 from storage.postgres import blobs as sql
+from storage.postgres.statement import Statement
 from storage.scope import Scope
+
+R = TypeVar("R")
 
 _PAGE = 100
 _NIL = UUID(int=0)
@@ -34,17 +37,17 @@ class BlobDamage:
     thread_id: str | None = None
 
 
-def _check_artifact(sealer: Sealer, row: Any) -> None:
-    check_row(sealer, ArtifactRow(**dict(row)))
-
-
 @dataclass(frozen=True, slots=True)
-class _Table:
-    code: Code
-    column: str
-    check: Callable[[Sealer, Any], None]
+class _Table(Generic[R]):
+    """Rows of one kind: how a page of a subject's is read, and how one is checked."""
 
-    def damage(self, sealer: Sealer, rows: Iterable[Any]) -> Iterable[BlobDamage]:
+    code: Code
+    page: Statement[R]
+    check: Callable[[Sealer, R], None]
+    id_of: Callable[[R], UUID]
+    thread_of: Callable[[R], str | None] = lambda _row: None
+
+    def damage(self, sealer: Sealer, rows: Iterable[R]) -> Iterable[BlobDamage]:
         """The damage among these rows."""
         for row in rows:
             try:
@@ -55,13 +58,25 @@ class _Table:
                 detail = "sealed under a key that does not exist any more"
             else:
                 continue
-            thread_id = row["thread_id"] if self.code == "artifact" else None
-            yield BlobDamage(self.code, f"{self.code} {row[self.column]}: {detail}", thread_id)
+            yield BlobDamage(self.code, f"{self.code} {self.id_of(row)}: {detail}", self.thread_of(row))
+
+    async def damage_of(self, access: Access, scope: Scope, sealer: Sealer) -> AsyncGenerator[BlobDamage, None]:
+        """The damage among a subject's rows."""
+        after = _NIL
+        while True:
+            async with access.unit_of_work.snapshot(scope) as transaction:
+                await access.check_keys_in(transaction, scope, sealer)
+                rows = await transaction.fetch_all(self.page, after=after, limit=_PAGE)
+            for each in self.damage(sealer, rows):
+                yield each
+            if len(rows) < _PAGE:
+                return
+            after = self.id_of(rows[-1])
 
 
-_BLOBS = _Table("blob", "blob_id", check_blob)
-_UPLOADS = _Table("upload", "blob_id", check_intent)
-_ARTIFACTS = _Table("artifact", "artifact_id", _check_artifact)
+_BLOBS = _Table("blob", sql.LIVE_POINTERS_AFTER, check_blob, lambda row: row.blob_id)
+_UPLOADS = _Table("upload", sql.OPEN_INTENTS_AFTER, check_intent, lambda row: row.blob_id)
+_ARTIFACTS = _Table("artifact", artifacts_sql.AFTER, check_row, lambda row: row.artifact_id, lambda row: row.thread_id)
 
 
 async def damage_of_subject(access: Access, scope: Scope, sealer: Sealer) -> AsyncGenerator[BlobDamage, None]:
@@ -70,21 +85,9 @@ async def damage_of_subject(access: Access, scope: Scope, sealer: Sealer) -> Asy
     Raises:
         KeyDestroyed: the subject was shredded, or its key rotated: begin again.
     """
-    for table, statement in (
-        (_BLOBS, sql.LIVE_POINTERS_AFTER),
-        (_UPLOADS, sql.OPEN_INTENTS_AFTER),
-        (_ARTIFACTS, artifacts_sql.AFTER),
-    ):
-        after = _NIL
-        while True:
-            async with access.unit_of_work.snapshot(scope) as transaction:
-                await access.check_keys_in(transaction, scope, sealer)
-                rows = await transaction.fetch(statement, scope.tenant_id, scope.subject_id, after, _PAGE)
-            for each in table.damage(sealer, rows):
-                yield each
-            if len(rows) < _PAGE:
-                break
-            after = rows[-1][table.column]
+    for found in (each.damage_of(access, scope, sealer) for each in (_BLOBS, _UPLOADS, _ARTIFACTS)):
+        async for damage in found:
+            yield damage
 
 
 async def damage_of_thread(
@@ -95,16 +98,17 @@ async def damage_of_thread(
     Raises:
         KeyDestroyed: as `damage_of_subject`.
     """
-    place = (scope.tenant_id, scope.subject_id)
     after = None
     while True:
         async with access.unit_of_work.snapshot(scope) as transaction:
             await access.check_keys_in(transaction, scope, sealer)
-            rows = await transaction.fetch(artifacts_sql.LIST, *place, thread_id, None, after, _PAGE)
-            named = {row["blob_id"] for row in rows}
-            pointers = await transaction.fetch(sql.POINTERS, *place, list(named)) if named else []
+            rows = await transaction.fetch_all(
+                artifacts_sql.LIST, thread_id=thread_id, name_digest=None, after=after, limit=_PAGE
+            )
+            named = {row.blob_id for row in rows}
+            pointers = await transaction.fetch_all(sql.POINTERS, blob_ids=list(named)) if named else []
         for each in (*_ARTIFACTS.damage(sealer, rows), *_BLOBS.damage(sealer, pointers)):
             yield each
         if len(rows) < _PAGE:
             return
-        after = rows[-1]["artifact_id"]
+        after = rows[-1].artifact_id

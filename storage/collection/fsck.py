@@ -18,19 +18,22 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
-from storage.blobs.keyspace import PLACES, BlobLocation, Place, tenant_prefix
+from storage.blobs.keyspace import BUCKETS, BlobLocation, tenant_prefix
 from storage.blobs.places import Places
 from storage.blobs.store import BlobNotFound, BlobStore, ObjectInfo
 from storage.clock import Clock
 from storage.control.clock_check import ClockCheck
 from storage.errors import BlobsNotConfigured, LostRaceError
 from storage.ledger.ledger import BlobLedger
+from storage.model import Bucket
 from storage.postgres import artifacts as artifacts_sql
 from storage.postgres import blobs as sql
 from storage.postgres import threads as threads_sql
+from storage.postgres.blobs import NamedId
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import SHARED_SUBJECT, OperatorScope, Scope, TenantScope
 
@@ -140,11 +143,10 @@ class Fsck:
         after = _NIL
         while True:
             async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-                rows = await transaction.fetch(sql.TENANTS_AFTER, after, _PAGE)
-            for row in rows:
-                after = row["tenant_id"]
+                tenants = await transaction.fetch_all(sql.TENANTS_AFTER, after=after, limit=_PAGE)
+            for after in tenants:
                 yield after
-            if len(rows) < _PAGE:
+            if len(tenants) < _PAGE:
                 return
 
     async def run(
@@ -177,9 +179,9 @@ class Fsck:
                 await check.names(Scope(tenant_id, subject_id))
         check.report.stage = "objects"
         async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
-            before = await transaction.fetchval(sql.SO_LONG_AGO, self._grace_seconds)
+            before = await transaction.fetch_only(sql.SO_LONG_AGO, seconds=self._grace_seconds)
         for place, store in self._places.in_use:
-            later = PLACES[PLACES.index(place) + 1 :]
+            later = BUCKETS[BUCKETS.index(place) + 1 :]
             if any(after.startswith(tenant_prefix(tenant_id, other)) for other in later):
                 continue  # this place was listed to its end before
             await check.objects(place, store, before, after)
@@ -216,11 +218,10 @@ class _Check:
         after = ""
         while True:
             async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
-                rows = await transaction.fetch(sql.SUBJECTS_AFTER, self._tenant_id, after, _PAGE)
-            for row in rows:
-                after = row["subject_id"]
+                subjects = await transaction.fetch_all(sql.SUBJECTS_AFTER, after=after, limit=_PAGE)
+            for after in subjects:
                 yield after
-            if len(rows) < _PAGE:
+            if len(subjects) < _PAGE:
                 return
 
     def _found(
@@ -242,16 +243,16 @@ class _Check:
         after = _NIL
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(sql.LIVE_AFTER, scope.tenant_id, scope.subject_id, after, _PAGE)
+                rows = await transaction.fetch_all(sql.LIVE_AFTER, after=after, limit=_PAGE)
             async with asyncio.TaskGroup() as group:
                 for row in rows:
-                    location = BlobLocation(scope.tenant_id, row["blob_id"], row["place"])
-                    group.create_task(self._blob(scope, location, row["size_bytes"]))
+                    location = BlobLocation(scope.tenant_id, row.blob_id, row.place)
+                    group.create_task(self._blob(scope, location, row.size_bytes))
             self.report.blobs += len(rows)
             await self._progress(self.report)
             if len(rows) < _PAGE:
                 return
-            after = rows[-1]["blob_id"]
+            after = rows[-1].blob_id
 
     async def _blob(self, scope: Scope, location: BlobLocation, size_bytes: int) -> None:
         store = self._places.of(location.place)
@@ -265,7 +266,7 @@ class _Check:
         if found == size_bytes:
             return
         async with self._unit_of_work.snapshot(scope) as transaction:
-            live = await transaction.fetchval(sql.IS_LIVE, scope.tenant_id, scope.subject_id, location.blob_id)
+            live = await transaction.fetch_one(sql.IS_LIVE, blob_id=location.blob_id)
         if live is not None:  # else it was condemned and removed meanwhile
             what = "is missing" if found is None else f"has {found} bytes"
             detail = f"the object {what}, and should have {size_bytes} bytes"
@@ -275,40 +276,37 @@ class _Check:
 
     async def names(self, scope: Scope) -> None:
         """What rows name is there and referred to, and nothing else is."""
-        place = (scope.tenant_id, scope.subject_id)
         after = ""
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(sql.THREADS_NAMING, *place, after, _PAGE)
-            for row in rows:
-                after = row["thread_id"]
+                threads = await transaction.fetch_all(sql.THREADS_NAMING, after=after, limit=_PAGE)
+            for after in threads:
                 await self._thread(scope, after)
-            self.report.threads += len(rows)
+            self.report.threads += len(threads)
             await self._progress(self.report)
-            if len(rows) < _PAGE:
+            if len(threads) < _PAGE:
                 break
-        artifact = _NIL
+        artifact_id = _NIL
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(artifacts_sql.DANGLING, *place, artifact, _PAGE)
+                rows = await transaction.fetch_all(artifacts_sql.DANGLING, after=artifact_id, limit=_PAGE)
             for row in rows:
-                artifact = row["artifact_id"]
-                detail = f"its blob {row['blob_id']} has no live row"
-                self._found("dangling", artifact, detail, subject_id=scope.subject_id)
+                artifact_id = row.artifact_id
+                detail = f"its blob {row.blob_id} has no live row"
+                self._found("dangling", artifact_id, detail, subject_id=scope.subject_id)
             if len(rows) < _PAGE:
                 return
 
     async def _thread(self, scope: Scope, thread_id: str) -> None:
-        place = (scope.tenant_id, scope.subject_id, thread_id)
         after = _NIL
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(sql.STANDING_OF_NAMES, *place, after, _PAGE)
+                rows = await transaction.fetch_all(sql.NAMES_AT_FAULT, thread_id=thread_id, after=after, limit=_PAGE)
             if not rows:
                 return
-            standing = [(row["id"], *_judged(row)) for row in rows]
-            mended = self._repair and await self._mend(scope, thread_id, standing)
-            for each, fault, detail in standing:
+            faults = [(row.id, *_judged(row)) for row in rows]
+            mended = self._repair and await self._mend(scope, thread_id, faults)
+            for each, fault, detail in faults:
                 self._found(
                     fault,
                     each,
@@ -317,26 +315,26 @@ class _Check:
                     thread_id=thread_id,
                     mended=mended and fault != "dangling",
                 )
-            after = rows[-1]["id"]
+            after = rows[-1].id
             if len(rows) < _PAGE:
                 return
 
-    async def _mend(self, scope: Scope, thread_id: str, standing: list[tuple[UUID, Fault, str]]) -> bool:
+    async def _mend(self, scope: Scope, thread_id: str, faults: list[tuple[UUID, Fault, str]]) -> bool:
         """Add the references that are missing and drop those that nothing names, under the thread's lock."""
-        missing = {each for each, fault, _ in standing if fault == "unreferred"}
+        missing = {each for each, fault, _ in faults if fault == "unreferred"}
         try:
             async with self._unit_of_work.begin(scope) as transaction:
                 await transaction.fetch_one(threads_sql.LOCK, thread_id=thread_id)
-                strangers = await self._ledger.refer_artifacts(transaction, scope, thread_id, missing)
-                await self._ledger.refer(transaction, scope, thread_id, strangers)
-                await self._ledger.keep(transaction, scope, thread_id)
+                strangers = await self._ledger.refer_artifacts(transaction, thread_id, missing)
+                await self._ledger.refer(transaction, thread_id, strangers)
+                await self._ledger.keep(transaction, thread_id)
         except LostRaceError:  # somebody is at it; the next check will tell
             return False
         return True
 
     # --- objects ---------------------------------------------------------------------------------------------------
 
-    async def objects(self, place: Place, store: BlobStore, before: datetime, after: str) -> None:
+    async def objects(self, place: Bucket, store: BlobStore, before: datetime, after: str) -> None:
         """Every object, and every upload in parts, that is in a place and older than ``before`` has a row there."""
         prefix = tenant_prefix(self._tenant_id, place)
         self.report.position = after
@@ -365,7 +363,7 @@ class _Check:
                     await store.abort_multipart(location, multipart_id)
                 self._found("stray-upload", location.blob_id, "no intent knows this upload", mended=self._repair)
 
-    async def _page(self, place: Place, store: BlobStore, page: list[ObjectInfo], before: datetime) -> None:
+    async def _page(self, place: Bucket, store: BlobStore, page: list[ObjectInfo], before: datetime) -> None:
         found: dict[UUID, ObjectInfo] = {}
         for each in page:
             try:
@@ -383,40 +381,40 @@ class _Check:
             mended = self._repair and await self._register(place, blob_id, size_bytes)
             self._found("orphan", blob_id, f"no row knows this object of {size_bytes} bytes", mended=mended)
 
-    async def _without_row(self, place: Place, blob_ids: set[UUID], statement: str = sql.KNOWN_OBJECTS) -> set[UUID]:
+    async def _without_row(
+        self, place: Bucket, blob_ids: set[UUID], statement: Statement[UUID] = sql.KNOWN_OBJECTS
+    ) -> set[UUID]:
         if not blob_ids:
             return set()
         async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
-            rows = await transaction.fetch(statement, self._tenant_id, list(blob_ids), place)
-        return blob_ids - {row["blob_id"] for row in rows}
+            known = await transaction.fetch_all(statement, blob_ids=list(blob_ids), place=place)
+        return blob_ids - {*known}
 
-    async def _register(self, place: Place, blob_id: UUID, size_bytes: int) -> bool:
+    async def _register(self, place: Bucket, blob_id: UUID, size_bytes: int) -> bool:
         scope = Scope(self._tenant_id, SHARED_SUBJECT)
         async with self._unit_of_work.begin(scope) as transaction:
-            added = await transaction.fetchval(
-                sql.ADD_ORPHAN, scope.tenant_id, scope.subject_id, blob_id, size_bytes, place
-            )
+            added = await transaction.fetch_one(sql.ADD_ORPHAN, blob_id=blob_id, size_bytes=size_bytes, place=place)
             if added is not None:
-                await transaction.execute(sql.COUNT_BYTES, scope.tenant_id, size_bytes)
+                await transaction.run(sql.COUNT_BYTES, amount=size_bytes)
         return added is not None
 
     # --- quota -----------------------------------------------------------------------------------------------------
 
     async def quota(self) -> None:
         """What counts for the quota is what there is."""
-        place = TenantScope(self._tenant_id)
-        async with self._unit_of_work.snapshot(place) as transaction:
-            usage = await transaction.fetchrow(sql.USAGE, self._tenant_id)
-            counted = await transaction.fetchval(sql.COUNTED, self._tenant_id)
-        counts = 0 if usage is None else usage["bytes"]
+        scope = TenantScope(self._tenant_id)
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            usage = await transaction.fetch_one(sql.USAGE, owner=self._tenant_id)
+            counted = await transaction.fetch_only(sql.COUNTED)
+        counts = 0 if usage is None else usage.bytes
         if counts == counted:
             return
         if self._repair:
-            async with self._unit_of_work.begin(place) as transaction:
+            async with self._unit_of_work.begin(scope) as transaction:
                 # Every change of a size ends with this row, so that under its lock the next statement sees all of
                 # what was counted, and nothing that was not.
-                await transaction.execute(sql.COUNT_BYTES, self._tenant_id, 0)
-                await transaction.execute(sql.RECOUNT, self._tenant_id)
+                await transaction.run(sql.COUNT_BYTES, amount=0)
+                await transaction.run(sql.RECOUNT)
         self._found("miscounted", self._tenant_id, f"{counts} bytes count, {counted} are kept", mended=self._repair)
 
 
@@ -427,12 +425,12 @@ async def _size(store: BlobStore, location: BlobLocation) -> int | None:
         return None
 
 
-def _judged(row: Any) -> tuple[Fault, str]:
-    """What is wrong with an id that `STANDING_OF_NAMES` returned."""
-    if not row["named"]:
+def _judged(row: NamedId) -> tuple[Fault, str]:
+    """What is wrong with an id of a thread."""
+    if not row.named:
         return "superfluous", "referred to, but no row names it"
-    if row["blob_state"] == "live" or (row["artifact"] and not row["artifact_ref"]):
+    if row.blob_state == "live" or (row.artifact and not row.artifact_ref):
         return "unreferred", "named, but the reference is missing"
-    if row["blob_state"] == "condemned":
+    if row.blob_state == "condemned":
         return "dangling", "named, but the blob was condemned"
     return "dangling", "named, but there is no row of it"

@@ -17,22 +17,26 @@ depend on it. It does not find objects that no row knows; `storage.collection.fs
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, fields
-from datetime import datetime
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from storage.blobs.keyspace import BlobLocation, Place, tenant_prefix
+from msgspec import structs
+
+from storage.administration.rounds import Rounds, Tally, given_back
+from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.places import Places
 from storage.blobs.store import BlobStore, BlobUnavailable
 from storage.clock import Clock, SystemClock
-from storage.concurrency.rounds import telling
 from storage.control.clock_check import ClockCheck
-from storage.errors import StorageError
 from storage.ledger.ledger import INTENT_TOMBSTONE_SECONDS
+from storage.model import Bucket
 from storage.postgres import blobs as sql
+from storage.postgres.blobs import SweepClaim, SweptIntent
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
 
@@ -46,12 +50,8 @@ SWEEP_SECONDS = 60.0
 WALK_SECONDS = 1800.0
 # A tenant that has nothing in the object store, nor anything under way.
 EMPTY_SWEEP_SECONDS = 600.0
-# How often a process looks for tenants whose time has come.
-POLL_SECONDS = 15.0
 # A dead process's tenant is swept by another one after so long; renewed with every batch.
 LEASE_SECONDS = 60.0
-# What a process that stops takes at most to let another one go on.
-GIVE_BACK_SECONDS_MAX = 5.0
 # Rows of one batch: locks on them are held for a few milliseconds.
 BATCH_ROWS = 100
 WALK_ROWS = 1000
@@ -61,27 +61,26 @@ REMOVALS_AT_ONCE = 8
 FAILURES_MAX = 8
 # Of intents: `open`, `swept`. Of blobs: `live` and referred to, `unreferenced`, `condemned`.
 STATES = ("open", "swept", "live", "unreferenced", "condemned")
-_TENANTS_MAX = 50
 _SUBJECTS_PAGE = 100
 _NIL = UUID(int=0)
 _SECONDS_PER_DAY = 86_400.0
 
 
 @dataclass(slots=True)
-class Swept:
+class Swept(Tally):
     """What a sweep did.
 
     Attributes:
-        tenants: That were swept.
-        expired: Intents that were given up.
-        removed: Objects of swept intents that were removed for the first time.
-        tombstones: That ended.
-        marked: Blobs found to be unreferenced by a walk.
-        strays: Uploads in parts that no intent knew, aborted by a walk.
-        condemned: Blobs that never come back.
-        deleted: Blobs whose object and row are gone.
-        freed_bytes: That count for the quota no more.
-        failed: Removals the object store refused; they are tried again.
+        tenants: The number of tenants that were swept.
+        expired: The number of intents that were given up.
+        removed: The number of objects of swept intents that were removed for the first time.
+        tombstones: The number of tombstones that ended.
+        marked: The number of blobs that a walk found to be unreferenced.
+        strays: The number of uploads in parts that no intent knew and a walk aborted.
+        condemned: The number of blobs that will never come back.
+        deleted: The number of blobs whose object and row are gone.
+        freed_bytes: The bytes that no longer count for the quota.
+        failed: The number of removals that the object store refused; they are tried again.
     """
 
     tenants: int = 0
@@ -95,23 +94,18 @@ class Swept:
     freed_bytes: int = 0
     failed: int = 0
 
-    def add(self, other: "Swept") -> None:
-        """Count what another sweep did, too."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-
 
 @dataclass(frozen=True, slots=True)
 class Census:
     """What a deployment keeps in the object store, and whether its sweeps keep up; of no tenant in particular.
 
     Attributes:
-        used_bytes: What counts for the tenants' quotas now.
-        blobs: How many there are of each of `STATES`, as each tenant's last walk found it.
-        bytes: Their sizes; of uploads, what is reserved.
-        age_seconds: Since the last whole sweep of the tenant that waits longest for one.
-        due_seconds: How long the oldest thing that should be gone has been due, as the last sweeps left it; 0: none.
-        tried: A tenant is taken again and again, and none of its sweeps comes to an end.
+        used_bytes: The bytes that count for the tenants' quotas now.
+        blobs: The number of blobs in each of `STATES`, as each tenant's last walk found it.
+        bytes: Their sizes; of uploads, the bytes that are reserved.
+        age_seconds: The time since the last whole sweep of the tenant that waits longest for one.
+        due_seconds: How long the oldest object that should be gone has been due, as the last sweeps left it; 0: none.
+        tried: Whether a tenant is taken again and again, and none of its sweeps comes to an end.
     """
 
     used_bytes: int
@@ -122,7 +116,7 @@ class Census:
     tried: bool
 
 
-class Sweep:
+class Sweep(Rounds[Swept, Census]):
     """Sweeps tenants; several processes may."""
 
     def __init__(
@@ -136,7 +130,7 @@ class Sweep:
         stray_seconds: float = STRAY_SECONDS,
         clock: Clock | None = None,
     ) -> None:
-        self._unit_of_work = unit_of_work
+        super().__init__(unit_of_work, sql.TENANTS_DUE, Swept)
         self._places = places
         self._retention_seconds = backup_retention_days * _SECONDS_PER_DAY
         self._grace_seconds = grace_seconds
@@ -145,28 +139,15 @@ class Sweep:
         self._clock_check = ClockCheck(unit_of_work, clock or SystemClock())
 
     async def run_due(self) -> Swept:
-        """Sweep every tenant whose time has come and that nobody else is at.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
-        done = Swept()
-        if not self._places.in_use:
-            return done
-        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.TENANTS_DUE, _TENANTS_MAX)
-        for row in rows:
-            swept = await self.tenant(row["tenant_id"])
-            if swept is not None:
-                done.add(swept)
-        return done
+        """Sweep every tenant whose time has come; without an object store there is nothing to sweep."""
+        return await super().run_due() if self._places.in_use else Swept()
 
     async def tenant(self, tenant_id: UUID, *, now: bool = False) -> Swept | None:
-        """Sweep a tenant, or return None if its time has not come or somebody else is at it.
+        """Sweep a tenant; None if its time has not come or another process is at it.
 
         Args:
-            tenant_id: Which.
-            now: Whatever the time and whoever else is at it, and walk over all of its blobs.
+            tenant_id: The tenant.
+            now: Sweep at any time, even beside another process, and walk over all of its blobs.
 
         Raises:
             Unavailable: the database cannot be reached; what was done is committed.
@@ -175,66 +156,44 @@ class Sweep:
         if not self._places.in_use:
             return None
         await self._clock_check.require()
-        place = TenantScope(tenant_id)
-        async with self._unit_of_work.begin(place) as transaction:
-            claim = await transaction.fetchrow(sql.CLAIM_TENANT, tenant_id, LEASE_SECONDS)
+        scope = TenantScope(tenant_id)
+        async with self._unit_of_work.begin(scope) as transaction:
+            claim = await transaction.fetch_one(sql.CLAIM_TENANT, lease_seconds=LEASE_SECONDS)
         if claim is None and not now:
             return None
         sweep = _TenantSweep(self._unit_of_work, self._places, tenant_id)
-        walks = now or (claim is not None and claim["walk"])
-        try:
+        walks = now or (claim is not None and _walk_is_due(claim))
+        async with given_back(sweep.release) if claim is not None else nullcontext():
             if walks:
                 await sweep.walk(self._stray_seconds)
             await sweep.perform(self._grace_seconds, self._tombstone_seconds, self._retention_seconds)
-        except asyncio.CancelledError:
-            if claim is not None:
-                await sweep.give_back()
-            raise
-        async with self._unit_of_work.begin(place) as transaction:
-            await transaction.execute(
+        async with self._unit_of_work.begin(scope) as transaction:
+            await transaction.run(
                 sql.FINISH_SWEEP,
-                tenant_id,
-                SWEEP_SECONDS,
-                self._grace_seconds,
-                self._tombstone_seconds,
-                self._retention_seconds,
-                walks,
-                EMPTY_SWEEP_SECONDS,
+                sweep_seconds=SWEEP_SECONDS,
+                empty_sweep_seconds=EMPTY_SWEEP_SECONDS,
+                grace_seconds=self._grace_seconds,
+                tombstone_seconds=self._tombstone_seconds,
+                retention_seconds=self._retention_seconds,
+                walked=walks,
             )
         sweep.swept.tenants = 1
         return sweep.swept
 
     async def census(self) -> Census:
-        """Count what there is and what waits, over all tenants, from what their sweeps left on record.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """Count what there is and what waits; as `Rounds.census`."""
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            total = await transaction.fetchrow(sql.CENSUS)
-            rows = await transaction.fetch(sql.CENSUS_BY_STATE)
+            census = await transaction.fetch_only(sql.CENSUS)
+            totals = await transaction.fetch_all(sql.CENSUS_BY_STATE)
         blobs, size = dict.fromkeys(STATES, 0), dict.fromkeys(STATES, 0)
-        for row in rows:
-            blobs[row["state"]], size[row["state"]] = row["blobs"], row["bytes"]
-        return Census(blobs=blobs, bytes=size, **dict(total))
+        for each in totals:
+            blobs[each.state], size[each.state] = each.blobs, each.bytes
+        return Census(blobs=blobs, bytes=size, **structs.asdict(census))
 
-    async def keep_running(
-        self,
-        swept: Callable[[Swept], None],
-        failed: Callable[[Exception], None],
-        counted: Callable[[Census], None],
-    ) -> None:
-        """Sweep what is due, again and again, until cancelled, which is safe at any moment.
 
-        Args:
-            swept: Told what a round did.
-            failed: Told of a round that failed; the next one comes all the same.
-            counted: Told what there is and what waits, after every round, also after one that failed.
-        """
-        while True:
-            await telling(self.run_due, swept, failed)
-            await telling(self.census, counted, failed)
-            await asyncio.sleep(POLL_SECONDS)
+def _walk_is_due(claim: SweepClaim) -> bool:
+    """Compares by the database's clock: the claim was made `LEASE_SECONDS` before its lease ends."""
+    return claim.walk_after is None or claim.walk_after < claim.sweep_after - timedelta(seconds=LEASE_SECONDS)
 
 
 class _OutOfReachError(Exception):
@@ -260,38 +219,33 @@ class _TenantSweep:
 
     async def _renew(self) -> None:
         async with self._unit_of_work.begin(TenantScope(self._tenant_id)) as transaction:
-            await transaction.execute(sql.RENEW_SWEEP, self._tenant_id, LEASE_SECONDS)
+            await transaction.run(sql.RENEW_SWEEP, lease_seconds=LEASE_SECONDS)
 
-    async def give_back(self) -> None:
-        """Let another process go on at once; if that fails, it goes on when the lease has ended."""
-        with suppress(StorageError, TimeoutError):
-            async with (
-                asyncio.timeout(GIVE_BACK_SECONDS_MAX),
-                self._unit_of_work.begin(TenantScope(self._tenant_id)) as transaction,
-            ):
-                await transaction.execute(sql.RENEW_SWEEP, self._tenant_id, 0.0)
+    async def release(self) -> None:
+        """Let another process go on at once."""
+        async with self._unit_of_work.begin(TenantScope(self._tenant_id)) as transaction:
+            await transaction.run(sql.RENEW_SWEEP, lease_seconds=0.0)
 
-    async def _subjects(self, statement: str, *args: object) -> list[str]:
+    async def _subjects(self, statement: Statement[str], **values: object) -> list[str]:
         async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
-            rows = await transaction.fetch(statement, self._tenant_id, *args, _SUBJECTS_PAGE)
-        return [row["subject_id"] for row in rows]
+            return await transaction.fetch_all(statement, **values, limit=_SUBJECTS_PAGE)
 
     # --- the walk --------------------------------------------------------------------------------------------------
 
     async def walk(self, stray_seconds: float) -> None:
         """Mark live blobs that nobody refers to, and abort uploads that no intent knows and that are so old."""
         async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
-            before = await transaction.fetchval(sql.SO_LONG_AGO, stray_seconds)
+            before = await transaction.fetch_only(sql.SO_LONG_AGO, seconds=stray_seconds)
         for place, store in self._places.in_use:
             await self._abort_strays(place, store, before)
         after = ""
-        while subjects := await self._subjects(sql.SUBJECTS_TO_WALK, after):
+        while subjects := await self._subjects(sql.SUBJECTS_TO_WALK, after=after):
             for after in subjects:
                 await self._walk_subject(Scope(self._tenant_id, after))
         async with self._unit_of_work.begin(TenantScope(self._tenant_id)) as transaction:
-            await transaction.execute(sql.WALKED, self._tenant_id, WALK_SECONDS)
+            await transaction.run(sql.WALKED, walk_seconds=WALK_SECONDS)
 
-    async def _abort_strays(self, place: Place, store: BlobStore, before: datetime) -> None:
+    async def _abort_strays(self, place: Bucket, store: BlobStore, before: datetime) -> None:
         try:
             uploads = await store.list_multiparts(tenant_prefix(self._tenant_id, place))
             strays = []
@@ -304,8 +258,7 @@ class _TenantSweep:
             # After the listing: an intent was committed before its upload began, and goes after it was completed.
             async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
                 wanted = [location.blob_id for location, _ in strays]
-                rows = await transaction.fetch(sql.INTENTS_OF_OBJECTS, self._tenant_id, wanted, place)
-            known = {row["blob_id"] for row in rows}
+                known = await transaction.fetch_all(sql.INTENTS_OF_OBJECTS, blob_ids=wanted, place=place)
             for location, multipart_id in strays:
                 if location.blob_id not in known:
                     await store.abort_multipart(location, multipart_id)
@@ -315,15 +268,13 @@ class _TenantSweep:
 
     async def _walk_subject(self, scope: Scope) -> None:
         after = _NIL
-        place = (scope.tenant_id, scope.subject_id)
         while True:
             async with self._unit_of_work.begin(scope) as transaction:
-                rows = await transaction.fetch(sql.WALK, *place, after, WALK_ROWS)
-                found = [row["blob_id"] for row in rows]
-                self.swept.marked += await transaction.execute(sql.MARK_UNREFERENCED, *place, found)
-            if len(rows) < WALK_ROWS:
+                blob_ids = await transaction.fetch_all(sql.WALK, after=after, limit=WALK_ROWS)
+                self.swept.marked += await transaction.run(sql.MARK_UNREFERENCED, blob_ids=blob_ids)
+            if len(blob_ids) < WALK_ROWS:
                 return
-            after = found[-1]
+            after = blob_ids[-1]
             await self._renew()
 
     # --- the sweep -------------------------------------------------------------------------------------------------
@@ -332,7 +283,9 @@ class _TenantSweep:
         """Do what is due for every subject."""
         after = ""
         try:
-            while subjects := await self._subjects(sql.SUBJECTS_DUE, grace_seconds, retention_seconds, after):
+            while subjects := await self._subjects(
+                sql.SUBJECTS_DUE, grace_seconds=grace_seconds, retention_seconds=retention_seconds, after=after
+            ):
                 for after in subjects:
                     scope = Scope(self._tenant_id, after)
                     await self._expire(scope, tombstone_seconds)
@@ -343,12 +296,12 @@ class _TenantSweep:
             return
 
     async def _expire(self, scope: Scope, tombstone_seconds: float) -> None:
-        place = (scope.tenant_id, scope.subject_id)
         while True:
             async with self._unit_of_work.begin(scope) as transaction:
-                rows = await transaction.fetch(sql.EXPIRE_INTENTS, *place, tombstone_seconds, BATCH_ROWS)
-                expired = [row["blob_id"] for row in rows]
-                await transaction.execute(sql.DELETE_PARTS, *place, expired)
+                expired = await transaction.fetch_all(
+                    sql.EXPIRE_INTENTS, tombstone_seconds=tombstone_seconds, limit=BATCH_ROWS
+                )
+                await transaction.run(sql.DELETE_PARTS, blob_ids=expired)
             self.swept.expired += len(expired)
             if len(expired) < BATCH_ROWS:
                 return
@@ -358,29 +311,28 @@ class _TenantSweep:
         after = _NIL
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(sql.SWEPT_INTENTS, scope.tenant_id, scope.subject_id, after, BATCH_ROWS)
+                rows = await transaction.fetch_all(sql.SWEPT_INTENTS, after=after, limit=BATCH_ROWS)
             for at in range(0, len(rows), REMOVALS_AT_ONCE):
                 some = rows[at : at + REMOVALS_AT_ONCE]
                 await _together(self._remove(scope, row) for row in some)
                 await self._renew()
             if len(rows) < BATCH_ROWS:
                 return
-            after = rows[-1]["blob_id"]
+            after = rows[-1].blob_id
 
-    async def _remove(self, scope: Scope, row: Any) -> None:
-        location = BlobLocation(scope.tenant_id, row["blob_id"], row["place"])
-        if not await self._gone(location, row["multipart_id"]):
+    async def _remove(self, scope: Scope, intent: SweptIntent) -> None:
+        location = BlobLocation(scope.tenant_id, intent.blob_id, intent.place)
+        if not await self._gone(location, intent.multipart_id):
             return
-        place = (scope.tenant_id, scope.subject_id, row["blob_id"])
-        statement = sql.END_TOMBSTONE if row["ends"] else sql.REMOVED
+        statement = sql.END_TOMBSTONE if intent.ends else sql.REMOVED
         async with self._unit_of_work.begin(scope) as transaction:
-            freed = await transaction.fetchval(statement, *place)
+            freed = await transaction.fetch_one(statement, blob_id=intent.blob_id)
             if freed:
-                await transaction.execute(sql.COUNT_BYTES, scope.tenant_id, -freed)
+                await transaction.run(sql.COUNT_BYTES, amount=-freed)
         if freed is None:  # another sweeper was here
             return
         self.swept.freed_bytes += freed
-        if row["ends"]:
+        if intent.ends:
             self.swept.tombstones += 1
         else:
             self.swept.removed += 1
@@ -405,15 +357,15 @@ class _TenantSweep:
         return True
 
     async def _condemn(self, scope: Scope, grace_seconds: float) -> None:
-        place = (scope.tenant_id, scope.subject_id)
         while True:
             async with self._unit_of_work.begin(scope) as transaction:
-                rows = await transaction.fetch(sql.LOCK_UNREFERENCED, *place, grace_seconds, BATCH_ROWS)
-                locked = [row["blob_id"] for row in rows]
-                condemned = {row["blob_id"] for row in await transaction.fetch(sql.CONDEMN, *place, locked)}
+                locked = await transaction.fetch_all(
+                    sql.LOCK_UNREFERENCED, grace_seconds=grace_seconds, limit=BATCH_ROWS
+                )
+                condemned = {*await transaction.fetch_all(sql.CONDEMN, blob_ids=locked)}
                 referenced = [each for each in locked if each not in condemned]
-                if referenced:  # somebody came back to them
-                    await transaction.execute(sql.MARK_REFERENCED, *place, referenced)
+                if referenced:  # a save came back to them
+                    await transaction.run(sql.MARK_REFERENCED, blob_ids=referenced)
             self.swept.condemned += len(condemned)
             if len(locked) < BATCH_ROWS:
                 return
@@ -421,25 +373,26 @@ class _TenantSweep:
 
     async def _delete(self, scope: Scope, retention_seconds: float) -> None:
         after = _NIL
-        place = (scope.tenant_id, scope.subject_id)
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(sql.CONDEMNED, *place, after, retention_seconds, BATCH_ROWS)
+                rows = await transaction.fetch_all(
+                    sql.CONDEMNED, after=after, retention_seconds=retention_seconds, limit=BATCH_ROWS
+                )
             for at in range(0, len(rows), REMOVALS_AT_ONCE):
                 some = rows[at : at + REMOVALS_AT_ONCE]
-                await _together(self._delete_blob(scope, row["blob_id"], row["place"]) for row in some)
+                await _together(self._delete_blob(scope, row.blob_id, row.place) for row in some)
                 await self._renew()
             if len(rows) < BATCH_ROWS:
                 return
-            after = rows[-1]["blob_id"]
+            after = rows[-1].blob_id
 
-    async def _delete_blob(self, scope: Scope, blob_id: UUID, place: Place) -> None:
+    async def _delete_blob(self, scope: Scope, blob_id: UUID, place: Bucket) -> None:
         if not await self._gone(BlobLocation(scope.tenant_id, blob_id, place), None):
             return
         async with self._unit_of_work.begin(scope) as transaction:
-            freed = await transaction.fetchval(sql.FORGET_BLOB, scope.tenant_id, scope.subject_id, blob_id)
+            freed = await transaction.fetch_one(sql.FORGET_BLOB, blob_id=blob_id)
             if freed:
-                await transaction.execute(sql.COUNT_BYTES, scope.tenant_id, -freed)
+                await transaction.run(sql.COUNT_BYTES, amount=-freed)
         if freed is not None:  # else another sweeper was here
             self.swept.freed_bytes += freed
             self.swept.deleted += 1

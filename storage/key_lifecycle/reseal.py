@@ -129,7 +129,7 @@ class Reseal:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 begin = BlobPosition(table, UUID(after))
-                batch = await reseal_blobs(transaction, scope, sealer, begin, BATCH_ROWS)
+                batch = await reseal_blobs(transaction, sealer, begin, BATCH_ROWS)
                 more = batch.position is not None and ("blobs", done_before, *_place_of(batch.position))
                 await lease.advance(transaction, _position(*(more or ("receipts", done_before, ""))), batch.done)
 

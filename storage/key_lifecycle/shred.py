@@ -331,7 +331,7 @@ class Shred:
             if not thread_ids:
                 break
         async with self._unit_of_work.begin(scope) as transaction:
-            await self._ledger.condemn_subject(transaction, scope)
+            await self._ledger.condemn_subject(transaction)
             for purge in sql.PURGE_REST:
                 await transaction.run(purge)
             await lease.advance(transaction, _position("purge", after))

@@ -13,15 +13,14 @@ The order of locks is: thread, intents, blobs by content id or blob id, referenc
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
 from uuid import UUID
 
+from msgspec import structs
 from uuid_utils import uuid7
 
-from crypto import Sealer
-from storage.blobs.keyspace import Place
+from crypto import Field, Sealer
 from storage.errors import (
     ArtifactNotFound,
     ArtifactReferenced,
@@ -42,8 +41,11 @@ from storage.format.pointer import (
     pointer_location,
     seal_record,
 )
+from storage.model import Bucket, Purpose
 from storage.postgres import artifacts as artifacts_sql
 from storage.postgres import blobs as sql
+from storage.postgres.artifacts import ArtifactRow
+from storage.postgres.blobs import Intent, PointerRow, UploadedPart
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope
 
@@ -53,8 +55,6 @@ INTENT_SECONDS = 24 * 3600
 # object is removed once more.
 INTENT_TOMBSTONE_SECONDS = 24 * 3600
 NAMED_ID_BYTES = 16
-
-Purpose = Literal["piece", "artifact", "archive"]
 
 
 def new_blob_id() -> UUID:
@@ -98,53 +98,7 @@ class NewBlob:
     reserved_bytes: int
     content_id: bytes | None = None
     record: IntentRecord | None = None
-    place: Place = "blobs"
-
-
-@dataclass(frozen=True, slots=True)
-class Intent:
-    """An open intent. ``record`` is None for an upload that cannot be resumed."""
-
-    blob_id: UUID
-    place: Place
-    purpose: Purpose
-    content_id: bytes | None
-    multipart_id: str | None
-    reserved_bytes: int
-    key_version: int
-    client_share: bool
-    created_at: datetime
-    expires_at: datetime
-    sealed: bytes | None = field(repr=False)
-
-    def record(self, sealer: Sealer) -> IntentRecord:
-        """What resuming needs. ``sealer`` must be mixed with the share if ``client_share`` says so.
-
-        Raises:
-            UploadNotFound: it cannot be resumed.
-            IntegrityFailure: it does not authenticate, or the row names another key version.
-        """
-        if self.sealed is None:
-            raise UploadNotFound
-        location = intent_location(self.blob_id, self.purpose, self.content_id, self.created_at)
-        return open_intent(sealer, location, self.sealed, self.key_version)
-
-
-@dataclass(frozen=True, slots=True)
-class UploadedPart:
-    """A part of a resumable upload that the object store has.
-
-    Attributes:
-        number: Counted from 0, as in the sealed format.
-        etag: The object store's name for it.
-        size_bytes: Of its content.
-        digest: What tells its content from another one; the caller's own bytes, sealed.
-    """
-
-    number: int
-    etag: str
-    size_bytes: int
-    digest: bytes
+    place: Bucket = "blobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,81 +118,54 @@ class LiveBlob:
     blob_id: UUID
     object_bytes: int
     pointer: BlobPointer
-    place: Place = "blobs"
+    place: Bucket = "blobs"
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactRow:
-    """An artifact as its row says; ``sealed`` is opened at `location`."""
-
-    artifact_id: UUID
-    thread_id: str
-    name_digest: bytes
-    number: int
-    blob_id: UUID
-    url_epoch: int
-    size_bytes: int
-    client_share: bool
-    key_version: int
-    created_at: datetime
-    sealed: bytes = field(repr=False)
-
-    @property
-    def location(self) -> tuple[Any, ...]:
-        """Where its description stands."""
-        return artifact_location(
-            self.artifact_id, self.name_digest, self.number, self.blob_id, self.size_bytes, self.created_at
-        )
+def described_at(row: ArtifactRow) -> tuple[Field, ...]:
+    """Where an artifact's description stands."""
+    return artifact_location(row.artifact_id, row.name_digest, row.number, row.blob_id, row.size_bytes, row.created_at)
 
 
-def _place(scope: Scope) -> tuple[UUID, str]:
-    return scope.tenant_id, scope.subject_id
+def open_record(sealer: Sealer, intent: Intent) -> IntentRecord:
+    """What resuming an upload needs. ``sealer`` must be mixed with the share if ``client_share`` says so.
+
+    Raises:
+        UploadNotFound: it cannot be resumed.
+        IntegrityFailure: the record does not authenticate, or the row names another key version.
+    """
+    if intent.record is None:
+        raise UploadNotFound
+    location = intent_location(intent.blob_id, intent.purpose, intent.content_id, intent.created_at)
+    return open_intent(sealer, location, intent.record, intent.key_version)
 
 
-def _intent(row: Any) -> Intent:
-    return Intent(
-        blob_id=row["blob_id"],
-        place=row["place"],
-        purpose=row["purpose"],
-        content_id=row["content_id"],
-        multipart_id=row["multipart_id"],
-        reserved_bytes=row["reserved_bytes"],
-        key_version=row["key_version"],
-        client_share=row["client_share"],
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        sealed=row["record"],
-    )
+def _pointer(sealer: Sealer, row: PointerRow, sealed: bytes) -> BlobPointer:
+    location = pointer_location(row.blob_id, row.content_id, row.size_bytes, row.created_at)
+    opener = sealer if row.client_share else sealer.without_share
+    return open_pointer(opener, location, sealed, row.key_version)
 
 
-def _pointer(sealer: Sealer, row: Any) -> BlobPointer:
-    location = pointer_location(row["blob_id"], row["content_id"], row["size_bytes"], row["created_at"])
-    opener = sealer if row["client_share"] else sealer.without_share
-    return open_pointer(opener, location, row["pointer"], row["key_version"])
-
-
-def check_blob(sealer: Sealer, row: Any) -> None:
+def check_blob(sealer: Sealer, row: PointerRow) -> None:
     """Return if a live blob's row is as it was written; of one under a client-held share, as far as can be told.
 
     Raises:
         IntegrityFailure: it is not.
         KeyDestroyed: it is sealed under a key that is gone.
     """
-    if row["pointer"] is None:
+    if row.pointer is None:
         raise IntegrityFailure("nothing is stored that opens it")
-    if row["client_share"]:
-        check_key_version(row["key_version"], row["pointer"])
+    if row.client_share:
+        check_key_version(row.key_version, row.pointer)
     else:
-        _pointer(sealer, row)
+        _pointer(sealer, row, row.pointer)
 
 
-def check_intent(sealer: Sealer, row: Any) -> None:
-    """As `check_blob`, of the row of an upload that can be resumed."""
-    intent = _intent(row)
-    if intent.client_share and intent.sealed is not None:
-        check_key_version(intent.key_version, intent.sealed)
+def check_intent(sealer: Sealer, intent: Intent) -> None:
+    """Return if the row of an upload that can be resumed is as it was written; otherwise as `check_blob`."""
+    if intent.client_share and intent.record is not None:
+        check_key_version(intent.key_version, intent.record)
     else:
-        intent.record(sealer)
+        open_record(sealer, intent)
 
 
 class BlobLedger:
@@ -276,40 +203,39 @@ class BlobLedger:
                 if each.record is not None:
                     location = intent_location(each.blob_id, each.purpose, each.content_id, now)
                     record = seal_record(sealer, location, each.record)
-                await transaction.execute(
+                await transaction.run(
                     sql.ADD_INTENT,
-                    *_place(scope),
-                    each.blob_id,
-                    each.purpose,
-                    each.content_id,
-                    each.reserved_bytes,
-                    sealer.active_key_version,
-                    sealer.shared,
-                    record,
-                    now,
-                    self._intent_seconds,
-                    each.place,
+                    blob_id=each.blob_id,
+                    purpose=each.purpose,
+                    content_id=each.content_id,
+                    reserved_bytes=each.reserved_bytes,
+                    key_version=sealer.active_key_version,
+                    client_share=sealer.shared,
+                    record=record,
+                    created_at=now,
+                    intent_seconds=self._intent_seconds,
+                    place=each.place,
                 )
-            await self._reserve_bytes(transaction, scope, sum(each.reserved_bytes for each in uploads))
+            await self._reserve_bytes(transaction, sum(each.reserved_bytes for each in uploads))
 
-    async def _reserve_bytes(self, transaction: Transaction, scope: Scope, amount: int) -> None:
+    async def _reserve_bytes(self, transaction: Transaction, amount: int) -> None:
         # Last in its transaction: the row is the tenant's, and whoever stores something waits for it.
         # A tenant's first row is inserted without looking at a quota, because it has none.
         if amount < 0:
-            await transaction.execute(sql.COUNT_BYTES, scope.tenant_id, amount)
-        elif await transaction.fetchrow(sql.RESERVE_BYTES, scope.tenant_id, amount) is None:
+            await transaction.run(sql.COUNT_BYTES, amount=amount)
+        elif await transaction.fetch_one(sql.RESERVE_BYTES, amount=amount) is None:
             raise QuotaExceeded
 
-    async def intent(self, transaction: Transaction, scope: Scope, blob_id: UUID) -> Intent:
+    async def intent(self, transaction: Transaction, blob_id: UUID) -> Intent:
         """An open intent.
 
         Raises:
             UploadNotFound: there is none: settled, given up, or expired.
         """
-        row = await transaction.fetchrow(sql.OPEN_INTENT, *_place(scope), blob_id)
-        if row is None:
+        intent = await transaction.fetch_one(sql.OPEN_INTENT, blob_id=blob_id)
+        if intent is None:
             raise UploadNotFound
-        return _intent(row)
+        return intent
 
     async def renew(self, scope: Scope, blob_id: UUID, more_bytes: int = 0) -> Intent:
         """Begin an open intent's time anew, and reserve more bytes before they are written. Commits.
@@ -319,14 +245,18 @@ class BlobLedger:
             QuotaExceeded: the tenant has not so many bytes left; nothing changed.
         """
         async with self._unit_of_work.begin(scope) as transaction:
-            row = await transaction.fetchrow(
-                sql.RENEW_INTENT, *_place(scope), blob_id, self._intent_seconds, more_bytes
-            )
-            if row is None:
-                raise UploadNotFound
+            intent = await self._renewed(transaction, blob_id, more_bytes)
             if more_bytes:
-                await self._reserve_bytes(transaction, scope, more_bytes)
-        return _intent(row)
+                await self._reserve_bytes(transaction, more_bytes)
+        return intent
+
+    async def _renewed(self, transaction: Transaction, blob_id: UUID, more_bytes: int) -> Intent:
+        intent = await transaction.fetch_one(
+            sql.RENEW_INTENT, blob_id=blob_id, intent_seconds=self._intent_seconds, more_bytes=more_bytes
+        )
+        if intent is None:
+            raise UploadNotFound
+        return intent
 
     async def name_multipart(self, scope: Scope, blob_id: UUID, multipart_id: str) -> str:
         """Record which multipart upload of the object store this is; the first one stays. Commits.
@@ -338,7 +268,7 @@ class BlobLedger:
             UploadNotFound: the intent is not open any more; the caller aborts its own.
         """
         async with self._unit_of_work.begin(scope) as transaction:
-            kept: str | None = await transaction.fetchval(sql.NAME_MULTIPART, *_place(scope), blob_id, multipart_id)
+            kept = await transaction.fetch_one(sql.NAME_MULTIPART, blob_id=blob_id, multipart_id=multipart_id)
         if kept is None:
             raise UploadNotFound
         return kept
@@ -350,23 +280,17 @@ class BlobLedger:
             UploadNotFound: the intent is not open any more.
         """
         async with self._unit_of_work.begin(scope) as transaction:
-            row = await transaction.fetchrow(sql.RENEW_INTENT, *_place(scope), blob_id, self._intent_seconds, 0)
-            if row is None:
-                raise UploadNotFound
-            await transaction.execute(
-                sql.PUT_PART, *_place(scope), blob_id, part.number, part.etag, part.size_bytes, part.digest
-            )
-        return _intent(row)
+            intent = await self._renewed(transaction, blob_id, 0)
+            await transaction.run(sql.PUT_PART, blob_id=blob_id, **structs.asdict(part))
+        return intent
 
-    async def parts(self, transaction: Transaction, scope: Scope, blob_id: UUID) -> list[UploadedPart]:
+    async def parts(self, transaction: Transaction, blob_id: UUID) -> list[UploadedPart]:
         """The recorded parts of an upload, by number."""
-        rows = await transaction.fetch(sql.PARTS, *_place(scope), blob_id)
-        return [UploadedPart(**dict(row)) for row in rows]
+        return await transaction.fetch_all(sql.PARTS, blob_id=blob_id)
 
-    async def part(self, transaction: Transaction, scope: Scope, blob_id: UUID, number: int) -> UploadedPart | None:
+    async def part(self, transaction: Transaction, blob_id: UUID, number: int) -> UploadedPart | None:
         """One recorded part of an upload, or None."""
-        row = await transaction.fetchrow(sql.PART, *_place(scope), blob_id, number)
-        return None if row is None else UploadedPart(**dict(row))
+        return await transaction.fetch_one(sql.PART, blob_id=blob_id, number=number)
 
     async def forget_parts(self, scope: Scope, blob_id: UUID, number: int | None = None) -> None:
         """Forget one recorded part, or all of them: before other bytes take its place in the object store. Commits.
@@ -374,7 +298,7 @@ class BlobLedger:
         So a part that is recorded is always the one that is stored, however the process ends in between.
         """
         async with self._unit_of_work.begin(scope) as transaction:
-            await transaction.execute(sql.FORGET_PARTS, *_place(scope), blob_id, number)
+            await transaction.run(sql.FORGET_PARTS, blob_id=blob_id, number=number)
 
     async def abandon(self, scope: Scope, blob_id: UUID) -> None:
         """Give an upload up; the sweeper removes what was written. Commits.
@@ -383,18 +307,19 @@ class BlobLedger:
             UploadNotFound: it is not open any more.
         """
         async with self._unit_of_work.begin(scope) as transaction:
-            if not await self._abandon(transaction, scope, [blob_id]):
+            if not await self._abandon(transaction, [blob_id]):
                 raise UploadNotFound
 
-    async def _abandon(self, transaction: Transaction, scope: Scope, blob_ids: list[UUID]) -> int:
-        rows = await transaction.fetch(sql.ABANDON_INTENTS, *_place(scope), blob_ids, self._tombstone_seconds)
-        await transaction.execute(sql.DELETE_PARTS, *_place(scope), blob_ids)
-        return len(rows)
+    async def _abandon(self, transaction: Transaction, blob_ids: list[UUID]) -> int:
+        abandoned = await transaction.run(
+            sql.ABANDON_INTENTS, blob_ids=blob_ids, tombstone_seconds=self._tombstone_seconds
+        )
+        await transaction.run(sql.DELETE_PARTS, blob_ids=blob_ids)
+        return abandoned
 
     async def settle(
         self,
         transaction: Transaction,
-        scope: Scope,
         sealer: Sealer,
         settlements: Sequence[Settlement],
         thread_id: str | None,
@@ -403,7 +328,6 @@ class BlobLedger:
 
         Args:
             transaction: The caller's; READ COMMITTED.
-            scope: Whose they are.
             sealer: As it was for `reserve`.
             settlements: Their objects are in the bucket.
             thread_id: Which thread refers to them. None: no thread does yet, or an artifact's row will; then, without
@@ -420,66 +344,63 @@ class BlobLedger:
         if not settlements:
             return {}
         wanted = [each.blob_id for each in settlements]
-        rows = await transaction.fetch(sql.LOCK_INTENTS, *_place(scope), wanted)
-        intents = {row["blob_id"]: row for row in rows}
+        locked = await transaction.fetch_all(sql.LOCK_INTENTS, blob_ids=wanted)
+        intents = {intent.blob_id: intent for intent in locked}
         if len(intents) != len(set(wanted)):
             raise UploadExpired
-        created = [intents[each.blob_id]["created_at"] for each in settlements]
+        created = [intents[each.blob_id].created_at for each in settlements]
         pointers = [
             seal_record(
                 sealer, pointer_location(each.blob_id, each.content_id, each.object_bytes, created_at), each.pointer
             )
             for each, created_at in zip(settlements, created, strict=True)
         ]
-        added = await transaction.fetch(
+        added = await transaction.fetch_all(
             sql.ADD_BLOBS,
-            *_place(scope),
-            sealer.shared,
-            sealer.active_key_version,
-            thread_id is None,
-            wanted,
-            [each.content_id for each in settlements],
-            [each.object_bytes for each in settlements],
-            pointers,
-            created,
-            [intents[each.blob_id]["place"] for each in settlements],
+            client_share=sealer.shared,
+            key_version=sealer.active_key_version,
+            unreferenced=thread_id is None,
+            blob_ids=wanted,
+            content_ids=[each.content_id for each in settlements],
+            sizes_bytes=[each.object_bytes for each in settlements],
+            pointers=pointers,
+            created=created,
+            places=[intents[each.blob_id].place for each in settlements],
         )
-        new = {row["blob_id"] for row in added}
+        new = set(added)
         named = {blob_id: blob_id for blob_id in new}
         duplicates = [each for each in settlements if each.blob_id not in new]
         if duplicates:
-            named |= await self._winners(transaction, scope, duplicates)
-            await self._abandon(transaction, scope, [each.blob_id for each in duplicates])
-        await transaction.execute(sql.SETTLE_INTENTS, *_place(scope), list(new))
-        await transaction.execute(sql.DELETE_PARTS, *_place(scope), list(new))
+            named |= await self._winners(transaction, duplicates)
+            await self._abandon(transaction, [each.blob_id for each in duplicates])
+        await transaction.run(sql.SETTLE_INTENTS, blob_ids=added)
+        await transaction.run(sql.DELETE_PARTS, blob_ids=added)
         if thread_id is not None:
-            await transaction.execute(sql.ADD_REFS, *_place(scope), thread_id, sorted(set(named.values())))
+            await transaction.run(sql.ADD_REFS, thread_id=thread_id, blob_ids=sorted(set(named.values())))
         more = sum(
-            each.object_bytes - intents[each.blob_id]["reserved_bytes"] for each in settlements if each.blob_id in new
+            each.object_bytes - intents[each.blob_id].reserved_bytes for each in settlements if each.blob_id in new
         )
         if more:
-            await self._reserve_bytes(transaction, scope, more)
+            await self._reserve_bytes(transaction, more)
         return named
 
-    async def _winners(
-        self, transaction: Transaction, scope: Scope, duplicates: Sequence[Settlement]
-    ) -> dict[UUID, UUID]:
+    async def _winners(self, transaction: Transaction, duplicates: Sequence[Settlement]) -> dict[UUID, UUID]:
         """For each blob the live one with the same content, locked."""
         content_ids = [each.content_id for each in duplicates if each.content_id is not None]
-        known = await self.known(transaction, scope, content_ids)
+        known = await self.known(transaction, content_ids)
         if len(content_ids) != len(duplicates) or not all(each in known for each in content_ids):
             raise LostRaceError
-        await self._lock_live(transaction, scope, known.values())
+        await self._lock_live(transaction, known.values())
         return {each.blob_id: known[each.content_id] for each in duplicates if each.content_id is not None}
 
     # --- references ------------------------------------------------------------------------------------------------
 
-    async def known(self, transaction: Transaction, scope: Scope, content_ids: Sequence[bytes]) -> dict[bytes, UUID]:
+    async def known(self, transaction: Transaction, content_ids: Sequence[bytes]) -> dict[bytes, UUID]:
         """Live blobs by content id: a hint, to spare an upload; `refer` decides."""
-        rows = await transaction.fetch(sql.KNOWN, *_place(scope), list(content_ids))
-        return {row["content_id"]: row["blob_id"] for row in rows}
+        rows = await transaction.fetch_all(sql.KNOWN, content_ids=list(content_ids))
+        return {row.content_id: row.blob_id for row in rows}
 
-    async def refer(self, transaction: Transaction, scope: Scope, thread_id: str, blob_ids: Iterable[UUID]) -> None:
+    async def refer(self, transaction: Transaction, thread_id: str, blob_ids: Iterable[UUID]) -> None:
         """Let a thread refer to blobs that are live, in the transaction that stores what names them.
 
         Raises:
@@ -487,26 +408,25 @@ class BlobLedger:
         """
         wanted = sorted(set(blob_ids))
         if wanted:
-            await self._lock_live(transaction, scope, wanted)
-            await transaction.execute(sql.ADD_REFS, *_place(scope), thread_id, wanted)
+            await self._lock_live(transaction, wanted)
+            await transaction.run(sql.ADD_REFS, thread_id=thread_id, blob_ids=wanted)
 
-    async def _lock_live(self, transaction: Transaction, scope: Scope, blob_ids: Iterable[UUID]) -> None:
+    async def _lock_live(self, transaction: Transaction, blob_ids: Iterable[UUID]) -> None:
         wanted = sorted(set(blob_ids))
-        rows = await transaction.fetch(sql.LOCK_LIVE, *_place(scope), wanted)
+        rows = await transaction.fetch_all(sql.LOCK_LIVE, blob_ids=wanted)
         if len(rows) != len(wanted):
             raise LostRaceError("a blob was condemned meanwhile")
-        marked = [row["blob_id"] for row in rows if row["unreferenced_at"] is not None]
+        marked = [row.blob_id for row in rows if row.unreferenced_at is not None]
         if marked:
-            await transaction.execute(sql.MARK_REFERENCED, *_place(scope), marked)
+            await transaction.run(sql.MARK_REFERENCED, blob_ids=marked)
 
     async def pointers(
-        self, transaction: Transaction, scope: Scope, sealer: Sealer, blob_ids: Iterable[UUID]
+        self, transaction: Transaction, sealer: Sealer, blob_ids: Iterable[UUID]
     ) -> dict[UUID, LiveBlob]:
         """What opens these blobs.
 
         Args:
             transaction: The caller's; a snapshot will do.
-            scope: Whose they are.
             sealer: Mixed with the client-held share where the thread takes one. Blobs without it open, too.
             blob_ids: Any; each once.
 
@@ -516,139 +436,118 @@ class BlobLedger:
         """
         wanted = set(blob_ids)
         found: dict[UUID, LiveBlob] = {}
-        for row in await transaction.fetch(sql.POINTERS, *_place(scope), list(wanted)):
-            pointer = _pointer(sealer, row)
-            found[row["blob_id"]] = LiveBlob(row["blob_id"], row["size_bytes"], pointer, row["place"])
+        for row in await transaction.fetch_all(sql.POINTERS, blob_ids=list(wanted)):
+            if row.pointer is not None:
+                pointer = _pointer(sealer, row, row.pointer)
+                found[row.blob_id] = LiveBlob(row.blob_id, row.size_bytes, pointer, row.place)
         if len(found) != len(wanted):
             raise IntegrityFailure("a stored blob is missing")
         return found
 
-    async def keep(self, transaction: Transaction, scope: Scope, thread_id: str) -> None:
+    async def keep(self, transaction: Transaction, thread_id: str) -> None:
         """Drop the references of a thread that none of its remaining rows holds. The thread is locked."""
-        place = (*_place(scope), thread_id)
-        blobs = await transaction.fetch(sql.KEEP_BLOB_REFS, *place)
-        artifacts = await transaction.fetch(artifacts_sql.KEEP_REFS, *place)
-        strays = await self._delete_strays(transaction, scope, [row["artifact_id"] for row in artifacts])
-        await self._unreferenced(transaction, scope, {row["blob_id"] for row in blobs} | strays)
+        blobs = await transaction.fetch_all(sql.KEEP_BLOB_REFS, thread_id=thread_id)
+        artifacts = await transaction.fetch_all(artifacts_sql.KEEP_REFS, thread_id=thread_id)
+        await self._unreferenced(transaction, {*blobs, *await self._delete_strays(transaction, artifacts)})
 
-    async def drop(self, transaction: Transaction, scope: Scope, thread_id: str) -> None:
+    async def drop(self, transaction: Transaction, thread_id: str) -> None:
         """Drop a thread's references and delete its artifacts, except those that other threads refer to.
 
         The thread is locked, and its row deleted before in this transaction.
         """
-        place = (*_place(scope), thread_id)
-        blobs = await transaction.fetch(sql.DROP_BLOB_REFS, *place)
-        referred = await transaction.fetch(artifacts_sql.DROP_REFS, *place)
-        own = await transaction.fetch(artifacts_sql.LOCK_OF_THREAD, *place)
-        freed = await self._delete_unreferenced(transaction, scope, [row["artifact_id"] for row in own])
-        freed |= await self._delete_strays(transaction, scope, [row["artifact_id"] for row in referred])
-        await self._unreferenced(transaction, scope, {row["blob_id"] for row in blobs} | freed)
+        blobs = await transaction.fetch_all(sql.DROP_BLOB_REFS, thread_id=thread_id)
+        referred = await transaction.fetch_all(artifacts_sql.DROP_REFS, thread_id=thread_id)
+        own = await transaction.fetch_all(artifacts_sql.LOCK_OF_THREAD, thread_id=thread_id)
+        freed = await self._delete_unreferenced(transaction, own)
+        strays = await self._delete_strays(transaction, referred)
+        await self._unreferenced(transaction, {*blobs, *freed, *strays})
 
-    async def copy(self, transaction: Transaction, scope: Scope, source_id: str, target_id: str) -> None:
+    async def copy(self, transaction: Transaction, source_id: str, target_id: str) -> None:
         """Let a copy of a thread refer to what the thread refers to; its artifacts stay the source's.
 
         Raises:
             LostRaceError: what the source refers to is being removed at this moment; begin again.
         """
-        blobs = await transaction.fetch(sql.REFERRED_BLOBS, *_place(scope), source_id)
-        await self.refer(transaction, scope, target_id, [row["blob_id"] for row in blobs])
-        artifacts = await transaction.fetch(artifacts_sql.REFERRED, *_place(scope), source_id)
-        wanted = [row["artifact_id"] for row in artifacts]
-        if await self.refer_artifacts(transaction, scope, target_id, wanted):
+        blobs = await transaction.fetch_all(sql.REFERRED_BLOBS, thread_id=source_id)
+        await self.refer(transaction, target_id, blobs)
+        artifacts = await transaction.fetch_all(artifacts_sql.REFERRED, thread_id=source_id)
+        if await self.refer_artifacts(transaction, target_id, artifacts):
             raise LostRaceError("an artifact was deleted meanwhile")
 
-    async def _unreferenced(self, transaction: Transaction, scope: Scope, blob_ids: set[UUID]) -> None:
+    async def _unreferenced(self, transaction: Transaction, blob_ids: set[UUID]) -> None:
         if blob_ids:
-            await transaction.execute(sql.MARK_UNREFERENCED, *_place(scope), sorted(blob_ids))
+            await transaction.run(sql.MARK_UNREFERENCED, blob_ids=sorted(blob_ids))
 
     # --- artifacts -------------------------------------------------------------------------------------------------
 
-    async def next_number(self, transaction: Transaction, scope: Scope, thread_id: str, name_digest: bytes) -> int:
+    async def next_number(self, transaction: Transaction, thread_id: str, name_digest: bytes) -> int:
         """The number of the next artifact of this name: one more than the greatest there is."""
-        number: int = await transaction.fetchval(artifacts_sql.NEXT_NUMBER, *_place(scope), thread_id, name_digest)
-        return number
+        return await transaction.fetch_only(artifacts_sql.NEXT_NUMBER, thread_id=thread_id, name_digest=name_digest)
 
-    async def add_artifact(self, transaction: Transaction, scope: Scope, row: ArtifactRow) -> None:
+    async def add_artifact(self, transaction: Transaction, row: ArtifactRow) -> None:
         """Add an artifact whose blob was settled, or locked by `lock_blob`, in this transaction.
 
         Raises:
             LostRaceError: another one of this name took the number; take the next one.
         """
-        added = await transaction.fetchrow(
-            artifacts_sql.ADD,
-            *_place(scope),
-            row.artifact_id,
-            row.thread_id,
-            row.name_digest,
-            row.number,
-            row.blob_id,
-            row.size_bytes,
-            row.client_share,
-            row.key_version,
-            row.created_at,
-            row.sealed,
-        )
-        if added is None:
+        if await transaction.fetch_one(artifacts_sql.ADD, **structs.asdict(row)) is None:
             raise LostRaceError("another file of this name was added meanwhile")
 
-    async def lock_blob(self, transaction: Transaction, scope: Scope, blob_id: UUID) -> None:
+    async def lock_blob(self, transaction: Transaction, blob_id: UUID) -> None:
         """Keep a live blob from being condemned until this transaction ends: for another artifact of its content.
 
         Raises:
             LostRaceError: it is not live any more.
         """
-        await self._lock_live(transaction, scope, [blob_id])
+        await self._lock_live(transaction, [blob_id])
 
-    async def artifact(self, transaction: Transaction, scope: Scope, artifact_id: UUID) -> ArtifactRow:
+    async def artifact(self, transaction: Transaction, artifact_id: UUID) -> ArtifactRow:
         """One artifact.
 
         Raises:
             ArtifactNotFound: this scope has none of this id.
         """
-        row = await transaction.fetchrow(artifacts_sql.ONE, *_place(scope), artifact_id)
+        row = await transaction.fetch_one(artifacts_sql.ONE, artifact_id=artifact_id)
         if row is None:
             raise ArtifactNotFound
-        return ArtifactRow(**dict(row))
+        return row
 
-    async def artifacts(
-        self, transaction: Transaction, scope: Scope, artifact_ids: Iterable[UUID]
-    ) -> Mapping[UUID, ArtifactRow]:
+    async def artifacts(self, transaction: Transaction, artifact_ids: Iterable[UUID]) -> Mapping[UUID, ArtifactRow]:
         """Those of these artifacts that there are."""
-        rows = await transaction.fetch(artifacts_sql.MANY, *_place(scope), list(set(artifact_ids)))
-        return {row["artifact_id"]: ArtifactRow(**dict(row)) for row in rows}
+        rows = await transaction.fetch_all(artifacts_sql.MANY, artifact_ids=list(set(artifact_ids)))
+        return {row.artifact_id: row for row in rows}
 
     async def list_artifacts(
-        self,
-        transaction: Transaction,
-        scope: Scope,
-        thread_id: str,
-        name_digest: bytes | None,
-        after: UUID | None,
-        limit: int,
+        self, transaction: Transaction, thread_id: str, name_digest: bytes | None, after: UUID | None, limit: int
     ) -> list[ArtifactRow]:
         """A thread's artifacts, newest first; of one name, or all."""
-        rows = await transaction.fetch(artifacts_sql.LIST, *_place(scope), thread_id, name_digest, after, limit)
-        return [ArtifactRow(**dict(row)) for row in rows]
+        return await transaction.fetch_all(
+            artifacts_sql.LIST, thread_id=thread_id, name_digest=name_digest, after=after, limit=limit
+        )
 
-    async def lock_artifact(self, transaction: Transaction, scope: Scope, artifact_id: UUID) -> ArtifactRow:
+    async def lock_artifact(self, transaction: Transaction, artifact_id: UUID) -> ArtifactRow:
         """The row of an artifact, which nobody else changes until the transaction ends.
 
         Raises:
             ArtifactNotFound: this scope has none of this id.
         """
-        row = await transaction.fetchrow(artifacts_sql.LOCK_ROW, *_place(scope), artifact_id)
+        row = await transaction.fetch_one(artifacts_sql.LOCK_ROW, artifact_id=artifact_id)
         if row is None:
             raise ArtifactNotFound
-        return ArtifactRow(**dict(row))
+        return row
 
-    async def set_url_epoch(self, transaction: Transaction, scope: Scope, row: ArtifactRow) -> None:
+    async def set_url_epoch(self, transaction: Transaction, row: ArtifactRow) -> None:
         """Write the URL epoch of a row that is locked, with the seal that vouches for it."""
-        await transaction.execute(
-            artifacts_sql.SET_URL_EPOCH, *_place(scope), row.artifact_id, row.url_epoch, row.key_version, row.sealed
+        await transaction.run(
+            artifacts_sql.SET_URL_EPOCH,
+            artifact_id=row.artifact_id,
+            url_epoch=row.url_epoch,
+            key_version=row.key_version,
+            sealed=row.sealed,
         )
 
     async def refer_artifacts(
-        self, transaction: Transaction, scope: Scope, thread_id: str, artifact_ids: Iterable[UUID]
+        self, transaction: Transaction, thread_id: str, artifact_ids: Iterable[UUID]
     ) -> set[UUID]:
         """Let a thread refer to artifacts, in the transaction that stores what names them.
 
@@ -658,52 +557,50 @@ class BlobLedger:
         wanted = sorted(set(artifact_ids))
         if not wanted:
             return set()
-        rows = await transaction.fetch(artifacts_sql.LOCK_NAMED, *_place(scope), wanted)
-        found = [row["artifact_id"] for row in rows]
-        await transaction.execute(artifacts_sql.ADD_REFS, *_place(scope), thread_id, found)
-        return set(wanted) - set(found)
+        locked = await transaction.fetch_all(artifacts_sql.LOCK_NAMED, artifact_ids=wanted)
+        await transaction.run(artifacts_sql.ADD_REFS, thread_id=thread_id, artifact_ids=locked)
+        return {*wanted} - {*locked}
 
-    async def delete_artifact(self, transaction: Transaction, scope: Scope, artifact_id: UUID) -> str:
+    async def delete_artifact(self, transaction: Transaction, artifact_id: UUID) -> str:
         """Delete an artifact that no thread refers to; returns whose it was.
 
         Raises:
             ArtifactNotFound: this scope has none of this id.
             ArtifactReferenced: a checkpoint or pending write names it.
         """
-        place = (*_place(scope), artifact_id)
-        if await transaction.fetchrow(artifacts_sql.LOCK, *place) is None:
+        if await transaction.fetch_one(artifacts_sql.LOCK, artifact_id=artifact_id) is None:
             raise ArtifactNotFound
-        if await transaction.fetchval(artifacts_sql.IS_REFERENCED, *place):
+        if await transaction.fetch_one(artifacts_sql.IS_REFERENCED, artifact_id=artifact_id):
             raise ArtifactReferenced
-        rows = await transaction.fetch(artifacts_sql.DELETE, *place)
-        await self._unreferenced(transaction, scope, {row["blob_id"] for row in rows})
-        thread_id: str = rows[0]["thread_id"]
-        return thread_id
+        deleted = await transaction.fetch_one(artifacts_sql.DELETE, artifact_id=artifact_id)
+        if deleted is None:
+            raise ArtifactNotFound
+        await self._unreferenced(transaction, {deleted.blob_id})
+        return deleted.thread_id
 
-    async def _delete_strays(self, transaction: Transaction, scope: Scope, artifact_ids: list[UUID]) -> set[UUID]:
+    async def _delete_strays(self, transaction: Transaction, artifact_ids: list[UUID]) -> list[UUID]:
         """Delete those of these artifacts whose thread is gone and that nobody refers to; returns their blobs."""
         if not artifact_ids:
-            return set()
-        rows = await transaction.fetch(artifacts_sql.LOCK_STRAYS, *_place(scope), artifact_ids)
-        return await self._delete_unreferenced(transaction, scope, [row["artifact_id"] for row in rows])
+            return []
+        locked = await transaction.fetch_all(artifacts_sql.LOCK_STRAYS, artifact_ids=artifact_ids)
+        return await self._delete_unreferenced(transaction, locked)
 
-    async def _delete_unreferenced(self, transaction: Transaction, scope: Scope, artifact_ids: list[UUID]) -> set[UUID]:
+    async def _delete_unreferenced(self, transaction: Transaction, artifact_ids: list[UUID]) -> list[UUID]:
         """Delete those of these locked artifacts that nobody refers to; returns their blobs."""
         if not artifact_ids:
-            return set()
-        rows = await transaction.fetch(artifacts_sql.DELETE_UNREFERENCED, *_place(scope), artifact_ids)
-        return {row["blob_id"] for row in rows}
+            return []
+        return await transaction.fetch_all(artifacts_sql.DELETE_UNREFERENCED, artifact_ids=artifact_ids)
 
     # --- shredding -------------------------------------------------------------------------------------------------
 
-    async def condemn_subject(self, transaction: Transaction, scope: Scope) -> int:
+    async def condemn_subject(self, transaction: Transaction) -> int:
         """Condemn every blob of a subject whose keys are destroyed, and delete what refers to them.
 
         Returns:
             How many blobs were live.
         """
-        condemned = await transaction.execute(sql.CONDEMN_SUBJECT, *_place(scope))
-        await transaction.execute(sql.ABANDON_SUBJECT, *_place(scope), self._tombstone_seconds)
+        condemned = await transaction.run(sql.CONDEMN_SUBJECT)
+        await transaction.run(sql.ABANDON_SUBJECT, tombstone_seconds=self._tombstone_seconds)
         for statement in sql.FORGET_SUBJECT:
-            await transaction.execute(statement, *_place(scope))
+            await transaction.run(statement)
         return condemned

@@ -6,7 +6,6 @@ as they are, as everywhere. What is damaged is left, too, and keeps the older ve
 """
 
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
@@ -16,7 +15,6 @@ from storage.format.pointer import artifact_location, intent_location, pointer_l
 from storage.postgres import artifacts as artifacts_sql
 from storage.postgres import blobs as sql
 from storage.postgres.unit_of_work import Transaction
-from storage.scope import Scope
 
 TABLES = ("blobs", "intents", "artifacts")
 _NIL = UUID(int=0)
@@ -38,51 +36,71 @@ class Resealed:
     position: BlobPosition | None
 
 
-def _pointer(row: Any) -> tuple[tuple[Field, ...], bytes]:
-    return pointer_location(row["blob_id"], row["content_id"], row["size_bytes"], row["created_at"]), row["pointer"]
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """What one row has sealed, and where it stands."""
+
+    row_id: UUID
+    location: tuple[Field, ...]
+    key_version: int
+    envelope: bytes
 
 
-def _intent(row: Any) -> tuple[tuple[Field, ...], bytes]:
-    return intent_location(row["blob_id"], row["purpose"], row["content_id"], row["created_at"]), row["record"]
+def _pointer(row: sql.StalePointer) -> _Sealed:
+    location = pointer_location(row.blob_id, row.content_id, row.size_bytes, row.created_at)
+    return _Sealed(row.blob_id, location, row.key_version, row.pointer)
 
 
-def _artifact(row: Any) -> tuple[tuple[Field, ...], bytes]:
+def _intent(row: sql.StaleIntent) -> _Sealed:
+    location = intent_location(row.blob_id, row.purpose, row.content_id, row.created_at)
+    return _Sealed(row.blob_id, location, row.key_version, row.record)
+
+
+def _artifact(row: artifacts_sql.StaleArtifact) -> _Sealed:
     location = artifact_location(
-        row["artifact_id"], row["name_digest"], row["number"], row["blob_id"], row["size_bytes"], row["created_at"]
+        row.artifact_id, row.name_digest, row.number, row.blob_id, row.size_bytes, row.created_at
     )
-    return location, row["sealed"]
+    return _Sealed(row.artifact_id, location, row.key_version, row.sealed)
 
 
-_STEPS = {
-    "blobs": (sql.STALE_POINTERS, sql.RESEAL_POINTER, "blob_id", _pointer),
-    "intents": (sql.STALE_INTENTS, sql.RESEAL_INTENT, "blob_id", _intent),
-    "artifacts": (artifacts_sql.STALE, artifacts_sql.RESEAL, "artifact_id", _artifact),
-}
+async def _stale(transaction: Transaction, position: BlobPosition, version: bytes, limit: int) -> list[_Sealed]:
+    values = {"version": version, "after": position.after, "limit": limit}
+    match position.table:
+        case "blobs":
+            return [_pointer(row) for row in await transaction.fetch_all(sql.STALE_POINTERS, **values)]
+        case "intents":
+            return [_intent(row) for row in await transaction.fetch_all(sql.STALE_INTENTS, **values)]
+        case _:
+            return [_artifact(row) for row in await transaction.fetch_all(artifacts_sql.STALE, **values)]
 
 
-async def reseal_blobs(
-    transaction: Transaction, scope: Scope, sealer: Sealer, position: BlobPosition, limit: int
-) -> Resealed:
+_STORE = {"blobs": sql.RESEAL_POINTER, "intents": sql.RESEAL_INTENT, "artifacts": artifacts_sql.RESEAL}
+
+
+async def reseal_blobs(transaction: Transaction, sealer: Sealer, position: BlobPosition, limit: int) -> Resealed:
     """Re-seal up to ``limit`` rows under the active key version, in the caller's transaction.
 
     A row that somebody changed meanwhile is left: whoever did sealed it anew, or it is found stale again.
     """
-    place = (scope.tenant_id, scope.subject_id)
     version = sealer.active_key_version.to_bytes(4)
-    stale, store, column, sealed_of = _STEPS[position.table]
-    rows = await transaction.fetch(stale, *place, version, position.after, limit)
+    rows = await _stale(transaction, position, version, limit)
     done = 0
     for row in rows:
-        location, envelope = sealed_of(row)
         try:
-            check_key_version(row["key_version"], envelope)
-            again = sealer.seal(Kind.POINTER, location, sealer.open(Kind.POINTER, location, envelope), compress=False)
+            check_key_version(row.key_version, row.envelope)
+            opened = sealer.open(Kind.POINTER, row.location, row.envelope)
         except (OpenError, KeyDestroyed, IntegrityFailure):
             continue
-        done += await transaction.execute(store, *place, row[column], sealer.active_key_version, again, envelope)
+        done += await transaction.run(
+            _STORE[position.table],
+            row_id=row.row_id,
+            key_version=sealer.active_key_version,
+            sealed=sealer.seal(Kind.POINTER, row.location, opened, compress=False),
+            was=row.envelope,
+        )
     if len(rows) == limit:
-        return Resealed(done, BlobPosition(position.table, rows[-1][column]))
+        return Resealed(done, BlobPosition(position.table, rows[-1].row_id))
     if position.table == TABLES[0]:
-        await transaction.execute(sql.FORGET_CONDEMNED_POINTERS, *place, version)
+        await transaction.run(sql.FORGET_CONDEMNED_POINTERS, version=version)
     following = TABLES.index(position.table) + 1
     return Resealed(done, BlobPosition(TABLES[following]) if following < len(TABLES) else None)

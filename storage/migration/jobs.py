@@ -48,6 +48,7 @@ from storage.format.token import ThreadToken
 from storage.model import ChannelValue, Checkpoint, FullState, Load, Loaded, Precondition, Save, Value
 from storage.postgres import migrating as sql
 from storage.postgres.completeness import SUBJECTS
+from storage.postgres.migrating import MigratingHead
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.schemas.checks import INPUT_SOURCE
 from storage.schemas.registry import Known, StateSchemas
@@ -126,7 +127,7 @@ class Report(Struct, kw_only=True):
     samples: list[Sample] = []
 
 
-class _Place(Struct, array_like=True, frozen=True):
+class _HeadRef(Struct, array_like=True, frozen=True):
     subject_id: str
     thread_id: str
     namespace: str
@@ -146,8 +147,8 @@ class _Position(Struct, kw_only=True):
     after: tuple[str, str] | None = None
     walked: bool = False
     round: int = 0
-    again: list[_Place] = []
-    moved: list[_Place] = []
+    again: list[_HeadRef] = []
+    moved: list[_HeadRef] = []
     refused_seconds: float = 0.0
 
 
@@ -226,8 +227,8 @@ class Migrating:
     async def heads_by_version(self, scope: TenantScope, schema: str) -> dict[int, int]:
         """How many heads of a schema are at each version now."""
         async with self._unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
-            rows = await transaction.fetch(sql.HEADS_BY_VERSION, scope.tenant_id, schema)
-        return {row["number"]: row["heads"] for row in rows}
+            rows = await transaction.fetch_all(sql.HEADS_BY_VERSION, state_schema=schema)
+        return {row.number: row.heads for row in rows}
 
     async def jobs(self, scope: TenantScope, schema: str) -> list[Job]:
         """The last job of each kind, newest first; a damaged one is left out (`Jobs.list` shows it).
@@ -277,9 +278,9 @@ class Migrating:
             await self._count_archived(Scope(scope.tenant_id, at.subject_id), at, lease.target)
         subject = Scope(scope.tenant_id, at.subject_id)
         async with self._unit_of_work.snapshot(subject) as transaction:
-            rows = await _heads(transaction, subject, at, at.after, lease.target, limit)
+            rows = await _heads(transaction, at, at.after, lease.target, limit)
         for row in rows:
-            at.after = (row["thread_id"], row["namespace"])
+            at.after = (row.thread_id, row.namespace)
             at.report.heads += 1
             await self._visit(lease, subject, at, row)
         if len(rows) < limit:
@@ -289,9 +290,9 @@ class Migrating:
     async def _count_archived(self, scope: Scope, at: _Position, schema: str) -> None:
         """Pass over what is in the archive: it is converted when it is loaded, there or restored."""
         async with self._unit_of_work.snapshot(scope) as transaction:
-            found = await transaction.fetchval(sql.ARCHIVED_HEADS, scope.tenant_id, scope.subject_id, schema)
-        at.report.heads += found
-        at.report.archived += found
+            archived = await transaction.fetch_only(sql.ARCHIVED_HEADS, state_schema=schema)
+        at.report.heads += archived
+        at.report.archived += archived
 
     async def _visit_again(self, lease: Lease, scope: TenantScope, at: _Position, limit: int) -> tuple[int, bool]:
         if not at.again:
@@ -303,38 +304,36 @@ class Migrating:
             subject = Scope(scope.tenant_id, place.subject_id)
             at.report.moved -= 1
             async with self._unit_of_work.snapshot(subject) as transaction:
-                rows = await _heads(transaction, subject, at, (place.thread_id, place.namespace), lease.target, None)
+                rows = await _heads(transaction, at, (place.thread_id, place.namespace), lease.target, None)
             if not rows:
                 at.report.gone += 1
             for row in rows:
                 await self._visit(lease, subject, at, row)
         return len(places), not (at.again or at.moved)
 
-    async def _visit(self, lease: Lease, scope: Scope, at: _Position, row: Any) -> None:
+    async def _visit(self, lease: Lease, scope: Scope, at: _Position, row: MigratingHead) -> None:
         try:
             outcome = await self._outcome(lease, scope, at, row)
         except TenantTooCostly as refused:
             outcome, at.refused_seconds = "moved", refused.retry_after_seconds
         setattr(at.report, outcome, getattr(at.report, outcome) + 1)
         if outcome == "moved" and len(at.moved) + len(at.again) < AGAIN_MAX:
-            at.moved.append(_Place(scope.subject_id, row["thread_id"], row["namespace"]))
+            at.moved.append(_HeadRef(scope.subject_id, row.thread_id, row.namespace))
 
-    async def _outcome(self, lease: Lease, scope: Scope, at: _Position, row: Any) -> Outcome:
+    async def _outcome(self, lease: Lease, scope: Scope, at: _Position, row: MigratingHead) -> Outcome:
         """Do with one head what the job is for; what cannot be done now by anybody is left alone, and counted."""
-        due = row["source"] == MIGRATE_SOURCE if lease.kind == STATE_ROLLBACK_KIND else _below(row, at)
-        waiting = row["written"] or row["status"] == "waiting" or row["source"] == INPUT_SOURCE
+        due = row.source == MIGRATE_SOURCE if lease.kind == STATE_ROLLBACK_KIND else _below(row, at)
+        waiting = row.written or row.status == "waiting" or row.source == INPUT_SOURCE
         aside: list[tuple[bool, Outcome]] = [
-            (not due, "current"), (row["client_share"], "shared"), (row["tier"] != "hot", "archived"),
-            (waiting, "waiting"), (row["recent"], "recent"),
+            (not due, "current"), (row.client_share, "shared"), (row.tier != "hot", "archived"),
+            (waiting, "waiting"), (row.recent, "recent"),
         ]  # fmt: skip
         left = next((outcome for holds, outcome in aside if holds), None)
         # What is left to the conversion at load is tried, too: that must work.
         if left is not None and (lease.kind == STATE_ROLLBACK_KIND or left in {"current", "shared", "archived"}):
             return left
         try:
-            loaded = await self._checkpoints.load(
-                scope, Load(row["thread_id"], row["namespace"], None, with_state=True)
-            )
+            loaded = await self._checkpoints.load(scope, Load(row.thread_id, row.namespace, None, with_state=True))
             if lease.kind == STATE_ROLLBACK_KIND:
                 return await self._roll_back(scope, lease.target, loaded)
             done = await self._migrate(lease, scope, at, loaded, only_try=lease.kind == STATE_PLAN_KIND or bool(left))
@@ -409,16 +408,23 @@ class Migrating:
 
 
 async def _heads(
-    transaction: Transaction, scope: Scope, at: _Position, place: tuple[str, str], schema: str, limit: int | None
-) -> list[Any]:
+    transaction: Transaction, at: _Position, place: tuple[str, str], schema: str, limit: int | None
+) -> list[MigratingHead]:
     """Heads after a place, or, without a limit, the one at it."""
-    return await transaction.fetch(
-        sql.HEADS, scope.tenant_id, scope.subject_id, *place, schema, float(at.idle_seconds), limit or 1, limit is None
+    thread_id, namespace = place
+    return await transaction.fetch_all(
+        sql.HEADS,
+        after_thread=thread_id,
+        after_namespace=namespace,
+        state_schema=schema,
+        idle_seconds=float(at.idle_seconds),
+        limit=limit or 1,
+        only_this=limit is None,
     )
 
 
-def _below(row: Any, at: _Position) -> bool:
-    return row["state_version"] is not None and row["state_version"] < at.target_version
+def _below(row: MigratingHead, at: _Position) -> bool:
+    return row.state_version is not None and row.state_version < at.target_version
 
 
 def _save(shown: Checkpoint, on: Loaded, source: str) -> Save:

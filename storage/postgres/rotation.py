@@ -434,7 +434,6 @@ EXISTS (SELECT FROM stateroom.threads t WHERE t.tenant_id = :tenant_id AND t.sub
     AND (t.client_share OR t.tier <> 'hot'))
 """
 
-_STALE_BLOBS = STALE_BLOBS.replace("$1", ":tenant_id").replace("$2", ":subject_id").replace("$3", ":version")
 
 # How many envelopes another version than the given one sealed: those to re-seal, and those that are set aside. What is
 # in an archive is counted once for the thread, by the versions its stub names, which `storage.key_lifecycle.reseal`
@@ -456,7 +455,7 @@ FROM (
     UNION ALL SELECT true, 1 FROM stateroom.archives x
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id
       AND ({_other("x.sealed")} OR x.key_versions <> ARRAY[('x' || encode(:version, 'hex'))::bit(32)::integer])
-    UNION ALL {_STALE_BLOBS}
+    UNION ALL {STALE_BLOBS}
 ) sealed
 """,
     StaleCount,

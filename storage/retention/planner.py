@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from storage.errors import InvalidState
-from storage.model import Status
+from storage.model import Status, Tier
 from storage.threads.thinning import HYSTERESIS
 
 # A hundred years; nobody means more, and sums with it stay within what a date can be.
@@ -33,7 +33,6 @@ QUIET_SECONDS = 3600
 OnExpiry = Literal["archive", "delete"]
 Action = Literal["archive", "delete", "expire", "thin"]
 Reason = Literal["idle_ttl", "absolute_ttl", "done_ttl", "archive_ttl", "checkpoints_max", "thinning", "pending_writes"]
-Tier = Literal["hot", "archive"]
 ACTIONS: tuple[Action, ...] = ("archive", "delete", "expire", "thin")
 
 

@@ -26,7 +26,7 @@ from crypto import KeyDestroyed
 from storage.administration.audit import LOCAL_ACTOR, Audit
 from storage.blobs.store import STORAGE_CLASSES
 from storage.concurrency.turns import Pauses
-from storage.control.rows import ControlRows, policy_row, proof_of
+from storage.control.rows import ControlRows, Proof, policy_row
 from storage.encoding import json_decoder, json_encoder
 from storage.errors import (
     IntegrityFailure,
@@ -39,6 +39,7 @@ from storage.errors import (
 from storage.format.audit import OPERATOR_CHAIN
 from storage.model import Removal
 from storage.postgres import retention as sql
+from storage.postgres.retention import FactsRow, PolicyRow
 from storage.postgres.tenants import ONE_TENANT
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import (
@@ -58,7 +59,14 @@ from storage.retention.planner import (
     resolve,
 )
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope, check_id
-from storage.threads.holds import AGENT_LEVEL, CEILINGS_LEVEL, TENANT_LEVEL, THREAD_LEVEL, said_above, said_by_thread
+from storage.threads.holds import (
+    AGENT_LEVEL,
+    CEILINGS_LEVEL,
+    TENANT_LEVEL,
+    THREAD_LEVEL,
+    proved_policy,
+    proved_thread_policy,
+)
 from storage.threads.pruning import Pruning
 from storage.threads.thinning import ThinningRule
 
@@ -154,7 +162,7 @@ class Examined:
         plan: What is due now; None: nothing.
     """
 
-    row: Any
+    row: FactsRow
     policy: Effective
     facts: Facts
     plan: Plan | None
@@ -250,51 +258,52 @@ async def read_policies(
     `ControlRows.ready` came before the transaction. What no gateway wrote is named, and is not looked at.
     """
     targets = {"", *(agent for agent in agents if agent is not None)}
-    return await _checked(control, tenant_id, await transaction.fetch(sql.POLICIES_OF, tenant_id, [*targets]))
+    rows = await transaction.fetch_all(sql.POLICIES_OF, owner=tenant_id, targets=[*targets])
+    return await _checked(control, tenant_id, rows)
 
 
 async def _read_all(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> TenantPolicies:
     """Everything that a tenant and its operator say above threads; as `read_policies`."""
-    return await _checked(control, tenant_id, await transaction.fetch(sql.POLICIES, tenant_id))
+    return await _checked(control, tenant_id, await transaction.fetch_all(sql.POLICIES, owner=tenant_id))
 
 
-async def _checked(control: ControlRows, tenant_id: UUID, rows: Sequence[Any]) -> TenantPolicies:
+async def _checked(control: ControlRows, tenant_id: UUID, rows: Sequence[PolicyRow]) -> TenantPolicies:
     """What rows say, as `read_policies`; others go first between them."""
     tenant, capped, agents, damaged = Stored(), Capped(), {}, set()
     pauses = Pauses()
     for row in rows:
-        if not control.is_sound(said_above(tenant_id, row), proof_of(row)):
-            damaged.add((row["level"], row["target"]))
-        elif row["level"] == CEILINGS_LEVEL:
-            capped = Capped(_ceilings(row["policy"]), row["updated_at"])
-        elif row["level"] == TENANT_LEVEL:
+        if not control.is_sound(proved_policy(tenant_id, row), Proof(row.mac, row.mac_format)):
+            damaged.add((row.level, row.target))
+        elif row.level == CEILINGS_LEVEL:
+            capped = Capped(_ceilings(row.policy), row.updated_at)
+        elif row.level == TENANT_LEVEL:
             tenant = _stored(row)
         else:
-            agents[row["target"]] = _stored(row)
-        await pauses.after(len(row["policy"]))
+            agents[row.target] = _stored(row)
+        await pauses.after(len(row.policy))
     return TenantPolicies(tenant, agents, capped, frozenset(damaged))
 
 
-def _stored(row: Any) -> Stored:
-    return Stored(_policy(row["policy"]), row["updated_at"])
+def _stored(row: PolicyRow) -> Stored:
+    return Stored(_policy(row.policy), row.updated_at)
 
 
-def own_of(control: ControlRows, tenant_id: UUID, row: Any) -> Stored:
+def own_of(control: ControlRows, tenant_id: UUID, row: FactsRow) -> Stored:
     """What a thread says itself, by the facts of it.
 
     Raises:
         IntegrityFailure: it was written or edited outside the gateway.
     """
-    if row["policy"] is None:
+    if row.policy is None or row.policy_updated_at is None:
         return Stored()
-    target = (row["subject_id"], row["thread_id"])
-    said = (THREAD_LEVEL, target, row["policy"], row["legal_hold"], row["policy_updated_at"])
-    control.check(policy_row(tenant_id, *said), proof_of(row))
-    return Stored(_policy(row["policy"]), row["policy_updated_at"])
+    target, held = (row.subject_id, row.thread_id), bool(row.legal_hold)
+    proved = policy_row(tenant_id, THREAD_LEVEL, target, row.policy, held, row.policy_updated_at)
+    control.check(proved, Proof(row.mac, row.mac_format))
+    return Stored(_policy(row.policy), row.policy_updated_at)
 
 
 def glance(
-    policies: TenantPolicies, own: Stored, row: Any, thinned_until: datetime | None, now: datetime | None = None
+    policies: TenantPolicies, own: Stored, row: FactsRow, thinned_until: datetime | None, now: datetime | None = None
 ) -> tuple[Examined, bool]:
     """A thread as far as its own row says; and whether more must be counted to know whether it is to be thinned.
 
@@ -303,18 +312,18 @@ def glance(
     Raises:
         IntegrityFailure: as `TenantPolicies.effective`.
     """
-    policy = policies.effective(row["agent"], own.policy)
-    touched = max(row["updated_at"], policies.changed_at(row["agent"], own.updated_at))
+    policy = policies.effective(row.agent, own.policy)
+    touched = max(row.updated_at, policies.changed_at(row.agent, own.updated_at))
     facts = Facts(
-        tier=row["tier"],
-        status=row["status"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-        client_share=row["client_share"],
-        archived_at=row["archived_at"],
+        tier=row.tier,
+        status=row.status,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        client_share=row.client_share,
+        archived_at=row.archived_at,
         changed=thinned_until is None or touched >= thinned_until,
     )
-    due = plan(policy, facts, row["present"] if now is None else now)
+    due = plan(policy, facts, row.present if now is None else now)
     ended = due is not None and due.action != "thin"
     window = policy.pending_writes_seconds
     # A write that became due since the last time was written when the thread was touched, at the latest.
@@ -326,17 +335,17 @@ def glance(
 
 
 async def count(
-    transaction: Transaction, scope: Scope, seen: Examined, thinned_until: datetime | None, now: datetime | None = None
+    transaction: Transaction, seen: Examined, thinned_until: datetime | None, now: datetime | None = None
 ) -> Examined:
     """A thread as its other rows say as well; as `glance`."""
-    now = seen.row["present"] if now is None else now
+    now = seen.row.present if now is None else now
     window = timedelta(seconds=seen.policy.pending_writes_seconds or 0)
     since = _BEGINNING if thinned_until is None or seen.facts.changed else thinned_until - window
-    row = await transaction.fetchrow(
-        sql.COUNTS_OF, scope.tenant_id, scope.subject_id, seen.row["thread_id"], now - window, since
+    counts = await transaction.fetch_only(
+        sql.COUNTS_OF, thread_id=seen.row.thread_id, written_before=now - window, written_since=since
     )
-    due = seen.policy.pending_writes_seconds is not None and row["writes_due"]
-    facts = replace(seen.facts, checkpoints=row["checkpoints"], writes_due=due)
+    due = seen.policy.pending_writes_seconds is not None and counts.writes_due
+    facts = replace(seen.facts, checkpoints=counts.checkpoints, writes_due=due)
     return Examined(seen.row, seen.policy, facts, plan(seen.policy, facts, now))
 
 
@@ -359,30 +368,34 @@ async def examine(
     Raises:
         IntegrityFailure: what is said of it was written or edited outside the gateway.
     """
-    row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
+    row = await transaction.fetch_one(sql.FACTS_OF, thread_id=thread_id)
     if row is None:
         return None
-    policies = await read_policies(transaction, control, scope.tenant_id, [row["agent"]])
+    policies = await read_policies(transaction, control, scope.tenant_id, [row.agent])
     seen, counts = glance(policies, own_of(control, scope.tenant_id, row), row, thinned_until)
-    return await count(transaction, scope, seen, thinned_until) if counts else seen
+    return await count(transaction, seen, thinned_until) if counts else seen
 
 
-async def said_of(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str) -> Effective | None:
+async def effective_of(
+    transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str
+) -> Effective | None:
     """What holds for a thread at this moment; None: there is none. As `examine`."""
-    row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
+    row = await transaction.fetch_one(sql.FACTS_OF, thread_id=thread_id)
     if row is None:
         return None
-    policies = await read_policies(transaction, control, scope.tenant_id, [row["agent"]])
-    return policies.effective(row["agent"], own_of(control, scope.tenant_id, row).policy)
+    policies = await read_policies(transaction, control, scope.tenant_id, [row.agent])
+    return policies.effective(row.agent, own_of(control, scope.tenant_id, row).policy)
 
 
 async def put_own(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str, policy: Policy) -> None:
     """Store what a thread says; whoever changes a hold has the lock of holds."""
-    now = await transaction.fetchval(sql.PRESENT)
-    place, said = (scope.subject_id, thread_id), (_encoder(policy), bool(policy.legal_hold), now)
-    proof = control.proof(policy_row(scope.tenant_id, THREAD_LEVEL, place, *said))
-    await transaction.execute(sql.PUT_THREAD, scope.tenant_id, *place, *said, *proof)
-    await transaction.execute(sql.BEGIN_ROUNDS, scope.tenant_id)
+    now = await transaction.fetch_only(sql.PRESENT)
+    target, body, held = (scope.subject_id, thread_id), _encoder(policy), bool(policy.legal_hold)
+    proof = control.proof(policy_row(scope.tenant_id, THREAD_LEVEL, target, body, held, now))
+    await transaction.run(
+        sql.PUT_THREAD, thread_id=thread_id, policy=body, legal_hold=held, updated_at=now, **proof._asdict()
+    )
+    await transaction.run(sql.BEGIN_ROUNDS, owner=scope.tenant_id)
 
 
 class RetentionPolicies:
@@ -406,7 +419,7 @@ class RetentionPolicies:
     async def delay(self, scope: TenantScope, seconds: float) -> None:
         """Have nothing done by what is said for so many seconds; a round that is under way goes on."""
         async with self._unit_of_work.begin(scope) as transaction:
-            await transaction.execute(sql.DELAY_ROUND, scope.tenant_id, seconds)
+            await transaction.run(sql.DELAY_ROUND, seconds=seconds)
 
     # --- tenant and agents -----------------------------------------------------------------------------------------
 
@@ -446,7 +459,7 @@ class RetentionPolicies:
         level, target = (TENANT_LEVEL, "") if agent is None else (AGENT_LEVEL, check_id(agent, "agent"))
         tenant_id = scope.tenant_id
         async with self._unit_of_work.begin(scope) as transaction:
-            await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
+            await transaction.run(sql.TAKE_HOLDS, lock=sql.holds_lock(tenant_id))
             said = await read_policies(transaction, self._control, tenant_id, [agent])
             before = (said.tenant if agent is None else said.agents.get(agent, Stored())).policy
             after = _keeping_hold(policy, before)
@@ -470,7 +483,9 @@ class RetentionPolicies:
         """
         said = await _read_all(transaction, self._control, tenant_id)
         taken_back = [agent for agent, stored in said.agents.items() if stored.policy == NOTHING_SAID]
-        removed = await transaction.fetch(sql.REMOVE_TAKEN_BACK, tenant_id, taken_back) if taken_back else ()
+        removed: Sequence[str] = ()
+        if taken_back:
+            removed = await transaction.fetch_all(sql.REMOVE_TAKEN_BACK, owner=tenant_id, targets=taken_back)
         rows = len(said.agents) + len(said.damaged)
         if rows - len(taken_back) >= AGENT_POLICIES_MAX or rows - len(removed) >= AGENT_POLICY_ROWS_MAX:
             raise RetentionPoliciesExceeded
@@ -478,10 +493,19 @@ class RetentionPolicies:
     async def _put(
         self, transaction: Transaction, tenant_id: UUID, level: str, target: str, body: bytes, *, held: bool
     ) -> None:
-        now = await transaction.fetchval(sql.PRESENT)
+        now = await transaction.fetch_only(sql.PRESENT)
         proof = self._control.proof(policy_row(tenant_id, level, (target,), body, held, now))
-        await transaction.execute(sql.PUT, tenant_id, level, target, body, held, now, *proof)
-        await transaction.execute(sql.BEGIN_ROUNDS, tenant_id)
+        await transaction.run(
+            sql.PUT,
+            owner=tenant_id,
+            level=level,
+            target=target,
+            policy=body,
+            legal_hold=held,
+            updated_at=now,
+            **proof._asdict(),
+        )
+        await transaction.run(sql.BEGIN_ROUNDS, owner=tenant_id)
 
     async def _record(
         self,
@@ -545,31 +569,30 @@ class RetentionPolicies:
         """
         check_policy(policy, STORAGE_CLASSES)
         await self._control.ready()
-        place = (scope.tenant_id, scope.subject_id, thread_id)
 
         async def attempt() -> ThreadRetention:
             async with self._unit_of_work.begin(scope) as transaction:
                 # The order of every removal: the thread, then the holds.
-                locked = await transaction.fetchrow(sql.LOCK_THREAD, *place)
+                locked = await transaction.fetch_one(sql.LOCK_THREAD, thread_id=thread_id)
                 if locked is None:
                     raise ThreadNotFound
-                row = await transaction.fetchrow(sql.THREAD_ONE, *place)
+                row = await transaction.fetch_one(sql.THREAD_ONE, thread_id=thread_id)
                 before, superseded = NOTHING_SAID, False
                 if row is not None:
-                    said_before, proof = said_by_thread(scope, thread_id, row), proof_of(row)
+                    proved, proof = proved_thread_policy(scope, thread_id, row), Proof(row.mac, row.mac_format)
                     if not supersede:
-                        self._control.check(said_before, proof)
-                    elif superseded := not self._control.is_sound(said_before, proof):
+                        self._control.check(proved, proof)
+                    elif superseded := not self._control.is_sound(proved, proof):
                         _require_hold(policy)
                     if not superseded:
-                        before = _policy(row["policy"])
+                        before = _policy(row.policy)
                 after = _keeping_hold(policy, before)
                 if after != before or superseded:
                     if check is not None:
-                        said = await read_policies(transaction, self._control, scope.tenant_id, [locked["agent"]])
-                        check(said.effective(locked["agent"], before), said.effective(locked["agent"], after))
+                        others = await read_policies(transaction, self._control, scope.tenant_id, [locked.agent])
+                        check(others.effective(locked.agent, before), others.effective(locked.agent, after))
                     if superseded or before.legal_hold != after.legal_hold:
-                        await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(scope.tenant_id))
+                        await transaction.run(sql.TAKE_HOLDS, lock=sql.holds_lock(scope.tenant_id))
                     await put_own(transaction, self._control, scope, thread_id, after)
                     target = f"thread:{scope.subject_id}/{thread_id}"
                     await self._record(
@@ -580,7 +603,7 @@ class RetentionPolicies:
         return await self._unit_of_work.retrying(attempt)
 
     async def _of_thread(self, transaction: Transaction, scope: Scope, thread_id: str) -> ThreadRetention:
-        row = await transaction.fetchrow(sql.FACTS_OF, scope.tenant_id, scope.subject_id, thread_id)
+        row = await transaction.fetch_one(sql.FACTS_OF, thread_id=thread_id)
         if row is None:
             raise ThreadNotFound
         try:
@@ -629,7 +652,7 @@ class RetentionPolicies:
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetch_one(ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
-            await transaction.execute(sql.TAKE_HOLDS, sql.holds_lock(tenant_id))
+            await transaction.run(sql.TAKE_HOLDS, lock=sql.holds_lock(tenant_id))
             said = await read_policies(transaction, self._control, tenant_id, [])
             before, superseded = said.capped, (CEILINGS_LEVEL, "") in said.damaged
             if ceilings != before.ceilings or superseded:
@@ -670,10 +693,13 @@ class RetentionPolicies:
             check_policy(draft[1], STORAGE_CLASSES)
         until = time.monotonic() + PREVIEW_SECONDS
         async with self._unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
-            await transaction.execute(sql.IN_ORDER)
-            now = await transaction.fetchval(sql.PRESENT) if now is None else now
-            found = await transaction.fetch(sql.PAGE, scope.tenant_id, *(after or ("", "")), rows)
-            agents = {row["agent"] for row in found} | {None if draft is None else draft[0]}
+            await transaction.run(sql.IN_ORDER)
+            now = await transaction.fetch_only(sql.PRESENT) if now is None else now
+            after_subject, after_thread = after or ("", "")
+            found = await transaction.fetch_all(
+                sql.PAGE, after_subject=after_subject, after_thread=after_thread, limit=rows
+            )
+            agents = {row.agent for row in found} | {None if draft is None else draft[0]}
             policies = await read_policies(transaction, self._control, scope.tenant_id, agents)
         if draft is not None:
             policies = policies.with_draft(*draft, now)
@@ -681,8 +707,8 @@ class RetentionPolicies:
         hot: dict[str, list[Examined]] = {}
         pauses = Pauses()
         for row in found:
-            await pauses.after(len(row["policy"] or b""))
-            subject = Scope(scope.tenant_id, row["subject_id"])
+            await pauses.after(len(row.policy or b""))
+            subject = Scope(scope.tenant_id, row.subject_id)
             try:
                 seen, counts = glance(policies, own_of(self._control, scope.tenant_id, row), row, None, now)
             except IntegrityFailure:
@@ -691,32 +717,32 @@ class RetentionPolicies:
                 continue
             if counts:
                 async with self._unit_of_work.snapshot(subject) as transaction:
-                    seen = await count(transaction, subject, seen, None, now)
+                    seen = await count(transaction, seen, None, now)
             page.threads += 1
             page.held += seen.policy.legal_hold and _without_hold(seen, now) is not None and seen.plan is None
             if seen.plan is not None:
                 if seen.facts.tier == "hot":
-                    hot.setdefault(row["subject_id"], []).append(seen)
+                    hot.setdefault(row.subject_id, []).append(seen)
                 else:
-                    _foresee(page, seen, seen.row["size_bytes"])
+                    _foresee(page, seen, seen.row.size_bytes or 0)
             if seen.plan is not None and seen.plan.action == "thin" and time.monotonic() > until:
                 break
         await self._weigh(page, scope, hot)
         if found and (page.threads < len(found) or len(found) == rows):
             last = found[page.threads - 1]
-            page.next = (last["subject_id"], last["thread_id"])
+            page.next = (last.subject_id, last.thread_id)
         return page
 
     async def _weigh(self, page: PreviewPage, scope: TenantScope, hot: Mapping[str, list[Examined]]) -> None:
         """Add what is due of hot threads, by subject, with what their envelopes take."""
         for subject_id, seen in hot.items():
             subject = Scope(scope.tenant_id, subject_id)
-            ids = [each.row["thread_id"] for each in seen]
+            ids = [each.row.thread_id for each in seen]
             async with self._unit_of_work.snapshot(subject) as transaction:
-                rows = await transaction.fetch(sql.HOT_BYTES, scope.tenant_id, subject_id, ids)
-            size = {row["thread_id"]: row["bytes"] for row in rows}
+                rows = await transaction.fetch_all(sql.HOT_BYTES, thread_ids=ids)
+            size = {row.thread_id: row.bytes for row in rows}
             for each in seen:
-                thread_id = each.row["thread_id"]
+                thread_id = each.row.thread_id
                 if each.plan is None or each.plan.action != "thin":
                     _foresee(page, each, size[thread_id])
                     continue
@@ -727,7 +753,7 @@ class RetentionPolicies:
 
     async def _thinned(self, scope: Scope, seen: Examined, now: datetime) -> Removal:
         try:
-            return await self._pruning.preview(scope, seen.row["thread_id"], rule_of(seen.policy, now))
+            return await self._pruning.preview(scope, seen.row.thread_id, rule_of(seen.policy, now))
         except (StorageError, KeyDestroyed):  # it is damaged, or was removed meanwhile: a round would leave it, too
             return Removal(threads=0, checkpoints=0, pending_writes=0)
 

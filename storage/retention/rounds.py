@@ -17,11 +17,9 @@ moment at which something that is due is done.
 """
 
 import asyncio
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 from uuid import UUID
@@ -30,9 +28,9 @@ from msgspec import Struct
 
 from crypto import CryptoError, KeyUnavailable
 from storage.administration.audit import GATEWAY_ACTOR, Audit
+from storage.administration.rounds import LeaseLostError, Rounds, Tally, given_back, jittered
 from storage.blobs.store import BlobUnavailable
 from storage.clock import Clock
-from storage.concurrency.rounds import telling
 from storage.concurrency.turns import Pauses
 from storage.control.clock_check import ClockCheck
 from storage.control.rows import ControlRows
@@ -51,16 +49,17 @@ from storage.errors import (
 )
 from storage.model import Removal
 from storage.postgres import retention as sql
+from storage.postgres.retention import FactsRow
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import ACTIONS, Action, Plan
 from storage.retention.policies import (
     Examined,
+    effective_of,
     examine,
     glance,
     own_of,
     read_policies,
     rule_of,
-    said_of,
 )
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.threads.pruning import Guard, Pruning
@@ -68,17 +67,13 @@ from storage.threads.verbs import Threads
 
 # How often a tenant has a round: what is due waits for so long at most, give or take the jitter.
 ROUND_SECONDS = 900.0
-JITTER = 0.2
 # A round that left something behind comes again sooner.
 AGAIN_SECONDS = 120.0
 # A dead process's tenant is taken over after so long; longer than any one act takes.
 LEASE_SECONDS = 300.0
 RENEW_SECONDS = 30.0
-# What a process that stops takes at most to let another one go on.
-GIVE_BACK_SECONDS_MAX = 5.0
 # A tenant with more to do than this gives way to the others.
 SLICE_SECONDS = 30.0
-POLL_SECONDS = 15.0
 # Acts of one process: each writes to the database and perhaps to the object store beside everybody's requests.
 ACTS_PER_SECOND = 20.0
 ACTS_AT_ONCE = 4
@@ -89,9 +84,7 @@ FAILURES_MAX = 8
 OVERLAP_SECONDS = 300.0
 # Something that is due is late when it was still there after so long.
 LATE_SECONDS = 2 * ROUND_SECONDS
-_TENANTS_MAX = 50
 _ROUND_ACTION = "retention.round"
-_random = secrets.SystemRandom()
 # `gone`: the thread is not there any more, or nothing is due of it any more. `left`: not now. `failed`: not ever.
 # `unavailable`: not before the deployment has an archive.
 Outcome = Literal["done", "gone", "held", "left", "unavailable", "failed"]
@@ -144,22 +137,23 @@ class Archiving(Protocol):
 
 
 @dataclass(slots=True)
-class Round:
+class Round(Tally):
     """What rounds did.
 
     Attributes:
-        tenants: Whose round came to its end.
-        threads: That were looked at.
-        archived: Threads that were archived.
-        deleted: Hot threads that were deleted.
-        expired: Archived threads that were deleted.
-        thinned: Threads that checkpoints or pending writes were taken from.
-        checkpoints: That thinning removed.
-        pending_writes: That thinning removed.
-        bytes: Envelopes that archiving took from the database, and objects of threads that expired.
-        held: Threads under a legal hold.
-        left: Acts that could not be done now.
-        failed: Acts that cannot be done: what they are about is damaged.
+        tenants: The number of tenants whose round came to its end.
+        threads: The number of threads that were looked at.
+        archived: The number of threads that were archived.
+        deleted: The number of hot threads that were deleted.
+        expired: The number of archived threads that were deleted.
+        thinned: The number of threads that checkpoints or pending writes were taken from.
+        checkpoints: The number of checkpoints that thinning removed.
+        pending_writes: The number of pending writes that thinning removed.
+        bytes: The size of the envelopes that archiving took from the database, and of the objects of threads that
+            expired.
+        held: The number of threads under a legal hold.
+        left: The number of acts that could not be done now.
+        failed: The number of acts that cannot be done, because what they are about is damaged.
     """
 
     tenants: int = 0
@@ -175,26 +169,21 @@ class Round:
     left: int = 0
     failed: int = 0
 
-    def add(self, other: "Round") -> None:
-        """Count what another round did, too."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-
 
 @dataclass(frozen=True, slots=True)
 class RetentionCensus:
     """What there is and what waits, over all tenants that have a policy, as their last rounds left it.
 
     Attributes:
-        tenants: That have rounds.
-        hot: Threads in the database.
-        archive: Threads in the archive.
-        held: Threads under a legal hold.
-        done: What the last round of each tenant did, by action.
-        due: What the last rounds left undone, by action.
-        late_seconds: How long the oldest of that has been due; 0: nothing.
-        age_seconds: Since the last whole round of the tenant that waits longest for one.
-        overdue: Tenants whose round should have begun long ago, and did not.
+        tenants: The number of tenants that have rounds.
+        hot: The number of threads in the database.
+        archive: The number of threads in the archive.
+        held: The number of threads under a legal hold.
+        done: The number of acts that the last round of each tenant did, by action.
+        due: The number of acts that the last rounds left undone, by action.
+        late_seconds: How long the oldest of those has been due; 0: there are none.
+        age_seconds: The time since the last whole round of the tenant that waits longest for one.
+        overdue: The number of tenants whose round should have begun long ago, and did not.
     """
 
     tenants: int
@@ -227,10 +216,6 @@ class _Progress(Struct, kw_only=True):
         self.late_since = due.at if self.late_since is None else min(due.at, self.late_since)
 
 
-class _LeaseLostError(Exception):
-    """Somebody else works on this tenant now."""
-
-
 class _GiveUpError(Exception):
     """Too much failed in a row: what everybody needs is out of reach."""
 
@@ -255,18 +240,19 @@ class _Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundStanding:
+class RoundStatus:
     """How far a tenant's round is, from what is on record.
 
     Attributes:
         state: ``running``: a process has the lease; ``waiting``: for its time, or for a process.
-        lease_until: When the lease ends by itself, if nobody renews it; None: nobody has it.
+        lease_until: When the lease ends by itself, if no process renews it; None: no process has it.
         due_at: When its time comes, or has come.
-        started_at: Of the round that is under way; None: none is.
-        finished_at: Of the last whole round.
-        looked_at: Threads that the round under way has looked at.
-        counts: Of the round under way, or without one of the last: threads by tier, and ``done_`` and ``due_`` acts.
-        late_since: How long the oldest thing has been due that the last round left.
+        started_at: When the round that is under way began; None: none is.
+        finished_at: When the last whole round ended.
+        looked_at: The number of threads that the round under way has looked at.
+        counts: The counts of the round under way, or without one of the last: threads by tier, and ``done_`` and
+            ``due_`` acts.
+        late_since: Since when the oldest act has been due that the last round left.
     """
 
     state: Literal["running", "waiting"]
@@ -279,7 +265,7 @@ class RoundStanding:
     late_since: datetime | None
 
 
-class _Left(Struct, kw_only=True):
+class _LastRound(Struct, kw_only=True):
     """What a whole round leaves on record."""
 
     counts: dict[str, int] = {}
@@ -300,7 +286,42 @@ class _Lease:
     unavailable: bool = False
 
 
-class Retaining:
+@dataclass(frozen=True, slots=True)
+class Acts:
+    """The verbs that a round acts with.
+
+    Attributes:
+        threads: Deletes.
+        pruning: Thins.
+        archives: Archives and expires.
+    """
+
+    threads: Threads
+    pruning: Pruning
+    archives: Archiving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundLimits:
+    """How much a round may do beside everybody's requests.
+
+    Attributes:
+        acts_per_second: The acts of this process in a second, at most.
+        acts_at_once: The acts on one tenant at a time, at most.
+        page_rows: The number of threads that are planned together.
+        slice_seconds: How long a tenant keeps the others waiting.
+    """
+
+    acts_per_second: float = ACTS_PER_SECOND
+    acts_at_once: int = ACTS_AT_ONCE
+    page_rows: int = PAGE_ROWS
+    slice_seconds: float = SLICE_SECONDS
+
+
+_LIMITS = RoundLimits()
+
+
+class Retaining(Rounds[Round, RetentionCensus]):
     """Does the rounds; several processes may."""
 
     def __init__(
@@ -308,15 +329,9 @@ class Retaining:
         unit_of_work: UnitOfWork,
         audit: Audit,
         clock: Clock,
-        threads: Threads,
-        pruning: Pruning,
-        archives: Archiving,
+        acts: Acts,
         control: ControlRows,
-        *,
-        acts_per_second: float = ACTS_PER_SECOND,
-        acts_at_once: int = ACTS_AT_ONCE,
-        page_rows: int = PAGE_ROWS,
-        slice_seconds: float = SLICE_SECONDS,
+        limits: RoundLimits = _LIMITS,
     ) -> None:
         """Bind to what the acts are done by.
 
@@ -324,50 +339,26 @@ class Retaining:
             unit_of_work: The way to the rows.
             audit: Deletions, and what a round came to, are recorded.
             clock: This process's, which must agree with the database's.
-            threads: Deletes.
-            pruning: Thins.
-            archives: Archives and expires.
+            acts: Delete, thin, archive and expire.
             control: Tells policies and holds that a gateway wrote.
-            acts_per_second: Of this process, at most.
-            acts_at_once: Of one tenant.
-            page_rows: Threads that are planned together.
-            slice_seconds: How long a tenant keeps the others waiting.
+            limits: How much a round may do.
         """
-        self._unit_of_work = unit_of_work
+        super().__init__(unit_of_work, sql.TENANTS_DUE, Round)
         self._audit = audit
         self._clock_check = ClockCheck(unit_of_work, clock)
-        self._threads = threads
-        self._pruning = pruning
-        self._archives = archives
+        self._acts = acts
         self._control = control
-        self._pace = _Pace(acts_per_second)
-        self._acts_at_once = acts_at_once
-        self._page_rows = page_rows
-        self._slice_seconds = slice_seconds
+        self._limits = limits
+        self._pace = _Pace(limits.acts_per_second)
 
     # --- whose turn it is --------------------------------------------------------------------------------------------
 
-    async def run_due(self) -> Round:
-        """A slice of the round of every tenant whose time has come and that nobody else is at.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
-        done = Round()
-        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            rows = await transaction.fetch(sql.TENANTS_DUE, _TENANTS_MAX)
-        for row in rows:
-            round_ = await self.tenant(row["tenant_id"])
-            if round_ is not None:
-                done.add(round_)
-        return done
-
     async def tenant(self, tenant_id: UUID, *, now: bool = False) -> Round | None:
-        """A slice of a tenant's round; None if its time has not come or somebody else is at it.
+        """A slice of a tenant's round; None if its time has not come or another process is at it.
 
         Args:
-            tenant_id: Which.
-            now: Whatever the time, and to its end.
+            tenant_id: The tenant.
+            now: Begin at any time, and go on to the end.
 
         Raises:
             Unavailable: the database cannot be reached; what was done is committed.
@@ -377,71 +368,66 @@ class Retaining:
         await self._clock_check.require()
         await self._control.ready()
         async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
-            row = await transaction.fetchrow(sql.CLAIM, tenant_id, LEASE_SECONDS, now)
-        if row is None:
+            claim = await transaction.fetch_one(sql.CLAIM, lease_seconds=LEASE_SECONDS, now=now)
+        if claim is None:
             return None
-        progress = _Progress() if row["progress"] is None else decode_json(row["progress"], _Progress)
-        lease = _Lease(tenant_id, row["lease_until"], row["started_at"], row["thinned_until"], progress)
+        progress = _Progress() if claim.progress is None else decode_json(claim.progress, _Progress)
+        claimed_at = claim.lease_until - timedelta(seconds=LEASE_SECONDS)
+        lease = _Lease(tenant_id, claim.lease_until, claim.started_at or claimed_at, claim.thinned_until, progress)
         round_ = Round()
         try:
-            ended = await self._slice(lease, round_, None if now else time.monotonic() + self._slice_seconds)
-            if ended:
-                await self._finish(lease)
-                round_.tenants = 1
-            else:
-                await self._release(lease, 0.0)
+            async with given_back(lambda: self._release(lease, 0.0)):
+                ended = await self._slice(lease, round_, None if now else time.monotonic() + self._limits.slice_seconds)
+                if ended:
+                    await self._finish(lease)
+                    round_.tenants = 1
+                else:
+                    await self._release(lease, 0.0)
         except _GiveUpError:
             await self._release(lease, AGAIN_SECONDS)
-        except _LeaseLostError:
+        except LeaseLostError:
             pass
-        except asyncio.CancelledError:  # the process stops: another one goes on at once
-            with suppress(StorageError, TimeoutError):
-                async with asyncio.timeout(GIVE_BACK_SECONDS_MAX):
-                    await self._release(lease, 0.0)
-            raise
         return round_
 
     async def _release(self, lease: _Lease, seconds: float) -> None:
         async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
-            await transaction.execute(sql.PAUSE, lease.tenant_id, lease.lease_until, seconds)
+            await transaction.run(sql.PAUSE, lease_until=lease.lease_until, seconds=seconds)
 
     async def _advance(self, lease: _Lease, position: tuple[str, str] | None = None) -> None:
         """Renew the lease, and put on record how far the round is."""
         if position is not None:
             lease.progress.subject_id, lease.progress.thread_id = position
         async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
-            row = await transaction.fetchrow(
+            lease_until = await transaction.fetch_one(
                 sql.ADVANCE,
-                lease.tenant_id,
-                lease.lease_until,
-                LEASE_SECONDS,
-                lease.started_at,
-                encode_json(lease.progress),
+                lease_until=lease.lease_until,
+                lease_seconds=LEASE_SECONDS,
+                started_at=lease.started_at,
+                progress=encode_json(lease.progress),
             )
-        if row is None:
-            raise _LeaseLostError
-        lease.lease_until = row["lease_until"]
+        if lease_until is None:
+            raise LeaseLostError
+        lease.lease_until = lease_until
         lease.renewed = time.monotonic()
 
     async def _finish(self, lease: _Lease) -> None:
         progress = lease.progress
-        seconds = (AGAIN_SECONDS if progress.again else ROUND_SECONDS) * _random.uniform(1 - JITTER, 1 + JITTER)
+        seconds = jittered(AGAIN_SECONDS if progress.again else ROUND_SECONDS)
         thinned_until = None if progress.unfinished else lease.started_at - timedelta(seconds=OVERLAP_SECONDS)
         census = {"counts": progress.counts, "late_since": progress.late_since}
         did: dict[str, Any] = {
             action: count for action in ACTIONS if (count := progress.counts.get(f"done_{action}", 0)) > 0
         }
         async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
-            ended = await transaction.execute(
+            ended = await transaction.run(
                 sql.FINISH,
-                lease.tenant_id,
-                lease.lease_until,
-                seconds,
-                encode_json(census).decode(),
-                thinned_until,
+                lease_until=lease.lease_until,
+                seconds=seconds,
+                census=encode_json(census).decode(),
+                thinned_until=thinned_until,
             )
             if not ended:
-                raise _LeaseLostError
+                raise LeaseLostError
             if did:
                 target = f"tenant:{lease.tenant_id}"
                 await self._audit.append(transaction, lease.tenant_id, GATEWAY_ACTOR, _ROUND_ACTION, target, did)
@@ -451,17 +437,22 @@ class Retaining:
     async def _slice(self, lease: _Lease, round_: Round, until: float | None) -> bool:
         """Page on; returns whether the round came to its end."""
         while True:
-            at = (lease.progress.subject_id, lease.progress.thread_id)
+            progress = lease.progress
             async with self._unit_of_work.snapshot(TenantListing(lease.tenant_id)) as transaction:
-                await transaction.execute(sql.IN_ORDER)
-                rows = await transaction.fetch(sql.PAGE, lease.tenant_id, *at, self._page_rows)
-                agents = {row["agent"] for row in rows}
+                await transaction.run(sql.IN_ORDER)
+                rows = await transaction.fetch_all(
+                    sql.PAGE,
+                    after_subject=progress.subject_id,
+                    after_thread=progress.thread_id,
+                    limit=self._limits.page_rows,
+                )
+                agents = {row.agent for row in rows}
                 policies = await read_policies(transaction, self._control, lease.tenant_id, agents)
             due = []
             pauses = Pauses()
             for row in rows:
-                await pauses.after(len(row["policy"] or b""))
-                lease.progress.count(row["tier"])
+                await pauses.after(len(row.policy or b""))
+                progress.count(row.tier)
                 round_.threads += 1
                 try:
                     own = own_of(self._control, lease.tenant_id, row)
@@ -477,14 +468,14 @@ class Retaining:
                 elif seen.plan is not None or counts:
                     due.append(row)
             await self._act_on(lease, round_, due)
-            last = (rows[-1]["subject_id"], rows[-1]["thread_id"]) if rows else None
+            last = (rows[-1].subject_id, rows[-1].thread_id) if rows else None
             await self._advance(lease, last)
-            if len(rows) < self._page_rows:
+            if len(rows) < self._limits.page_rows:
                 return True
             if until is not None and time.monotonic() > until:
                 return False
 
-    async def _act_on(self, lease: _Lease, round_: Round, rows: Sequence[Any]) -> None:
+    async def _act_on(self, lease: _Lease, round_: Round, rows: Sequence[FactsRow]) -> None:
         """Act on threads of a page, a few at a time; each to its end, also when another one stops the round."""
         waiting = list(reversed(rows))
         stopped: list[Exception] = []
@@ -493,12 +484,12 @@ class Retaining:
             while waiting and not stopped:
                 row = waiting.pop()
                 try:
-                    await self._look_after(lease, round_, Scope(lease.tenant_id, row["subject_id"]), row["thread_id"])
-                except (_LeaseLostError, _GiveUpError) as reason:
+                    await self._look_after(lease, round_, Scope(lease.tenant_id, row.subject_id), row.thread_id)
+                except (LeaseLostError, _GiveUpError) as reason:
                     stopped.append(reason)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._acts_at_once, len(rows))):
+            for _ in range(min(self._limits.acts_at_once, len(rows))):
                 group.create_task(work())
         if stopped:
             raise stopped[0]
@@ -556,25 +547,25 @@ class Retaining:
         assert due is not None  # noqa: S101  for the type checker: the caller looked
         if due.action == "archive":
             wanted = seen.policy.archive_storage_class
-            archived = await self._archives.archive(
-                scope, thread_id, actor=GATEWAY_ACTOR, storage_class=wanted, activity=seen.row["activity"]
+            archived = await self._acts.archives.archive(
+                scope, thread_id, actor=GATEWAY_ACTOR, storage_class=wanted, activity=seen.row.activity
             )
             round_.archived += archived.created
             round_.bytes += archived.hot_bytes if archived.created else 0
             return archived.created
         if due.action == "expire":
-            removal = await self._archives.expire(
+            removal = await self._acts.archives.expire(
                 scope,
                 thread_id,
                 actor=GATEWAY_ACTOR,
-                blob_id=seen.row["blob_id"],
+                blob_id=seen.row.blob_id,
                 guard=self._still_due(scope, thread_id, seen),
             )
             round_.expired += removal.threads
-            round_.bytes += seen.row["size_bytes"] if removal.threads else 0
+            round_.bytes += (seen.row.size_bytes or 0) if removal.threads else 0
             return removal.threads > 0
         if due.action == "delete":
-            await self._threads.delete(scope, thread_id, guard=self._still_due(scope, thread_id, seen))
+            await self._acts.threads.delete(scope, thread_id, guard=self._still_due(scope, thread_id, seen))
             round_.deleted += 1
             return True
         return await self._thin(round_, scope, thread_id, seen)
@@ -590,7 +581,7 @@ class Retaining:
             due = None if again is None else again.plan
             if again is None or due is None or seen.plan is None or due.action != seen.plan.action:
                 raise _NotDueError
-            if again.row["activity"] != seen.row["activity"]:
+            if again.row.activity != seen.row.activity:
                 raise _NotDueError
             if due.action == "expire":
                 return
@@ -604,21 +595,23 @@ class Retaining:
         """Under the thread's lock, before each batch: whether what holds for the thread is still the same."""
 
         async def guard(transaction: Transaction) -> None:
-            if await said_of(transaction, self._control, scope, thread_id) != seen.policy:
+            if await effective_of(transaction, self._control, scope, thread_id) != seen.policy:
                 raise _NotDueError
 
         return guard
 
     async def _thin(self, round_: Round, scope: Scope, thread_id: str, seen: Examined) -> bool:
-        now = seen.row["present"]
+        now = seen.row.present
         checkpoints = writes = 0
         due, window = seen.plan, seen.policy.pending_writes_seconds
         guard = self._still_said(scope, thread_id, seen)
         if due is not None and due.reason != "pending_writes":
-            removal = await self._pruning.thin(scope, thread_id, rule_of(seen.policy, now), guard=guard)
+            removal = await self._acts.pruning.thin(scope, thread_id, rule_of(seen.policy, now), guard=guard)
             checkpoints, writes = removal.checkpoints, removal.pending_writes
         if window is not None and seen.facts.writes_due:
-            removal = await self._pruning.drop_writes(scope, thread_id, now - timedelta(seconds=window), guard=guard)
+            removal = await self._acts.pruning.drop_writes(
+                scope, thread_id, now - timedelta(seconds=window), guard=guard
+            )
             writes += removal.pending_writes
         round_.checkpoints += checkpoints
         round_.pending_writes += writes
@@ -627,68 +620,46 @@ class Retaining:
 
     # --- what shows --------------------------------------------------------------------------------------------------
 
-    async def begin(self, scope: TenantScope) -> RoundStanding | None:
-        """Have a tenant's round begin as soon as a process is free, instead of when it is due; as `standing`."""
+    async def begin(self, scope: TenantScope) -> RoundStatus | None:
+        """Have a tenant's round begin as soon as a process is free, instead of when it is due; as `status`."""
         async with self._unit_of_work.begin(scope) as transaction:
-            await transaction.execute(sql.DELAY_ROUND, scope.tenant_id, 0.0)
-        return await self.standing(scope)
+            await transaction.run(sql.DELAY_ROUND, seconds=0.0)
+        return await self.status(scope)
 
-    async def standing(self, scope: TenantScope) -> RoundStanding | None:
+    async def status(self, scope: TenantScope) -> RoundStatus | None:
         """How far a tenant's round is; None: nobody ever said how long its threads are kept, so it has no rounds."""
         async with self._unit_of_work.snapshot(scope) as transaction:
-            row = await transaction.fetchrow(sql.STANDING, scope.tenant_id)
+            row = await transaction.fetch_one(sql.ROUND)
         if row is None:
             return None
-        progress = None if row["progress"] is None else decode_json(row["progress"], _Progress)
-        left = decode_json(row["census"], _Left)
-        counts = left.counts if progress is None else progress.counts
-        return RoundStanding(
-            state="running" if row["running"] else "waiting",
-            lease_until=row["lease_until"] if row["running"] else None,
-            due_at=row["due_at"],
-            started_at=row["started_at"],
-            finished_at=row["finished_at"],
+        progress = None if row.progress is None else decode_json(row.progress, _Progress)
+        last = decode_json(row.census, _LastRound)
+        counts = last.counts if progress is None else progress.counts
+        return RoundStatus(
+            state="running" if row.running else "waiting",
+            lease_until=row.lease_until if row.running else None,
+            due_at=row.due_at,
+            started_at=row.started_at,
+            finished_at=row.finished_at,
             looked_at=0 if progress is None else counts.get("hot", 0) + counts.get("archive", 0),
             counts=counts,
-            late_since=left.late_since,
+            late_since=last.late_since,
         )
 
     async def census(self) -> RetentionCensus:
-        """Count what there is and what waits, over all tenants, from what their rounds left on record.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-        """
+        """Count what there is and what waits; as `Rounds.census`."""
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            total = await transaction.fetchrow(sql.CENSUS, LATE_SECONDS)
-            rows = await transaction.fetch(sql.CENSUS_COUNTS)
-        counts = {row["what"]: row["count"] for row in rows}
+            total = await transaction.fetch_only(sql.CENSUS, late_seconds=LATE_SECONDS)
+            rows = await transaction.fetch_all(sql.CENSUS_COUNTS)
+        counts = {row.what: row.count for row in rows}
         return RetentionCensus(
-            tenants=total["tenants"],
+            tenants=total.tenants,
             hot=counts.get("hot", 0),
             archive=counts.get("archive", 0),
             held=counts.get("held", 0),
             done={action: counts.get(f"done_{action}", 0) for action in ACTIONS},
             due={action: counts.get(f"due_{action}", 0) for action in ACTIONS},
-            late_seconds=max(total["late_seconds"], 0.0),
-            age_seconds=total["age_seconds"],
-            overdue=total["overdue"],
+            late_seconds=max(total.late_seconds, 0.0),
+            age_seconds=total.age_seconds,
+            overdue=total.overdue,
         )
-
-    async def keep_running(
-        self,
-        done: Callable[[Round], None],
-        failed: Callable[[Exception], None],
-        counted: Callable[[RetentionCensus], None],
-    ) -> None:
-        """Do what is due, again and again, until cancelled, which is safe at any moment.
-
-        Args:
-            done: Told what a pass did.
-            failed: Told of a pass that failed; the next one comes all the same.
-            counted: Told what there is and what waits, after every pass, also after one that failed.
-        """
-        while True:
-            await telling(self.run_due, done, failed)
-            await telling(self.census, counted, failed)
-            await asyncio.sleep(POLL_SECONDS * _random.uniform(1 - JITTER, 1 + JITTER))

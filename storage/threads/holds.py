@@ -13,14 +13,14 @@ escapes it by naming another agent. Owns the refusals; holds are set and lifted 
 """
 
 from collections.abc import AsyncIterator
-from typing import Any
 from uuid import UUID
 
 from storage.concurrency.turns import Pauses
 from storage.control.key import Row
-from storage.control.rows import ControlRows, Proof, policy_row, proof_of
+from storage.control.rows import ControlRows, Proof, policy_row
 from storage.errors import IntegrityFailure, LegalHold
 from storage.postgres import retention as sql
+from storage.postgres.retention import OwnPolicyRow, PolicyRow, ThreadPolicyRow
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 
@@ -28,41 +28,47 @@ TENANT_LEVEL, AGENT_LEVEL, CEILINGS_LEVEL, THREAD_LEVEL = "tenant", "agent", "ce
 _PAGE_ROWS = 1_000
 
 
-def said_above(tenant_id: UUID, row: Any) -> Row:
-    """What a tenant, an agent or the operator says, as it is proved."""
-    return policy_row(
-        tenant_id, row["level"], (row["target"],), row["policy"], row["legal_hold"], row["updated_at"]
-    )  # fmt: skip
+def proved_policy(tenant_id: UUID, row: PolicyRow) -> Row:
+    """The row that the MAC of a tenant's, an agent's or the operator's policy covers."""
+    return policy_row(tenant_id, row.level, (row.target,), row.policy, row.legal_hold, row.updated_at)
 
 
-def said_by_thread(scope: Scope, thread_id: str, row: Any) -> Row:
-    """What a thread says, as it is proved."""
+def proved_thread_policy(scope: Scope, thread_id: str, row: ThreadPolicyRow | OwnPolicyRow) -> Row:
+    """The row that the MAC of a thread's policy covers."""
     target = (scope.subject_id, thread_id)
-    return policy_row(scope.tenant_id, THREAD_LEVEL, target, row["policy"], row["legal_hold"], row["updated_at"])
+    return policy_row(scope.tenant_id, THREAD_LEVEL, target, row.policy, row.legal_hold, row.updated_at)
 
 
-async def said(transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
-    """What is said in a tenant of all threads, and by threads; with the stored proofs."""
-    for row in await transaction.fetch(sql.POLICIES, tenant_id):
-        yield said_above(tenant_id, row), proof_of(row)
-    async for found in said_by_threads(transaction, tenant_id, None):
-        yield found
+async def every_policy(transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
+    """Every policy of a tenant, its agents and its threads, with the stored proof."""
+    for row in await transaction.fetch_all(sql.POLICIES, owner=tenant_id):
+        yield proved_policy(tenant_id, row), Proof(row.mac, row.mac_format)
+    async for policy in _thread_policies(transaction, tenant_id, None):
+        yield policy
 
 
-async def said_by_threads(
+async def _thread_policies(
     transaction: Transaction, tenant_id: UUID, subject_id: str | None
 ) -> AsyncIterator[tuple[Row, Proof]]:
-    """What is said by threads of one subject or (None) of all; with the stored proofs."""
-    at = ("", "")
-    while rows := await transaction.fetch(sql.THREADS_SAY, tenant_id, subject_id, *at, _PAGE_ROWS):
+    """The policies of threads of one subject or (None) of all, with the stored proofs."""
+    after = ("", "")
+    while rows := await transaction.fetch_all(
+        sql.THREAD_POLICIES,
+        owner=tenant_id,
+        only_subject=subject_id,
+        after_subject=after[0],
+        after_thread=after[1],
+        limit=_PAGE_ROWS,
+    ):
         for row in rows:
-            at = (row["subject_id"], row["thread_id"])
-            yield said_by_thread(Scope(tenant_id, at[0]), at[1], row), proof_of(row)
+            after = (row.subject_id, row.thread_id)
+            proved = proved_thread_policy(Scope(tenant_id, row.subject_id), row.thread_id, row)
+            yield proved, Proof(row.mac, row.mac_format)
 
 
 async def _lock(transaction: Transaction, tenant_id: UUID) -> None:
     """What comes after it is in statements of its own: their snapshots are newer than the lock."""
-    await transaction.execute(sql.SHARE_HOLDS, sql.holds_lock(tenant_id))
+    await transaction.run(sql.SHARE_HOLDS, lock=sql.holds_lock(tenant_id))
 
 
 async def _damaged_above(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> frozenset[str]:
@@ -73,15 +79,16 @@ async def _damaged_above(transaction: Transaction, control: ControlRows, tenant_
     """
     damaged = set()
     pauses = Pauses()
-    for row in await transaction.fetch(sql.POLICIES, tenant_id):
-        await pauses.after(len(row["policy"]))
-        if row["level"] == CEILINGS_LEVEL:
+    for row in await transaction.fetch_all(sql.POLICIES, owner=tenant_id):
+        await pauses.after(len(row.policy))
+        if row.level == CEILINGS_LEVEL:
             continue  # it holds nothing, whoever wrote it
-        if row["level"] == AGENT_LEVEL:
-            if not control.is_sound(said_above(tenant_id, row), proof_of(row)):
-                damaged.add(row["target"])
+        proved, proof = proved_policy(tenant_id, row), Proof(row.mac, row.mac_format)
+        if row.level == AGENT_LEVEL:
+            if not control.is_sound(proved, proof):
+                damaged.add(row.target)
         else:
-            control.check(said_above(tenant_id, row), proof_of(row))
+            control.check(proved, proof)
     return frozenset(damaged)
 
 
@@ -111,15 +118,14 @@ async def refuse_held(transaction: Transaction, control: ControlRows, scope: Sco
         LegalHold: it is.
         IntegrityFailure: what could hold it was written or edited outside the gateway.
     """
-    place = (scope.tenant_id, scope.subject_id, thread_id)
     await _lock(transaction, scope.tenant_id)
     damaged = await _damaged_above(transaction, control, scope.tenant_id)
-    if damaged and await transaction.fetchval(sql.THREAD_IS_OF, *place, list(damaged)):
+    if bool(damaged) and await transaction.fetch_one(sql.THREAD_IS_OF, thread_id=thread_id, agents=list(damaged)):
         raise _unknown(damaged)
-    row = await transaction.fetchrow(sql.THREAD_ONE, *place)
+    row = await transaction.fetch_one(sql.THREAD_ONE, thread_id=thread_id)
     if row is not None:
-        control.check(said_by_thread(scope, thread_id, row), proof_of(row))
-    if await transaction.fetchval(sql.THREAD_HELD, *place):
+        control.check(proved_thread_policy(scope, thread_id, row), Proof(row.mac, row.mac_format))
+    if await transaction.fetch_one(sql.THREAD_HELD, thread_id=thread_id):
         raise LegalHold
 
 
@@ -132,10 +138,10 @@ async def refuse_held_subject(transaction: Transaction, control: ControlRows, sc
     """
     await _lock(transaction, scope.tenant_id)
     damaged = await _damaged_above(transaction, control, scope.tenant_id)
-    if damaged and await transaction.fetchval(sql.SUBJECT_IS_OF, scope.tenant_id, scope.subject_id, list(damaged)):
+    if bool(damaged) and await transaction.fetch_one(sql.SUBJECT_IS_OF, agents=list(damaged)):
         raise _unknown(damaged)
-    await _check(control, said_by_threads(transaction, scope.tenant_id, scope.subject_id))
-    if await transaction.fetchval(sql.SUBJECT_HELD, scope.tenant_id, scope.subject_id):
+    await _check(control, _thread_policies(transaction, scope.tenant_id, scope.subject_id))
+    if await transaction.fetch_one(sql.SUBJECT_HELD):
         raise LegalHold
 
 
@@ -147,6 +153,6 @@ async def refuse_held_tenant(transaction: Transaction, control: ControlRows, ten
         IntegrityFailure: what is said in it was written or edited outside the gateway.
     """
     await _lock(transaction, tenant_id)
-    await _check(control, said(transaction, tenant_id))
-    if await transaction.fetchval(sql.TENANT_HELD, tenant_id):
+    await _check(control, every_policy(transaction, tenant_id))
+    if await transaction.fetch_one(sql.TENANT_HELD, owner=tenant_id):
         raise LegalHold

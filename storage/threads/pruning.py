@@ -723,7 +723,7 @@ class Pruning:
             if not await transaction.fetch_only(sql.REFERS_TO_UNNAMED, thread_id=request.thread_id):
                 return
         async with self._locked(request, plan) as locked:
-            await self._access.offload.ledger.keep(locked.transaction, request.scope, request.thread_id)
+            await self._access.offload.ledger.keep(locked.transaction, request.thread_id)
             await locked.touch(None)
         self._took(locked)
 

@@ -196,7 +196,7 @@ class Threads:
                 now = self._access.clock.now()
                 removal = await remove_thread(transaction, self._access.control, scope, sealer, thread_id, now, guard)
                 if removal is not NOTHING:
-                    await self._access.offload.ledger.drop(transaction, scope, thread_id)
+                    await self._access.offload.ledger.drop(transaction, thread_id)
             if removal is NOTHING:
                 raise ThreadNotFound
             return removal
@@ -289,7 +289,7 @@ class Threads:
     async def _copied(self, copy: "_Copy") -> Copied:
         self._access.row_quotas.require_room(copy.scope)
         copied = await copy.run()
-        await self._access.offload.ledger.copy(copy.transaction, copy.scope, copy.source, copy.target)
+        await self._access.offload.ledger.copy(copy.transaction, copy.source, copy.target)
         return copied
 
     async def _delete_if_there(self, scope: Scope, thread_id: str) -> Removal:

@@ -40,7 +40,7 @@ from storage.administration.audit import Audit
 from storage.administration.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, LeaseLostError, Slice
 from storage.artifacts.rows import ArtifactRows
 from storage.blobs.keyspace import BlobLocation
-from storage.control.rows import proof_of
+from storage.control.rows import Proof
 from storage.encoding import encode_json, json_encoder
 from storage.errors import (
     ClientShareRequired,
@@ -92,6 +92,7 @@ from storage.ledger.ledger import LiveBlob
 from storage.postgres import retention as retention_sql
 from storage.postgres import transfer as sql
 from storage.postgres.completeness import SUBJECTS
+from storage.postgres.transfer import ExportedThread
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import NOTHING_SAID, Policy
 from storage.retention.policies import RetentionPolicies
@@ -99,7 +100,7 @@ from storage.schemas.adoptions import Adoption, Adoptions
 from storage.schemas.registry import StateSchemas, encode_definition
 from storage.schemas.save_policies import SavePolicies
 from storage.scope import ClientShare, Scope, TenantScope
-from storage.threads.holds import said_by_thread
+from storage.threads.holds import proved_thread_policy
 from storage.tiers.rows import BEFORE_WRITES, place_of
 from storage.tiers.snapshots import OpenSnapshot, Snapshot
 from storage.transfer.spool import Spool
@@ -162,8 +163,8 @@ class Progress:
         self._lease: Lease | None = lease
         self._cancelled = False
         self._turn = asyncio.Lock()
-        self._told_at = time.monotonic()
-        self._untold = 0
+        self._written_at = time.monotonic()
+        self._unwritten = 0
 
     @asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
@@ -183,21 +184,21 @@ class Progress:
                 await self.moved(now=True)
 
     async def moved(self, threads: int = 0, *, now: bool = False) -> None:
-        """Something went on; the row hears of it every `PROGRESS_SECONDS`.
+        """Count threads that are done, and write to the job's row every `PROGRESS_SECONDS`.
 
         Raises:
-            JobCancelled: somebody cancelled the transfer.
+            JobCancelled: the transfer was cancelled.
         """
-        self._untold += threads
+        self._unwritten += threads
         if self._cancelled:
             raise JobCancelled
-        if self._lease is None or (not now and time.monotonic() - self._told_at < PROGRESS_SECONDS):
+        if self._lease is None or (not now and time.monotonic() - self._written_at < PROGRESS_SECONDS):
             return
         async with self._turn:
-            untold, self._untold, self._told_at = self._untold, 0, time.monotonic()
+            unwritten, self._unwritten, self._written_at = self._unwritten, 0, time.monotonic()
             try:
                 async with self._unit_of_work.begin(TenantScope(self._lease.tenant_id)) as transaction:
-                    await self._lease.advance(transaction, "", untold)
+                    await self._lease.advance(transaction, "", unwritten)
             except LeaseLostError:
                 scope, self._lease = TenantScope(self._lease.tenant_id), None
                 self._cancelled = (await self._jobs.get(scope, self.job_id)).error == CANCELLED
@@ -214,7 +215,7 @@ class Progress:
 
 
 async def abandoned(_: Lease) -> Slice:
-    """Perform the job of a transfer that nobody holds any more: its connection is gone, so it has failed."""
+    """End the job of a transfer whose process is gone: with it went the connection, so the transfer has failed."""
     return Slice(ended=True, error="the connection that this was sent over is gone; begin again")
 
 
@@ -223,7 +224,7 @@ class _Copied:
     """One thread as one snapshot saw it. Rows are as they are stored, sealed; artifacts are described."""
 
     sealer: Sealer
-    row: Any
+    row: ExportedThread
     thread: ThreadSeal
     policy: bytes | None
     heads: list[tuple[str, str, HeadSeal]]
@@ -259,35 +260,70 @@ class Export:
 
 
 def _adoption_record(adoption: Adoption) -> AdoptionRecord:
-    said = (adoption.state_schema, adoption.state_version, adoption.adopted_at)
-    return AdoptionRecord(adoption.agent or "", adoption.namespace, adoption.number, *said)
+    return AdoptionRecord(
+        adoption.agent or "", adoption.namespace, adoption.number, adoption.state_schema, adoption.state_version,
+        adoption.adopted_at,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TransferParts:
+    """What exports and imports of a deployment share.
+
+    Attributes:
+        access: The way to the rows and keys.
+        artifacts: Files, with their content.
+        state_schemas: The schemas of states, which go along.
+        adoptions: What unversioned state was adopted as, which goes along.
+        policies: Retention policies, which go along.
+        save_policies: Policies of saves, which go along.
+        jobs: Each transfer is one.
+        audit: Each transfer is recorded.
+        deployment_id: The deployment that exports.
+    """
+
+    access: Access
+    artifacts: ArtifactRows
+    state_schemas: StateSchemas
+    adoptions: Adoptions
+    policies: RetentionPolicies
+    save_policies: SavePolicies
+    jobs: Jobs
+    audit: Audit
+    deployment_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """An export on its way out.
+
+    Attributes:
+        damaged: The damaged threads of a tenant that were left out so far.
+    """
+
+    recipient: TransferRecipient
+    export_id: UUID
+    kind: Literal["thread", "tenant"]
+    tenant_id: UUID
+    actor: str
+    progress: Progress
+    damaged: list[str] = field(default_factory=list)
 
 
 class Exporting:
     """The way out."""
 
-    def __init__(
-        self,
-        access: Access,
-        artifacts: ArtifactRows,
-        state_schemas: StateSchemas,
-        adoptions: Adoptions,
-        policies: RetentionPolicies,
-        save_policies: SavePolicies,
-        jobs: Jobs,
-        audit: Audit,
-        deployment_id: UUID,
-    ) -> None:
-        self._access = access
-        self._unit_of_work = access.unit_of_work
-        self._artifacts = artifacts
-        self._schemas = state_schemas
-        self._adoptions = adoptions
-        self._policies = policies
-        self.save_policies = save_policies
-        self._jobs = jobs
-        self._audit = audit
-        self._deployment_id = deployment_id
+    def __init__(self, parts: TransferParts) -> None:
+        self._access = parts.access
+        self._unit_of_work = parts.access.unit_of_work
+        self._artifacts = parts.artifacts
+        self._schemas = parts.state_schemas
+        self._adoptions = parts.adoptions
+        self._policies = parts.policies
+        self.save_policies = parts.save_policies
+        self._jobs = parts.jobs
+        self._audit = parts.audit
+        self._deployment_id = parts.deployment_id
 
     async def thread(
         self,
@@ -309,11 +345,11 @@ class Exporting:
         """
         copied = await self._copy(scope, thread_id, share)
         try:
-            made = await self._begin(TenantScope(scope.tenant_id), recipient, actor, scope, thread_id)
+            export_id, progress = await self._begin(TenantScope(scope.tenant_id), recipient, actor, scope, thread_id)
         except BaseException:
             copied.close()
             raise
-        export_id, progress = made
+        sending = _Sending(recipient, export_id, "thread", scope.tenant_id, actor, progress)
 
         async def records() -> AsyncGenerator[Record | bytes, None]:
             async for each in self._schemas_of(scope, copied):
@@ -321,44 +357,35 @@ class Exporting:
             async for encoded in self._emitted(scope, thread_id, copied):
                 yield encoded
 
-        content = self._content(recipient, export_id, "thread", scope.tenant_id, actor, progress, records, copied.close)
-        return Export(export_id, progress.job_id, content)
+        return Export(export_id, progress.job_id, self._content(sending, records, copied.close))
 
     async def tenant(
         self, scope: TenantScope, recipient: TransferRecipient, actor: str, share: ClientShare | None = None
     ) -> Export:
         """Export all threads of a tenant, of all its subjects, and its state schemas.
 
-        <<<<<<< HEAD
         Adoptions go along, but for those that no gateway wrote, which interpret nothing here either.
 
-        Threads under a client-held share that was not sent, or is another one's, and archived threads that cannot be
-        read now, are left out, and the export says so.
-        =======
         Threads under a client-held share that was not sent, or is another one's, archived threads that cannot be read
         now, and damaged ones are left out, and the export says so; its job names those that are damaged.
-        >>>>>>> 13b22f6 (wip)
 
         Raises:
             TransferKeyInvalid: nothing can be sealed for the recipient.
         """
         export_id, progress = await self._begin(scope, recipient, actor, None, None)
-        damaged: list[str] = []
+        sending = _Sending(recipient, export_id, "tenant", scope.tenant_id, actor, progress)
 
         async def records() -> AsyncGenerator[Record | bytes, None]:
-            async for record in self._said_of_tenant(scope):
+            async for record in self._steering_of(scope):
                 yield record
             async for subject in self._subjects(scope):
                 async for thread_id, shared in self._threads(subject):
                     async for each in self._of_tenant(subject, thread_id, share if shared else None):
                         if isinstance(each, LeftOut | Broken) and each.reason == "damaged":
-                            damaged.append(transfer_target(subject, thread_id))
+                            sending.damaged.append(transfer_target(subject, thread_id))
                         yield each
 
-        content = self._content(
-            recipient, export_id, "tenant", scope.tenant_id, actor, progress, records, lambda: None, damaged
-        )
-        return Export(export_id, progress.job_id, content)
+        return Export(export_id, progress.job_id, self._content(sending, records, lambda: None))
 
     async def content_digest(
         self, scope: Scope, thread_id: str, share: ClientShare | None = None, *, updated_at: datetime | None = None
@@ -366,10 +393,10 @@ class Exporting:
         """What `Ending.digest` would be if the thread were exported now: everything of it is read and opened.
 
         Args:
-            scope: Whose.
-            thread_id: Which.
+            scope: The subject that has the thread.
+            thread_id: The thread.
             share: The client's share of its keys.
-            updated_at: As if it had been written to then last; None: when it was. An import is a write.
+            updated_at: The moment to take as that of the last write, since an import is a write; None: the stored one.
 
         Raises:
             StorageError: as `thread`.
@@ -380,7 +407,7 @@ class Exporting:
             async for encoded in self._emitted(scope, thread_id, copied, updated_at):
                 digest = encoded
             ending = msgspec.msgpack.decode(digest, type=Ending)
-            return Digested(ending.digest, copied.row["activity"])
+            return Digested(ending.digest, copied.row.activity)
         finally:
             copied.close()
 
@@ -404,22 +431,20 @@ class Exporting:
 
     async def _content(
         self,
-        recipient: TransferRecipient,
-        export_id: UUID,
-        kind: Literal["thread", "tenant"],
-        tenant_id: UUID,
-        actor: str,
-        progress: Progress,
+        sending: _Sending,
         records: Callable[[], AsyncGenerator[Record | bytes, None]],
         close: Callable[[], None],
-        damaged: Sequence[str] = (),
     ) -> AsyncGenerator[bytes, None]:
+        """The file; how it ended is recorded whoever stops reading it."""
+        export_id, tenant_id, progress, damaged = (
+            sending.export_id, sending.tenant_id, sending.progress, sending.damaged,
+        )  # fmt: skip
         digest = RunningDigest()
         threads = left_out = 0
         error: str | None = "the download was broken off"
         try:
-            sealer = ExportSealer(recipient, export_id)
-            opening = Opening(FORMAT, export_id, kind, self._deployment_id, tenant_id, self._access.clock.now())
+            sealer = ExportSealer(sending.recipient, export_id)
+            opening = Opening(FORMAT, export_id, sending.kind, self._deployment_id, tenant_id, self._access.clock.now())
             yield sealer.start
             async with progress.going_on(), aclosing(_with_opening(opening, records())) as content:
                 async for each in content:
@@ -444,7 +469,7 @@ class Exporting:
                         "export_id": str(export_id), "complete": error is None, "threads": threads,
                         "left_out": left_out,
                     }  # fmt: skip
-                    await self._audit.append(transaction, tenant_id, actor, "export.end", "tenant", detail)
+                    await self._audit.append(transaction, tenant_id, sending.actor, "export.end", "tenant", detail)
                 note = f"{threads} threads, {left_out} left out" if error is None else None
                 if damaged:
                     named = ", ".join(damaged[:DAMAGED_NAMED_MAX])
@@ -452,7 +477,7 @@ class Exporting:
                 await progress.end(error, note)
 
     async def _schemas_of(self, scope: Scope, copied: _Copied) -> AsyncIterator[Schema]:
-        """Those that one thread's state is at."""
+        """The schemas that one thread's state is at."""
         names: set[str] = set()
         for spool, row in ((copied.checkpoints, CheckpointRow), (copied.writes, WriteRow)):
             at = row.__struct_fields__.index("state_schema")
@@ -465,8 +490,8 @@ class Exporting:
             for each in versions:
                 yield Schema(each.schema, each.number, encode_definition(each.definition))
 
-    async def _said_of_tenant(self, scope: TenantScope) -> AsyncIterator[Record]:
-        """What steers all threads of a tenant."""
+    async def _steering_of(self, scope: TenantScope) -> AsyncIterator[Record]:
+        """The records of what steers all threads of a tenant."""
         for name, _ in (await self._schemas.names(scope)).items:
             for version in await self._schemas.get(scope, name):
                 yield Schema(version.schema, version.number, encode_definition(version.definition))
@@ -479,29 +504,29 @@ class Exporting:
             yield each
 
     async def _policies_of(self, scope: TenantScope) -> list[PolicyRecord]:
-        """What is said above threads, except for the operator's ceilings.
+        """The retention policies of the tenant and its agents; the operator's ceilings stay here.
 
         Raises:
             IntegrityFailure: some of it is damaged: where the export goes, nobody would know of a hold that it was.
         """
-        said = await self._policies.get(scope)
-        if said.damaged:
+        policies = await self._policies.get(scope)
+        if policies.damaged:
             raise IntegrityFailure("retention policies were edited outside the gateway: say them again first")
-        found = [PolicyRecord("tenant", "", encode_policy(said.tenant.policy))]
-        found += [PolicyRecord("agent", agent, encode_policy(each.policy)) for agent, each in said.agents.items()]
-        return [each for each in found if each.policy != NOTHING_SAID_JSON]
+        records = [PolicyRecord("tenant", "", encode_policy(policies.tenant.policy))]
+        records += [PolicyRecord("agent", agent, encode_policy(each.policy)) for agent, each in policies.agents.items()]
+        return [each for each in records if each.policy != NOTHING_SAID_JSON]
 
     async def _save_policies_of(self, scope: TenantScope) -> list[SavePolicyRecord]:
-        """What is said of saves.
+        """The policies of saves.
 
         Raises:
             IntegrityFailure: some of it is damaged: where the export goes, saves could lose updates unnoticed.
         """
-        said = await self.save_policies.get(scope)
-        if said.damaged:
+        policies = await self.save_policies.get(scope)
+        if policies.damaged:
             raise IntegrityFailure("save policies were edited outside the gateway: say them again first")
-        found = [(EVERY_AGENT, said.tenant), *said.agents.items()]
-        return [SavePolicyRecord(agent, each.strict) for agent, each in found if each.strict is not None]
+        levels = [(EVERY_AGENT, policies.tenant), *policies.agents.items()]
+        return [SavePolicyRecord(agent, each.strict) for agent, each in levels if each.strict is not None]
 
     async def _subjects(self, scope: TenantScope) -> AsyncIterator[Scope]:
         after = ""
@@ -518,12 +543,12 @@ class Exporting:
         after = ""
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
-                rows = await transaction.fetch(sql.THREADS_AFTER, scope.tenant_id, scope.subject_id, after, _PAGE_ROWS)
+                rows = await transaction.fetch_all(sql.THREADS_AFTER, after=after, limit=_PAGE_ROWS)
             for row in rows:
-                yield row["thread_id"], row["client_share"]
+                yield row.thread_id, row.client_share
             if len(rows) < _PAGE_ROWS:
                 return
-            after = rows[-1]["thread_id"]
+            after = rows[-1].thread_id
 
     async def _of_tenant(
         self, scope: Scope, thread_id: str, share: ClientShare | None
@@ -561,25 +586,24 @@ class Exporting:
             async with open_snapshot() as snapshot:
                 transaction = snapshot.transaction
                 await self._access.check_keys_in(transaction, scope, sealer)
-                row = await transaction.fetchrow(sql.STANDING, scope.tenant_id, scope.subject_id, thread_id)
+                row = await transaction.fetch_one(sql.EXPORTED, thread_id=thread_id)
                 if row is None:
                     raise ThreadNotFound
-                thread = open_thread(sealer, thread_id, row["created_at"], row["seal"])
-                snapshot.check_tier(row["tier"])
+                thread = open_thread(sealer, thread_id, row.created_at, row.seal)
+                snapshot.check_tier(row.tier)
                 heads = await snapshot.heads()
                 compare_namespaces(sealer, thread, [each.namespace for each in heads])
                 opened = [
                     (each.namespace, each.head_id, open_own_head(sealer, thread_id, thread, each)) for each in heads
                 ]
-                said = await transaction.fetchrow(
-                    retention_sql.THREAD_ONE, scope.tenant_id, scope.subject_id, thread_id
-                )
-                if said is not None:
-                    self._access.control.check(said_by_thread(scope, thread_id, said), proof_of(said))
-                policy = None if said is None or said["policy"] == NOTHING_SAID_JSON else bytes(said["policy"])
+                own = await transaction.fetch_one(retention_sql.THREAD_ONE, thread_id=thread_id)
+                if own is not None:
+                    proof = Proof(own.mac, own.mac_format)
+                    self._access.control.check(proved_thread_policy(scope, thread_id, own), proof)
+                policy = None if own is None or own.policy == NOTHING_SAID_JSON else own.policy
                 copied = _Copied(sealer, row, thread, policy, opened)
                 try:
-                    await self._copy_rows(snapshot, scope, copied)
+                    await self._copy_rows(snapshot, copied)
                 except BaseException:
                     copied.close()
                     raise
@@ -587,7 +611,7 @@ class Exporting:
 
         return await self._access.reading_thread(scope, thread_id, work, ThreadNotFound(), share)
 
-    async def _copy_rows(self, snapshot: Snapshot, scope: Scope, copied: _Copied) -> None:  # noqa: C901  three tables
+    async def _copy_rows(self, snapshot: Snapshot, copied: _Copied) -> None:  # noqa: C901  three tables
         rows, after = snapshot.rows, BEFORE_WRITES
         while True:
             writes = await rows.writes_after(after, _ROWS)
@@ -609,7 +633,7 @@ class Exporting:
         while True:
             pieces = await rows.pieces_after(piece_id, _CHUNK_ROWS)
             named = [UUID(bytes=row.named_ids) for row in pieces if row.named_ids is not None]
-            blobs = await self._pointers(snapshot.transaction, scope, copied.sealer, named)
+            blobs = await self._pointers(snapshot.transaction, copied.sealer, named)
             for row in pieces:
                 piece_id = row.piece_id
                 blob = None if row.named_ids is None else blobs[UUID(bytes=row.named_ids)]
@@ -618,24 +642,23 @@ class Exporting:
                 copied.places[piece_id] = at
             if len(pieces) < _CHUNK_ROWS:
                 break
-        await self._copy_artifacts(snapshot.transaction, scope, snapshot.thread_id, copied)
+        await self._copy_artifacts(snapshot.transaction, snapshot.thread_id, copied)
 
     async def _pointers(
-        self, transaction: Transaction, scope: Scope, sealer: Sealer, blob_ids: Sequence[UUID]
+        self, transaction: Transaction, sealer: Sealer, blob_ids: Sequence[UUID]
     ) -> dict[UUID, LiveBlob]:
         if not blob_ids:
             return {}
-        return await self._access.offload.ledger.pointers(transaction, scope, sealer, blob_ids)
+        return await self._access.offload.ledger.pointers(transaction, sealer, blob_ids)
 
-    async def _copy_artifacts(self, transaction: Transaction, scope: Scope, thread_id: str, copied: _Copied) -> None:
-        rows = await transaction.fetch(sql.ARTIFACT_IDS, scope.tenant_id, scope.subject_id, thread_id)
-        ids = [row["artifact_id"] for row in rows]
+    async def _copy_artifacts(self, transaction: Transaction, thread_id: str, copied: _Copied) -> None:
+        ids = await transaction.fetch_all(sql.ARTIFACT_IDS, thread_id=thread_id)
         ledger = self._access.offload.ledger
         for start in range(0, len(ids), _ROWS):
-            found = await ledger.artifacts(transaction, scope, ids[start : start + _ROWS])
+            found = await ledger.artifacts(transaction, ids[start : start + _ROWS])
             if len(found) != len(ids[start : start + _ROWS]):
                 raise IntegrityFailure("a stored artifact is missing")
-            blobs = await self._pointers(transaction, scope, copied.sealer, [row.blob_id for row in found.values()])
+            blobs = await self._pointers(transaction, copied.sealer, [row.blob_id for row in found.values()])
             for row in found.values():
                 opener = copied.sealer if row.client_share else copied.sealer.without_share
                 artifact = await self._artifacts.open(transaction, opener, row)
@@ -658,9 +681,9 @@ class Exporting:
         row = copied.row
         yield emission.out(
             Beginning(
-                self._source(scope, thread_id, copied.thread), scope.subject_id, thread_id, row["agent"], row["status"],
-                row["strict"], copied.thread.share_check is not None, row["created_at"],
-                updated_at or row["updated_at"],
+                self._source(scope, thread_id, copied.thread), scope.subject_id, thread_id, row.agent, row.status,
+                row.strict, copied.thread.share_check is not None, row.created_at,
+                updated_at or row.updated_at,
             )
         )  # fmt: skip
         if copied.policy is not None:

@@ -29,10 +29,6 @@ from crypto import (
     Sealer,
 )
 from crypto.blob import object_bytes
-from storage.access.access import Access
-from storage.administration.audit import Audit
-from storage.administration.jobs import Jobs
-from storage.artifacts.rows import ArtifactRows
 from storage.blobs.keyspace import BlobLocation
 from storage.errors import (
     BlobsNotConfigured,
@@ -77,11 +73,10 @@ from storage.keys.transfer_keys import TransferKeys
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
 from storage.ledger.streams import BlobWriter
 from storage.postgres import transfer as sql
-from storage.retention.policies import RetentionPolicies
-from storage.schemas.adoptions import Adoption, Adoptions
-from storage.schemas.registry import StateSchemas, decode_definition
+from storage.schemas.adoptions import Adoption
+from storage.schemas.registry import decode_definition
 from storage.scope import ClientShare, Scope, TenantScope, check_id, check_subject
-from storage.transfer.exporting import IMPORT_KIND, WHOLE_TENANT, Exporting, Progress
+from storage.transfer.exporting import IMPORT_KIND, WHOLE_TENANT, Exporting, Progress, TransferParts
 from storage.transfer.rows import GRACE_SECONDS, Staged, Staging, checked, origin_of, policy_of, refuse, settle
 from storage.transfer.unbound_imports import UNBOUND_FORMAT, UnboundImports
 
@@ -190,34 +185,38 @@ class Importing:
 
     def __init__(
         self,
-        access: Access,
+        parts: TransferParts,
+        exporting: Exporting,
         keys: Keys,
         transfer_keys: TransferKeys,
-        artifacts: ArtifactRows,
-        piece_writer: BlobWriter | None,
-        exporting: Exporting,
-        state_schemas: StateSchemas,
-        adoptions: Adoptions,
-        policies: RetentionPolicies,
-        jobs: Jobs,
-        audit: Audit,
         unbound: UnboundImports,
+        piece_writer: BlobWriter | None,
     ) -> None:
+        """Bind to the deployment.
+
+        Args:
+            parts: What exports and imports share.
+            exporting: Says what a thread that was imported would be exported as, to compare it.
+            keys: The keys of subjects that come with the import.
+            transfer_keys: What exports for this deployment are sealed for.
+            unbound: Which exports that name no tenant may be taken in.
+            piece_writer: Writes large pieces; None: there is no object store.
+        """
         self.unbound = unbound
-        self._access = access
-        self._unit_of_work = access.unit_of_work
-        self._ledger = access.offload.ledger
+        self._access = parts.access
+        self._unit_of_work = parts.access.unit_of_work
+        self._ledger = parts.access.offload.ledger
         self._keys = keys
         self._transfer_keys = transfer_keys
-        self._artifacts = artifacts
+        self._artifacts = parts.artifacts
         self._piece_writer = piece_writer
         self._exporting = exporting
-        self._schemas = state_schemas
-        self._adoptions = adoptions
-        self._policies = policies
-        self._save_policies = exporting.save_policies
-        self._jobs = jobs
-        self._audit = audit
+        self._schemas = parts.state_schemas
+        self._adoptions = parts.adoptions
+        self._policies = parts.policies
+        self._save_policies = parts.save_policies
+        self._jobs = parts.jobs
+        self._audit = parts.audit
 
     async def run(
         self,
@@ -496,8 +495,8 @@ class Importing:
     async def _origin(self, scope: Scope, thread_id: str) -> bytes | None:
         """Where a thread that exists came from; b"": not from an import. None: there is no such thread."""
         async with self._unit_of_work.snapshot(scope) as transaction:
-            row = await transaction.fetchrow(sql.ORIGIN, scope.tenant_id, scope.subject_id, thread_id)
-        return None if row is None else row["origin"] or b""
+            thread = await transaction.fetch_one(sql.ORIGIN, thread_id=thread_id)
+        return None if thread is None else thread.origin or b""
 
     async def _give_up(self, staged: Staged) -> None:
         """Let go of what was uploaded for a thread; what this cannot reach expires."""
@@ -546,7 +545,7 @@ class Importing:
             return
         staged.large.add(piece.piece_id, piece.children, piece.kind, piece.size)
         async with self._unit_of_work.snapshot(staged.scope) as transaction:
-            known = await self._ledger.known(transaction, staged.scope, [piece.piece_id])
+            known = await self._ledger.known(transaction, [piece.piece_id])
         if known:
             staged.known.update(known)
             return
@@ -581,7 +580,7 @@ class Importing:
                 yield each
 
         async with self._unit_of_work.snapshot(staged.scope) as transaction:
-            found = await self._ledger.artifacts(transaction, staged.scope, [record.artifact_id])
+            found = await self._ledger.artifacts(transaction, [record.artifact_id])
             there = found.get(record.artifact_id)
             if there is not None:
                 opener = staged.sealer if there.client_share else staged.sealer.without_share

@@ -17,7 +17,7 @@ from crypto import Kind, Sealer
 from storage.access.access import Access
 from storage.access.completeness import Writes
 from storage.administration.audit import Audit
-from storage.artifacts.model import NewArtifact
+from storage.artifacts.model import NewArtifact, NewVersion
 from storage.artifacts.rows import ArtifactRows
 from storage.blobs.store import STORAGE_CLASSES
 from storage.encoding import decode_json, json_decoder
@@ -268,16 +268,21 @@ async def settle(  # the order of locks: thread, intents, blobs, references, usa
     beginning, ending, scope = staged.beginning, staged.ending, staged.scope
     assert ending is not None  # noqa: S101  for the type checker: only what ended is settled
     thread_id = beginning.thread_id
-    place = (scope.tenant_id, scope.subject_id, thread_id)
     await access.check_keys_in(transaction, scope, sealer)
     thread = new_thread(sealer, thread_id)
     for head in staged.heads:
         thread = thread.with_namespace(sealer, head.namespace)
-    created = await transaction.fetchval(
-        sql.ADD_THREAD, *place, beginning.agent, beginning.status, beginning.strict, beginning.created_at,
-        seal_thread(sealer, thread_id, beginning.created_at, thread), sealer.shared,
-        origin_of(sealer, beginning.source, ending.digest),
-    )  # fmt: skip
+    created = await transaction.fetch_one(
+        sql.ADD_THREAD,
+        thread_id=thread_id,
+        agent=beginning.agent,
+        status=beginning.status,
+        strict=beginning.strict,
+        created_at=beginning.created_at,
+        seal=seal_thread(sealer, thread_id, beginning.created_at, thread),
+        client_share=sealer.shared,
+        origin=origin_of(sealer, beginning.source, ending.digest),
+    )
     if created is None:
         raise ThreadExists(f"thread {thread_id!r} of subject {scope.subject_id!r} exists here; nothing was changed")
     await _add_pieces(access, transaction, sealer, staged)
@@ -300,9 +305,9 @@ async def _add_policy(
     """What is said of the thread holds from the moment at which it is visible."""
     scope, thread_id = staged.scope, staged.beginning.thread_id
     if policy.legal_hold is not None:
-        await transaction.execute(retention_sql.TAKE_HOLDS, retention_sql.holds_lock(scope.tenant_id))
+        await transaction.run(retention_sql.TAKE_HOLDS, lock=retention_sql.holds_lock(scope.tenant_id))
     await put_own(transaction, access.control, scope, thread_id, policy)
-    await transaction.execute(retention_sql.DELAY_ROUND, scope.tenant_id, GRACE_SECONDS)
+    await transaction.run(retention_sql.DELAY_ROUND, seconds=GRACE_SECONDS)
     detail = {"before": {}, "after": msgspec.to_builtins(policy)}
     target = f"thread:{scope.subject_id}/{thread_id}"
     await audit.append(transaction, scope.tenant_id, actor, "retention.set", target, detail)
@@ -321,10 +326,10 @@ def policy_of(encoded: bytes) -> Policy:
 
 
 async def _add_pieces(access: Access, transaction: Transaction, sealer: Sealer, staged: Staged) -> None:
-    scope, thread_id = staged.scope, staged.beginning.thread_id
+    thread_id = staged.beginning.thread_id
     ledger = access.offload.ledger
-    named = await ledger.settle(transaction, scope, sealer, staged.settlements, thread_id)
-    await ledger.refer(transaction, scope, thread_id, staged.known.values())
+    named = await ledger.settle(transaction, sealer, staged.settlements, thread_id)
+    await ledger.refer(transaction, thread_id, staged.known.values())
     blobs = {**staged.known}
     for each in staged.settlements:
         if each.content_id is not None:
@@ -356,7 +361,7 @@ async def _flush(
 
 
 async def _add_artifacts(artifacts: ArtifactRows, transaction: Transaction, sealer: Sealer, staged: Staged) -> None:
-    scope, thread_id = staged.scope, staged.beginning.thread_id
+    thread_id = staged.beginning.thread_id
     ledger = artifacts.ledger
     wanted = set(staged.named)
     for encoded, upload in staged.artifacts:
@@ -368,26 +373,33 @@ async def _add_artifacts(artifacts: ArtifactRows, transaction: Transaction, seal
         opener = sealer if record.client_share else sealer.without_share
         blob_id = UUID(bytes=upload[0])
         settlement = Settlement(blob_id, upload[2], BlobPointer(upload[1], record.size_bytes))
-        await ledger.settle(transaction, scope, opener, [settlement], None)
+        await ledger.settle(transaction, opener, [settlement], None)
         described = NewArtifact(
             name=record.name, media_type=record.media_type, metadata=_metadata(record), preview=record.preview
         )
         number: int | None = record.number
         if record.thread_id != thread_id:
             name_digest = artifact_name_digest(opener, record.thread_id, record.name)
-            free = await ledger.next_number(transaction, scope, record.thread_id, name_digest)
+            free = await ledger.next_number(transaction, record.thread_id, name_digest)
             number = record.number if record.number >= free else None
+        version = NewVersion(
+            artifact_id=record.artifact_id,
+            thread_id=record.thread_id,
+            new=described,
+            blob_id=blob_id,
+            size_bytes=record.size_bytes,
+            digest=record.digest,
+            number=number,
+            created_at=record.created_at,
+        )
         try:
-            await artifacts.add(
-                transaction, scope, opener, record.artifact_id, record.thread_id, described, blob_id,
-                record.size_bytes, record.digest, number=number, created_at=record.created_at,
-            )  # fmt: skip
+            await artifacts.add(transaction, opener, version)
         except LostRaceError:
             raise ImportConflict(
                 f"artifact {record.artifact_id} cannot be stored: its id, or its number among those of its name, is"
                 " taken here"
             ) from None
-    if await ledger.refer_artifacts(transaction, scope, thread_id, wanted):
+    if await ledger.refer_artifacts(transaction, thread_id, wanted):
         refuse("the state of a thread names a file that is neither in the export nor here")
 
 

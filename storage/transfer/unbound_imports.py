@@ -10,7 +10,7 @@ from uuid import UUID
 from storage.administration.audit import Audit
 from storage.clock import Clock
 from storage.control.key import Row
-from storage.control.rows import ControlRows, proof_of
+from storage.control.rows import ControlRows, Proof
 from storage.errors import TenantNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.postgres import transfer as sql
@@ -47,7 +47,9 @@ class UnboundImports:
                 raise TenantNotFound
             now = self._clock.now()
             proof = self._control.proof(_row(tenant_id, export_id, now))
-            if await transaction.execute(sql.ACCEPT_UNBOUND, tenant_id, export_id, now, *proof):
+            if await transaction.fetch_one(
+                sql.ACCEPT_UNBOUND, tenant_id=tenant_id, export_id=export_id, accepted_at=now, **proof._asdict()
+            ):
                 detail = {"export_id": str(export_id)}
                 for chain in (tenant_id, OPERATOR_CHAIN):
                     await self._audit.append(
@@ -57,19 +59,21 @@ class UnboundImports:
     async def accepted(self, scope: TenantScope) -> set[UUID]:
         """Which exports a tenant may take in. What no gateway wrote accepts nothing."""
         async with self._unit_of_work.snapshot(scope) as transaction:
-            rows = await transaction.fetch(sql.UNBOUND, scope.tenant_id)
+            rows = await transaction.fetch_all(sql.UNBOUND)
         if rows:
             await self._control.ready()
         return {
-            row["export_id"]
+            row.export_id
             for row in rows
-            if self._control.is_authentic(_row(scope.tenant_id, row["export_id"], row["accepted_at"]), proof_of(row))
+            if self._control.is_authentic(
+                _row(scope.tenant_id, row.export_id, row.accepted_at), Proof(row.mac, row.mac_format)
+            )
         }
 
     async def use_up(self, scope: TenantScope, export_id: UUID) -> None:
         """End an acceptance, as the export was taken in whole; one that broke off may be run again."""
         async with self._unit_of_work.begin(scope) as transaction:
-            await transaction.execute(sql.USE_UP_UNBOUND, scope.tenant_id, export_id)
+            await transaction.run(sql.USE_UP_UNBOUND, export_id=export_id)
 
 
 def _row(tenant_id: UUID, export_id: UUID, accepted_at: datetime) -> Row:

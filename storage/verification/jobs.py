@@ -16,7 +16,8 @@ changes behind it while it goes on.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -24,12 +25,14 @@ import msgspec
 from msgspec import Struct
 
 from crypto import KeyDenied, KeyDestroyed, Sealer
+from storage.access.access import Access
 from storage.access.head_anchors import AnchoredHeads, subject_tag
 from storage.administration.anchors import Anchors
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import CANCELLED, LEASE_SECONDS, MORE, OPEN_STATES, Job, Jobs, Lease, Slice, job_scope
 from storage.collection.accepted_losses import AcceptedLosses
-from storage.control.rows import ControlRows
+from storage.control.key import Row
+from storage.control.rows import ControlRows, Proof
 from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, JobNotFound
 from storage.format.audit import OPERATOR_CHAIN
@@ -38,12 +41,8 @@ from storage.key_lifecycle.tombstones import Explained, Tombstones
 from storage.keys.keys import Keys
 from storage.postgres import jobs as jobs_sql
 from storage.postgres import verifying as sql
-from storage.postgres.unit_of_work import UnitOfWork
-from storage.schemas.adoptions import Adoptions
-from storage.schemas.registry import StateSchemas
-from storage.schemas.save_policies import SavePolicies
+from storage.postgres.unit_of_work import Transaction
 from storage.scope import OperatorScope, Scope, TenantScope
-from storage.threads.holds import said
 from storage.verification.threads import Finding, Report, Verification
 
 T = TypeVar("T")
@@ -134,37 +133,58 @@ _TENANTS_PAGE = 100
 _COUNTED = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces")
 
 
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """What says which subjects and tenants must be there.
+
+    Attributes:
+        keys: The keys of subjects that are there.
+        losses: Anchored heads, without those that an accepted restore lost.
+        tombstones: Tombstones of shreds, which explain what is gone.
+        logs: Anchors of the audit logs.
+    """
+
+    keys: Keys
+    losses: AcceptedLosses
+    tombstones: Tombstones
+    logs: Anchors
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringRows:
+    """The rows that steer the gateway, and what proves that a gateway wrote them.
+
+    Attributes:
+        control: Checks the proofs.
+        sources: Each gives the rows of one kind of a tenant, with their proofs.
+    """
+
+    control: ControlRows
+    sources: Sequence[Callable[[Transaction, UUID], AsyncIterator[tuple[Row, Proof]]]]
+
+
 class Verifying:
     """Starts and performs the jobs."""
 
     def __init__(
         self,
-        unit_of_work: UnitOfWork,
-        keys: Keys,
+        access: Access,
         jobs: Jobs,
         audit: Audit,
         verification: Verification,
-        losses: AcceptedLosses,
-        tombstones: Tombstones,
-        logs: Anchors,
-        schemas: StateSchemas,
-        adoptions: Adoptions,
-        save_policies: SavePolicies,
-        control: ControlRows,
+        witnesses: Witnesses,
+        steering: SteeringRows,
         renew_seconds: float = RENEW_SECONDS,
     ) -> None:
-        self._unit_of_work = unit_of_work
-        self._keys = keys
+        self._unit_of_work = access.unit_of_work
+        self._keys = witnesses.keys
         self._jobs = jobs
         self._audit = audit
         self._verification = verification
-        self._losses = losses
-        self._tombstones = tombstones
-        self._logs = logs
-        self._schemas = schemas
-        self._adoptions = adoptions
-        self._save_policies = save_policies
-        self._control = control
+        self._losses = witnesses.losses
+        self._tombstones = witnesses.tombstones
+        self._logs = witnesses.logs
+        self._steering = steering
         self._renew_seconds = renew_seconds
         self._known: tuple[UUID, float, AnchoredHeads] | None = None
 
@@ -172,8 +192,8 @@ class Verifying:
         """Begin to verify a tenant; while that goes on, this is the same job.
 
         Args:
-            scope: Which.
-            actor: Who, for the audit log.
+            scope: The tenant.
+            actor: Who begins it, for the audit log.
             begun_by: A job of the deployment: when it is cancelled, what it began ends, too.
         """
         position = encode_json(_TenantPosition(begun_by=begun_by)).decode()
@@ -273,19 +293,12 @@ class Verifying:
             return Report(findings=[Finding(code="keys", detail=str(error))])
 
     async def _check_control_rows(self, scope: TenantScope, at: _TenantPosition) -> None:
-        """Find what steers the gateway and was written by somebody else."""
+        """Find rows that steer the gateway and that no gateway wrote."""
         tenant_id = scope.tenant_id
         async with self._unit_of_work.snapshot(scope) as transaction:
-            for rows in (
-                self._schemas.rows(transaction, tenant_id),
-                self._adoptions.rows(transaction, tenant_id),
-                self._save_policies.rows(transaction, tenant_id),
-                said(transaction, tenant_id),
-                self._jobs.rows(transaction, tenant_id),
-                self._losses.rows(transaction, tenant_id),
-            ):
-                async for row, proof in rows:
-                    if not self._control.is_authentic(row, proof):
+            for source in self._steering.sources:
+                async for row, proof in source(transaction, tenant_id):
+                    if not self._steering.control.is_authentic(row, proof):
                         detail = f"{row} was written or edited outside the gateway"
                         _take(at, None, [Finding(code="control-row", detail=detail)])
                         self._verification.count_damage()

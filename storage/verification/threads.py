@@ -274,7 +274,7 @@ class Verification:
         check.end()
         if not check.client_share:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                await self._access.offload.ledger.pointers(transaction, scope, sealer, check.blob_ids)
+                await self._access.offload.ledger.pointers(transaction, sealer, check.blob_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,7 +472,7 @@ class _Verifier:
                     reader.add([row])
                     if reader.look_up(after).data is None and row.named_ids is not None:
                         named = [UUID(bytes=row.named_ids)]
-                        await self._ledger.pointers(self._transaction, self._scope, self._sealer, named)
+                        await self._ledger.pointers(self._transaction, self._sealer, named)
                     children[after] = [] if row.children is None else unpack_ids(row.children)
             if len(rows) < STRETCH_ROWS:
                 break

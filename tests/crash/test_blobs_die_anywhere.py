@@ -20,7 +20,7 @@ from sqlalchemy import event
 
 from crypto.blob import PART_BYTES
 from storage.artifacts.model import NewArtifact
-from storage.blobs.keyspace import PLACES, tenant_prefix
+from storage.blobs.keyspace import BUCKETS, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import ObjectInfo
 from storage.collection.sweep import Sweep
@@ -135,12 +135,12 @@ class World:
         objects = await self.objects()
         used = await self._admin.fetchval("SELECT bytes FROM stateroom.blob_usage WHERE tenant_id = $1", place)
         assert (used or 0) == sum(each.size_bytes for each in objects)
-        for each in PLACES:
+        for each in BUCKETS:
             assert await self.bucket.list_multiparts(tenant_prefix(place, each)) == []
 
     async def objects(self) -> list[ObjectInfo]:
         """Of both places: they share the bucket."""
-        prefixes = [tenant_prefix(self.scope.tenant_id, each) for each in PLACES]
+        prefixes = [tenant_prefix(self.scope.tenant_id, each) for each in BUCKETS]
         return [found for each in prefixes for found in await self.bucket.list_objects(each)]
 
     async def check_that_all_can_go(self) -> None:

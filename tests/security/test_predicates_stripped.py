@@ -32,6 +32,8 @@ def _statements() -> dict[str, str]:
             continue
         for name, value in vars(importlib.import_module(f"storage.postgres.{module.name}")).items():
             text = value.text if isinstance(value, Statement) else value
+            if isinstance(text, str):  # of a fragment, too
+                text = Statement(text).text
             if name.isupper() and not name.startswith("_") and isinstance(text, str) and VERBS.match(text):
                 found[f"{module.name}.{name}"] = text
     return found

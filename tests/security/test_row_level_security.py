@@ -14,7 +14,7 @@ from storage.administration.row_census import RowCounting
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
 from storage.control.features import SAVE_POLICIES
-from storage.ledger.ledger import NewBlob, UploadedPart, new_blob_id
+from storage.ledger.ledger import NewBlob, new_blob_id
 from storage.model import Idempotency, TaskWrites
 from storage.postgres import (
     archives,
@@ -113,13 +113,11 @@ async def keep_blobs(store, scope):
     blob_id = await by.stored(scope, thread_id="blobs")
     upload_id = new_blob_id()
     await by.ledger.reserve(scope, await by.sealer(scope), [NewBlob(upload_id, "artifact", 10)], SystemClock().now())
-    await by.ledger.record_part(scope, upload_id, UploadedPart(0, "etag", 10, b"digest"))
+    await by.ledger.record_part(scope, upload_id, blobs.UploadedPart(0, "etag", 10, b"digest"))
     async with store.unit_of_work.begin(scope) as transaction:
-        await transaction.execute(
-            artifacts.ADD, scope.tenant_id, scope.subject_id, blob_id, "blobs", b"n", 1, blob_id, 1, False, 1,
-            SystemClock().now(), b"s",
-        )  # fmt: skip
-        await by.ledger.refer_artifacts(transaction, scope, "blobs", [blob_id])
+        row = artifacts.ArtifactRow(blob_id, "blobs", b"n", 1, blob_id, 0, 1, False, 1, SystemClock().now(), b"s")
+        await by.ledger.add_artifact(transaction, row)
+        await by.ledger.refer_artifacts(transaction, "blobs", [blob_id])
 
 
 @pytest.fixture
@@ -239,11 +237,8 @@ def text_of(statement):
 
 
 def arguments_of(statement, scope, values):
-    """Its values: by name, or in the order of their positions where it has no names."""
-    if isinstance(statement, Statement):
-        bound = {"tenant_id": scope.tenant_id, "subject_id": scope.subject_id}
-        return statement.arguments({name: bound[name] for name in statement.names if name in bound}, values)
-    return [scope.tenant_id, scope.subject_id, *values]
+    bound = {"tenant_id": scope.tenant_id, "subject_id": scope.subject_id}
+    return statement.arguments({name: bound[name] for name in statement.names if name in bound}, values)
 
 
 T1, ARCHIVED = {"thread_id": "t1"}, {"thread_id": "archived"}
@@ -285,26 +280,30 @@ READS = {
     "pruning.DELETE_WRITES_OF": {"namespaces": ["", ""], "checkpoint_ids": ["c", "early"], **T1},
     "pruning.DELETE_CHECKPOINTS": {"namespaces": [""], "checkpoint_ids": ["c"], **T1},
     "pruning.DELETE_HEADS": {"namespaces": [""], **T1},
-    "retention.THREAD_ONE": ("t1",),
-    "retention.THREAD_HELD": ("t1",),
-    "retention.SUBJECT_HELD": (),
-    "retention.FACTS_OF": ("t1",),
-    "retention.COUNTS_OF": ("t1", datetime(2100, 1, 1, tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC)),
-    "retention.HOT_BYTES": (["t1", "archived"],),
+    "retention.THREAD_ONE": T1,
+    "retention.THREAD_HELD": T1,
+    "retention.SUBJECT_HELD": {},
+    "retention.FACTS_OF": T1,
+    "retention.COUNTS_OF": {
+        "written_before": datetime(2100, 1, 1, tzinfo=UTC),
+        "written_since": datetime(1970, 1, 1, tzinfo=UTC),
+        **T1,
+    },
+    "retention.HOT_BYTES": {"thread_ids": ["t1", "archived"]},
     "archives.STUB": ARCHIVED,
     "archives.STUBS_AFTER": {"after": "", "limit": 10},
     "archives.SIZED_THREAD": ARCHIVED,
     "archives.LOCK_STUB": ARCHIVED,
     "archives.DELETE_STUB": ARCHIVED,
-    "blobs.REFERRED_BLOBS": ("blobs",),
-    "blobs.LIVE_AFTER": (UUID(int=0), 10),
-    "blobs.THREADS_NAMING": ("", 10),
-    "blobs.WALK": (UUID(int=0), 10),
-    "blobs.DROP_BLOB_REFS": ("blobs",),
-    "artifacts.LIST": ("blobs", None, None, 10),
-    "artifacts.REFERRED": ("blobs",),
-    "artifacts.DROP_REFS": ("blobs",),
-    "artifacts.LOCK_OF_THREAD": ("blobs",),
+    "blobs.REFERRED_BLOBS": {"thread_id": "blobs"},
+    "blobs.LIVE_AFTER": {"after": UUID(int=0), "limit": 10},
+    "blobs.THREADS_NAMING": {"after": "", "limit": 10},
+    "blobs.WALK": {"after": UUID(int=0), "limit": 10},
+    "blobs.DROP_BLOB_REFS": {"thread_id": "blobs"},
+    "artifacts.LIST": {"thread_id": "blobs", "name_digest": None, "after": None, "limit": 10},
+    "artifacts.REFERRED": {"thread_id": "blobs"},
+    "artifacts.DROP_REFS": {"thread_id": "blobs"},
+    "artifacts.LOCK_OF_THREAD": {"thread_id": "blobs"},
 }
 
 

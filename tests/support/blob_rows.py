@@ -7,14 +7,15 @@ from typing import Any
 from uuid import UUID
 
 from crypto import Sealer
-from storage.blobs.keyspace import BlobLocation, Place
+from storage.blobs.keyspace import BlobLocation
 from storage.blobs.places import Places
 from storage.blobs.store import BlobStore
 from storage.clock import SystemClock
 from storage.collection.fsck import Fsck, FsckReport
 from storage.collection.sweep import Sweep
 from storage.format.pointer import BlobPointer
-from storage.ledger.ledger import BlobLedger, NewBlob, Purpose, Settlement, new_blob_id, pack_named_ids
+from storage.ledger.ledger import BlobLedger, NewBlob, Settlement, new_blob_id, pack_named_ids
+from storage.model import Bucket, Purpose
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope
 from storage.service import Store
@@ -33,7 +34,7 @@ class Upload:
     content_id: bytes | None = None
     data: bytes = b"sealed bytes"
     purpose: Purpose = "piece"
-    place: Place = "blobs"
+    place: Bucket = "blobs"
     blob_id: UUID = field(default_factory=new_blob_id)
 
     def settlement(self) -> Settlement:
@@ -81,11 +82,11 @@ class Blobs:
         location = BlobLocation(scope.tenant_id, upload.blob_id, upload.place)
         await self.bucket(upload.place).put_if_absent(location, upload.data)
 
-    async def there(self, scope: Scope, blob_id: UUID, place: Place = "blobs") -> bool:
+    async def there(self, scope: Scope, blob_id: UUID, place: Bucket = "blobs") -> bool:
         location = BlobLocation(scope.tenant_id, blob_id, place)
         return location.object_key() in await self.bucket(place).list_keys(location.object_key())
 
-    def bucket(self, place: Place) -> BlobStore:
+    def bucket(self, place: Bucket) -> BlobStore:
         found = self.places.of(place)
         assert found is not None
         return found
@@ -95,9 +96,7 @@ class Blobs:
         sealer = await self.sealer(scope)
         async with self.unit_of_work.begin(scope) as transaction:
             await transaction.fetch(LOCK_THREAD, scope.tenant_id, scope.subject_id, thread_id)
-            named = await self.ledger.settle(
-                transaction, scope, sealer, [each.settlement() for each in uploads], thread_id
-            )
+            named = await self.ledger.settle(transaction, sealer, [each.settlement() for each in uploads], thread_id)
             ids = [named[each.blob_id] for each in uploads]
             await name(transaction, scope, thread_id, ids)
         return ids
@@ -106,7 +105,7 @@ class Blobs:
         """Let a thread name blobs that are there."""
         async with self.unit_of_work.begin(scope) as transaction:
             await transaction.fetch(LOCK_THREAD, scope.tenant_id, scope.subject_id, thread_id)
-            await self.ledger.refer(transaction, scope, thread_id, blob_ids)
+            await self.ledger.refer(transaction, thread_id, blob_ids)
             await name(transaction, scope, thread_id, blob_ids)
 
     async def forget(self, scope: Scope, thread_id: str = "t1") -> None:
@@ -114,7 +113,7 @@ class Blobs:
         async with self.unit_of_work.begin(scope) as transaction:
             await transaction.fetch(LOCK_THREAD, scope.tenant_id, scope.subject_id, thread_id)
             await transaction.execute(NAME_NOTHING, scope.tenant_id, scope.subject_id, thread_id)
-            await self.ledger.keep(transaction, scope, thread_id)
+            await self.ledger.keep(transaction, thread_id)
 
     async def stored(self, scope: Scope, upload: Upload | None = None, thread_id: str = "t1") -> UUID:
         """A live blob that a checkpoint of the thread names."""

@@ -65,7 +65,10 @@ async def policies(store: Store, tenant_id: UUID) -> None:
         for number in range(AGENT_POLICY_ROWS_MAX):
             agent, body = agent_of(number), _SAID if number < AGENT_POLICIES_MAX else _TAKEN_BACK
             proof = prove(policy_row(tenant_id, "agent", (agent,), body, False, _SINCE))
-            await transaction.execute(retention_sql.PUT, tenant_id, "agent", agent, body, False, _SINCE, *proof)
+            await transaction.run(
+                retention_sql.PUT, owner=tenant_id, level="agent", target=agent, policy=body, legal_hold=False,
+                updated_at=_SINCE, **proof._asdict(),
+            )  # fmt: skip
 
 
 async def schema_of_many_versions(store: Store, tenant_id: UUID) -> None:

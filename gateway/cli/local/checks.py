@@ -553,16 +553,18 @@ async def _check_pooler(connection: Any) -> Finding:
 async def _check_sweeper(connection: Any) -> Finding:
     async with connection.transaction(readonly=True):
         await connection.execute(bindings(OperatorScope()))
-        found = await connection.fetchrow(blobs.CENSUS)
-        states = {row["state"]: row["bytes"] for row in await connection.fetch(blobs.CENSUS_BY_STATE)}
-    shown = f"{byte_count(found['used_bytes'])} count for quotas"
-    shown += "".join(f", {state} {byte_count(count)}" for state, count in sorted(states.items()))
+        found = blobs.CENSUS.made(await connection.fetchrow(blobs.CENSUS.text))
+        totals = [blobs.CENSUS_BY_STATE.made(each) for each in await connection.fetch(blobs.CENSUS_BY_STATE.text)]
+    shown = f"{byte_count(found.used_bytes)} count for quotas"
+    shown += "".join(
+        f", {state} {byte_count(size)}" for state, size in sorted((each.state, each.bytes) for each in totals)
+    )
     fix = "See `sweep failed` in the gateways' logs, and whether they may delete objects; then stateroom sweep --all."
-    if found["due_seconds"] > SWEEP_DUE_SECONDS_MAX:
-        return failed("sweeper", f"what should be gone has been due for {found['due_seconds'] / 60:.0f} minutes", fix)
-    if found["age_seconds"] > SWEEP_AGE_SECONDS_MAX:
-        detail = f"a tenant was not swept for {found['age_seconds'] / 60:.0f} minutes"
-        if found["tried"]:
+    if found.due_seconds > SWEEP_DUE_SECONDS_MAX:
+        return failed("sweeper", f"what should be gone has been due for {found.due_seconds / 60:.0f} minutes", fix)
+    if found.age_seconds > SWEEP_AGE_SECONDS_MAX:
+        detail = f"a tenant was not swept for {found.age_seconds / 60:.0f} minutes"
+        if found.tried:
             return failed("sweeper", f"{detail}, though gateways try", fix)
         return skipped("sweeper", f"{detail}: does no gateway with STATEROOM_S3_URL run?")
     return ok("sweeper", shown)

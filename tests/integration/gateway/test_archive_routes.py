@@ -15,7 +15,7 @@ from storage.blobs.places import Places
 from storage.clock import ManualClock
 from storage.collection.sweep import Sweep
 from storage.model import Tenant
-from storage.retention.rounds import Retaining
+from storage.retention.rounds import Acts, Retaining
 from storage.scope import OperatorScope, TenantScope
 from storage.service import Store, StoreOptions
 from tests.support.operations import STATE, assert_problem
@@ -254,8 +254,13 @@ async def test_a_process_that_stops_in_a_round_gives_it_back_at_once(client, ser
     tenant_id = UUID((await ok(client.get("/whoami")))["tenant_id"])
     endless, clock = Endless(), PassingTime(admin, tenant_id)
     await clock.go_on(86_400)
-    parts = (serving_store.unit_of_work, serving_store.audit, clock, serving_store.threads, serving_store.pruning)
-    working = asyncio.create_task(Retaining(*parts, endless, serving_store.control).run_due())
+    serving = serving_store
+
+    def rounds(archives):
+        acts = Acts(serving.threads, serving.pruning, archives)
+        return Retaining(serving.unit_of_work, serving.audit, clock, acts, serving.control)
+
+    working = asyncio.create_task(rounds(endless).run_due())
     await reached_or_ended(endless.reached, working)
     shown = await ok(client.get("/retention/round"))
     assert shown["state"] == "running"
@@ -266,7 +271,7 @@ async def test_a_process_that_stops_in_a_round_gives_it_back_at_once(client, ser
         await working
     shown = await ok(client.get("/retention/round"))
     assert (shown["state"], shown["lease_until"]) == ("waiting", None)
-    round_ = await Retaining(*parts, serving_store.archives, serving_store.control).tenant(tenant_id)
+    round_ = await rounds(serving.archives).tenant(tenant_id)
     assert (round_.archived, round_.tenants) == (1, 1)
     assert (await ok(client.get(PATH)))["tier"] == "archive"
 

@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 
 from crypto import MemoryRootKey
 from crypto.blob import PART_BYTES
-from storage.artifacts.model import NewArtifact
+from storage.artifacts.model import Announced, NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
 from storage.clock import SystemClock
@@ -23,6 +23,7 @@ from storage.errors import LostRaceError, QuotaExceeded, UploadExpired, UploadNo
 from storage.ledger.ledger import NewBlob, new_blob_id
 from storage.model import ChannelValue, FullState
 from storage.postgres import blobs as sql
+from storage.postgres.statement import Statement
 from storage.scope import Scope
 from storage.service import Store, StoreOptions
 from tests.support.blob_rows import Blobs, Upload
@@ -33,7 +34,7 @@ from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID
 
 CONTENT = b"\x01" + b"c" * 16
 # Marking a blob as referenced locks its row, too, but is only sent when a sweeper has marked it; here it must not help.
-NOT_MARKED = {sql.MARK_REFERENCED: "SELECT $1::uuid, $2::text, $3::uuid[]"}
+NOT_MARKED = {sql.MARK_REFERENCED.text: "SELECT $1::uuid, $2::text, $3::uuid[]"}
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ async def rows(admin, table, scope):
 
 async def settle_beside_a_sweep(store, blobs, scope, variants):
     """An upload whose intent has expired is settled; a sweeper comes between its last statement and its COMMIT."""
-    gate = CommitAfter(sql.SETTLE_INTENTS)
+    gate = CommitAfter(sql.SETTLE_INTENTS.text)
     await save(store, scope)
     slow = steered(store, blobs, variants=variants, before=gate, intent_seconds=-1)
     upload = await Blobs(store, blobs, intent_seconds=-1).put(scope, Upload())
@@ -105,9 +106,9 @@ async def test_an_upload_that_is_being_settled_is_not_swept(store, blobs, plain,
 
 async def test_without_the_intents_lock_a_settled_blob_loses_its_object(store, blobs, plain, scope, admin):
     # An UPDATE of the intent would wait for the settling DELETE; the sweep must come before that.
-    gate = Gate(sql.ADD_BLOBS)
+    gate = Gate(sql.ADD_BLOBS.text)
     await save(store, scope)
-    slow = steered(store, blobs, variants=without(sql.LOCK_INTENTS, "FOR UPDATE"), before=gate, intent_seconds=-1)
+    slow = steered(store, blobs, variants=without(sql.LOCK_INTENTS.text, "FOR UPDATE"), before=gate, intent_seconds=-1)
     upload = await Blobs(store, blobs, intent_seconds=-1).put(scope, Upload())
     settling = asyncio.create_task(slow.settle(scope, upload))
     await gate.arrival()
@@ -177,7 +178,9 @@ async def test_a_file_that_is_swept_while_it_is_written_is_an_upload_that_ended(
 
     def create():
         new = NewArtifact(name="file", media_type="text/plain")
-        return swept_while_written.artifacts.create(scope, "t1", new, body(), size_bytes=PART_BYTES + 1)
+        return swept_while_written.artifacts.create(
+            scope, "t1", new, body(), announced=Announced(size_bytes=PART_BYTES + 1)
+        )
 
     with pytest.raises(UploadNotFound):
         await create()
@@ -194,7 +197,7 @@ async def test_settling_without_an_open_intent_would_dangle(store, blobs, plain,
     await save(store, scope)
     upload = await Blobs(store, blobs, intent_seconds=-1).put(scope, Upload())
     await plain.sweeper().tenant(scope.tenant_id, now=True)
-    await steered(store, blobs, variants=without(sql.LOCK_INTENTS, "AND state = 'open'")).settle(scope, upload)
+    await steered(store, blobs, variants=without(sql.LOCK_INTENTS.text, "AND state = 'open'")).settle(scope, upload)
     assert (await plain.fsck(scope)).faults["dangling"] == 1
 
 
@@ -239,7 +242,7 @@ async def refer_beside_a_sweep(store, blobs, scope, *, refer=None, sweep=None):
     plain = Blobs(store, blobs)
     blob_id = await plain.stored(scope, Upload(CONTENT))
     await plain.forget(scope)
-    gate = CommitAfter(sql.ADD_REFS)
+    gate = CommitAfter(sql.ADD_REFS.text)
     referring = asyncio.create_task(steered(store, blobs, variants=refer, before=gate).refer(scope, blob_id))
     await gate.arrival()
     sweeping = asyncio.create_task(
@@ -264,7 +267,7 @@ async def test_without_the_referrers_lock_the_blob_is_condemned_under_it(store, 
         store,
         blobs,
         scope,
-        refer=without(sql.LOCK_LIVE, "FOR KEY SHARE") | NOT_MARKED,
+        refer=without(sql.LOCK_LIVE.text, "FOR KEY SHARE") | NOT_MARKED,
     )
     assert (await sweeping).condemned == 1
     gate.opened.set()
@@ -278,7 +281,7 @@ async def test_without_the_sweepers_lock_the_blob_is_condemned_under_the_referre
         blobs,
         scope,
         refer=NOT_MARKED,
-        sweep=without(sql.LOCK_UNREFERENCED, "FOR UPDATE SKIP LOCKED"),
+        sweep=without(sql.LOCK_UNREFERENCED.text, "FOR UPDATE SKIP LOCKED"),
     )
     assert (await sweeping).condemned == 1
     gate.opened.set()
@@ -291,13 +294,14 @@ async def test_looking_for_references_in_the_locking_statement_would_look_too_ea
         "AND NOT EXISTS (SELECT FROM stateroom.blob_refs r WHERE r.tenant_id = $1 AND r.subject_id = $2"
         " AND r.blob_id = blobs.blob_id) ORDER BY"
     )
-    locking = sql.LOCK_UNREFERENCED.replace("ORDER BY", unreferenced).replace("SKIP LOCKED", "")
+    locking = sql.LOCK_UNREFERENCED.text.replace("ORDER BY", unreferenced).replace("SKIP LOCKED", "")
     _, gate, referring, sweeping = await refer_beside_a_sweep(
         store,
         blobs,
         scope,
         refer=NOT_MARKED,
-        sweep={sql.LOCK_UNREFERENCED: locking} | without(sql.CONDEMN, sql._UNREFERENCED, "true"),
+        sweep={sql.LOCK_UNREFERENCED.text: locking}
+        | without(sql.CONDEMN.text, Statement(sql._UNREFERENCED).text, "true"),
     )
     await blocked(admin)
     gate.opened.set()
@@ -309,7 +313,7 @@ async def test_looking_for_references_in_the_locking_statement_would_look_too_ea
 async def test_a_reference_that_waited_for_a_condemning_sweeper_is_refused(store, blobs, plain, scope, admin):
     blob_id = await plain.stored(scope, Upload(CONTENT))
     await plain.forget(scope)
-    gate = CommitAfter(sql.CONDEMN)
+    gate = CommitAfter(sql.CONDEMN.text)
     sweeping = asyncio.create_task(steered(store, blobs, before=gate).sweeper(days=1).tenant(scope.tenant_id, now=True))
     await gate.arrival()
     referring = asyncio.create_task(plain.refer(scope, blob_id))
@@ -334,7 +338,7 @@ async def settle_twice(store, blobs, scope, variants=None):
         uploads.append(await Blobs(store, blobs).put(scope, Upload(CONTENT)))
     outcomes = await asyncio.gather(
         *(
-            steered(store, blobs, variants=variants, before=Meeting(sql.ADD_BLOBS, barrier)).settle(
+            steered(store, blobs, variants=variants, before=Meeting(sql.ADD_BLOBS.text, barrier)).settle(
                 scope, upload, thread_id=thread_id
             )
             for upload, thread_id in zip(uploads, ("t1", "t2"), strict=True)
@@ -362,7 +366,7 @@ async def test_without_the_way_out_of_the_conflict_one_of_two_settles_fails(stor
     clause = (
         "ON CONFLICT (tenant_id, subject_id, content_id) WHERE state = 'live' AND content_id IS NOT NULL DO NOTHING"
     )
-    _, outcomes = await settle_twice(store, blobs, scope, without(sql.ADD_BLOBS, clause))
+    _, outcomes = await settle_twice(store, blobs, scope, without(sql.ADD_BLOBS.text, clause))
     assert sorted(type(each).__name__ for each in outcomes) == ["UniqueViolationError", "list"]
 
 
@@ -375,8 +379,8 @@ async def two_sweepers(store, blobs, scope, admin, variants=None):
     expired = Blobs(store, blobs, intent_seconds=-1)
     await expired.put(scope, Upload(data=b"x" * 100))
     await Blobs(store, blobs).put(scope, Upload(data=b"y" * 1000))
-    first, second = Gate(sql.REMOVED), Gate(sql.REMOVED)
-    end = CommitAfter(sql.REMOVED)
+    first, second = Gate(sql.REMOVED.text), Gate(sql.REMOVED.text)
+    end = CommitAfter(sql.REMOVED.text)
 
     async def first_and_end(statement):
         await first(statement)
@@ -407,9 +411,9 @@ async def test_two_sweepers_free_the_quota_once(store, blobs, scope, admin):
 
 
 async def test_two_sweepers_would_free_twice_without_the_lock_on_the_row(store, blobs, plain, scope, admin):
-    variant = sql.REMOVED.replace("FOR UPDATE", "").replace("AND removed_at IS NULL", "")
-    assert variant != sql.REMOVED
-    swept = await two_sweepers(store, blobs, scope, admin, {sql.REMOVED: variant})
+    variant = sql.REMOVED.text.replace("FOR UPDATE", "").replace("AND removed_at IS NULL", "")
+    assert variant != sql.REMOVED.text
+    swept = await two_sweepers(store, blobs, scope, admin, {sql.REMOVED.text: variant})
     assert [each.freed_bytes for each in swept] == [100, 100]
     assert [row["bytes"] for row in await rows(admin, "blob_usage", scope)] == [900]
     assert (await plain.fsck(scope)).faults == {"miscounted": 1}
@@ -429,7 +433,7 @@ async def test_sweepers_beside_saves_with_the_same_content_leave_a_clean_store(s
             for content in contents:
                 with contextlib.suppress(LostRaceError):
                     async with store.unit_of_work.snapshot(scope) as transaction:
-                        known = await plain.ledger.known(transaction, scope, [content])
+                        known = await plain.ledger.known(transaction, [content])
                     if known:
                         await plain.refer(scope, known[content], thread_id=thread_id)
                         hits += 1
@@ -651,7 +655,7 @@ async def reserve_twice(store, blobs, scope, admin, variants=None):
     await admin.execute(
         "INSERT INTO stateroom.blob_usage (tenant_id, bytes, quota_bytes) VALUES ($1, 0, 100)", scope.tenant_id
     )
-    gate = CommitAfter(sql.RESERVE_BYTES)
+    gate = CommitAfter(sql.RESERVE_BYTES.text)
 
     async def reserve(before):
         by = steered(store, blobs, variants=variants, before=before)
@@ -679,7 +683,7 @@ async def test_a_quota_that_is_looked_at_before_would_let_both_in(store, blobs, 
         UPDATE stateroom.blob_usage u SET bytes = u.bytes + $2 FROM free WHERE tenant_id = $1 AND $2 <= free.bytes
         RETURNING u.bytes
     """
-    outcome = await reserve_twice(store, blobs, scope, admin, {sql.RESERVE_BYTES: looked_at_before})
+    outcome = await reserve_twice(store, blobs, scope, admin, {sql.RESERVE_BYTES.text: looked_at_before})
     assert outcome == (["NoneType", "NoneType"], 120)
 
 

@@ -19,7 +19,7 @@ from storage.errors import (
     UploadNotFound,
 )
 from storage.format.pointer import artifact_name_digest
-from storage.ledger.ledger import ArtifactRow, new_blob_id, pack_named_ids, unpack_named_ids
+from storage.ledger.ledger import new_blob_id, pack_named_ids, unpack_named_ids
 from storage.postgres import artifacts as sql
 from storage.scope import OperatorScope, Scope, TenantScope
 from tests.support.blob_rows import Blobs, Upload, name
@@ -44,13 +44,13 @@ async def add_artifact(plain, scope, thread_id="t1", filename="shot.png"):
     sealer = await plain.sealer(scope)
     upload = await plain.put(scope, Upload(purpose="artifact"))
     async with plain.unit_of_work.begin(scope) as transaction:
-        await plain.ledger.settle(transaction, scope, sealer, [upload.settlement()], None)
+        await plain.ledger.settle(transaction, sealer, [upload.settlement()], None)
         digest = artifact_name_digest(sealer, thread_id, filename)
-        row = ArtifactRow(
+        row = sql.ArtifactRow(
             artifact_id=new_blob_id(),
             thread_id=thread_id,
             name_digest=digest,
-            number=await plain.ledger.next_number(transaction, scope, thread_id, digest),
+            number=await plain.ledger.next_number(transaction, thread_id, digest),
             blob_id=upload.blob_id,
             url_epoch=0,
             size_bytes=len(upload.data),
@@ -59,13 +59,13 @@ async def add_artifact(plain, scope, thread_id="t1", filename="shot.png"):
             created_at=SystemClock().now(),
             sealed=b"sealed",
         )
-        await plain.ledger.add_artifact(transaction, scope, row)
+        await plain.ledger.add_artifact(transaction, row)
     return row
 
 
 async def refer_artifact(plain, scope, artifact_id, thread_id="t1", unit_of_work=None):
     async with (unit_of_work or plain.unit_of_work).begin(scope) as transaction:
-        missing = await plain.ledger.refer_artifacts(transaction, scope, thread_id, [artifact_id])
+        missing = await plain.ledger.refer_artifacts(transaction, thread_id, [artifact_id])
         if missing:
             raise ArtifactNotFound
         await name(transaction, scope, thread_id, [artifact_id])
@@ -73,13 +73,13 @@ async def refer_artifact(plain, scope, artifact_id, thread_id="t1", unit_of_work
 
 async def delete_artifact(plain, scope, artifact_id, unit_of_work=None):
     async with (unit_of_work or plain.unit_of_work).begin(scope) as transaction:
-        await plain.ledger.delete_artifact(transaction, scope, artifact_id)
+        await plain.ledger.delete_artifact(transaction, artifact_id)
 
 
 async def delete_thread(plain, scope, thread_id):
     async with plain.unit_of_work.begin(scope) as transaction:
         await transaction.execute(DELETE_THREAD, scope.tenant_id, scope.subject_id, thread_id)
-        await plain.ledger.drop(transaction, scope, thread_id)
+        await plain.ledger.drop(transaction, thread_id)
 
 
 async def condemned(plain, scope):
@@ -101,7 +101,7 @@ async def test_a_pointer_opens_in_its_own_row_only(plain, scope, admin):
 
     async def pointers():
         async with plain.unit_of_work.snapshot(scope) as transaction:
-            return await plain.ledger.pointers(transaction, scope, sealer, [blob_id])
+            return await plain.ledger.pointers(transaction, sealer, [blob_id])
 
     assert (await pointers())[blob_id].pointer.size_bytes == 12
     for column, value in (
@@ -122,14 +122,14 @@ async def test_a_pointer_opens_in_its_own_row_only(plain, scope, admin):
         await admin.execute("DROP TABLE kept")
     with pytest.raises(IntegrityFailure):
         async with plain.unit_of_work.snapshot(scope) as transaction:
-            await plain.ledger.pointers(transaction, scope, sealer, [new_blob_id()])
+            await plain.ledger.pointers(transaction, sealer, [new_blob_id()])
 
 
 async def test_a_copy_keeps_what_its_source_forgets(plain, scope):
     await plain.stored(scope)
     await save(plain.store, scope, "t2")
     async with plain.unit_of_work.begin(scope) as transaction:
-        await plain.ledger.copy(transaction, scope, "t1", "t2")
+        await plain.ledger.copy(transaction, "t1", "t2")
     await delete_thread(plain, scope, "t1")
     assert await condemned(plain, scope) == 0
     await delete_thread(plain, scope, "t2")
@@ -143,7 +143,7 @@ async def test_a_copy_of_what_is_being_condemned_begins_again(plain, scope, admi
     )
     with pytest.raises(LostRaceError):
         async with plain.unit_of_work.begin(scope) as transaction:
-            await plain.ledger.copy(transaction, scope, "t1", "t2")
+            await plain.ledger.copy(transaction, "t1", "t2")
 
 
 async def test_pruning_keeps_what_remaining_rows_name(plain, scope, admin):
@@ -153,7 +153,7 @@ async def test_pruning_keeps_what_remaining_rows_name(plain, scope, admin):
         "UPDATE stateroom.checkpoints SET named_ids = $2 WHERE tenant_id = $1", scope.tenant_id, pack_named_ids([kept])
     )
     async with plain.unit_of_work.begin(scope) as transaction:
-        await plain.ledger.keep(transaction, scope, "t1")
+        await plain.ledger.keep(transaction, "t1")
     assert [row["blob_id"] for row in await rows(admin, "blob_refs", scope)] == [kept]
     assert await condemned(plain, scope) == 1
     assert (await plain.fsck(scope)).faults == {}
@@ -164,7 +164,7 @@ async def test_content_that_comes_back_within_the_grace_period_is_not_uploaded_a
     await plain.forget(scope)
     assert (await rows(admin, "blobs", scope))[0]["unreferenced_at"] is not None
     async with plain.unit_of_work.snapshot(scope) as transaction:
-        assert await plain.ledger.known(transaction, scope, [CONTENT]) == {CONTENT: blob_id}
+        assert await plain.ledger.known(transaction, [CONTENT]) == {CONTENT: blob_id}
     await plain.refer(scope, blob_id)
     assert (await rows(admin, "blobs", scope))[0]["unreferenced_at"] is None
 
@@ -173,7 +173,7 @@ async def test_a_piece_that_no_save_names_goes_after_the_grace_period(plain, sco
     sealer = await plain.sealer(scope)
     upload = await plain.put(scope, Upload(CONTENT))
     async with plain.unit_of_work.begin(scope) as transaction:
-        await plain.ledger.settle(transaction, scope, sealer, [upload.settlement()], None)
+        await plain.ledger.settle(transaction, sealer, [upload.settlement()], None)
     assert (await plain.sweeper(grace_seconds=3600).tenant(scope.tenant_id, now=True)).condemned == 0
     assert await condemned(plain, scope) == 1
 
@@ -182,7 +182,7 @@ async def test_subjects_do_not_share_content(plain, scope, admin):
     await plain.stored(scope, Upload(CONTENT))
     other = Scope(scope.tenant_id, "user-2")
     async with plain.unit_of_work.snapshot(other) as transaction:
-        assert await plain.ledger.known(transaction, other, [CONTENT]) == {}
+        assert await plain.ledger.known(transaction, [CONTENT]) == {}
     await plain.stored(other, Upload(CONTENT))
     assert len(await rows(admin, "blobs", scope)) == 2
 
@@ -207,13 +207,13 @@ async def test_numbers_of_a_name_count_up_and_two_of_a_kind_are_a_lost_race(plai
     other = await add_artifact(plain, scope, filename="other.png")
     assert ([each.number for each in made], other.number) == ([1, 2, 3], 1)
     async with plain.unit_of_work.snapshot(scope) as transaction:
-        listed = await plain.ledger.list_artifacts(transaction, scope, "t1", made[0].name_digest, None, 2)
-        rest = await plain.ledger.list_artifacts(transaction, scope, "t1", None, listed[-1].artifact_id, 10)
+        listed = await plain.ledger.list_artifacts(transaction, "t1", made[0].name_digest, None, 2)
+        rest = await plain.ledger.list_artifacts(transaction, "t1", None, listed[-1].artifact_id, 10)
     assert [each.artifact_id for each in listed] == [made[2].artifact_id, made[1].artifact_id]
     assert [each.artifact_id for each in rest] == [made[0].artifact_id]
     with pytest.raises(LostRaceError):
         async with plain.unit_of_work.begin(scope) as transaction:
-            await plain.ledger.add_artifact(transaction, scope, made[0])
+            await plain.ledger.add_artifact(transaction, made[0])
 
 
 async def test_a_referenced_artifact_cannot_be_deleted(plain, scope):
@@ -232,9 +232,9 @@ async def test_another_subjects_artifact_is_unknown(plain, scope):
     row = await add_artifact(plain, scope)
     other = Scope(scope.tenant_id, "user-2")
     async with plain.unit_of_work.begin(other) as transaction:
-        assert await plain.ledger.refer_artifacts(transaction, other, "t1", [row.artifact_id]) == {row.artifact_id}
+        assert await plain.ledger.refer_artifacts(transaction, "t1", [row.artifact_id]) == {row.artifact_id}
         with pytest.raises(ArtifactNotFound):
-            await plain.ledger.artifact(transaction, other, row.artifact_id)
+            await plain.ledger.artifact(transaction, row.artifact_id)
 
 
 async def refer_beside_a_delete(plain, scope, admin, variants):
@@ -265,7 +265,7 @@ async def test_an_artifact_that_is_being_referred_to_is_not_deleted(plain, scope
 
 
 async def test_without_the_referrers_lock_the_artifact_is_deleted_under_it(plain, scope, admin):
-    await refer_beside_a_delete(plain, scope, admin, without(sql.LOCK_NAMED, "FOR KEY SHARE"))
+    await refer_beside_a_delete(plain, scope, admin, without(sql.LOCK_NAMED.text, "FOR KEY SHARE"))
     assert (await plain.fsck(scope)).faults == {"dangling": 1}
 
 
@@ -307,7 +307,7 @@ async def test_a_shredded_subjects_blobs_are_condemned_and_nobody_elses(plain, s
     await add_artifact(plain, scope)
     await plain.put(scope, Upload())
     async with plain.unit_of_work.begin(scope) as transaction:
-        assert await plain.ledger.condemn_subject(transaction, scope) == 2
+        assert await plain.ledger.condemn_subject(transaction) == 2
     live = [row for row in await rows(admin, "blobs", scope) if row["state"] == "live"]
     assert [row["blob_id"] for row in live] == [kept]
     for table in ("artifacts", "artifact_refs", "upload_parts"):

@@ -3,16 +3,21 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from crypto import KeyDestroyed, Kind
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
 from storage.format.pointer import IntentRecord
-from storage.ledger.ledger import ArtifactRow, NewBlob, new_blob_id
+from storage.ledger.ledger import NewBlob, described_at, new_blob_id, open_record
 from storage.ledger.reseal import BlobPosition, reseal_blobs
 from storage.postgres import blobs as sql
+from storage.postgres.artifacts import ArtifactRow
+from storage.postgres.statement import Statement
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.interleaving import WAIT_SECONDS
+
+STALE = Statement(f"SELECT aside FROM ({sql.STALE_BLOBS}) stale", bool)  # noqa: S608  a constant
 
 
 @pytest.fixture
@@ -22,10 +27,7 @@ def plain(store):
 
 async def stale(plain, scope, sealer):
     async with plain.unit_of_work.snapshot(scope) as transaction:
-        rows = await transaction.fetch(
-            sql.STALE_BLOBS, scope.tenant_id, scope.subject_id, sealer.active_key_version.to_bytes(4)
-        )
-    return sorted(row["aside"] for row in rows)
+        return sorted(await transaction.fetch_all(STALE, version=sealer.active_key_version.to_bytes(4)))
 
 
 async def test_pointers_uploads_and_artifacts_are_sealed_anew_and_say_the_same(plain, scope, admin):
@@ -38,9 +40,9 @@ async def test_pointers_uploads_and_artifacts_are_sealed_anew_and_say_the_same(p
     reserved = NewBlob(upload_id, "artifact", 0, record=IntentRecord(b"k" * 32, b"details"))
     await plain.ledger.reserve(scope, old, [reserved], SystemClock().now())
     row = ArtifactRow(artifact_id, "t0", b"n", 1, kept[0], 0, 1, False, 1, SystemClock().now(), b"")
-    sealed = old.seal(Kind.POINTER, row.location, b"description")
+    sealed = old.seal(Kind.POINTER, described_at(row), b"description")
     async with plain.unit_of_work.begin(scope) as transaction:
-        await plain.ledger.add_artifact(transaction, scope, ArtifactRow(**{**fields(row), "sealed": sealed}))
+        await plain.ledger.add_artifact(transaction, structs.replace(row, sealed=sealed))
     shared = Blobs(plain.store, plain.blobs)
     aside = Upload()
     await shared.ledger.reserve(
@@ -58,24 +60,20 @@ async def test_pointers_uploads_and_artifacts_are_sealed_anew_and_say_the_same(p
     done, position = 0, BlobPosition()
     while position is not None:
         async with plain.unit_of_work.begin(scope) as transaction:
-            batch = await reseal_blobs(transaction, scope, new, position, 2)
+            batch = await reseal_blobs(transaction, new, position, 2)
         done, position = done + batch.done, batch.position
     assert done == 5
     assert await stale(plain, scope, new) == [True]
     assert await admin.fetchval("SELECT pointer FROM stateroom.blobs WHERE blob_id = $1", gone) is None
 
     async with plain.unit_of_work.snapshot(scope) as transaction:
-        pointers = await plain.ledger.pointers(transaction, scope, new, kept)
-        intent = await plain.ledger.intent(transaction, scope, upload_id)
-        artifact = await plain.ledger.artifact(transaction, scope, artifact_id)
+        pointers = await plain.ledger.pointers(transaction, new, kept)
+        intent = await plain.ledger.intent(transaction, upload_id)
+        artifact = await plain.ledger.artifact(transaction, artifact_id)
     assert {each.pointer.blob_key for each in pointers.values()} == {b"k" * 32}
-    assert intent.record(new).details == b"details"
-    assert new.open(Kind.POINTER, artifact.location, artifact.sealed) == b"description"
+    assert open_record(new, intent).details == b"details"
+    assert new.open(Kind.POINTER, described_at(artifact), artifact.sealed) == b"description"
     assert artifact.key_version == new.active_key_version
-
-
-def fields(row):
-    return {name: getattr(row, name) for name in ArtifactRow.__slots__}
 
 
 async def test_a_rotation_ends_with_every_pointer_under_the_new_key_and_the_old_key_destroyed(plain, scope, admin):
@@ -97,9 +95,9 @@ async def test_a_rotation_ends_with_every_pointer_under_the_new_key_and_the_old_
     assert {each.key_version: each.state for each in states if each.purpose == "data"} == {1: "destroyed", 2: "active"}
     new = await plain.sealer(scope)
     async with plain.unit_of_work.snapshot(scope) as transaction:
-        assert len(await plain.ledger.pointers(transaction, scope, new, kept)) == 2
+        assert len(await plain.ledger.pointers(transaction, new, kept)) == 2
         with pytest.raises(KeyDestroyed):  # a sealer from before has no key that opens them
-            await plain.ledger.pointers(transaction, scope, old, kept)
+            await plain.ledger.pointers(transaction, old, kept)
 
 
 async def test_a_pointer_that_does_not_authenticate_keeps_the_old_key(plain, scope, admin):

@@ -9,7 +9,7 @@ from storage.clock import ManualClock, SystemClock
 from storage.control.clock_check import OFFSET_SECONDS_MAX
 from storage.errors import ClockOff
 from storage.retention.planner import Policy
-from storage.retention.rounds import Retaining
+from storage.retention.rounds import Acts, Retaining
 from storage.scope import TenantScope
 from tests.support.archive_rows import opened
 from tests.support.passing_time import PassingTime
@@ -38,8 +38,9 @@ BEHIND = pytest.mark.parametrize("elsewhere", [-1], indirect=True, ids=["behind"
 
 
 async def perform(store, scope, clock=None):
-    parts = (store.unit_of_work, store.audit, clock or SystemClock(), store.threads, store.pruning, store.archives)
-    return await Retaining(*parts, store.control).tenant(scope.tenant_id, now=True)
+    acts = Acts(store.threads, store.pruning, store.archives)
+    rounds = Retaining(store.unit_of_work, store.audit, clock or SystemClock(), acts, store.control)
+    return await rounds.tenant(scope.tenant_id, now=True)
 
 
 @BEHIND

@@ -23,7 +23,7 @@ from storage.model import ChannelHistoryQuery, HistoryQuery, Precondition, TaskW
 from storage.postgres import state_schemas as schemas_sql
 from storage.retention.planner import Policy
 from storage.retention.policies import RetentionPolicies
-from storage.retention.rounds import Retaining
+from storage.retention.rounds import Acts, Retaining
 from storage.schemas.registry import StateSchemas
 from storage.schemas.save_policies import SavePolicies
 from storage.scope import TenantScope
@@ -244,7 +244,7 @@ async def test_what_holds_for_a_thread_takes_no_policies_of_other_agents(store, 
     await asked.put(tenant, "agent-1", Policy(idle_ttl_seconds=60))
     assert control.count == 4 + ROWS  # and all of them for the answer
     rounds = Retaining(
-        store.unit_of_work, store.audit, SystemClock(), store.threads, store.pruning, store.archives, control
+        store.unit_of_work, store.audit, SystemClock(), Acts(store.threads, store.pruning, store.archives), control
     )
     assert (await rounds.tenant(scope.tenant_id, now=True)).threads == 1
     assert control.count == 5 + ROWS

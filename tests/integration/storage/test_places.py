@@ -144,13 +144,13 @@ async def test_what_an_archived_thread_names_is_neither_lost_nor_superfluous(pla
     made = await plain.put(scope, archived())
     sealer = await plain.sealer(scope)
     async with plain.unit_of_work.begin(scope) as transaction:
-        await plain.ledger.settle(transaction, scope, sealer, [made.settlement()], "t1")
+        await plain.ledger.settle(transaction, sealer, [made.settlement()], "t1")
     await admin.execute(ARCHIVE, scope.tenant_id, scope.subject_id, "t1", made.blob_id, pack_named_ids([piece]))
     await admin.execute(MOVE, scope.tenant_id, "elsewhere")
     wanted = sorted([piece, made.blob_id])
     await clean(plain, scope)
     async with plain.unit_of_work.begin(scope) as transaction:
-        await plain.ledger.keep(transaction, scope, "t1")
+        await plain.ledger.keep(transaction, "t1")
     assert [row["blob_id"] for row in await admin.fetch(REFERENCES, scope.tenant_id)] == wanted
     await plain.sweeper().tenant(scope.tenant_id, now=True)
     await plain.fsck(scope, repair=True)
@@ -173,7 +173,7 @@ async def test_what_an_archived_thread_names_is_neither_lost_nor_superfluous(pla
     await admin.execute(MOVE, scope.tenant_id, "t1")
     await admin.execute("DELETE FROM stateroom.archives WHERE tenant_id = $1", scope.tenant_id)
     async with plain.unit_of_work.begin(scope) as transaction:
-        await plain.ledger.keep(transaction, scope, "t1")
+        await plain.ledger.keep(transaction, "t1")
     assert [row["blob_id"] for row in await admin.fetch(REFERENCES, scope.tenant_id)] == [piece]
     await plain.sweeper().tenant(scope.tenant_id, now=True)
     assert not await plain.there(scope, made.blob_id, "archive")

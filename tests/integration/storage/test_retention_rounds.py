@@ -20,7 +20,7 @@ from storage.errors import (
 from storage.model import TaskWrites, Tenant
 from storage.postgres import retention as retention_sql
 from storage.retention.planner import Ceilings, Effective, Plan, Policy, Thinning
-from storage.retention.rounds import Retaining
+from storage.retention.rounds import Acts, Retaining, RoundLimits
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.threads.holds import refuse_held
 from storage.threads.verbs import Threads
@@ -49,11 +49,10 @@ def tenant(scope):
     return TenantScope(scope.tenant_id)
 
 
-def rounds(store, clock, **how):
-    parts = {"threads": store.threads, "archives": store.archives, "pruning": store.pruning}
-    parts |= {name: how.pop(name) for name in list(how) if name in parts}
-    how.setdefault("acts_per_second", 10_000)
-    return Retaining(store.unit_of_work, store.audit, clock, **parts, control=store.control, **how)
+def rounds(store, clock, *, threads=None, pruning=None, archives=None, **limits):
+    acts = Acts(threads or store.threads, pruning or store.pruning, archives or store.archives)
+    limits = RoundLimits(**{"acts_per_second": 10_000, **limits})
+    return Retaining(store.unit_of_work, store.audit, clock, acts, store.control, limits)
 
 
 async def perform(store, clock, tenant):
@@ -202,7 +201,7 @@ async def fill_policies(store, clock, tenant, admin, count, said):
         columns = (f"filler-{number}", said, False, now)
         proof = store.control.proof(policy_row(tenant.tenant_id, "agent", columns[:1], *columns[1:]))
         rows.append((tenant.tenant_id, "agent", *columns, *proof))
-    await admin.executemany(retention_sql.PUT, rows)
+    await admin.executemany(retention_sql.PUT.text, rows)
 
 
 async def a_later_round_is_through(store, clock, tenant, admin):
@@ -682,11 +681,14 @@ async def test_a_hold_waits_for_a_removal_under_way_and_is_overtaken_by_none(sto
 
         lock = retention_sql.holds_lock(tenant.tenant_id)
         async with store.unit_of_work.begin(tenant) as transaction:
-            await transaction.execute(retention_sql.TAKE_HOLDS, lock)
+            await transaction.run(retention_sql.TAKE_HOLDS, lock=lock)
             deleting = asyncio.create_task(store.threads.delete(scope, "t1"))
             await waiting(store, 1)
             proof = store.control.proof(policy_row(tenant.tenant_id, "tenant", ("",), b"{}", True, START))
-            await transaction.execute(retention_sql.PUT, tenant.tenant_id, "tenant", "", b"{}", True, START, *proof)
+            await transaction.run(
+                retention_sql.PUT, owner=tenant.tenant_id, level="tenant", target="", policy=b"{}", legal_hold=True,
+                updated_at=START, **proof._asdict(),
+            )  # fmt: skip
         with pytest.raises(LegalHold):
             await deleting
 
@@ -796,8 +798,8 @@ async def test_a_page_of_a_round_reads_its_own_rows_and_no_others(store, scope, 
     )
     await admin.execute("ANALYZE stateroom.threads")
     async with store.unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
-        await transaction.execute(retention_sql.IN_ORDER)
-        explained = "EXPLAIN (ANALYZE, FORMAT JSON) " + retention_sql.PAGE
+        await transaction.run(retention_sql.IN_ORDER)
+        explained = "EXPLAIN (ANALYZE, FORMAT JSON) " + retention_sql.PAGE.text
         [plan] = await transaction.fetchval(explained, scope.tenant_id, "user-50", "t5", 100)
     nodes = [plan["Plan"]]
     for node in nodes:

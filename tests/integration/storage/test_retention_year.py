@@ -19,7 +19,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
 from storage.errors import ThreadArchived
 from storage.retention.planner import Policy
-from storage.retention.rounds import Retaining
+from storage.retention.rounds import Acts, Retaining, RoundLimits
 from storage.scope import Scope, TenantScope
 from tests.support.archive_rows import fsck, opened
 from tests.support.blob_rows import Blobs
@@ -221,9 +221,13 @@ async def spend(year, admin, threads):
     """A year in steps: people come, then the round."""
     steps = YEAR_DAYS // STEP_DAYS
     rounds = Retaining(
-        year.store.unit_of_work, year.store.audit, year.passing, year.store.threads, year.store.pruning,
-        year.store.archives, year.store.control, acts_per_second=100_000, acts_at_once=AT_ONCE,
-    )  # fmt: skip
+        year.store.unit_of_work,
+        year.store.audit,
+        year.passing,
+        Acts(year.store.threads, year.store.pruning, year.store.archives),
+        year.store.control,
+        RoundLimits(acts_per_second=100_000, acts_at_once=AT_ONCE),
+    )
     births = [year.chance.randrange(steps * 2 // 3) for _ in range(threads)]
     for step in range(steps):
         await year.until(START + timedelta(days=step * STEP_DAYS))

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from crypto.blob import PART_BYTES, SEALED_PART_BYTES, object_bytes
-from storage.artifacts.model import NewArtifact
+from storage.artifacts.model import Announced, NewArtifact
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import PartInvalid, QuotaExceeded
@@ -92,7 +92,7 @@ async def test_two_streams_of_unknown_length_cannot_both_take_the_last_bytes(sto
 
 async def test_a_stream_longer_than_it_said_is_refused(store, scope, bucket):
     with pytest.raises(BlobTooLarge):
-        await store.artifacts.create(scope, "t", NEW, aiter(Body(100_000)), size_bytes=99_999)
+        await store.artifacts.create(scope, "t", NEW, aiter(Body(100_000)), announced=Announced(size_bytes=99_999))
     assert await bucket.list_objects(tenant_prefix(scope.tenant_id)) == []
 
 
@@ -156,7 +156,7 @@ async def test_slow_files_do_not_stop_saves_and_loads_of_large_states(store, sco
 
 
 async def test_a_short_file_takes_as_much_memory_as_it_is_long(store, scope):
-    held, tasks = await slow_files(store, [scope] * 50, size_bytes=2_000)
+    held, tasks = await slow_files(store, [scope] * 50, announced=Announced(size_bytes=2_000))
     try:
         async with asyncio.timeout(10):
             await asyncio.gather(*(each.begun.wait() for each in held))

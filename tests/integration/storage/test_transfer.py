@@ -304,7 +304,7 @@ async def test_policies_that_come_along_do_nothing_until_somebody_begins_a_round
     tenant = TenantScope(target.tenant_id)
     assert await there.retaining.tenant(target.tenant_id) is None
     assert len(await history(there, target)) == 4
-    standing = await there.retaining.standing(tenant)
-    assert timedelta(hours=23) < standing.due_at - datetime.now(UTC) <= timedelta(hours=24)
+    status = await there.retaining.status(tenant)
+    assert timedelta(hours=23) < status.due_at - datetime.now(UTC) <= timedelta(hours=24)
     await there.retaining.begin(tenant)
     assert (await there.retaining.tenant(target.tenant_id)).checkpoints == 3

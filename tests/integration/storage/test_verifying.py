@@ -178,18 +178,16 @@ class PausedBlobStore(MemoryBlobStore):
 async def test_a_job_is_kept_while_one_stretch_takes_longer_than_a_lease(gateway, users):
     scope = TenantScope(users[0].tenant_id)
     slow = PausedBlobStore()
-    parts = (gateway.unit_of_work, gateway.keys, gateway.jobs, gateway.audit, gateway.verification)
     losses = AcceptedLosses(gateway.unit_of_work, gateway.control, HeadAnchors(slow), SystemClock())
-    parts += (
-        losses,
-        gateway.shred.tombstones,
-        gateway.anchors,
-        gateway.state_schemas,
-        gateway.adoptions,
-        gateway.save_policies,
+    patient = verifying.Verifying(
+        gateway.checkpoints._access,
+        gateway.jobs,
+        gateway.audit,
+        gateway.verification,
+        verifying.Witnesses(gateway.keys, losses, gateway.shred.tombstones, gateway.anchors),
+        verifying.SteeringRows(gateway.control, [gateway.jobs.rows]),
+        renew_seconds=0.001,
     )
-    parts += (gateway.control,)
-    patient = verifying.Verifying(*parts, renew_seconds=0.001)
     job_id = await patient.begin_tenant(scope, ACTOR)
     lease = await gateway.jobs.claim(scope.tenant_id, job_id)
     first = lease.tokens[-1]
