@@ -60,7 +60,7 @@ def _retention(policies: TenantPolicies, agent: str | None) -> wire.retention.Re
         policy=_as(wire.retention.RetentionPolicy, stored.policy),
         effective=None if policies.damages(agent) else _effective(policies.effective(agent)),
         ceilings=_as(wire.retention.RetentionCeilings, policies.capped.ceilings),
-        agents=[name for name, each in policies.agents.items() if each.policy != retention.NOTHING_SAID],
+        agents=[name for name, each in policies.agents.items() if each.policy != retention.NO_POLICY],
         damaged=[
             wire.retention.DamagedRetention(level=level, agent=target or None)  # type: ignore[arg-type]  # as the table allows
             for level, target in sorted(policies.damaged)

@@ -213,11 +213,11 @@ class PartUploads:
         """Store one part. The same bytes again change nothing; other bytes are sealed under a salt of their own.
 
         Args:
-            scope: Whose upload it is.
-            upload_id: Which one.
+            scope: The subject that the upload belongs to.
+            upload_id: The upload.
             number: The part's place, from 0.
             body: Its content: `part_bytes`, or fewer in the last part.
-            size_bytes: How long it is at most, if that is known; a short part then takes no more memory than it needs.
+            size_bytes: Its size at most, if that is known; a short part then takes no more memory than it needs.
             digest: SHA-256 that the content must have.
             share: The client-held share of the thread.
 
@@ -359,9 +359,9 @@ class PartUploads:
             The artifact, and whether it was made now.
 
         Args:
-            scope: Whose upload it is.
-            upload_id: Which one.
-            parts: How many parts it has.
+            scope: The subject that the upload belongs to.
+            upload_id: The upload.
+            parts: The number of its parts.
             digest: SHA-256 that the whole content must have.
             share: The client-held share of the thread.
 

@@ -58,8 +58,8 @@ class AcceptedLosses:
         """Put anchored heads of a tenant on record as lost.
 
         Args:
-            tenant_id: Whose.
-            entries: As they are anchored.
+            tenant_id: The tenant.
+            entries: The heads, as they are anchored.
         """
         await self._accept(TenantScope(tenant_id), tenant_id, entries)
 
@@ -84,7 +84,7 @@ class AcceptedLosses:
             yield _row(tenant_id, row.loss_id, row.lost), Proof(row.mac, row.mac_format)
 
     async def _lost(self, scope: TenantScope | OperatorScope, tenant_id: UUID, size: int) -> list[bytes]:
-        """What was put on record. A row that no gateway wrote excuses nothing: what it names is found as missing."""
+        """Read what was put on record. A row that no gateway wrote excuses nothing: what it names stays missing."""
         await self._control.ready()
         found: list[bytes] = []
         async with self._unit_of_work.snapshot(scope) as transaction:

@@ -52,7 +52,7 @@ Stage = Literal["blobs", "names", "objects", "quota"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be.
+    """A row, reference or object that is not as it should be.
 
     Attributes:
         fault: `dangling`: named or live, but the object is missing or has another size, or the row is missing.
@@ -60,8 +60,8 @@ class Finding:
             referred to, but not named, so that it would never be removed. `orphan`: an object without a row.
             `stray-upload`: an upload in parts without an intent. `miscounted`: the quota's count is wrong.
         what: A blob's or artifact's id, or an object's key where it is none of ours.
-        subject_id: Whose; None where nobody knows.
-        thread_id: Which thread names it, if one does.
+        subject_id: The subject that has it; None where that is not known.
+        thread_id: The thread that names it, if one does.
         mended: Whether it was put right.
         detail: In words and numbers.
     """
@@ -76,16 +76,17 @@ class Finding:
 
 @dataclass(slots=True)
 class FsckReport:
-    """What a check of one tenant saw; also its progress while it runs.
+    """The report of one tenant's check, and its progress while it runs.
 
     Attributes:
-        stage: What it is at.
-        blobs: Live blobs whose objects were looked at.
-        threads: Whose names were compared with their references.
-        objects: That were listed.
-        young: Objects without a row that are too young to be judged.
+        stage: What is being checked.
+        blobs: The number of live blobs whose objects were looked at.
+        threads: The number of threads whose names were compared with their references.
+        objects: The number of objects that were listed.
+        young: The number of objects without a row that are too young to be judged.
         position: The key of the object from which listing may be resumed.
-        faults: How many of each sort, and how many of them were mended.
+        faults: The number of findings of each sort.
+        mended: The number of findings that were mended.
         findings: The first `FINDINGS_MAX` of them.
     """
 
@@ -155,7 +156,7 @@ class Fsck:
         """Check a tenant.
 
         Args:
-            tenant_id: Which.
+            tenant_id: The tenant.
             repair: Mend what can be mended.
             progress: Told after each page; cancelling there is safe.
             after: An earlier report's ``position``: list objects from there, and skip what comes before listing.
@@ -239,7 +240,7 @@ class _Check:
     # --- live blobs ------------------------------------------------------------------------------------------------
 
     async def blobs(self, scope: Scope) -> None:
-        """Every live blob's object is there and has its size."""
+        """Check that every live blob's object is there and has its size."""
         after = _NIL
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
@@ -275,7 +276,7 @@ class _Check:
     # --- names and references --------------------------------------------------------------------------------------
 
     async def names(self, scope: Scope) -> None:
-        """What rows name is there and referred to, and nothing else is."""
+        """Check that what rows name is there and referred to, and that nothing else is."""
         after = ""
         while True:
             async with self._unit_of_work.snapshot(scope) as transaction:
@@ -335,7 +336,7 @@ class _Check:
     # --- objects ---------------------------------------------------------------------------------------------------
 
     async def objects(self, place: Bucket, store: BlobStore, before: datetime, after: str) -> None:
-        """Every object, and every upload in parts, that is in a place and older than ``before`` has a row there."""
+        """Check that every object and upload in parts of a bucket that is older than ``before`` has a row there."""
         prefix = tenant_prefix(self._tenant_id, place)
         self.report.position = after
         while True:
@@ -401,7 +402,7 @@ class _Check:
     # --- quota -----------------------------------------------------------------------------------------------------
 
     async def quota(self) -> None:
-        """What counts for the quota is what there is."""
+        """Check that the quota counts what there is."""
         scope = TenantScope(self._tenant_id)
         async with self._unit_of_work.snapshot(scope) as transaction:
             usage = await transaction.fetch_one(sql.USAGE, owner=self._tenant_id)

@@ -86,11 +86,11 @@ class NewBlob:
 
     Attributes:
         blob_id: From `new_blob_id`.
-        purpose: Of a value's piece, of a file, or of an archived thread.
-        reserved_bytes: Of the object, as far as it is known; `BlobLedger.renew` reserves more.
-        content_id: Of a piece: equal content is kept once for each subject. None: kept as it is.
+        purpose: Whether it is a value's piece, a file, or an archived thread.
+        reserved_bytes: The size of the object, as far as it is known; `BlobLedger.renew` reserves more.
+        content_id: The id of a piece's content, which is kept once for each subject; None: it is kept as it is.
         record: What resuming needs, or None for an upload that is done in one go.
-        place: Which bucket it goes to.
+        place: The bucket that it goes to.
     """
 
     blob_id: UUID
@@ -122,12 +122,12 @@ class LiveBlob:
 
 
 def described_at(row: ArtifactRow) -> tuple[Field, ...]:
-    """Where an artifact's description stands."""
+    """The location that an artifact's description is sealed to."""
     return artifact_location(row.artifact_id, row.name_digest, row.number, row.blob_id, row.size_bytes, row.created_at)
 
 
 def open_record(sealer: Sealer, intent: Intent) -> IntentRecord:
-    """What resuming an upload needs. ``sealer`` must be mixed with the share if ``client_share`` says so.
+    """Open what resuming an upload needs. ``sealer`` must be mixed with the share if ``client_share`` says so.
 
     Raises:
         UploadNotFound: it cannot be resumed.
@@ -188,8 +188,8 @@ class BlobLedger:
         """Commit the intents of uploads that may begin when this has returned.
 
         Args:
-            scope: Whose they are.
-            sealer: Of the scope; mixed with the client-held share if the thread takes one.
+            scope: The subject that they belong to.
+            sealer: The sealer of the scope, mixed with the client-held share if the thread takes one.
             uploads: All of them, or none, are reserved.
             now: Wall time.
 
@@ -328,10 +328,10 @@ class BlobLedger:
 
         Args:
             transaction: The caller's; READ COMMITTED.
-            sealer: As it was for `reserve`.
+            sealer: The sealer that was given to `reserve`.
             settlements: Their objects are in the bucket.
-            thread_id: Which thread refers to them. None: no thread does yet, or an artifact's row will; then, without
-                one, they are swept after the grace period.
+            thread_id: The thread that refers to them. None: no thread does yet, or an artifact's row will; without one
+                they are swept after the grace period.
 
         Returns:
             For each blob id the one to name: another one where the same content was settled by somebody else first.
@@ -423,7 +423,7 @@ class BlobLedger:
     async def pointers(
         self, transaction: Transaction, sealer: Sealer, blob_ids: Iterable[UUID]
     ) -> dict[UUID, LiveBlob]:
-        """What opens these blobs.
+        """Read what opens these blobs.
 
         Args:
             transaction: The caller's; a snapshot will do.
@@ -513,7 +513,7 @@ class BlobLedger:
         return row
 
     async def artifacts(self, transaction: Transaction, artifact_ids: Iterable[UUID]) -> Mapping[UUID, ArtifactRow]:
-        """Those of these artifacts that there are."""
+        """Read those of these artifacts that exist."""
         rows = await transaction.fetch_all(artifacts_sql.MANY, artifact_ids=list(set(artifact_ids)))
         return {row.artifact_id: row for row in rows}
 

@@ -97,8 +97,8 @@ class Budget:
         """Wait for bytes; more than there are in all count as all.
 
         Args:
-            size_bytes: How many.
-            tenant_id: Whose stream it is.
+            size_bytes: The number of bytes.
+            tenant_id: The tenant whose stream it is.
 
         Returns:
             How many to `give` back.
@@ -254,14 +254,14 @@ class BlobWriter:
         the stream is gone and other bytes are sealed under another salt: take a new blob id.
 
         Args:
-            location: Where; nothing was ever stored there.
-            cipher: Of a new blob key.
+            location: The place of the object; nothing was ever stored there.
+            cipher: The cipher of a new blob key.
             body: The plaintext in chunks of any size, the caller's to end and to close.
             size_bytes: How long the stream is at most, if that is known; what is shorter than a part then takes less
                 memory.
             size_bytes_max: Refuse longer streams.
             on_multipart: Awaited with the id of a multipart upload before its first part is stored.
-            storage_class: As for `BlobStore.put_if_absent`.
+            storage_class: The storage class, as for `BlobStore.put_if_absent`.
 
         Raises:
             BlobTooLarge: The stream is longer than `size_bytes` or `size_bytes_max`.
@@ -371,11 +371,11 @@ class BlobReader:
         fetched once more before it is damage.
 
         Args:
-            location: Where.
+            location: The place of the object.
             cipher: From the opened pointer.
             size_bytes: Size of the whole plaintext, from the opened pointer.
             start: First byte wanted.
-            length: How many; None: all that follow.
+            length: The number of bytes; None: all that follow.
             span_bytes: Plaintext bytes of one request to the object store at most, a multiple of 16,384.
 
         Raises:

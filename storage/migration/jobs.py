@@ -92,7 +92,7 @@ class Failure(Struct, kw_only=True):
 
 
 class Change(Struct, kw_only=True):
-    """What a step changes at one place, by type; null: nothing is there."""
+    """A change of a step at one place, by type; null: nothing is there."""
 
     pointer: str
     before: str | None
@@ -100,7 +100,7 @@ class Change(Struct, kw_only=True):
 
 
 class Sample(Struct, kw_only=True):
-    """What would become of one head."""
+    """The result that a migration would have for one head."""
 
     subject_id: str
     thread_id: str
@@ -111,7 +111,7 @@ class Sample(Struct, kw_only=True):
 
 
 class Report(Struct, kw_only=True):
-    """What was found and done; ``changed`` is what a plan would change."""
+    """The counts of what was found and done; ``changed`` is what a plan would change."""
 
     heads: int = 0
     current: int = 0
@@ -194,12 +194,12 @@ class Migrating:
         """Begin to plan, migrate or roll back; while a job of the kind goes on for the schema, this is the same job.
 
         Args:
-            scope: Whose.
+            scope: The tenant.
             kind: What to do.
             schema: The schema.
-            actor: Who asked, for the audit log.
+            actor: Who begins it, for the audit log.
             target_version: The version to migrate to; None: the newest.
-            heads_per_second: How many heads to look at, at most.
+            heads_per_second: The number of heads to look at in a second, at most.
             idle_seconds: Heads that an agent saved less long ago are not migrated; a rollback asks only whether an
                 agent has saved since the migration.
 
@@ -264,7 +264,7 @@ class Migrating:
         return Slice(ended=False, again_seconds=max(0.0, spare) if left <= 0 else 0.0)
 
     async def _stretch(self, lease: Lease, scope: TenantScope, at: _Position, limit: int) -> tuple[int, bool]:
-        """Some heads; returns how many, and whether there is nothing left to do."""
+        """Visit some heads; returns how many, and whether there is nothing left to do."""
         if at.walked:
             return await self._visit_again(lease, scope, at, limit)
         if at.after is None:

@@ -91,7 +91,7 @@ class Ceilings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     archive_ttl_seconds: int | None = None
 
 
-NOTHING_SAID = Policy()
+NO_POLICY = Policy()
 NO_CEILINGS = Ceilings()
 _TIMES = (
     "idle_ttl_seconds", "absolute_ttl_seconds", "done_ttl_seconds", "pending_writes_seconds", "archive_ttl_seconds",
@@ -197,12 +197,12 @@ def check_ceilings(ceilings: Ceilings) -> Ceilings:
     return ceilings
 
 
-def _check_bounds(given: Policy | Ceilings) -> None:
+def _check_bounds(bounds: Policy | Ceilings) -> None:
     for name in _TIMES:
-        seconds = getattr(given, name)
+        seconds = getattr(bounds, name)
         if seconds is not None and not 1 <= seconds <= SECONDS_MAX:
             raise InvalidState("is a whole number of seconds from 1 to a hundred years", f"/{name}")
-    count = given.checkpoints_max
+    count = bounds.checkpoints_max
     if count is not None and not 1 <= count <= COUNT_MAX:
         raise InvalidState(f"is a whole number from 1 to {COUNT_MAX:,}", "/checkpoints_max")
 
@@ -237,10 +237,10 @@ def removes_sooner(before: Effective, after: Effective) -> bool:
     )
 
 
-def _capped(said: int | None, ceiling: int | None) -> int | None:
-    if said is None or ceiling is None:
-        return said if ceiling is None else ceiling
-    return min(said, ceiling)
+def _capped(seconds: int | None, ceiling: int | None) -> int | None:
+    if seconds is None or ceiling is None:
+        return seconds if ceiling is None else ceiling
+    return min(seconds, ceiling)
 
 
 def resolve(levels: Sequence[Policy], ceilings: Ceilings = NO_CEILINGS) -> Effective:

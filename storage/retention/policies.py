@@ -44,7 +44,7 @@ from storage.postgres.tenants import ONE_TENANT
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import (
     NO_CEILINGS,
-    NOTHING_SAID,
+    NO_POLICY,
     Action,
     Ceilings,
     Effective,
@@ -86,9 +86,9 @@ _ceilings = json_decoder(Ceilings)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What one level says, and since when; None: it never said anything, or took it back."""
+    """The policy of one level, and since when it holds; None: it never had one, or took it back."""
 
-    policy: Policy = NOTHING_SAID
+    policy: Policy = NO_POLICY
     updated_at: datetime | None = None
 
 
@@ -102,14 +102,14 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicies:
-    """Everything that is said above threads.
+    """The policies of the levels above threads.
 
     Attributes:
-        tenant: Of all threads.
-        agents: Of those of agents.
-        capped: What the operator allows at most.
-        damaged: What no gateway wrote as it is, as (level, target); it counts as said by nobody, and whatever it could
-            apply to is left alone.
+        tenant: The policy of all threads.
+        agents: The policies of the threads of an agent, by agent.
+        capped: The bounds that the operator sets.
+        damaged: The policies that no gateway wrote as they are, as (level, target). They count for nothing, and the
+            threads that one could apply to are left alone.
     """
 
     tenant: Stored = Stored()
@@ -118,12 +118,12 @@ class TenantPolicies:
     damaged: frozenset[tuple[str, str]] = frozenset()
 
     def damages(self, agent: str | None) -> list[tuple[str, str]]:
-        """What of that which applies to an agent's threads no gateway wrote as it is, as (level, target)."""
+        """List the damaged policies that could apply to an agent's threads, as (level, target)."""
         concerned = {(TENANT_LEVEL, ""), (CEILINGS_LEVEL, ""), (AGENT_LEVEL, agent)}
         return sorted(self.damaged & concerned)
 
-    def effective(self, agent: str | None, own: Policy = NOTHING_SAID) -> Effective:
-        """What holds for a thread of an agent that says this itself.
+    def effective(self, agent: str | None, own: Policy = NO_POLICY) -> Effective:
+        """Merge what holds for a thread of an agent, with the thread's own policy.
 
         Raises:
             IntegrityFailure: something that applies to it was written or edited outside the gateway.
@@ -135,20 +135,20 @@ class TenantPolicies:
         return resolve((self.tenant.policy, of_agent.policy, own), self.capped.ceilings)
 
     def changed_at(self, agent: str | None, own: datetime | None) -> datetime:
-        """When what holds for a thread of an agent was last changed."""
+        """The moment at which what holds for a thread of an agent was last changed."""
         of_agent = self.agents.get(agent, Stored()) if agent is not None else Stored()
-        said = (self.tenant.updated_at, of_agent.updated_at, self.capped.updated_at, own)
-        return max((each for each in said if each is not None), default=_BEGINNING)
+        changes = (self.tenant.updated_at, of_agent.updated_at, self.capped.updated_at, own)
+        return max((each for each in changes if each is not None), default=_BEGINNING)
 
     def with_draft(self, agent: str | None, draft: Policy, now: datetime) -> "TenantPolicies":
-        """The same, with what somebody thinks of saying for all threads, or for those of an agent."""
+        """The same, with a draft as the policy of all threads, or of those of an agent."""
         before = self.tenant.policy if agent is None else self.agents.get(agent, Stored()).policy
-        said = Stored(_keeping_hold(draft, before), now)
-        place = (TENANT_LEVEL, "") if agent is None else (AGENT_LEVEL, agent)
-        others = replace(self, damaged=self.damaged - {place})
+        drafted = Stored(_keeping_hold(draft, before), now)
+        level = (TENANT_LEVEL, "") if agent is None else (AGENT_LEVEL, agent)
+        others = replace(self, damaged=self.damaged - {level})
         if agent is None:
-            return replace(others, tenant=said)
-        return replace(others, agents={**self.agents, agent: said})
+            return replace(others, tenant=drafted)
+        return replace(others, agents={**self.agents, agent: drafted})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,9 @@ class Examined:
 
     Attributes:
         row: Its clear columns.
-        policy: What holds for it.
-        facts: What the planner was told.
-        plan: What is due now; None: nothing.
+        policy: The policy that holds for it.
+        facts: The facts that the planner was given.
+        plan: The act that is due now; None: there is none.
     """
 
     row: FactsRow
@@ -170,13 +170,13 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class ThreadRetention:
-    """What holds for one thread.
+    """The policy that holds for one thread.
 
     Attributes:
-        own: What it says itself.
+        own: Its own policy.
         effective: All levels merged and capped; None: something damaged applies to it, and nothing is done to it.
-        next: What time will do to it next, or would have done already; None: nothing.
-        damaged: Whether what it says itself was written or edited outside the gateway.
+        next: The act that time brings next, or that is due already; None: there is none.
+        damaged: Whether its own policy was written or edited outside the gateway.
     """
 
     own: Stored
@@ -187,14 +187,14 @@ class ThreadRetention:
 
 @dataclass(slots=True)
 class Foreseen:
-    """What a round would do of one sort.
+    """What a round would do of one action.
 
     Attributes:
-        threads: To how many threads.
-        bytes: Of an archived thread, its object's; of a hot one, its envelopes'. Of thinning an estimate: the part of a
-            thread's envelopes that the checkpoints which go are of all.
-        checkpoints: How many would go, without those of threads that go wholly.
-        pending_writes: As before.
+        threads: The number of threads it would do it to.
+        bytes: The size of an archived thread's object, or of a hot one's envelopes. Of thinning it is an estimate: the
+            part of a thread's envelopes that the checkpoints which go are of all.
+        checkpoints: The number of checkpoints that would go, without those of threads that go wholly.
+        pending_writes: The number of pending writes that would go, likewise.
     """
 
     threads: int = 0
@@ -208,12 +208,12 @@ class PreviewPage:
     """A stretch of a tenant's threads.
 
     Attributes:
-        now: The moment that is asked about; the same for all pages.
-        threads: How many were looked at.
-        held: How many of them only a legal hold keeps from what is due.
-        damaged: How many of them are left alone because something damaged applies to them.
-        actions: What would be done, by action.
-        next: Where to go on; None: this was the last page.
+        now: The moment that is asked about, the same for all pages.
+        threads: The number of threads that were looked at.
+        held: The number of those that only a legal hold keeps from what is due.
+        damaged: The number of those that are left alone because something damaged applies to them.
+        actions: The acts that would be done, by action.
+        next: The thread to go on after; None: this was the last page.
     """
 
     now: datetime
@@ -225,7 +225,7 @@ class PreviewPage:
 
 
 def _keeping_hold(policy: Policy, before: Policy) -> Policy:
-    """What is said now, with the hold of before where it does not mention one. No hold and none said are the same."""
+    """The policy, with the hold of before where it does not mention one. No hold and none mentioned are the same."""
     held = policy.legal_hold if policy.legal_hold is not None else before.legal_hold
     return structs.replace(policy, legal_hold=True if held else None)
 
@@ -237,7 +237,7 @@ def _require_hold(policy: Policy) -> None:
 
 
 def rule_of(policy: Effective, now: datetime) -> ThinningRule:
-    """What thinning is told of a policy."""
+    """The rule by which thinning goes under a policy."""
     thinning = policy.thinning
     window = policy.pending_writes_seconds
     return ThinningRule(
@@ -253,7 +253,7 @@ def rule_of(policy: Effective, now: datetime) -> ThinningRule:
 async def read_policies(
     transaction: Transaction, control: ControlRows, tenant_id: UUID, agents: Iterable[str | None]
 ) -> TenantPolicies:
-    """What a tenant and its operator say above threads, as far as it concerns threads of these agents.
+    """Read the policies of the levels above threads that concern threads of these agents.
 
     `ControlRows.ready` came before the transaction. What no gateway wrote is named, and is not looked at.
     """
@@ -263,12 +263,12 @@ async def read_policies(
 
 
 async def _read_all(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> TenantPolicies:
-    """Everything that a tenant and its operator say above threads; as `read_policies`."""
+    """Read all policies of the levels above threads; as `read_policies`."""
     return await _checked(control, tenant_id, await transaction.fetch_all(sql.POLICIES, owner=tenant_id))
 
 
 async def _checked(control: ControlRows, tenant_id: UUID, rows: Sequence[PolicyRow]) -> TenantPolicies:
-    """What rows say, as `read_policies`; others go first between them."""
+    """Check and read rows, as `read_policies`; other tasks have their turn between them."""
     tenant, capped, agents, damaged = Stored(), Capped(), {}, set()
     pauses = Pauses()
     for row in rows:
@@ -289,7 +289,7 @@ def _stored(row: PolicyRow) -> Stored:
 
 
 def own_of(control: ControlRows, tenant_id: UUID, row: FactsRow) -> Stored:
-    """What a thread says itself, by the facts of it.
+    """Read a thread's own policy from the facts about it.
 
     Raises:
         IntegrityFailure: it was written or edited outside the gateway.
@@ -305,9 +305,9 @@ def own_of(control: ControlRows, tenant_id: UUID, row: FactsRow) -> Stored:
 def glance(
     policies: TenantPolicies, own: Stored, row: FactsRow, thinned_until: datetime | None, now: datetime | None = None
 ) -> tuple[Examined, bool]:
-    """A thread as far as its own row says; and whether more must be counted to know whether it is to be thinned.
+    """Examine a thread by its own row; returns also whether more must be counted to know whether it is to be thinned.
 
-    ``now``: the moment to ask about; None: the one that the row was read at.
+    ``now`` is the moment to ask about; None: the one that the row was read at.
 
     Raises:
         IntegrityFailure: as `TenantPolicies.effective`.
@@ -337,7 +337,7 @@ def glance(
 async def count(
     transaction: Transaction, seen: Examined, thinned_until: datetime | None, now: datetime | None = None
 ) -> Examined:
-    """A thread as its other rows say as well; as `glance`."""
+    """Examine a thread by its other rows as well; as `glance`."""
     now = seen.row.present if now is None else now
     window = timedelta(seconds=seen.policy.pending_writes_seconds or 0)
     since = _BEGINNING if thinned_until is None or seen.facts.changed else thinned_until - window
@@ -356,13 +356,13 @@ async def examine(
     thread_id: str,
     thinned_until: datetime | None = None,
 ) -> Examined | None:
-    """A thread and what is due of it at this moment, by the database's clock; None: there is none.
+    """Examine a thread at this moment, by the database's clock; None: there is none.
 
     Args:
-        transaction: Bound to the scope.
-        control: Checks what is said; `ControlRows.ready` came before the transaction.
-        scope: Whose.
-        thread_id: Which.
+        transaction: The transaction, bound to the scope.
+        control: Checks policies; `ControlRows.ready` came before the transaction.
+        scope: The subject that has the thread.
+        thread_id: The thread.
         thinned_until: What did not change since then was thinned already; None: nothing was.
 
     Raises:
@@ -379,7 +379,7 @@ async def examine(
 async def effective_of(
     transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str
 ) -> Effective | None:
-    """What holds for a thread at this moment; None: there is none. As `examine`."""
+    """Merge what holds for a thread at this moment; None: there is none. As `examine`."""
     row = await transaction.fetch_one(sql.FACTS_OF, thread_id=thread_id)
     if row is None:
         return None
@@ -388,7 +388,7 @@ async def effective_of(
 
 
 async def put_own(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str, policy: Policy) -> None:
-    """Store what a thread says; whoever changes a hold has the lock of holds."""
+    """Store a thread's own policy. The lock of holds is taken before where a hold changes."""
     now = await transaction.fetch_only(sql.PRESENT)
     target, body, held = (scope.subject_id, thread_id), _encoder(policy), bool(policy.legal_hold)
     proof = control.proof(policy_row(scope.tenant_id, THREAD_LEVEL, target, body, held, now))
@@ -406,9 +406,8 @@ class RetentionPolicies:
 
         Args:
             unit_of_work: The way to the rows.
-            audit: Every change is recorded.
-            clock: The one that threads' times are from.
-            pruning: Says what thinning would remove, for previews.
+            audit: The log in which every change is recorded.
+            pruning: Foresees what thinning would remove, for previews.
             control: Tells rows that a gateway wrote.
         """
         self._unit_of_work = unit_of_work
@@ -417,14 +416,14 @@ class RetentionPolicies:
         self._control = control
 
     async def delay(self, scope: TenantScope, seconds: float) -> None:
-        """Have nothing done by what is said for so many seconds; a round that is under way goes on."""
+        """Let no round begin for so many seconds; one that is under way goes on."""
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.run(sql.DELAY_ROUND, seconds=seconds)
 
     # --- tenant and agents -----------------------------------------------------------------------------------------
 
     async def get(self, scope: TenantScope) -> TenantPolicies:
-        """Everything that is said above threads, and what is damaged of it.
+        """Read all policies of the levels above threads, and which of them are damaged.
 
         Raises:
             CryptoError: the root key cannot be asked whether a gateway wrote it.
@@ -436,18 +435,18 @@ class RetentionPolicies:
     async def put(
         self, scope: TenantScope, agent: str | None, policy: Policy, actor: str = LOCAL_ACTOR
     ) -> TenantPolicies:
-        """Say what holds for all threads, or for those of an agent; it replaces what was said, except for the hold.
+        """Set the policy of all threads, or of those of an agent; it replaces the one before, except for the hold.
 
-        What is damaged is superseded, on the record; nobody knows whether it held, so the hold must then be said.
+        A damaged policy is superseded, on the record. Whether it held is not known, so the hold must then be given.
 
         Args:
-            scope: Whose.
-            agent: Of which agent; None: of all.
-            policy: What to say. ``legal_hold`` None leaves the hold as it is.
-            actor: Who says so.
+            scope: The tenant.
+            agent: The agent; None: all threads.
+            policy: The policy. ``legal_hold`` None leaves the hold as it is.
+            actor: Who sets it, for the audit log.
 
         Returns:
-            Everything that is said now.
+            All policies above threads, as they are now.
 
         Raises:
             InvalidState: it makes no sense, or does not say the hold though it must.
@@ -460,16 +459,16 @@ class RetentionPolicies:
         tenant_id = scope.tenant_id
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.run(sql.TAKE_HOLDS, lock=sql.holds_lock(tenant_id))
-            said = await read_policies(transaction, self._control, tenant_id, [agent])
-            before = (said.tenant if agent is None else said.agents.get(agent, Stored())).policy
+            policies = await read_policies(transaction, self._control, tenant_id, [agent])
+            before = (policies.tenant if agent is None else policies.agents.get(agent, Stored())).policy
             after = _keeping_hold(policy, before)
-            superseded = (level, target) in said.damaged
+            superseded = (level, target) in policies.damaged
             if superseded:
                 _require_hold(policy)
             if after != before or superseded:
-                if before == NOTHING_SAID and agent is not None and not superseded:
+                if before == NO_POLICY and agent is not None and not superseded:
                     await self._make_room(transaction, tenant_id)
-                # Also where nothing is said any more: that it changed says that threads are to be looked at again.
+                # Also where nothing is policies any more: that it changed says that threads are to be looked at again.
                 await self._put(transaction, tenant_id, level, target, _encoder(after), held=bool(after.legal_hold))
                 named = f"tenant:{tenant_id}" if agent is None else f"agent:{agent}"
                 await self._record(transaction, tenant_id, actor, named, before, after, superseded=superseded)
@@ -481,12 +480,12 @@ class RetentionPolicies:
         Raises:
             RetentionPoliciesExceeded: too many are left.
         """
-        said = await _read_all(transaction, self._control, tenant_id)
-        taken_back = [agent for agent, stored in said.agents.items() if stored.policy == NOTHING_SAID]
+        policies = await _read_all(transaction, self._control, tenant_id)
+        taken_back = [agent for agent, stored in policies.agents.items() if stored.policy == NO_POLICY]
         removed: Sequence[str] = ()
         if taken_back:
             removed = await transaction.fetch_all(sql.REMOVE_TAKEN_BACK, owner=tenant_id, targets=taken_back)
-        rows = len(said.agents) + len(said.damaged)
+        rows = len(policies.agents) + len(policies.damaged)
         if rows - len(taken_back) >= AGENT_POLICIES_MAX or rows - len(removed) >= AGENT_POLICY_ROWS_MAX:
             raise RetentionPoliciesExceeded
 
@@ -529,7 +528,7 @@ class RetentionPolicies:
     # --- one thread ------------------------------------------------------------------------------------------------
 
     async def get_thread(self, scope: Scope, thread_id: str) -> ThreadRetention:
-        """What holds for a thread, and what will become of it.
+        """Read what holds for a thread, and what will become of it.
 
         Raises:
             ThreadNotFound: there is none.
@@ -549,13 +548,13 @@ class RetentionPolicies:
         check: Callable[[Effective, Effective], None] | None = None,
         supersede: bool = False,
     ) -> ThreadRetention:
-        """Say what holds for one thread; as `put`.
+        """Set the policy of one thread; as `put`.
 
         Args:
-            scope: Whose thread.
-            thread_id: Which.
-            policy: What to say.
-            actor: Who says so.
+            scope: The subject that has the thread.
+            thread_id: The thread.
+            policy: The policy.
+            actor: Who sets it, for the audit log.
             check: Told what holds and what would hold, under the thread's lock; what it raises changes nothing. Whether
                 the caller may is the gateway's to know.
             supersede: Whether the caller may replace what is damaged.
@@ -577,7 +576,7 @@ class RetentionPolicies:
                 if locked is None:
                     raise ThreadNotFound
                 row = await transaction.fetch_one(sql.THREAD_ONE, thread_id=thread_id)
-                before, superseded = NOTHING_SAID, False
+                before, superseded = NO_POLICY, False
                 if row is not None:
                     proved, proof = proved_thread_policy(scope, thread_id, row), Proof(row.mac, row.mac_format)
                     if not supersede:
@@ -622,7 +621,7 @@ class RetentionPolicies:
     # --- ceilings --------------------------------------------------------------------------------------------------
 
     async def ceilings(self, tenant_id: UUID) -> Capped:
-        """What the operator allows a tenant at most.
+        """Read the bounds that the operator sets for a tenant.
 
         Raises:
             TenantNotFound: there is no such tenant.
@@ -633,13 +632,13 @@ class RetentionPolicies:
         async with self._unit_of_work.snapshot(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetch_one(ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
-            said = await read_policies(transaction, self._control, tenant_id, [])
-        if (CEILINGS_LEVEL, "") in said.damaged:
+            policies = await read_policies(transaction, self._control, tenant_id, [])
+        if (CEILINGS_LEVEL, "") in policies.damaged:
             raise IntegrityFailure("the ceilings were written or edited outside the gateway; set them again")
-        return said.capped
+        return policies.capped
 
     async def set_ceilings(self, tenant_id: UUID, ceilings: Ceilings, actor: str = LOCAL_ACTOR) -> Capped:
-        """Say what a tenant may say at most; what is damaged is superseded. Threads that are beyond it are due at once.
+        """Set the bounds of a tenant's policies, superseding damaged ones. Threads beyond them are due at once.
 
         Raises:
             InvalidState: they make no sense.
@@ -653,8 +652,8 @@ class RetentionPolicies:
             if await transaction.fetch_one(ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
             await transaction.run(sql.TAKE_HOLDS, lock=sql.holds_lock(tenant_id))
-            said = await read_policies(transaction, self._control, tenant_id, [])
-            before, superseded = said.capped, (CEILINGS_LEVEL, "") in said.damaged
+            policies = await read_policies(transaction, self._control, tenant_id, [])
+            before, superseded = policies.capped, (CEILINGS_LEVEL, "") in policies.damaged
             if ceilings != before.ceilings or superseded:
                 await self._put(transaction, tenant_id, CEILINGS_LEVEL, "", body, held=False)
                 target = f"tenant:{tenant_id}"
@@ -675,14 +674,14 @@ class RetentionPolicies:
         draft: tuple[str | None, Policy] | None = None,
         rows: int = PREVIEW_ROWS,
     ) -> PreviewPage:
-        """What a round would do to some of a tenant's threads. Reads only, and what it reads it reads of one moment.
+        """Foresee what a round would do to some of a tenant's threads. It only reads, and all of it of one moment.
 
         Args:
-            scope: Whose.
+            scope: The tenant.
             now: The moment to ask about; None: this one. Give what the page before said.
             after: The ``next`` of the page before.
-            draft: What somebody thinks of saying for an agent, or (None) for all, instead of what is said.
-            rows: How many threads to look at, at most.
+            draft: A policy of an agent's threads, or (None) of all, to take in the place of the stored one.
+            rows: The number of threads to look at, at most.
 
         Raises:
             InvalidState: the draft makes no sense.
@@ -696,17 +695,17 @@ class RetentionPolicies:
             await transaction.run(sql.IN_ORDER)
             now = await transaction.fetch_only(sql.PRESENT) if now is None else now
             after_subject, after_thread = after or ("", "")
-            found = await transaction.fetch_all(
+            threads = await transaction.fetch_all(
                 sql.PAGE, after_subject=after_subject, after_thread=after_thread, limit=rows
             )
-            agents = {row.agent for row in found} | {None if draft is None else draft[0]}
+            agents = {row.agent for row in threads} | {None if draft is None else draft[0]}
             policies = await read_policies(transaction, self._control, scope.tenant_id, agents)
         if draft is not None:
             policies = policies.with_draft(*draft, now)
         page = PreviewPage(now)
         hot: dict[str, list[Examined]] = {}
         pauses = Pauses()
-        for row in found:
+        for row in threads:
             await pauses.after(len(row.policy or b""))
             subject = Scope(scope.tenant_id, row.subject_id)
             try:
@@ -728,8 +727,8 @@ class RetentionPolicies:
             if seen.plan is not None and seen.plan.action == "thin" and time.monotonic() > until:
                 break
         await self._weigh(page, scope, hot)
-        if found and (page.threads < len(found) or len(found) == rows):
-            last = found[page.threads - 1]
+        if threads and (page.threads < len(threads) or len(threads) == rows):
+            last = threads[page.threads - 1]
             page.next = (last.subject_id, last.thread_id)
         return page
 

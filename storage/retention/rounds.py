@@ -95,7 +95,7 @@ _OUT_OF_REACH = (Unavailable, BlobUnavailable, KeyUnavailable)
 
 
 class ArchivedSize(Protocol):
-    """What archiving answers, as far as a round counts it."""
+    """The answer of archiving, as far as a round counts it."""
 
     @property
     def hot_bytes(self) -> int:
@@ -221,7 +221,7 @@ class _GiveUpError(Exception):
 
 
 class _NotDueError(Exception):
-    """What was due of a thread is not due any more."""
+    """The act that was due of a thread is not due any more."""
 
 
 class _Pace:
@@ -266,7 +266,7 @@ class RoundStatus:
 
 
 class _LastRound(Struct, kw_only=True):
-    """What a whole round leaves on record."""
+    """The counts that a whole round leaves on record."""
 
     counts: dict[str, int] = {}
     late_since: datetime | None = None
@@ -571,7 +571,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
         return await self._thin(round_, scope, thread_id, seen)
 
     def _still_due(self, scope: Scope, thread_id: str, seen: Examined) -> Guard:
-        """Under the thread's lock: whether it is still due by the policies of this moment, and the record of it.
+        """Ask under the thread's lock whether the act is still due by the policies of this moment, and record it.
 
         Who expires an archived thread keeps a record of its own.
         """
@@ -592,7 +592,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
         return guard
 
     def _still_said(self, scope: Scope, thread_id: str, seen: Examined) -> Guard:
-        """Under the thread's lock, before each batch: whether what holds for the thread is still the same."""
+        """Ask under the thread's lock, before each batch, whether what holds for the thread is still the same."""
 
         async def guard(transaction: Transaction) -> None:
             if await effective_of(transaction, self._control, scope, thread_id) != seen.policy:

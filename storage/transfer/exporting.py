@@ -94,7 +94,7 @@ from storage.postgres import transfer as sql
 from storage.postgres.completeness import SUBJECTS
 from storage.postgres.transfer import ExportedThread
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
-from storage.retention.planner import NOTHING_SAID, Policy
+from storage.retention.planner import NO_POLICY, Policy
 from storage.retention.policies import RetentionPolicies
 from storage.schemas.adoptions import Adoption, Adoptions
 from storage.schemas.registry import StateSchemas, encode_definition
@@ -121,7 +121,7 @@ DAMAGED_NAMED_MAX = 20
 _SOURCE = b"stateroom/v1/export-source\0"
 
 
-# Who shall be able to open an export; `recipient_of` reads its text.
+# The deployment and tenant that shall be able to open an export; `recipient_of` reads its text.
 Recipient = TransferRecipient
 
 
@@ -145,7 +145,7 @@ def encode_policy(policy: Policy) -> bytes:
     return _policy_encoder(policy)
 
 
-NOTHING_SAID_JSON = encode_policy(NOTHING_SAID)
+NO_POLICY_JSON = encode_policy(NO_POLICY)
 
 
 def transfer_target(scope: Scope, thread_id: str) -> str:
@@ -514,7 +514,7 @@ class Exporting:
             raise IntegrityFailure("retention policies were edited outside the gateway: say them again first")
         records = [PolicyRecord("tenant", "", encode_policy(policies.tenant.policy))]
         records += [PolicyRecord("agent", agent, encode_policy(each.policy)) for agent, each in policies.agents.items()]
-        return [each for each in records if each.policy != NOTHING_SAID_JSON]
+        return [each for each in records if each.policy != NO_POLICY_JSON]
 
     async def _save_policies_of(self, scope: TenantScope) -> list[SavePolicyRecord]:
         """The policies of saves.
@@ -579,7 +579,7 @@ class Exporting:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     async def _copy(self, scope: Scope, thread_id: str, share: ClientShare | None) -> _Copied:
-        """One moment of a thread."""
+        """Copy a thread as it is at one moment."""
         await self._access.control.ready()
 
         async def work(sealer: Sealer, open_snapshot: OpenSnapshot) -> _Copied:
@@ -600,7 +600,7 @@ class Exporting:
                 if own is not None:
                     proof = Proof(own.mac, own.mac_format)
                     self._access.control.check(proved_thread_policy(scope, thread_id, own), proof)
-                policy = None if own is None or own.policy == NOTHING_SAID_JSON else own.policy
+                policy = None if own is None or own.policy == NO_POLICY_JSON else own.policy
                 copied = _Copied(sealer, row, thread, policy, opened)
                 try:
                     await self._copy_rows(snapshot, copied)
@@ -801,7 +801,7 @@ class _Emission:
         return [self.numbers[each] for each in ids]
 
     async def _pieces(self, ids: Sequence[bytes]) -> AsyncIterator[bytes]:
-        """Those of these pieces that were not sent, children first."""
+        """Send those of these pieces that were not sent, children first."""
         for root in ids:
             waiting = [root]
             entered: set[bytes] = set()

@@ -96,7 +96,7 @@ class Passed:
 
 @dataclass(slots=True)
 class Imported:
-    """What an import did; ``passed`` names the first `NAMED_MAX` of ``passed_over``."""
+    """The counts of an import; ``passed`` names the first `NAMED_MAX` of ``passed_over``."""
 
     export_id: UUID
     job_id: UUID
@@ -230,9 +230,9 @@ class Importing:
         """Take an export in.
 
         Args:
-            tenant: Where it goes; subjects and threads keep their ids.
+            tenant: The tenant that takes it in; subjects and threads keep their ids.
             body: The file, as it arrives.
-            actor: Who imports, for the audit log.
+            actor: Who imports it, for the audit log.
             skip_existing: Pass over threads that exist here instead of stopping at the first.
             share: What threads that take a client-held share are put under; without it they are passed over.
 
@@ -427,22 +427,22 @@ class Importing:
             refuse(str(fault))
 
     async def _policy(self, tenant: TenantScope, record: PolicyRecord, actor: str) -> None:
-        """Say what the export says of retention where nothing is said here; what is said here stays."""
+        """Set a retention policy of the export where there is none here; one that is here stays."""
         if (record.level == "agent") != bool(record.target) or record.level == "thread":
             refuse("the export has a retention policy where it cannot be")
         agent = record.target or None
-        said = await self._policies.get(tenant)
-        here = said.tenant if agent is None else said.agents.get(agent)
+        policies = await self._policies.get(tenant)
+        here = policies.tenant if agent is None else policies.agents.get(agent)
         policy = policy_of(record.policy)
-        damaged = (record.level, record.target) in said.damaged
+        damaged = (record.level, record.target) in policies.damaged
         if not damaged and (here is None or here.updated_at is None):
             await self._policies.put(tenant, agent, policy, actor)
             await self._policies.delay(tenant, GRACE_SECONDS)
 
     async def _save_policy(self, tenant: TenantScope, record: SavePolicyRecord, actor: str) -> None:
-        """Say what the export says of saves where nothing is said here; what is said here stays."""
-        said = await self._save_policies.get(tenant)
-        if said.of(record.agent or None).strict is None and record.agent not in said.damaged:
+        """Set a save policy of the export where there is none here; one that is here stays."""
+        policies = await self._save_policies.get(tenant)
+        if policies.of(record.agent or None).strict is None and record.agent not in policies.damaged:
             await self._save_policies.put(tenant, record.agent or None, record.strict, actor)
 
     async def _thread(
@@ -493,7 +493,7 @@ class Importing:
             stream.thread = None
 
     async def _origin(self, scope: Scope, thread_id: str) -> bytes | None:
-        """Where a thread that exists came from; b"": not from an import. None: there is no such thread."""
+        """Read where a thread came from; b"": it was not imported. None: there is no such thread."""
         async with self._unit_of_work.snapshot(scope) as transaction:
             thread = await transaction.fetch_one(sql.ORIGIN, thread_id=thread_id)
         return None if thread is None else thread.origin or b""

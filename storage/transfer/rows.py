@@ -60,7 +60,7 @@ _BATCH_ROWS = 50
 PIECES_OF_VALUE_MAX = 1 << 20
 PIECES_DEEP_MAX = 400
 _ORIGIN_BYTES = 16
-# What came with an import does nothing so long: whoever imported has time to see what it would do.
+# A policy that came with an import does nothing so long, so that there is time to see what it would do.
 GRACE_SECONDS = 86_400.0
 
 _pending = msgspec.msgpack.Decoder(PendingRecord)
@@ -91,7 +91,7 @@ def checked(check: Callable[..., str], *arguments: str) -> None:
 
 
 def origin_of(sealer: Sealer, source: bytes, digest: bytes) -> bytes:
-    """What says in a thread's row that it was imported, from where, and what it then was: for whoever has the keys."""
+    """The MACs in a thread's row that say, under the keys, from where it was imported and what it then was."""
     macs = sealer.without_share
     return macs.mac(b"import-source", source)[:_ORIGIN_BYTES] + macs.mac(b"import", source, digest)[:_ORIGIN_BYTES]
 
@@ -302,7 +302,7 @@ async def settle(  # the order of locks: thread, intents, blobs, references, usa
 async def _add_policy(
     access: Access, audit: Audit, transaction: Transaction, staged: Staged, policy: Policy, actor: str
 ) -> None:
-    """What is said of the thread holds from the moment at which it is visible."""
+    """Store the thread's policy, which holds from the moment at which the thread is visible."""
     scope, thread_id = staged.scope, staged.beginning.thread_id
     if policy.legal_hold is not None:
         await transaction.run(retention_sql.TAKE_HOLDS, lock=retention_sql.holds_lock(scope.tenant_id))
@@ -314,7 +314,7 @@ async def _add_policy(
 
 
 def policy_of(encoded: bytes) -> Policy:
-    """What a record says of retention.
+    """Read the policy in a record.
 
     Raises:
         ImportRefused: it makes no sense.

@@ -34,9 +34,9 @@ class UnboundImports:
         """Let a tenant take in an export that names no tenant, once. Repeating it changes nothing.
 
         Args:
-            tenant_id: Who may.
-            export_id: Which; it stands in the file's name, and in the audit log of who exported.
-            actor: Who answers for it.
+            tenant_id: The tenant that may.
+            export_id: The export; its id is in the file's name, and in the audit log of the exporting tenant.
+            actor: Who answers for it, for the audit log.
 
         Raises:
             TenantNotFound: there is no such tenant.
@@ -57,7 +57,7 @@ class UnboundImports:
                     )
 
     async def accepted(self, scope: TenantScope) -> set[UUID]:
-        """Which exports a tenant may take in. What no gateway wrote accepts nothing."""
+        """Read which exports a tenant may take in. A row that no gateway wrote accepts nothing."""
         async with self._unit_of_work.snapshot(scope) as transaction:
             rows = await transaction.fetch_all(sql.UNBOUND)
         if rows:

@@ -85,7 +85,7 @@ class TenantDamage(Struct):
 
 
 class Counts(Struct, kw_only=True):
-    """What was verified so far, and how much was found of each code."""
+    """The counts of what was verified so far, and of what was found, by code."""
 
     threads: int = 0
     threads_skipped: int = 0
@@ -135,7 +135,7 @@ _COUNTED = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pend
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """What says which subjects and tenants must be there.
+    """The sources that say which subjects and tenants must be there.
 
     Attributes:
         keys: The keys of subjects that are there.
@@ -247,7 +247,7 @@ class Verifying:
         return MORE
 
     async def _has_ended_with(self, lease: Lease, scope: TenantScope, begun_by: UUID) -> bool:
-        """Whether the deployment's job was cancelled that began this one, which is then cancelled, too."""
+        """Cancel this job if the deployment's job that began it was cancelled; returns whether it was."""
         try:
             parent = await self._jobs.get(OperatorScope(), begun_by)
         except JobNotFound:

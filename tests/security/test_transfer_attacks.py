@@ -17,7 +17,7 @@ from storage.format.manifest import ChannelRecord
 from storage.format.pieces import read_composite, write_composite
 from storage.model import Precondition
 from storage.scope import OperatorScope, Scope, TenantScope
-from storage.transfer.exporting import NOTHING_SAID_JSON
+from storage.transfer.exporting import NO_POLICY_JSON
 from tests.support.states import contents, document, load, patch, put, save, state, write
 from tests.support.transfers import ACTOR, content, deployment, exported, exported_tenant, imported, recipient, unbound
 
@@ -237,7 +237,7 @@ async def test_forged_records_with_true_digests_are_refused(here, there, scope, 
             *records[: start + 1], form.PolicyRecord("thread", "", b'{"idle_ttl_seconds": -1}'), *records[start + 1 :]
         ],
         "a policy of the tenant in a thread": [
-            *records[: start + 1], form.PolicyRecord("tenant", "", NOTHING_SAID_JSON), *records[start + 1 :]
+            *records[: start + 1], form.PolicyRecord("tenant", "", NO_POLICY_JSON), *records[start + 1 :]
         ],
         "a schema that is none": [records[0], form.Schema("s", 1, b"[]"), *records[1:]],
     }  # fmt: skip

@@ -9,7 +9,7 @@ from msgspec import structs
 from storage.errors import InvalidState
 from storage.retention.planner import (
     COUNT_MAX,
-    NOTHING_SAID,
+    NO_POLICY,
     QUIET_SECONDS,
     SECONDS_MAX,
     Ceilings,
@@ -53,7 +53,7 @@ def archived(**facts):
 
 def test_where_nobody_says_anything_nothing_is_ever_due():
     assert plan(resolve([]), hot(status="done", checkpoints=10**6, writes_due=True), NOW) is None
-    assert outlook(resolve([NOTHING_SAID]), archived()) is None
+    assert outlook(resolve([NO_POLICY]), archived()) is None
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_the_most_specific_level_wins_field_by_field():
 def test_no_level_lifts_the_hold_of_another():
     for levels in ([True, False, False], [None, True, False], [False, None, True]):
         assert resolve([Policy(legal_hold=each) for each in levels]).legal_hold
-    assert not resolve([Policy(legal_hold=False), NOTHING_SAID]).legal_hold
+    assert not resolve([Policy(legal_hold=False), NO_POLICY]).legal_hold
 
 
 def test_a_hold_leaves_only_archiving():
