@@ -20,7 +20,7 @@ from gateway.cli.parameters import data_dir_option, json_option
 if TYPE_CHECKING:
     from gateway.settings import Settings
     from storage.collection.fsck import FsckReport
-    from storage.service import Store, StoreOptions
+    from storage.service import Store
 
 _FINDING_COLUMNS = ("Tenant", "Fault", "What", "Subject", "Thread", "Mended", "Detail")
 
@@ -58,7 +58,7 @@ async def _opened(settings: "Settings", work: "Callable[[Store], Coroutine[Any, 
 
     from crypto.roots import create_root_key
     from gateway.app import open_blobs
-    from storage.service import Store
+    from storage.service import Store, StoreOptions
 
     async with AsyncExitStack() as stack:
         root_key = create_root_key(settings.root_key)
