@@ -178,7 +178,7 @@ _REPORT = {
     ],
 }  # fmt: skip
 _READY = {
-    "ready": True, "self_test": True, "draining": False, "database": True, "writes": True, "db_revision": "a36",
+    "ready": True, "self_test": True, "draining": False, "database": True, "writes": True, "db_revision": "a37",
     "db_revision_fits": True, "features_known": True, "history": True, "clock": True, "clock_offset_seconds": 0.002,
     "blobs": True, "archive": True, "root_key": True,
 }  # fmt: skip
