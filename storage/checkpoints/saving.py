@@ -473,6 +473,12 @@ class _Attempt:
         self.access.check_keys(scope, sealer, row.keys_hash)
         if row.tier != "hot":
             raise ThreadArchived(save.thread_id)
+        if (
+            save.agent is not None
+            and save.agent != row.thread_agent
+            and await transaction.run(threads_sql.SET_AGENT, thread_id=save.thread_id, agent=save.agent)
+        ):
+            return msgspec.structs.replace(row, thread_agent=save.agent)
         return row
 
     async def _parent(
@@ -570,9 +576,8 @@ class _Attempt:
         blobs = await access.offload.place(transaction, sealer, save.thread_id, fresh, uploads)
         blob_ids = [blobs.get(piece.piece_id) for piece in fresh]
         columns, tagging = composed.columns, self.draft.tagging
-        statement = sql.WRITE if tagging is None else sql.WRITE_TAGGED
         written = await transaction.fetch_only(
-            statement,
+            sql.WRITE,
             **_columns(columns),
             key_version=sealer.active_key_version,
             pieces=[piece.piece_id for piece in fresh],
@@ -585,7 +590,8 @@ class _Attempt:
             has_head=ground.head is not None,
             blob_ids=[None if blob_id is None else blob_id.bytes for blob_id in blob_ids],
             is_new_thread=ground.is_new_thread,
-            **({} if tagging is None else {"searchable": tagging.keys, "tags": tagging.tags}),
+            searchable=None if tagging is None else tagging.keys,
+            tags=[] if tagging is None else tagging.tags,
         )
         access.check_keys(scope, sealer, written.keys_hash)
         # Written are the checkpoint, and the head on top of the one that was read.

@@ -13,26 +13,31 @@ what `WRITE` sees was committed before anything is stored. `OPEN_WRITES` and `PU
 thread had in the snapshot. Where somebody else wrote to the thread meanwhile (``activity``) that may be another one; in
 a tenant with policies this is told (``policies_unsure``), and a save that names no head begins again with the lock.
 
+A thread that has an agent keeps it here: another one that a save names is set by `storage.postgres.threads.SET_AGENT`,
+under the lock of `OPEN`, unless a legal hold on the former forbids it.
+
 A thread's ``searchable`` says by which keys all its checkpoints are tagged (`storage.schemas.tags`): `OPEN` narrows it,
 under the lock, to what its save is tagged by. An empty array says that there is no checkpoint yet.
 
 The newest checkpoint has to be the head, and a thread that `OPEN` made has to have nothing yet. `WRITE` tells, because
-its snapshot is newer than the lock: what `OPEN` sees beside the head may have been removed meanwhile. `PUT_WRITES`
-tells the latter likewise.
+it reads after the lock was granted: what `OPEN` sees beside the head may have been removed meanwhile. `PUT_WRITES`
+tells the latter likewise. Both are functions of plain statements (a37), which mean the same on a distributed server.
 
 Chunks that a save merely refers to are locked ``FOR KEY SHARE`` after the thread (the join forces the order), so that
 a prune that ran meanwhile makes them missing here, not in a checkpoint that was answered with 2xx.
 """
 
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 
 from storage.format.manifest import CheckpointColumns
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
-from storage.postgres import holds
 from storage.postgres.keys import KEYS_HASH
 from storage.postgres.statement import Statement
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 _ROW = ", ".join(CheckpointRow.__struct_fields__)
 _WRITE = ", ".join(WriteRow.__struct_fields__)
@@ -142,7 +147,7 @@ class OpenRow(MaybeCheckpointRow, frozen=True):
     Attributes:
         tier: The thread's.
         strict: The thread's.
-        thread_agent: The thread's, after this.
+        thread_agent: The thread's; that of the save, if it had none.
         thread_created_at: The moment that is bound into the thread's seal.
         thread_seal: The thread's.
         keys_hash: What the rows of the keys make.
@@ -197,8 +202,7 @@ WITH thread AS (
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1,
         updated_at = excluded.updated_at,
-        agent = CASE WHEN excluded.agent <> t.agent AND {holds.AGENT_HELD} THEN t.agent
-            ELSE coalesce(excluded.agent, t.agent) END,
+        agent = coalesce(t.agent, excluded.agent),
         status = coalesce(:status, t.status),
         searchable = CASE
             WHEN t.searchable = '{{}}' OR excluded.searchable <@ t.searchable THEN excluded.searchable
@@ -261,6 +265,13 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :threa
 )
 
 
+def _select(function: str, parameters: str, row: type[R]) -> Statement[R]:
+    values = ", ".join(f":{name}" for name in parameters.split())
+    columns = ", ".join(row.__struct_fields__)
+    call = f"stateroom.{function}(:tenant_id, :subject_id, :thread_id, {values})"
+    return Statement(f"SELECT {columns} FROM {call}", row)
+
+
 class WrittenRow(msgspec.Struct, frozen=True):
     """What a save wrote, and what it was written on.
 
@@ -280,67 +291,14 @@ class WrittenRow(msgspec.Struct, frozen=True):
 
 
 # A task's writes, and its outcome, may have arrived before their checkpoint; they are read here, under the lock, where
-# none is missed: if they are others than OPEN saw, the head's seal is wrong, and the save starts over.
-def _write(column: str = "", value: str = "", tags: str = "") -> Statement["WrittenRow"]:
-    text = f"""
-WITH chunk AS (
-    INSERT INTO stateroom.chunks AS c
-        (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
-    SELECT :tenant_id, :subject_id, :thread_id, p.piece_id, :key_version, p.children, p.named_ids, p.envelope
-    FROM unnest(:pieces::bytea[], :children::bytea[], :blob_ids::bytea[], :envelopes::bytea[]) AS p(piece_id,
-      children, named_ids, envelope)
-    ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
-        SET key_version = excluded.key_version, named_ids = excluded.named_ids, envelope = excluded.envelope
-        WHERE c.key_version <> excluded.key_version
-), early AS (
-    SELECT w.status, w.created_at, w.idx, w.member FROM stateroom.pending_writes w
-    WHERE w.tenant_id = :tenant_id AND w.subject_id = :subject_id AND w.thread_id = :thread_id
-      AND w.namespace = :namespace
-      AND w.checkpoint_id = :checkpoint_id
-), told AS (
-    SELECT status FROM early WHERE status IS NOT NULL ORDER BY created_at DESC, idx LIMIT 1
-), checkpoint AS (
-    INSERT INTO stateroom.checkpoints
-        (tenant_id, subject_id, thread_id, namespace, checkpoint_id, parent_id, step, status, outcome, source, agent,
-         run_id, model, state_schema, state_version, input_tokens, output_tokens, cost_micros, created_at,
-         key_version, piece_ids, named_ids, manifest{column})
-    VALUES (:tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, :parent_id, :step, :status,
-      (SELECT status FROM told), :source,
-      :agent, :run_id, :model, :state_schema, :state_version, :input_tokens, :output_tokens,
-        :cost_micros, :created_at, :key_version, :piece_ids, :named_ids, :manifest{value})
-    ON CONFLICT DO NOTHING
-    RETURNING 1
-), head AS (
-    INSERT INTO stateroom.heads AS h (tenant_id, subject_id, thread_id, namespace, head_id, sequence, seal)
-    VALUES (:tenant_id, :subject_id, :thread_id, :namespace, :head_id, :sequence, :head_seal)
-    ON CONFLICT (tenant_id, subject_id, thread_id, namespace) DO UPDATE
-        SET head_id = excluded.head_id, sequence = excluded.sequence, seal = excluded.seal
-        WHERE h.sequence = excluded.sequence - 1 AND :has_head
-    RETURNING 1
-), thread AS (
-    UPDATE stateroom.threads t SET status = told.status FROM told
-    WHERE :namespace = '' AND t.tenant_id = :tenant_id AND t.subject_id = :subject_id AND t.thread_id = :thread_id
-){tags}
-SELECT (SELECT count(*) FROM checkpoint) + (SELECT count(*) FROM head) AS written,
-    (SELECT array_agg(member ORDER BY member) FROM early) AS early_members,
-    {_NEWEST.format(namespace=":namespace")} AS newest_id,
-    CASE WHEN :is_new_thread::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
-    {KEYS_HASH} AS keys_hash
-"""
-    return Statement(text, WrittenRow)
-
-
-WRITE = _write()
-
-# The same save with its tags: what it is tagged by, and the tags.
-WRITE_TAGGED = _write(
-    column=", searchable",
-    value=", :searchable",
-    tags=""", tag AS (
-    INSERT INTO stateroom.checkpoint_tags (tenant_id, subject_id, thread_id, namespace, checkpoint_id, tag)
-    SELECT :tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, t.tag
-      FROM unnest(:tags::bytea[]) AS t(tag) ON CONFLICT DO NOTHING
-)""",
+# none is missed: if they are others than OPEN saw, the head's seal is wrong, and the save starts over. What a save is
+# tagged by and its tags are written along; NULL and none, if it is not tagged.
+WRITE = _select(
+    "write_save",
+    "key_version pieces children blob_ids envelopes namespace checkpoint_id parent_id step status source agent run_id"
+    " model state_schema state_version input_tokens output_tokens cost_micros created_at piece_ids named_ids manifest"
+    " head_id sequence head_seal has_head is_new_thread searchable tags",
+    WrittenRow,
 )
 
 
@@ -357,13 +315,13 @@ def _call(function: str, parameters: str) -> Statement[None]:
 # other policies than it knows of (null: it names one). Nothing that the head and its writes need can have been pruned
 # while both seals are what they were, so its pieces are there. Whoever fails begins with OPEN or OPEN_WRITES.
 SAVE_ON = _call(
-    "save_on_6",
+    "save_on_7",
     "key_version pieces children envelopes namespace checkpoint_id parent_id step status source agent run_id model"
     " state_schema state_version input_tokens output_tokens cost_micros created_at piece_ids manifest head_id sequence"
     " head_seal thread_status thread_seal strict named_ids head_seal_before early_count policies keys_hash",
 )
 PUT_WRITES_ON = _call(
-    "put_writes_on_5",
+    "put_writes_on_6",
     "key_version pieces children envelopes namespace checkpoint_id task_id task_path status now idx channels piece_ids"
     " values members state_schema state_version thread_status thread_seal_before thread_seal sequence head_seal_before"
     " head_seal keys_hash",
@@ -464,72 +422,11 @@ class WrittenWritesRow(msgspec.Struct, frozen=True):
 # A write that replaces another one names its member. The head as it is now comes back: it must be the one that
 # OPEN_WRITES saw. In a later statement than the lock, the outcome reaches a checkpoint that was saved while that one
 # waited; a save that waits for the writes reads their status in WRITE, so one of the two always knows of the other.
-PUT_WRITES = Statement(
-    f"""
-WITH chunk AS (
-    INSERT INTO stateroom.chunks AS c
-        (tenant_id, subject_id, thread_id, piece_id, key_version, children, named_ids, envelope)
-    SELECT :tenant_id, :subject_id, :thread_id, p.piece_id, :key_version, p.children, p.named_ids, p.envelope
-    FROM unnest(:pieces::bytea[], :children::bytea[], :blob_ids::bytea[], :envelopes::bytea[]) AS p(piece_id,
-      children, named_ids, envelope)
-    ON CONFLICT (tenant_id, subject_id, thread_id, piece_id) DO UPDATE
-        SET key_version = excluded.key_version, named_ids = excluded.named_ids, envelope = excluded.envelope
-        WHERE c.key_version <> excluded.key_version
-), fresh AS (
-    SELECT * FROM unnest(:idx::int[], :channels::text[], :piece_ids::bytea[], :named_ids::bytea[], :values::bytea[],
-      :members::bytea[], :replaces::bytea[])
-        AS p(idx, channel, piece_ids, named_ids, value, member, replaces)
-), replaced AS (
-    UPDATE stateroom.pending_writes w SET
-        task_path = :task_path, channel = f.channel, status = :status, created_at = :now, key_version = :key_version,
-        piece_ids = f.piece_ids, named_ids = f.named_ids, state_schema = :state_schema,
-          state_version = :state_version, value = f.value,
-        member = f.member
-    FROM fresh f
-    WHERE w.tenant_id = :tenant_id AND w.subject_id = :subject_id AND w.thread_id = :thread_id
-      AND w.namespace = :namespace
-      AND w.checkpoint_id = :checkpoint_id
-      AND w.task_id = :task_id AND w.idx = f.idx AND w.member = f.replaces AND w.idx < 0
-    RETURNING 1
-), added AS (
-    INSERT INTO stateroom.pending_writes
-        (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status,
-         created_at, key_version, piece_ids, named_ids, state_schema, state_version, value, member)
-    SELECT :tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, :task_id, f.idx, :task_path, f.channel,
-      :status, :now,
-      :key_version, f.piece_ids, f.named_ids, :state_schema::text, :state_version::int,
-        f.value, f.member
-    FROM fresh f WHERE f.replaces IS NULL
-    ON CONFLICT DO NOTHING
-    RETURNING 1
-), thread AS (
-    UPDATE stateroom.threads SET seal = :thread_seal
-    WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
-), head AS (
-    UPDATE stateroom.heads SET sequence = :sequence, seal = :head_seal
-    WHERE :head_seal::bytea IS NOT NULL AND tenant_id = :tenant_id AND subject_id = :subject_id
-      AND thread_id = :thread_id
-      AND namespace = :namespace
-      AND sequence = :sequence - 1
-), checkpoint AS (
-    UPDATE stateroom.checkpoints SET outcome = coalesce(:status, (
-        SELECT w.status FROM stateroom.pending_writes w
-        WHERE w.tenant_id = :tenant_id AND w.subject_id = :subject_id AND w.thread_id = :thread_id
-          AND w.namespace = :namespace
-          AND w.checkpoint_id = :checkpoint_id
-          AND w.status IS NOT NULL AND NOT (w.task_id = :task_id AND w.idx = ANY(:idx::int[]))
-        ORDER BY w.created_at DESC, w.idx LIMIT 1))
-    WHERE EXISTS (SELECT FROM fresh WHERE :status IS NOT NULL OR replaces IS NOT NULL)
-      AND tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id AND namespace = :namespace
-      AND checkpoint_id = :checkpoint_id
-)
-SELECT (SELECT count(*) FROM replaced) + (SELECT count(*) FROM added) AS written, h.head_id, h.sequence,
-    CASE WHEN :is_new_thread::boolean THEN {_LEFT_OVER} ELSE false END AS left_over,
-    {KEYS_HASH} AS keys_hash
-FROM (VALUES (1)) one
-LEFT JOIN stateroom.heads h ON h.tenant_id = :tenant_id AND h.subject_id = :subject_id
-  AND h.thread_id = :thread_id AND h.namespace = :namespace
-""",
+PUT_WRITES = _select(
+    "put_writes",
+    "key_version pieces children blob_ids envelopes namespace checkpoint_id task_id task_path status now idx channels"
+    " piece_ids named_ids values members replaces state_schema state_version thread_seal sequence head_seal"
+    " is_new_thread",
     WrittenWritesRow,
 )
 

@@ -70,7 +70,7 @@ class PutRow(msgspec.Struct, frozen=True):
     activity: int
 
 
-# The agent is set in a statement of its own, `SET_AGENT`, under the lock of this one (ADR 29).
+# The agent is set in a statement of its own, `SET_AGENT`, under the lock of this one (ADR 40).
 PUT = Statement(
     """
 INSERT INTO stateroom.threads AS t

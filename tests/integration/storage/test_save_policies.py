@@ -224,10 +224,10 @@ async def test_a_save_whose_thread_never_rests_is_not_refused_for_what_other_age
 
     async def before(statement):
         nonlocal locked
-        if statement in {OPEN.text, LOCK} and not locked:
+        if statement in {OPEN.text, LOCK.text} and not locked:
             asked.release()
             await written.acquire()
-        locked = statement == LOCK
+        locked = statement == LOCK.text
 
     waiting = asyncio.create_task(save(Steered(store, before=before), scope, agent="busy"))
     rounds = 0

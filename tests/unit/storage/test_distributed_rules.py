@@ -1,0 +1,76 @@
+"""What ADR 40 asks of every statement, as far as its text tells."""
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import migrations
+from migrations.sql_files import bodies
+from storage import postgres
+from storage.postgres.statement import Statement
+
+# They lock the thread in their first part and read in the others, which see more where each has its own snapshot; what
+# is stored on it is decided by the statement after it.
+LOCKING = {"checkpoints.OPEN", "checkpoints.OPEN_WRITES", "pieces.OPEN"}
+# It is of a table that no tenant's rows are in, and that is not distributed.
+LOCAL = {"processes.BEAT"}
+# Functions of builds before this one, which nothing here calls.
+EARLIER = {"save_on_4", "save_on_6", "put_writes_on_4", "put_writes_on_5"}
+FUNCTIONS = bodies(Path(migrations.__file__).parent / "database" / "functions")
+
+
+def _statements():
+    for module in pkgutil.iter_modules(postgres.__path__):
+        for name, value in vars(importlib.import_module(f"storage.postgres.{module.name}")).items():
+            if isinstance(value, Statement) and not name.startswith("_"):
+                yield f"{module.name}.{name}", value.text
+
+
+STATEMENTS = dict(_statements())
+
+
+def in_parentheses(text, at):
+    """What stands between the parenthesis at a position and the one that closes it."""
+    depth = 0
+    for end in range(at, len(text)):
+        depth += (text[end] == "(") - (text[end] == ")")
+        if not depth:
+            return text[at : end + 1]
+    raise AssertionError(text[at:])
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_no_value_of_an_insert_and_no_conflict_is_a_sub_select(name):
+    text = STATEMENTS[name]
+    for found in re.finditer(r"\bVALUES\s*\(", text):
+        assert "SELECT" not in in_parentheses(text, found.end() - 1)
+    for found in re.finditer(r"\bON CONFLICT\b", text):
+        clause = re.split(r"\bRETURNING\b|\n\)", text[found.end() :])[0]
+        assert "SELECT" not in clause
+
+
+@pytest.mark.parametrize("name", sorted(STATEMENTS.keys() - LOCKING - LOCAL))
+def test_a_part_that_inserts_stands_alone(name):
+    """Beside it no other part reads a table: it would have another snapshot."""
+    text = STATEMENTS[name]
+    if re.match(r"\s*WITH\b", text) and "INSERT INTO" in text:
+        parts = re.findall(r"\bFROM\s+stateroom\.\w+", text)
+        assert parts == []
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_a_lateral_names_the_tenant_by_its_parameter(name):
+    text = STATEMENTS[name]
+    for found in re.finditer(r"\bLATERAL\s*\(", text):
+        assert not re.search(r"\btenant_id = \w+\.tenant_id\b", in_parentheses(text, found.end() - 1))
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - EARLIER))
+def test_no_function_counts_rows_that_it_selected_to_insert(name):
+    for insert, after in re.findall(r"(INSERT INTO[^;]*ON CONFLICT[^;]*);\s*([^;]*);", FUNCTIONS[name]):
+        if re.search(r"\)\s*SELECT\b", insert):
+            assert "FOUND" not in after
+            assert "ROW_COUNT" not in after
