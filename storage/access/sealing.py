@@ -18,8 +18,8 @@ from typing import Final, Never, TypeVar
 from crypto import KeyDenied, KeyDestroyed, Sealer
 from storage.access.head_anchors import HeadAnchors
 from storage.access.offload import Offload
+from storage.access.remembered import RememberedHeads
 from storage.access.row_quotas import RowQuotas
-from storage.access.standings import Standings
 from storage.access.strictness import ControlKeyNeeded
 from storage.clock import Clock
 from storage.control.rows import ControlRows
@@ -65,7 +65,7 @@ class Parts:
         head_anchors: Keeps acknowledged heads in the object store.
         offload: Moves large pieces; None: there is no object store.
         row_quotas: Says whether a tenant may store more rows: asked by whoever stores some, before it does.
-        standings: What this process remembers of threads.
+        remembered_heads: What this process remembers of threads.
     """
 
     unit_of_work: UnitOfWork
@@ -76,7 +76,7 @@ class Parts:
     head_anchors: HeadAnchors = field(default_factory=lambda: HeadAnchors(None))
     offload: Offload | None = None
     row_quotas: RowQuotas | None = None
-    standings: Standings = field(default_factory=Standings)
+    remembered_heads: RememberedHeads = field(default_factory=RememberedHeads)
 
 
 async def unanswered(_: Sealer, reason: Unfinished) -> None:
@@ -100,7 +100,7 @@ class Sealing:
             parts.unit_of_work, BlobLedger(parts.unit_of_work), None, None, parts.clock
         )
         self.row_quotas = parts.row_quotas or RowQuotas(parts.unit_of_work)
-        self.standings = parts.standings
+        self.remembered_heads = parts.remembered_heads
         self._keys = parts.keys
         self._observer = parts.observer
 
@@ -169,7 +169,7 @@ class Sealing:
         match reason:
             case KeyDestroyed():
                 self._keys.evict(scope)
-                self.standings.forget(scope)
+                self.remembered_heads.forget(scope)
             case ThreadArchived():
                 await bring_back(scope, reason)
             case ControlKeyNeeded():
@@ -197,7 +197,7 @@ class Sealing:
 
     def acknowledge(self, scope: Scope, sealer: Sealer, thread_id: str, token: ThreadToken) -> None:
         """Remember a head that was committed: this process is told when a later one is older, and it is anchored."""
-        self.standings.acknowledge(scope, thread_id, token)
+        self.remembered_heads.acknowledge(scope, thread_id, token)
         self.head_anchors.note(scope, sealer, thread_id, token)
 
     async def check_stored_keys(self, scope: Scope) -> None:
@@ -235,7 +235,7 @@ class Sealing:
         """
         if keys_hash != sealer.keys_hash:
             self._keys.evict(scope)
-            self.standings.forget(scope)
+            self.remembered_heads.forget(scope)
             raise KeyDestroyed
 
     async def check_keys_in(self, transaction: Transaction, scope: Scope, sealer: Sealer) -> None:

@@ -1,7 +1,7 @@
 """One save: what it stands on, the new checkpoint, what is sealed of it, and the statement that writes it.
 
 `Saving` is one request to save. Each of its attempts is one transaction: what it stands on is remembered by this
-process (`storage.access.standings`), or is locked, read and verified; either is a `Ground`. On it the checkpoint is
+process (`storage.access.remembered`), or is locked, read and verified; either is a `Ground`. On it the checkpoint is
 composed (`storage.checkpoints.composing`), sealed and written. A transaction relies on `storage.postgres.checkpoints`
 for what each statement may believe of the other's; every condition that fails there ends the attempt, and another one
 begins on a fresh snapshot (`storage.access.sealing`).
@@ -19,7 +19,7 @@ from storage.access.access import Access
 from storage.access.completeness import admit, check_acknowledged, check_count, check_token
 from storage.access.idempotency import claim, settle
 from storage.access.offload import Uploads
-from storage.access.standings import Standing, reachable
+from storage.access.remembered import RememberedHead, reachable
 from storage.access.storing import Storing
 from storage.access.strictness import AgentUnsure, Strictness, precondition_required
 from storage.checkpoints.composing import (
@@ -35,7 +35,7 @@ from storage.checkpoints.composing import (
 )
 from storage.checkpoints.piece_rows import sealed_pieces
 from storage.checkpoints.reading import one, read_pieces
-from storage.checkpoints.repeats import CutOtherwiseError, Repeat, same_but_for_pieces
+from storage.checkpoints.same_save import CutOtherwiseError, Repeat, same_but_for_pieces
 from storage.concurrency.computing import compute
 from storage.errors import (
     ChannelUnchangedUnknown,
@@ -106,8 +106,8 @@ class Saving(Storing[Saved]):
         now, bytes_min = access.clock.now(), access.offload.bytes_min
         draft = await _cutting(scope, save, lambda: Draft.of(sealer, save, now, bytes_min))
         attempt = _Attempt(access, scope, sealer, save, draft)
-        async with access.standings.turn(scope, save.thread_id):
-            known = access.standings.take(scope, sealer, save.thread_id, save.namespace)
+        async with access.remembered_heads.turn(scope, save.thread_id):
+            known = access.remembered_heads.take(scope, sealer, save.thread_id, save.namespace)
             if known is not None and access.row_quotas.has_room(scope) and attempt.goes_on(known):
                 return await attempt.on_remembered(known)
             return await attempt.under_lock(self._uploads, self._same, lock_first=self._lock_first)
@@ -153,7 +153,7 @@ class Ground(msgspec.Struct, frozen=True):
     is_new_thread: bool = False
 
     @classmethod
-    def remembered(cls, known: Standing) -> "Ground":
+    def remembered(cls, known: RememberedHead) -> "Ground":
         """As this process left it."""
         return cls(
             known.thread_created_at, known.thread_seal, known.thread, known.strict, known.strictness,
@@ -239,10 +239,10 @@ class _Composed(msgspec.Struct, frozen=True):
     def saved(self, token: str) -> Saved:
         return _saved(self.columns, self.head, token, head_id=self.head_id, created=True)
 
-    def left(self, ground: Ground, agent: str | None, pieces: "_Left", seen: ThreadToken, token: str) -> Standing:
+    def left(self, ground: Ground, agent: str | None, pieces: "_Left", seen: ThreadToken, token: str) -> RememberedHead:
         """What the next save can stand on."""
         assert self.is_head  # noqa: S101  for the reader: nothing stands on another checkpoint than the head
-        return Standing(
+        return RememberedHead(
             thread_created_at=ground.thread_created_at,
             thread_seal=ground.thread_seal,
             thread=ground.thread,
@@ -268,7 +268,9 @@ class _Left(msgspec.Struct, frozen=True):
     early: dict[str, LiveSet]
 
     @classmethod
-    def of(cls, composed: _Composed, cutter: Cutter, before: Standing | None, tails: Mapping[bytes, bytes]) -> "_Left":
+    def of(
+        cls, composed: _Composed, cutter: Cutter, before: RememberedHead | None, tails: Mapping[bytes, bytes]
+    ) -> "_Left":
         """By what was cut, what was known before, and the open tails that composing looked at."""
         pieces: Mapping[bytes, bytes | None] = {} if before is None else before.pieces
         early = {} if before is None else before.early
@@ -328,7 +330,7 @@ class _Attempt:
 
     # --- on what is remembered -------------------------------------------------------------------------------------
 
-    def goes_on(self, known: Standing) -> bool:
+    def goes_on(self, known: RememberedHead) -> bool:
         """Whether the save adds to a head that is remembered, and needs nothing else from the database."""
         save, draft = self.save, self.draft
         return (
@@ -344,7 +346,7 @@ class _Attempt:
             and known.covers(draft.cutter, self.access.offload.is_large)
         )
 
-    async def on_remembered(self, known: Standing) -> Saved:
+    async def on_remembered(self, known: RememberedHead) -> Saved:
         """Save on top of a head that is remembered: nothing is read.
 
         Raises:
@@ -399,7 +401,7 @@ class _Attempt:
         token = seen.encode(sealer.without_share, save.thread_id)
         pieces = _Left.of(composed, cutter, known, known.tails)
         agent = save.agent or known.strictness.agent
-        access.standings.remember(scope, sealer, composed.left(ground, agent, pieces, seen, token))
+        access.remembered_heads.remember(scope, sealer, composed.left(ground, agent, pieces, seen, token))
         return composed.saved(token)
 
     # --- on what is read -------------------------------------------------------------------------------------------
@@ -413,7 +415,7 @@ class _Attempt:
             lock_first: Whether the lock is waited for in a statement of its own, so that nothing is `AgentUnsure`.
         """
         access, scope, sealer, save = self.access, self.scope, self.sealer, self.save
-        acknowledged = access.standings.acknowledged(scope, save.thread_id, save.namespace)
+        acknowledged = access.remembered_heads.acknowledged(scope, save.thread_id, save.namespace)
         async with access.unit_of_work.begin_step(scope) as transaction:
             if save.idempotency is not None:
                 replayed = await claim(transaction, sealer, save.idempotency, self.draft.now, Saved)
@@ -435,7 +437,7 @@ class _Attempt:
             if save.idempotency is not None:
                 await settle(transaction, sealer, save.idempotency, saved)
         if left is not None:
-            access.standings.remember(scope, sealer, left)
+            access.remembered_heads.remember(scope, sealer, left)
         return self._acknowledged(saved)
 
     def _acknowledged(self, saved: Saved) -> Saved:
@@ -556,7 +558,7 @@ class _Attempt:
 
     async def _write(
         self, transaction: Transaction, ground: Ground, row: OpenRow, uploads: Uploads
-    ) -> tuple[Saved, Standing | None]:
+    ) -> tuple[Saved, RememberedHead | None]:
         """Compose and write; returns the answer, and what is left to stand on, if the checkpoint is the head."""
         access, scope, sealer, save, cutter = self.access, self.scope, self.sealer, self.save, self.draft.cutter
         if not save.makes_room:

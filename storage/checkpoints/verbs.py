@@ -112,7 +112,7 @@ class Checkpoints:
             IntegrityFailure: it does not authenticate, or something is missing that should be there.
         """
         access = self._access
-        wanted = Wanted(load, access.standings.acknowledged(scope, load.thread_id, load.namespace))
+        wanted = Wanted(load, access.remembered_heads.acknowledged(scope, load.thread_id, load.namespace))
         return access.reading_thread(
             scope,
             load.thread_id,

@@ -2,7 +2,7 @@
 
 An attempt is one transaction of two statements, as a save's is; `storage.postgres.checkpoints` says what each may
 believe of the other's. A write changes the thread's seal, and the head's if it is of the head, so that a read misses
-it when it is taken away. What this process remembers of the thread (`storage.access.standings`) spares it the reading;
+it when it is taken away. What this process remembers of the thread (`storage.access.remembered`) spares it the reading;
 it holds no other state.
 """
 
@@ -18,7 +18,7 @@ from crypto import Sealer
 from storage.access.access import Access
 from storage.access.completeness import check_acknowledged, check_token
 from storage.access.offload import Uploads, artifacts_in, pack_artifacts
-from storage.access.standings import EARLY_MAX, Standing
+from storage.access.remembered import EARLY_MAX, RememberedHead
 from storage.access.storing import Storing
 from storage.checkpoints.piece_rows import sealed_pieces
 from storage.concurrency.computing import compute
@@ -80,8 +80,8 @@ class Writing(Storing[WritesReceipt]):
         access, scope, new = self._access, self._scope, self._new
         draft = await _drafted(access, scope, sealer, new)
         attempt = _Attempt(access, scope, sealer, new, draft)
-        async with access.standings.turn(scope, new.thread_id):
-            known = access.standings.take(scope, sealer, new.thread_id, new.namespace)
+        async with access.remembered_heads.turn(scope, new.thread_id):
+            known = access.remembered_heads.take(scope, sealer, new.thread_id, new.namespace)
             if known is not None and access.row_quotas.has_room(scope) and attempt.goes_on(known):
                 return await attempt.on_remembered(known)
             return await attempt.under_lock(self._uploads)
@@ -191,7 +191,7 @@ class _Attempt:
 
     # --- on what is remembered -------------------------------------------------------------------------------------
 
-    def goes_on(self, known: Standing) -> bool:
+    def goes_on(self, known: RememberedHead) -> bool:
         """Whether the writes are of a head that is remembered or one to come, and nothing else has to be read."""
         new = self.new
         return (
@@ -203,7 +203,7 @@ class _Attempt:
             and _is_at_version(new, known)
         )
 
-    async def on_remembered(self, known: Standing) -> WritesReceipt:
+    async def on_remembered(self, known: RememberedHead) -> WritesReceipt:
         """Store writes of a head that is remembered, or of a checkpoint that comes after it: nothing is read.
 
         Raises:
@@ -246,7 +246,7 @@ class _Attempt:
             keys_hash=sealer.keys_hash,
         )
         await access.unit_of_work.call(sql.PUT_WRITES_ON, scope, **values)
-        access.standings.remember(scope, sealer, left)
+        access.remembered_heads.remember(scope, sealer, left)
         if new_head_seal is None:
             return WritesReceipt(stored=len(fresh), unchanged=0, token=None)
         access.acknowledge(scope, sealer, new.thread_id, left.seen)
@@ -257,7 +257,7 @@ class _Attempt:
     async def under_lock(self, uploads: Uploads) -> WritesReceipt:
         """Store the writes on what is read under the thread's lock; ``uploads``: what is in the object store."""
         access, scope, sealer, new = self.access, self.scope, self.sealer, self.new
-        acknowledged = access.standings.acknowledged(scope, new.thread_id, new.namespace)
+        acknowledged = access.remembered_heads.acknowledged(scope, new.thread_id, new.namespace)
         async with access.unit_of_work.begin_step(scope) as transaction:
             own_seal = seal_thread(sealer, new.thread_id, self.draft.now, new_thread(sealer, new.thread_id))
             row = await self._open(transaction, own_seal)
@@ -378,12 +378,12 @@ class _Attempt:
             raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
 
 
-def _is_at_version(new: TaskWrites, known: Standing) -> bool:
+def _is_at_version(new: TaskWrites, known: RememberedHead) -> bool:
     """Whether writes name a version, or the head has none: what names none is at its checkpoint's, which is asked."""
     return new.state_schema is not None or known.base.columns.state_schema is None
 
 
-def _is_early(new: TaskWrites, known: Standing) -> bool:
+def _is_early(new: TaskWrites, known: RememberedHead) -> bool:
     """Whether writes are of a checkpoint to come, and may be remembered for its save."""
     return (
         new.checkpoint_id.encode() > known.head_id.encode()

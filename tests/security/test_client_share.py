@@ -369,7 +369,7 @@ async def test_with_the_share_a_moved_or_edited_row_is_still_damage(watched, wat
 async def test_a_thread_replaced_by_one_without_the_share_is_not_read(watched, scope, share, shared, admin):
     for table in ("threads", "heads", "checkpoints", "pending_writes", "chunks"):
         await admin.execute(f"DELETE FROM stateroom.{table} WHERE subject_id = $1", scope.subject_id)  # noqa: S608
-    watched.checkpoints._access.standings.forget(scope)  # as a process that knows nothing of what was there
+    watched.checkpoints._access.remembered_heads.forget(scope)  # as a process that knows nothing of what was there
     await save(watched, scope, content=state(a="forged"))
     with pytest.raises(Unexpected):
         await load(watched, scope, share)

@@ -979,7 +979,7 @@ async def known_readers(store, scope, token):
 
 def forget(store, scope):
     """Do as a process that did not serve this subject lately."""
-    store.checkpoints._access.standings.forget(scope)
+    store.checkpoints._access.remembered_heads.forget(scope)
 
 
 @pytest.mark.parametrize("verb", ["load", "save", "write"])

@@ -8,7 +8,7 @@ import msgpack
 import msgspec
 import pytest
 
-from storage.access.standings import BYTES_MAX, ENTRY_BYTES_MAX, Standings
+from storage.access.remembered import BYTES_MAX, ENTRY_BYTES_MAX, RememberedHeads
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.errors import (
@@ -97,7 +97,7 @@ async def test_elements_make_the_bytes_and_the_pieces_of_the_whole_list(database
             added = elements_of(draws)
             elements = elements + added
             if draws.random() < 0.3:  # a process that remembers nothing
-                gateway.checkpoints._access.standings.forget(scope)
+                gateway.checkpoints._access.remembered_heads.forget(scope)
             saved = await save(gateway, scope, content=more(added, turn, turn - 1))
             channel = await raw(opened, scope)
             assert channel.value.data == msgpack.packb(elements)
@@ -143,7 +143,7 @@ async def test_a_remembered_turn_reads_nothing(store, scope, gateway):
 async def test_an_open_tail_that_had_to_be_read_is_remembered(store, scope, gateway):
     await save(gateway, scope, content=whole(LONG, 1))
     for turn in range(2, 40, 2):  # whether there is a tail at all, the subject's key says
-        gateway.checkpoints._access.standings.forget(scope)
+        gateway.checkpoints._access.remembered_heads.forget(scope)
         await save(gateway, scope, content=more([document(f"t{turn}", 900)], turn, turn - 1))
         assert gateway.counted() > 0
         await save(gateway, scope, content=more([document(f"t{turn + 1}", 900)], turn + 1, turn))
@@ -396,7 +396,7 @@ async def test_remembered_tails_are_bounded(store, scope, gateway):
 
     async def remembered(count):
         await save(gateway, scope, content=whole(LONG[:count], 1), precondition=None)
-        return access.standings.take(scope, sealer, "t1", "")
+        return access.remembered_heads.take(scope, sealer, "t1", "")
 
     # The subject's key decides where a list is cut, and behind a cut there is no tail.
     taken = [await remembered(count) for count in range(len(LONG) - 8, len(LONG))]
@@ -406,19 +406,19 @@ async def test_remembered_tails_are_bounded(store, scope, gateway):
     def with_tail(size):
         return msgspec.structs.replace(standing, tails={b"p": b"x" * size})
 
-    standings = Standings()
-    standings.remember(scope, sealer, with_tail(ENTRY_BYTES_MAX + 1))
-    assert standings.take(scope, sealer, "t1", "").tails == {}
+    remembered_heads = RememberedHeads()
+    remembered_heads.remember(scope, sealer, with_tail(ENTRY_BYTES_MAX + 1))
+    assert remembered_heads.take(scope, sealer, "t1", "").tails == {}
     count = BYTES_MAX // ENTRY_BYTES_MAX
     scopes = [Scope(scope.tenant_id, f"user-{number}") for number in range(count + 10)]
     tail = with_tail(ENTRY_BYTES_MAX)
     for _ in range(3):  # what is replaced, forgotten or taken no longer counts
         for each in scopes:
-            standings.remember(each, sealer, tail)
-        standings.forget(scopes[-1])
-        standings.remember(scopes[-1], sealer, tail)
-        assert standings.take(scopes[-1], sealer, "t1", "") is not None
-        standings.remember(scopes[-1], sealer, tail)
-    kept = [number for number, each in enumerate(scopes) if standings.take(each, sealer, "t1", "")]
+            remembered_heads.remember(each, sealer, tail)
+        remembered_heads.forget(scopes[-1])
+        remembered_heads.remember(scopes[-1], sealer, tail)
+        assert remembered_heads.take(scopes[-1], sealer, "t1", "") is not None
+        remembered_heads.remember(scopes[-1], sealer, tail)
+    kept = [number for number, each in enumerate(scopes) if remembered_heads.take(each, sealer, "t1", "")]
     assert kept[-1] == len(scopes) - 1
     assert count - 1 <= len(kept) <= count + 1

@@ -90,7 +90,7 @@ async def as_an_older_release_stored_it(store, admin, scope):
                 for each in pieces.values()
             ],
         )
-    store.checkpoints._access.standings.forget(scope)  # as a process that did not acknowledge what was rewritten
+    store.checkpoints._access.remembered_heads.forget(scope)  # as a process that did not acknowledge what was rewritten
     assert (await load(store, scope)).channels == loaded.channels
 
 

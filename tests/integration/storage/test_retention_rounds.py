@@ -642,7 +642,7 @@ async def test_a_thread_whose_agent_only_its_row_names_is_held_all_the_same(stor
         await store.threads.put(scope, "t1", agent="other", agent_given=True)
     else:
         if way == "save":
-            store.checkpoints._access.standings.forget(scope)
+            store.checkpoints._access.remembered_heads.forget(scope)
         await save(store, scope, "t1", agent="other", content=state(note=2))
     assert (await store.threads.get(scope, "t1")).agent == "travel"
     with pytest.raises(LegalHold):

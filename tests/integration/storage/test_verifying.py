@@ -210,7 +210,7 @@ async def test_a_subject_that_is_gone_with_its_keys_is_missed(gateway, users, ad
     assert report.found == {"subject-missing": 1}
     assert report.findings[0].subject_id is None
     # Whoever saves under its name again is somebody else, also for a process that remembers who was there.
-    gateway.checkpoints._access.standings.forget(users[1])
+    gateway.checkpoints._access.remembered_heads.forget(users[1])
     await save(gateway, users[1])
     assert (await verified(gateway, users[0].tenant_id))[1].found == {"subject-missing": 1}
 

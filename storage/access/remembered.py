@@ -1,9 +1,10 @@
 """What this process remembers of threads it saved to, so that the next save can begin with its write.
 
 A save stands on the thread's seal, the namespace's head and the head's checkpoint. Whoever just saved knows all three:
-`Standings` keeps them for the next one, which then writes under the condition that the stored seals are, byte for byte,
-the remembered ones (`storage.postgres.checkpoints`). Nothing is ever answered from here: when the condition fails, or a
-save would be refused, it starts over by reading. So a stale entry costs a round trip and never a wrong head.
+`RememberedHeads` keeps them for the next one, which then writes under the condition that the stored seals are, byte for
+byte, the remembered ones (`storage.postgres.checkpoints`). Nothing is ever answered from here: when the condition
+fails, or a save would be refused, it starts over by reading. So a stale entry costs a round trip and never a wrong
+head.
 
 Writers of one thread take turns, as they would for its row's lock: a graph puts a task's writes and saves its next
 checkpoint at the same moment, and the second of them stands on what the first one leaves.
@@ -51,7 +52,7 @@ ACKNOWLEDGED_MAX: Final = 20_000
 _Place = tuple[Scope, int, str, str]
 
 
-class Standing(msgspec.Struct, frozen=True):
+class RememberedHead(msgspec.Struct, frozen=True):
     """A thread and one of its namespaces as they were after a save: authenticated, and as they are stored.
 
     Attributes:
@@ -96,12 +97,12 @@ def _busy() -> Unavailable:
     return Unavailable("other writes to this thread take too long")
 
 
-class Standings:
-    """The standings that one process remembers, the least recently used of which go first."""
+class RememberedHeads:
+    """The heads that one process remembers, the least recently used of which go first."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._kept: OrderedDict[_Place, tuple[float, int, Standing]] = OrderedDict()
+        self._kept: OrderedDict[_Place, tuple[float, int, RememberedHead]] = OrderedDict()
         self._bytes = 0
         self._acknowledged: OrderedDict[tuple[Scope, str, str], tuple[float, ThreadToken]] = OrderedDict()
         # How many writers of a thread there are was counted by whoever admitted them.
@@ -115,33 +116,33 @@ class Standings:
         """
         return self._queue.turn((scope, thread_id))
 
-    def take(self, scope: Scope, sealer: Sealer, thread_id: str, namespace: str) -> Standing | None:
+    def take(self, scope: Scope, sealer: Sealer, thread_id: str, namespace: str) -> RememberedHead | None:
         """What is remembered, and is so no more: who succeeds remembers again."""
         found = self._drop((scope, sealer.active_key_version, thread_id, namespace))
         if found is None or sealer.shared or self._monotonic() - found[0] > KEPT_SECONDS:
             return None
         return found[1]
 
-    def _drop(self, place: _Place) -> tuple[float, Standing] | None:
+    def _drop(self, place: _Place) -> tuple[float, RememberedHead] | None:
         found = self._kept.pop(place, None)
         if found is None:
             return None
-        since, size, standing = found
+        since, size, known = found
         self._bytes -= size
-        return since, standing
+        return since, known
 
-    def remember(self, scope: Scope, sealer: Sealer, standing: Standing) -> None:
+    def remember(self, scope: Scope, sealer: Sealer, known: RememberedHead) -> None:
         """Keep what a committed write left, unless it is large; without its tails, if only they are."""
-        inline = sum(len(each.body) for each in standing.base.manifest.channels if isinstance(each.body, bytes))
-        if sealer.shared or inline > INLINE_BYTES_MAX or len(standing.pieces) > PIECES_MAX:
+        inline = sum(len(each.body) for each in known.base.manifest.channels if isinstance(each.body, bytes))
+        if sealer.shared or inline > INLINE_BYTES_MAX or len(known.pieces) > PIECES_MAX:
             return
-        size = inline + sum(map(len, standing.tails.values()))
+        size = inline + sum(map(len, known.tails.values()))
         if size > ENTRY_BYTES_MAX:
-            standing, size = msgspec.structs.replace(standing, tails={}), inline
-        columns = standing.base.columns
+            known, size = msgspec.structs.replace(known, tails={}), inline
+        columns = known.base.columns
         place = (scope, sealer.active_key_version, columns.thread_id, columns.namespace)
         self._drop(place)
-        self._kept[place] = (self._monotonic(), size, standing)
+        self._kept[place] = (self._monotonic(), size, known)
         self._bytes += size
         while len(self._kept) > ENTRIES_MAX or self._bytes > BYTES_MAX:
             self._drop(next(iter(self._kept)))

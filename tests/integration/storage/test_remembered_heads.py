@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from crypto import KeyDestroyed
-from storage.access.standings import EARLY_MAX, ENTRIES_MAX, KEPT_SECONDS, Standings, reachable
+from storage.access.remembered import EARLY_MAX, ENTRIES_MAX, KEPT_SECONDS, RememberedHeads, reachable
 from storage.errors import CheckpointExists, HeadMoved, IntegrityFailure, PreconditionRequired
 from storage.model import ChannelValue, FullState, Parent, Precondition
 from storage.scope import Scope
@@ -81,8 +81,8 @@ async def test_who_writes_at_the_same_moment_waits_for_what_the_other_leaves_and
 async def test_who_waits_fails_or_gives_up_holds_nobody_up(scope, gateway):
     for thread_id in ("t0", "t1"):
         await save(gateway, scope, thread_id, checkpoint_id=ID_1)
-    standings = gateway.checkpoints._access.standings
-    async with standings.turn(scope, "t0"):
+    remembered_heads = gateway.checkpoints._access.remembered_heads
+    async with remembered_heads.turn(scope, "t0"):
         waiting = asyncio.create_task(save(gateway, scope, "t0", checkpoint_id=ID_2))
         for number in range(40):  # long enough for the other's connection
             await save(gateway, scope, "t1", content=state(n=number))
@@ -358,22 +358,22 @@ async def test_what_is_remembered_is_bounded_and_ends(scope, gateway):
     await save(gateway, scope)
     access = gateway.checkpoints._access
     sealer = await access._keys.sealer(scope)
-    standing = access.standings.take(scope, sealer, "t1", "")
-    assert access.standings.take(scope, sealer, "t1", "") is None
+    head = access.remembered_heads.take(scope, sealer, "t1", "")
+    assert access.remembered_heads.take(scope, sealer, "t1", "") is None
     seconds = [0.0]
-    standings = Standings(lambda: seconds[0])
-    standings.remember(scope, sealer, standing)
+    remembered_heads = RememberedHeads(lambda: seconds[0])
+    remembered_heads.remember(scope, sealer, head)
     seconds[0] = KEPT_SECONDS + 1
-    assert standings.take(scope, sealer, "t1", "") is None
-    standings.remember(scope, sealer, standing)
-    standings.forget(scope)
-    assert standings.take(scope, sealer, "t1", "") is None
+    assert remembered_heads.take(scope, sealer, "t1", "") is None
+    remembered_heads.remember(scope, sealer, head)
+    remembered_heads.forget(scope)
+    assert remembered_heads.take(scope, sealer, "t1", "") is None
     for number in range(ENTRIES_MAX + 2):
-        standings.remember(Scope(scope.tenant_id, f"user-{number}"), sealer, standing)
+        remembered_heads.remember(Scope(scope.tenant_id, f"user-{number}"), sealer, head)
     kept = [
         number
         for number in range(ENTRIES_MAX + 2)
-        if standings.take(Scope(scope.tenant_id, f"user-{number}"), sealer, "t1", "")
+        if remembered_heads.take(Scope(scope.tenant_id, f"user-{number}"), sealer, "t1", "")
     ]
     assert kept == list(range(2, ENTRIES_MAX + 2))
 
