@@ -57,7 +57,7 @@ class Upgrades:
             BuildTooOld, CryptoError, IntegrityFailure, OlderProcess, Unavailable: as `finish`.
         """
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            if await transaction.fetchval(COUNT_TENANTS):
+            if await transaction.fetch_only(COUNT_TENANTS):
                 return Finished((), None)
         return await self.finish()
 

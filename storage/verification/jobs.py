@@ -242,7 +242,7 @@ class Verifying:
             _take(at, subject_id, report.findings)
             at.subject_id, at.thread_id = subject_id, report.after
             async with self._unit_of_work.begin(scope) as transaction:
-                total = await transaction.fetchval(sql.COUNT_SUBJECTS, scope.tenant_id)
+                total = await transaction.fetch_only(sql.COUNT_SUBJECTS)
                 await lease.advance(transaction, encode_json(at).decode(), int(report.after is None), total)
         return MORE
 
@@ -411,10 +411,12 @@ class Verifying:
                 ended += 1
         at.open = waiting
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-            total = await transaction.fetchval(sql.COUNT_TENANTS)
-            rows = await transaction.fetch(sql.TENANTS_AFTER, at.tenant_id, TENANTS_OPEN_MAX - len(waiting))
-        for row in rows:
-            at.tenant_id = row["tenant_id"]
+            total = await transaction.fetch_only(sql.COUNT_TENANTS)
+            following = await transaction.fetch_all(
+                sql.TENANTS_AFTER, after=at.tenant_id, limit=TENANTS_OPEN_MAX - len(waiting)
+            )
+        for tenant_id in following:
+            at.tenant_id = tenant_id
             job_id = await self.begin_tenant(TenantScope(at.tenant_id), GATEWAY_ACTOR, lease.job_id)
             at.open.append((at.tenant_id, job_id))
         async with self._unit_of_work.begin(OperatorScope()) as transaction:
@@ -441,11 +443,10 @@ class Verifying:
         after = UUID(int=0)
         while True:
             async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-                rows = await transaction.fetch(sql.TENANTS_AFTER, after, _TENANTS_PAGE)
-            for row in rows:
-                after = row["tenant_id"]
+                tenants = await transaction.fetch_all(sql.TENANTS_AFTER, after=after, limit=_TENANTS_PAGE)
+            for after in tenants:
                 await self._losses.accept_heads(after, await self._lost_heads(TenantScope(after)))
-            if len(rows) < _TENANTS_PAGE:
+            if len(tenants) < _TENANTS_PAGE:
                 break
         await self._losses.accept_tenants(await self._missing_tenants(await self._losses.missing_tenants()))
 
