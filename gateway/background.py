@@ -128,7 +128,7 @@ async def _anchor(store: Store, ended: asyncio.Event, metrics: Metrics) -> None:
     try:
         await store.anchors.ensure_signing_key()
     except (StorageError, CryptoError) as reason:
-        _log.warning("audit round failed", round="anchor", error=type(reason).__name__)
+        _log.warning("round failed", round="anchor", error=type(reason).__name__)
     await _repeat("anchor", ANCHOR_SECONDS, store.anchors.anchor_due, ended, metrics)
 
 
@@ -144,7 +144,7 @@ async def _repeat(
             await work()
         except Exception as reason:  # noqa: BLE001  whatever it is, the next round must come
             metrics.audit_failed(what)
-            _log.warning("audit round failed", round=what, error=type(reason).__name__)
+            _log.warning("round failed", round=what, error=type(reason).__name__)
         else:
             metrics.round_ended(what)
         if last:

@@ -352,7 +352,7 @@ class Metrics:
         self.round_ended("jobs")
 
     def audit_failed(self, what: str) -> None:
-        """A round of the audit log failed; it is tried again."""
+        """A round failed that writes or anchors the audit log or heads, or looks at shreds; it is tried again."""
         self.audit_failures_total.labels(what).inc()
 
     def swept(self, swept: Swept) -> None:
