@@ -661,3 +661,21 @@ async def test_the_refusal_that_is_longest_ago_is_forgotten_first() -> None:
     with pytest.raises(KeyDenied):
         await cache.get_or_load("a", returning("1", calls))
     assert calls == []
+
+
+async def test_a_failure_that_nobody_waits_for_is_not_logged() -> None:
+    clock, told = Clock(), list[object]()
+    cache = make_cache(clock)
+    cache.put("a", "1")
+    clock.seconds += 275  # it is loaded ahead
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    try:
+        assert await cache.get_or_load("a", failing(KeyUnavailable(1))) == "1"
+        await asyncio.wait({*cache._loads.values()})
+        await asyncio.sleep(0)
+        cache.clear()  # what it remembers of the failure holds the load
+        gc.collect()
+    finally:
+        loop.set_exception_handler(None)
+    assert told == []
