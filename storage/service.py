@@ -171,7 +171,7 @@ class Store:
         )  # fmt: skip
         self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
         self.jobs = Jobs(self.unit_of_work, self.control)
-        self.archives = Archives(Sealing(parts), objects, archive, self.archive_writer, self.jobs, self.audit)
+        self.archives = Archives(Sealing(parts), objects, self.archive_writer, self.jobs, self.audit)
         access = Access(parts, self.archives, ArchiveViews(self.unit_of_work, objects))
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)

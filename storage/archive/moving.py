@@ -35,7 +35,7 @@ from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Job, Jobs, Lease, Slice, thread_of, thread_target
 from storage.archive.check import ArchiveCheck
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.store import FROZEN_CLASSES, STORAGE_CLASSES, BlobStore, BlobUnavailable
+from storage.blobs.store import FROZEN_CLASSES, STORAGE_CLASSES, BlobUnavailable
 from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ArchiveTooLarge,
@@ -187,7 +187,6 @@ class Archives:
         self,
         sealing: Sealing,
         objects: ArchiveObjects,
-        store: BlobStore | None,
         writer: BlobWriter | None,
         jobs: Jobs,
         audit: Audit,
@@ -198,7 +197,6 @@ class Archives:
         """Use the object store of archives, whose life is the caller's; None: nothing can be archived."""
         self.objects = objects
         self._sealing = sealing
-        self._store = store
         self._writer = writer
         self._jobs = jobs
         self._audit = audit
@@ -239,10 +237,10 @@ class Archives:
             CommitUnknown: It is in one of the two places; repeat it to learn in which.
         """
         _check_class(storage_class)
-        if self._store is None or self._writer is None:
+        if self._writer is None:
             raise ArchiveUnavailable
-        wanted = storage_class or self._store.storage_class
-        run = _Archiving(self._sealing, self.objects, self._store, self._writer, self._audit, self._bytes_max)
+        wanted = storage_class or self._writer.store.storage_class
+        run = _Archiving(self._sealing, self.objects, self._writer, self._audit, self._bytes_max)
         request = _Request(scope, thread_id, actor, wanted, activity)
 
         async def work(sealer: Sealer) -> Archived:
@@ -514,14 +512,12 @@ class _Archiving:
         self,
         sealing: Sealing,
         objects: ArchiveObjects,
-        store: BlobStore,
         writer: BlobWriter,
         audit: Audit,
         bytes_max: int,
     ) -> None:
         self._sealing = sealing
         self._objects = objects
-        self._store = store
         self._writer = writer
         self._audit = audit
         self._bytes_max = bytes_max
@@ -562,7 +558,7 @@ class _Archiving:
         record, stored_bytes = await self._written(request, sealer, read, location, written_as)
         check = await self._checked(request, sealer, read, blob_id, record)
         if written_as != wanted:
-            await self._store.change_class(location, wanted)
+            await self._writer.store.change_class(location, wanted)
         stub = Stub(
             thread_id=request.thread_id,
             blob_id=blob_id,

@@ -228,12 +228,13 @@ class BlobWriter:
     """Seals and stores; one for each process, because it owns the process's memory for uploads.
 
     Attributes:
+        store: The object store that is written to.
         budget: That memory.
     """
 
     def __init__(self, store: BlobStore, *, bytes_max: int = WRITE_BYTES_MAX) -> None:
         """Use a store, whose life is the caller's."""
-        self._store = store
+        self.store = store
         self.budget = Budget(bytes_max)
 
     async def write(
@@ -271,7 +272,7 @@ class BlobWriter:
         """
         if size_bytes is not None:
             size_bytes_max = min(size_bytes, size_bytes_max)
-        upload = _Upload(self._store, self.budget, location, cipher, size_bytes_max, on_multipart, storage_class)
+        upload = _Upload(self.store, self.budget, location, cipher, size_bytes_max, on_multipart, storage_class)
         try:
             async for data in body:
                 await upload.write(data)
@@ -300,7 +301,7 @@ class BlobWriter:
             return await self.write(location, cipher, body(), storage_class=storage_class)
         async with self.budget.holding(object_bytes(len(data)), location.tenant_id):
             sealed = await seal_part(cipher, 0, data, last=True)
-            await self._store.put_if_absent(location, sealed, storage_class=storage_class)
+            await self.store.put_if_absent(location, sealed, storage_class=storage_class)
         return Written(len(data), len(sealed))
 
     async def put_part(
@@ -329,7 +330,7 @@ class BlobWriter:
         taken = SEALED_PART_BYTES if not last else object_bytes(len(plaintext))
         async with self.budget.holding(taken, location.tenant_id):
             sealed = await seal_part(cipher, number, plaintext, last=last)
-            return await self._store.put_part(location, multipart_id, number, sealed)
+            return await self.store.put_part(location, multipart_id, number, sealed)
 
 
 class BlobReader:

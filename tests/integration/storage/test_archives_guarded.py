@@ -499,7 +499,7 @@ async def test_no_version_is_given_up_between_the_flip_and_its_commit(database, 
         steered = SteeredUnitOfWork(store._engine, {}, stop)
         offload = Offload(steered, BlobLedger(steered), None, None, SystemClock())
         sealing = Sealing(Parts(steered, store.keys, SystemClock(), Silent(), store.control, offload=offload))
-        parts = (store.archives.objects, store.archive, store.archive_writer, store.jobs, store.audit)
+        parts = (store.archives.objects, store.archive_writer, store.jobs, store.audit)
         archiving = asyncio.create_task(Archives(sealing, *parts).archive(scope, "t1"))
         await reached.wait()
         ending = asyncio.create_task(finished(store, scope, rotated.job_id))
