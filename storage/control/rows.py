@@ -13,10 +13,8 @@ older authentic one of the same identity that was put back.
 import hmac
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
-
-import asyncpg
 
 from storage.control.deployment_keys import Deployment
 from storage.control.features import CONTROL_ROW_FORMATS, Features
@@ -146,10 +144,8 @@ class Proved(Protocol):
         """The MAC's format."""
 
 
-def proof_of(row: Proved | Any) -> Proof:
+def proof_of(row: Proved) -> Proof:
     """What proves a row that was read."""
-    if isinstance(row, asyncpg.Record):  # until every statement that reads control rows has typed ones
-        return Proof(row["mac"], row["mac_format"])
     return Proof(row.mac, row.mac_format)
 
 

@@ -553,8 +553,9 @@ async def _check_pooler(connection: Any) -> Finding:
 async def _check_sweeper(connection: Any) -> Finding:
     async with connection.transaction(readonly=True):
         await connection.execute(bindings(OperatorScope()))
-        found = blobs.CENSUS.made(await connection.fetchrow(blobs.CENSUS.text))
-        totals = [blobs.CENSUS_BY_STATE.made(each) for each in await connection.fetch(blobs.CENSUS_BY_STATE.text)]
+        session = Session(connection)
+        found = await session.fetch_only(blobs.CENSUS)
+        totals = await session.fetch_all(blobs.CENSUS_BY_STATE)
     shown = f"{byte_count(found.used_bytes)} count for quotas"
     shown += "".join(
         f", {state} {byte_count(size)}" for state, size in sorted((each.state, each.bytes) for each in totals)
