@@ -576,10 +576,11 @@ def failing_number(error: Exception) -> Callable[[], Awaitable[float]]:
 def test_a_wrapped_subject_key_of_another_length_is_refused() -> None:
     header = wrap_subject_key(WRAPPING, PLACE, SecretKey.generate())[:HEADER_BYTES]
     wrapping_key = WRAPPING.key.derive(_SUBJECT_KEK)
-    short = seal_body(header, wrapping_key.borrow(), PLACE.context(header), 16, bytes(16))
-    with pytest.raises(OpenError) as caught:
-        unwrap_subject_key(WRAPPING, PLACE, short, bytes(8))
-    assert caught.value.code == "format"
+    for raw_bytes, body in ((16, bytes(16)), (32, bytes(16)), (16, bytes(32))):
+        other = seal_body(header, wrapping_key.borrow(), PLACE.context(header), raw_bytes, body)
+        with pytest.raises(OpenError) as caught:
+            unwrap_subject_key(WRAPPING, PLACE, other, bytes(8))
+        assert caught.value.code == "format"
 
 
 async def test_a_failure_after_an_eviction_is_not_remembered() -> None:

@@ -1,4 +1,5 @@
 import copy
+import hmac
 import json
 import os
 import pickle  # noqa: TID251  the claim is that it refuses
@@ -397,3 +398,12 @@ def test_an_xaes_message_that_is_too_short_or_altered_or_of_no_key_is_refused() 
         with pytest.raises(OpenError) as caught:
             xaes.open_(secret, context, sealed)
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize("size", [0, 5, 65_536, 65_537])
+def test_digests_and_macs_are_the_documented_ones(size: int) -> None:
+    parts = (b"a", memoryview(bytes(size)), b"bc")
+    framed = b"".join(len(each).to_bytes(8, "big") + bytes(each) for each in parts)
+    assert digests.keyed_digest(bytes(32), *parts) == hmac.digest(bytes(32), framed, "sha256")
+    subkey = bytes(ID_KEY.derive(b"stateroom/v1/mac", b"purpose").borrow())
+    assert make_sealer().mac(b"purpose", *map(bytes, parts)) == hmac.digest(subkey, framed, "sha256")
