@@ -28,9 +28,9 @@ from gateway.embedded.postgres import EmbeddedPostgres
 from storage.access.completeness import walk
 from storage.model import ChannelValue, FullState, Patch, Precondition, Save, Value
 from storage.postgres.setup import prepare
-from storage.postgres.threads import LOCK
 from storage.scope import Scope
 from storage.service import Store
+from storage.statements.threads.threads import LOCK
 
 BATCHES = "in batches"
 AT_ONCE = "one transaction"

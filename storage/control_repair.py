@@ -16,12 +16,12 @@ from storage.control.key import Row
 from storage.control.rows import ControlRows, JobDraft, Proof, job_row, proof_of
 from storage.errors import JobNotDamaged, JobNotFound
 from storage.format.audit import OPERATOR_CHAIN
-from storage.postgres import control as sql
-from storage.postgres import jobs as jobs_sql
-from storage.postgres.tenants import EVERY_TENANT
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.schemas.registry import StateSchemas
 from storage.scope import AnyScope, OperatorScope, Scope, TenantScope
+from storage.statements.deployment import control as sql
+from storage.statements.deployment import jobs as jobs_sql
+from storage.statements.deployment.tenants import EVERY_TENANT
 from storage.threads.holds import THREAD_LEVEL, every_policy
 
 # What a job is that was put aside because no gateway wrote it.

@@ -14,9 +14,9 @@ from storage.administration.jobs import OPEN_STATES, THREAD_KINDS, Job, Jobs, is
 from storage.control.rows import ControlRows
 from storage.errors import JobNotCancellable, JobNotFound
 from storage.migration.jobs import KINDS as MIGRATION_KINDS
-from storage.postgres import jobs as sql
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.deployment import jobs as sql
 from storage.transfer.exporting import EXPORT_KIND, IMPORT_KIND
 from storage.verification.jobs import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND
 

@@ -55,9 +55,7 @@ from storage.ledger.ledger import BlobLedger
 from storage.ledger.streams import ARCHIVE_BYTES_MAX, PIECE_BYTES_MAX, BlobReader, BlobWriter
 from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, Migrating
 from storage.postgres import server
-from storage.postgres.checkpoints import WAIT_AS_SAVES
 from storage.postgres.engine import create_engine, speaks_to_a_pooler
-from storage.postgres.features import FEATURES
 from storage.postgres.session import Session
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.postgres.unit_of_work import Observer, Silent, UnitOfWork
@@ -68,6 +66,8 @@ from storage.schemas.registry import StateSchemas
 from storage.schemas.save_policies import SavePolicies
 from storage.schemas.work import StateWork
 from storage.schemas.workers import Workers
+from storage.statements.deployment.features import FEATURES
+from storage.statements.threads.checkpoints import WAIT_AS_SAVES
 from storage.threads.holds import every_policy
 from storage.threads.pruning import Pruning
 from storage.threads.verbs import Threads

@@ -14,8 +14,8 @@ from storage.control.processes import Processes, lock, seen, unregistered
 from storage.errors import IntegrityFailure, OlderProcess
 from storage.format.audit import OPERATOR_CHAIN
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
-from storage.postgres.verifying import COUNT_TENANTS
 from storage.scope import OperatorScope
+from storage.statements.threads.verifying import COUNT_TENANTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,11 @@ from storage.format.record import (
 )
 from storage.format.token import ThreadToken, incarnation_tag, removal_mac, thread_tag
 from storage.model import HistoryQuery
-from storage.postgres import completeness as sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.checkpoints import LoadedRows
-from storage.postgres.threads import HeadRow
 from storage.postgres.unit_of_work import Transaction
+from storage.statements.threads import completeness as sql
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.checkpoints import LoadedRows
+from storage.statements.threads.threads import HeadRow
 from storage.tiers.rows import Rows
 from storage.tiers.snapshots import Snapshot
 

@@ -16,8 +16,8 @@ from crypto import Kind, OpenError, Sealer
 from storage.encoding import encode_msgpack
 from storage.errors import IdempotencyKeyReused, IntegrityFailure, LostRaceError
 from storage.model import Idempotency
-from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
+from storage.statements.threads import checkpoints as sql
 
 T = TypeVar("T")
 

@@ -2,9 +2,9 @@
 
 A save stands on the thread's seal, the namespace's head and the head's checkpoint. Whoever just saved knows all three:
 `RememberedHeads` keeps them for the next one, which then writes under the condition that the stored seals are, byte for
-byte, the remembered ones (`storage.postgres.checkpoints`). Nothing is ever answered from here: when the condition
-fails, or a save would be refused, it starts over by reading. So a stale entry costs a round trip and never a wrong
-head.
+byte, the remembered ones (`storage.statements.threads.checkpoints`). Nothing is ever answered from here: when the
+condition fails, or a save would be refused, it starts over by reading. So a stale entry costs a round trip and never a
+wrong head.
 
 Writers of one thread take turns, as they would for its row's lock: a graph puts a task's writes and saves its next
 checkpoint at the same moment, and the second of them stands on what the first one leaves.

@@ -13,9 +13,9 @@ from typing import Final
 from uuid import UUID
 
 from storage.errors import RowQuotaExceeded
-from storage.postgres import row_usage as sql
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, Scope
+from storage.statements.threads import row_usage as sql
 
 # How long a tenant that was counted above its quota may go on, and one that was counted below it again is refused.
 REFRESH_SECONDS: Final = 60.0

@@ -35,9 +35,9 @@ from storage.errors import (
 from storage.format.token import ThreadToken
 from storage.keys.keys import Keys
 from storage.ledger.ledger import BlobLedger
-from storage.postgres.keys import HASH_NOW
 from storage.postgres.unit_of_work import RACES_MAX, Observer, Transaction, UnitOfWork
 from storage.scope import ClientShare, Scope
+from storage.statements.keys.keys import HASH_NOW
 
 T = TypeVar("T")
 Answer = Callable[[Sealer, Unfinished], Awaitable[None]]

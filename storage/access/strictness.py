@@ -17,7 +17,7 @@ import msgspec
 
 from storage.control.rows import ControlRows, Proof, save_policy_row
 from storage.errors import IntegrityFailure, PreconditionRequired, Unfinished
-from storage.postgres.checkpoints import PoliciesRow
+from storage.statements.threads.checkpoints import PoliciesRow
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Strictness(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, control: ControlRows, tenant_id: UUID, row: PoliciesRow) -> "Strictness":
-        """What counts for a save, by what `storage.postgres.checkpoints.OPEN` gave.
+        """What counts for a save, by what `storage.statements.threads.checkpoints.OPEN` gave.
 
         Raises:
             ControlKeyNeeded: there are policies, and nothing to check them with.
@@ -73,7 +73,7 @@ class Strictness(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, agent=agent, unsure=False)
 
     def compared(self) -> list[str]:
-        """What a save that nobody reads for compares: as `storage.postgres.checkpoints.SAVE_ON` makes it."""
+        """What a save that nobody reads for compares: as `storage.statements.threads.checkpoints.SAVE_ON` makes it."""
         return [self.agent or "", *self.rows]
 
     def asked_by(self, named: str | None) -> str | None:

@@ -21,8 +21,8 @@ from storage.concurrency.queues import FairQueue
 from storage.control.deployment_keys import AUDIT, Deployment, DeploymentKey
 from storage.errors import AnchorNotFound, IntegrityFailure, StorageError, Unavailable
 from storage.format.audit import OPERATOR_CHAIN, AnchorText, AuditInvalid, ChainVerifier, Gap, start_of
-from storage.postgres import audit as sql
 from storage.scope import OperatorScope, TenantScope
+from storage.statements.deployment import audit as sql
 
 ANCHOR_SECONDS = 60.0  # what may be cut off an audit log unnoticed by whoever reads only the object store
 _PAGE_ROWS = 1000

@@ -33,10 +33,10 @@ from storage.format.audit import (
     start_of,
 )
 from storage.model import Page
-from storage.postgres import audit as sql
-from storage.postgres.tenants import ONE_TENANT
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
+from storage.statements.deployment import audit as sql
+from storage.statements.deployment.tenants import ONE_TENANT
 
 FLUSH_SECONDS = 1.0  # what a crash may lose of notes
 NOTES_MAX = 10_000  # different accesses waiting, a few megabytes; equal ones are counted together

@@ -46,9 +46,9 @@ from storage.errors import (
 )
 from storage.format.audit import OPERATOR_CHAIN
 from storage.model import Page
-from storage.postgres import jobs as sql
 from storage.postgres.unit_of_work import Observer, OpenJobs, Silent, Transaction, UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.deployment import jobs as sql
 
 # A dead owner's job goes on after so long; an owner renews it with every batch, far more often.
 LEASE_SECONDS = 30.0

@@ -21,10 +21,10 @@ from uuid import UUID
 
 from storage.access.row_quotas import RowQuotas
 from storage.administration.rounds import POLL_SECONDS, TENANTS_MAX, LeaseLostError, given_back, jittered, telling
-from storage.postgres import row_usage as sql
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.threads import row_usage as sql
 
 R = TypeVar("R")
 

@@ -32,12 +32,12 @@ from storage.errors import (
 from storage.format.audit import OPERATOR_CHAIN, Detail
 from storage.keys.key_seals import Peppers
 from storage.model import ApiKeyRecord, KeySeal, Page, Tenant
-from storage.postgres import blobs as blobs_sql
-from storage.postgres import row_usage as rows_sql
-from storage.postgres import tenants as sql
 from storage.postgres.session import Session
 from storage.postgres.unit_of_work import FIRST_ANSWER_SECONDS_MAX, Transaction, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
+from storage.statements.deployment import tenants as sql
+from storage.statements.objects import blobs as blobs_sql
+from storage.statements.threads import row_usage as rows_sql
 
 _END_OF_TIME = datetime(9999, 1, 1, tzinfo=UTC)
 _BYTES_MAX = 2**63 - 1

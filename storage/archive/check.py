@@ -39,8 +39,8 @@ from storage.format.record import (
     open_write,
 )
 from storage.ledger.ledger import pack_named_ids, unpack_named_ids
-from storage.postgres.archives import ENVELOPES, SizedThreadRow
-from storage.postgres.threads import HeadRow
+from storage.statements.threads.archives import ENVELOPES, SizedThreadRow
+from storage.statements.threads.threads import HeadRow
 
 # Rows that are opened before other requests have their turn: about a millisecond.
 _TURN_ROWS = 32

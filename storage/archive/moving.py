@@ -65,12 +65,12 @@ from storage.format.pointer import BlobPointer
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
 from storage.ledger.streams import BlobWriter, Budget
 from storage.model import Removal
-from storage.postgres import archives as sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.archives import SizedThreadRow
-from storage.postgres.threads import HeadRow
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, TenantScope
+from storage.statements.threads import archives as sql
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.archives import SizedThreadRow
+from storage.statements.threads.threads import HeadRow
 from storage.threads.pruning import NOTHING, Guard
 from storage.threads.verbs import remove_thread
 from storage.tiers.objects import ArchiveObjects, Readiness, thaw_progress

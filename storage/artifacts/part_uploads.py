@@ -39,9 +39,9 @@ from storage.errors import (
 from storage.format.pointer import BlobPointer, IntentRecord
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id, open_record
 from storage.model import Idempotency
-from storage.postgres.blobs import Intent, UploadedPart
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope, check_id
+from storage.statements.objects.blobs import Intent, UploadedPart
 
 PARTS_MAX = -(-ARTIFACT_BYTES_MAX // PART_BYTES)
 # Running digests that are kept of uploads in parts; one that is not is computed by reading the object back.

@@ -41,12 +41,12 @@ from storage.format.token import TAG_BYTES
 from storage.ledger.ledger import BlobLedger, Settlement, described_at
 from storage.ledger.streams import BlobReader, BlobWriter
 from storage.model import Idempotency
-from storage.postgres import artifacts as artifacts_sql
-from storage.postgres import checkpoints as checkpoints_sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.artifacts import ArtifactRow
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
+from storage.statements.objects import artifacts as artifacts_sql
+from storage.statements.objects.artifacts import ArtifactRow
+from storage.statements.threads import checkpoints as checkpoints_sql
+from storage.statements.threads import threads as threads_sql
 
 
 class _Description(msgspec.Struct, array_like=True, frozen=True):

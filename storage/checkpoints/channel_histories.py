@@ -35,9 +35,9 @@ from storage.format.record import (
     open_checkpoint,
 )
 from storage.model import ChannelHistories, ChannelHistory, ChannelHistoryQuery, PendingWrite
-from storage.postgres.checkpoints import LoadedRows
 from storage.schemas.versions import Versioned, WantedNames
 from storage.scope import Scope
+from storage.statements.threads.checkpoints import LoadedRows
 from storage.tiers.rows import Rows, place_of
 from storage.tiers.snapshots import OpenSnapshot, Snapshot
 

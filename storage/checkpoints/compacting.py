@@ -53,10 +53,10 @@ from storage.format.pieces import (
 )
 from storage.format.record import OpenedCheckpoint, PieceReader, open_thread
 from storage.model import ChannelValue, ChannelVersion, Compaction, FullState, Load, Precondition, Save, Saved, Value
-from storage.postgres import checkpoints as sql
 from storage.schemas.checks import check_pair
 from storage.schemas.versions import WantedVersions
 from storage.scope import ClientShare, Scope, check_id
+from storage.statements.threads import checkpoints as sql
 from storage.tiers.rows import Rows
 from storage.tiers.snapshots import Snapshot
 

@@ -34,9 +34,9 @@ from storage.format.record import CheckpointRow, OpenedCheckpoint, OpenedWrite, 
 from storage.format.token import ThreadToken
 from storage.ledger.ledger import LiveBlob
 from storage.model import Checkpoint, Load, Loaded
-from storage.postgres import checkpoints as sql
-from storage.postgres.checkpoints import LoadedRows, LoadRow
 from storage.scope import Scope
+from storage.statements.threads import checkpoints as sql
+from storage.statements.threads.checkpoints import LoadedRows, LoadRow
 from storage.tiers.hot import HotRows
 from storage.tiers.snapshots import OpenSnapshot, ThreadElsewhere
 

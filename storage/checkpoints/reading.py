@@ -30,10 +30,10 @@ from storage.format.record import (
 )
 from storage.ledger.ledger import LiveBlob
 from storage.model import Checkpoint, HistoryQuery, Page
-from storage.postgres import checkpoints as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.schemas.tags import search_for
 from storage.scope import Scope
+from storage.statements.threads import checkpoints as sql
 from storage.tiers.rows import Listing, Reference, Rows, history_order
 from storage.tiers.snapshots import Snapshot, SubjectSnapshot
 

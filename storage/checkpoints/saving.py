@@ -2,9 +2,9 @@
 
 `Saving` is one request to save. Each of its attempts is one transaction: what it stands on is remembered by this
 process (`storage.access.remembered`), or is locked, read and verified; either is a `Ground`. On it the checkpoint is
-composed (`storage.checkpoints.composing`), sealed and written. A transaction relies on `storage.postgres.checkpoints`
-for what each statement may believe of the other's; every condition that fails there ends the attempt, and another one
-begins on a fresh snapshot (`storage.access.sealing`).
+composed (`storage.checkpoints.composing`), sealed and written. What each statement of a transaction may believe of the
+other's is said in `storage.statements.threads.checkpoints`; every condition that fails there ends the attempt, and
+another one begins on a fresh snapshot (`storage.access.sealing`).
 """
 
 import dataclasses
@@ -71,12 +71,12 @@ from storage.format.record import (
 )
 from storage.format.token import ThreadToken
 from storage.model import FullState, Patch, Save, Saved
-from storage.postgres import checkpoints as sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.checkpoints import OpenRow
 from storage.postgres.unit_of_work import Transaction
 from storage.schemas.versions import OtherVersionError, is_control
 from storage.scope import Scope
+from storage.statements.threads import checkpoints as sql
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.checkpoints import OpenRow
 from storage.tiers.hot import HotRows
 
 T = TypeVar("T")

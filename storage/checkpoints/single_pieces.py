@@ -16,8 +16,8 @@ from storage.errors import InvalidState, PieceNotFound, ThreadArchived
 from storage.format.leaves import names_artifacts
 from storage.format.pieces import LEAF, leaf_piece
 from storage.format.record import new_thread, open_thread, seal_piece, seal_thread
-from storage.postgres import pieces as sql
 from storage.scope import ClientShare, Scope, check_id
+from storage.statements.threads import pieces as sql
 from storage.tiers.snapshots import OpenSnapshot
 
 

@@ -57,9 +57,9 @@ from storage.model import (
     TaskWritesQuery,
     WritesReceipt,
 )
-from storage.postgres import checkpoints as sql
 from storage.schemas.versions import WantedNames
 from storage.scope import ClientShare, Scope, TenantListing, check_id
+from storage.statements.threads import checkpoints as sql
 from storage.tiers.snapshots import OpenSnapshot, Snapshot, SubjectSnapshot
 
 

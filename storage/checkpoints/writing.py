@@ -1,9 +1,9 @@
 """One task's pending writes: lock and verify what they stand on, seal what is new, write it with the seals.
 
-An attempt is one transaction of two statements, as a save's is; `storage.postgres.checkpoints` says what each may
-believe of the other's. A write changes the thread's seal, and the head's if it is of the head, so that a read misses
-it when it is taken away. What this process remembers of the thread (`storage.access.remembered`) spares it the reading;
-it holds no other state.
+An attempt is one transaction of two statements, as a save's is; `storage.statements.threads.checkpoints` says what each
+may believe of the other's. A write changes the thread's seal, and the head's if it is of the head, so that a read
+misses it when it is taken away. What this process remembers of the thread (`storage.access.remembered`) spares it the
+reading; it holds no other state.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ from storage.format.record import (
 )
 from storage.format.token import ThreadToken
 from storage.model import NewWrite, TaskWrites, WritesReceipt
-from storage.postgres import checkpoints as sql
-from storage.postgres.checkpoints import OpenWritesRow
 from storage.postgres.unit_of_work import Transaction
 from storage.schemas.versions import OtherVersionError
 from storage.scope import Scope
+from storage.statements.threads import checkpoints as sql
+from storage.statements.threads.checkpoints import OpenWritesRow
 
 # As many writes are sealed beside the event loop.
 _SEALED_BESIDE_MIN = 64

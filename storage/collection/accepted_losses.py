@@ -17,9 +17,9 @@ from storage.clock import Clock
 from storage.control.key import Row
 from storage.control.rows import ControlRows, Proof
 from storage.format.audit import OPERATOR_CHAIN
-from storage.postgres import accepted_losses as sql
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
+from storage.statements.objects import accepted_losses as sql
 
 _ENTRIES_A_ROW = 1000
 _UUID_BYTES = 16

@@ -15,10 +15,10 @@ from storage.access.access import Access
 from storage.artifacts.rows import check_row
 from storage.errors import IntegrityFailure
 from storage.ledger.ledger import check_blob, check_intent
-from storage.postgres import artifacts as artifacts_sql
-from storage.postgres import blobs as sql
 from storage.postgres.statement import Statement
 from storage.scope import Scope
+from storage.statements.objects import artifacts as artifacts_sql
+from storage.statements.objects import blobs as sql
 
 R = TypeVar("R")
 

@@ -29,13 +29,13 @@ from storage.control.clock_check import ClockCheck
 from storage.errors import BlobsNotConfigured, LostRaceError
 from storage.ledger.ledger import BlobLedger
 from storage.model import Bucket
-from storage.postgres import artifacts as artifacts_sql
-from storage.postgres import blobs as sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.blobs import NamedId
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import SHARED_SUBJECT, OperatorScope, Scope, TenantScope
+from storage.statements.objects import artifacts as artifacts_sql
+from storage.statements.objects import blobs as sql
+from storage.statements.objects.blobs import NamedId
+from storage.statements.threads import threads as threads_sql
 
 # As the sweeper's: what is younger may belong to something whose rows are about to be committed.
 GRACE_SECONDS = 3600

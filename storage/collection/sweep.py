@@ -34,11 +34,11 @@ from storage.clock import Clock, SystemClock
 from storage.control.clock_check import ClockCheck
 from storage.ledger.ledger import INTENT_TOMBSTONE_SECONDS
 from storage.model import Bucket
-from storage.postgres import blobs as sql
-from storage.postgres.blobs import SweepClaim, SweptIntent
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.objects import blobs as sql
+from storage.statements.objects.blobs import SweepClaim, SweptIntent
 
 # A blob that lost its last reference stays findable by content for so long, so that a save that just learned of it
 # need not upload it again.

@@ -15,10 +15,10 @@ from uuid import UUID
 from crypto import RootKey, SecretKey, SigningKey, TransferKey, WrappedKey, root_context
 from storage.clock import Clock
 from storage.errors import IntegrityFailure, Unavailable
-from storage.postgres import deployment_keys as sql
-from storage.postgres.keys import wrapping_columns
 from storage.postgres.unit_of_work import Observer, UnitOfWork
 from storage.scope import OperatorScope
+from storage.statements.keys import deployment_keys as sql
+from storage.statements.keys.keys import wrapping_columns
 
 K = TypeVar("K")
 

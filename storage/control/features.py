@@ -20,9 +20,9 @@ from crypto import KeyUnavailable
 from storage.clock import Clock
 from storage.control.key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
 from storage.errors import BuildTooOld, IntegrityFailure
-from storage.postgres import features as sql
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
 from storage.scope import OperatorScope
+from storage.statements.deployment import features as sql
 
 # How old what a process knows of the features may be when it acts on it.
 REFRESH_SECONDS = 10.0

@@ -14,10 +14,10 @@ from datetime import datetime
 from uuid import uuid4
 
 from storage.control.features import KNOWN_NAMES
-from storage.postgres import processes as sql
 from storage.postgres.engine import BUILD
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import OperatorScope
+from storage.statements.deployment import processes as sql
 
 BEAT_SECONDS = 10.0
 # Who was not seen for so long has stopped.

@@ -35,13 +35,13 @@ from storage.format.key_versions import check_key_version
 from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
 from storage.key_lifecycle.parts import Parts
 from storage.ledger.reseal import BlobPosition, reseal_blobs
-from storage.postgres import rotation as sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.archives import STUBS_AFTER
 from storage.postgres.clock import NOW
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+from storage.statements.keys import rotation as sql
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.archives import STUBS_AFTER
 
 R = TypeVar("R")
 

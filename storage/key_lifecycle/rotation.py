@@ -25,12 +25,12 @@ from storage.errors import IdempotencyKeyReused, IntegrityFailure, LostRaceError
 from storage.format.audit import OPERATOR_CHAIN
 from storage.key_lifecycle.parts import Parts
 from storage.key_lifecycle.reseal import RESEAL_KIND
-from storage.postgres import deployment_keys as deployment_keys_sql
-from storage.postgres import keys as keys_sql
-from storage.postgres import rotation as sql
-from storage.postgres.keys import SubjectKeyRow, TenantKeyRow, wrapping_columns
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.keys import deployment_keys as deployment_keys_sql
+from storage.statements.keys import keys as keys_sql
+from storage.statements.keys import rotation as sql
+from storage.statements.keys.keys import SubjectKeyRow, TenantKeyRow, wrapping_columns
 
 REWRAP_ROOT_KIND = "rewrap-tenant-keys"
 REWRAP_TENANT_KIND = "rewrap-subject-keys"

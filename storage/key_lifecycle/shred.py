@@ -37,14 +37,14 @@ from storage.format.audit import OPERATOR_CHAIN
 from storage.key_lifecycle.parts import Parts
 from storage.key_lifecycle.tombstones import Level, Tombstone, Tombstones, subject_digest
 from storage.ledger.ledger import BlobLedger
-from storage.postgres import jobs as jobs_sql
-from storage.postgres import shred as sql
-from storage.postgres import tenants as tenants_sql
-from storage.postgres.completeness import TRACES
-from storage.postgres.jobs import JobRow
-from storage.postgres.threads import DELETE_ALL
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.deployment import jobs as jobs_sql
+from storage.statements.deployment import tenants as tenants_sql
+from storage.statements.deployment.jobs import JobRow
+from storage.statements.keys import shred as sql
+from storage.statements.threads.completeness import TRACES
+from storage.statements.threads.threads import DELETE_ALL
 from storage.threads.holds import refuse_held_subject, refuse_held_tenant
 
 SHRED_SUBJECT_KIND = "shred-subject"

@@ -6,7 +6,7 @@ the same moment would seal under different ones. No connection is held while the
 
 Holding a `Sealer` is the capability to open one subject's state; this module is the only maker. It does not check
 that the stored keys are still the same when a cached sealer is used: every load and save reads what they make now
-(`storage.postgres.keys.KEYS_HASH`) in its own statement, compares it with the sealer's, and calls `evict`.
+(`storage.statements.keys.keys.KEYS_HASH`) in its own statement, compares it with the sealer's, and calls `evict`.
 """
 
 import secrets
@@ -36,10 +36,10 @@ from crypto import (
 from crypto.keyring import SubjectKeyPurpose
 from storage.clock import Clock
 from storage.errors import IntegrityFailure, LostRaceError
-from storage.postgres import keys as sql
-from storage.postgres.keys import StoredSubjectKey, SubjectKeyRow, TenantKeyRow, wrapping_columns
 from storage.postgres.unit_of_work import Observer, UnitOfWork
 from storage.scope import Scope, TenantScope
+from storage.statements.keys import keys as sql
+from storage.statements.keys.keys import StoredSubjectKey, SubjectKeyRow, TenantKeyRow, wrapping_columns
 
 # A sealer holds a handful of 32-byte keys; this many fit in a few tens of megabytes.
 CACHED_SUBJECTS_MAX = 10_000

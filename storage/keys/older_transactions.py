@@ -11,10 +11,10 @@ Relies on PostgreSQL's list of sessions (``track_activities`` on, as by default)
 from datetime import datetime
 
 from storage.errors import SetupError
-from storage.postgres import rotation as sql
 from storage.postgres.clock import NOW
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope
+from storage.statements.keys import rotation as sql
 
 
 class OlderTransactions:

@@ -42,12 +42,12 @@ from storage.format.pointer import (
     seal_record,
 )
 from storage.model import Bucket, Purpose
-from storage.postgres import artifacts as artifacts_sql
-from storage.postgres import blobs as sql
-from storage.postgres.artifacts import ArtifactRow
-from storage.postgres.blobs import Intent, PointerRow, UploadedPart
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope
+from storage.statements.objects import artifacts as artifacts_sql
+from storage.statements.objects import blobs as sql
+from storage.statements.objects.artifacts import ArtifactRow
+from storage.statements.objects.blobs import Intent, PointerRow, UploadedPart
 
 # An upload that nobody went on with for so long is given up; each part of a resumable one begins the time anew.
 INTENT_SECONDS = 24 * 3600

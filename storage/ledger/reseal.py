@@ -12,9 +12,9 @@ from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
 from storage.errors import IntegrityFailure
 from storage.format.key_versions import check_key_version
 from storage.format.pointer import artifact_location, intent_location, pointer_location
-from storage.postgres import artifacts as artifacts_sql
-from storage.postgres import blobs as sql
 from storage.postgres.unit_of_work import Transaction
+from storage.statements.objects import artifacts as artifacts_sql
+from storage.statements.objects import blobs as sql
 
 TABLES = ("blobs", "intents", "artifacts")
 _NIL = UUID(int=0)

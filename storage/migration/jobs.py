@@ -46,14 +46,14 @@ from storage.errors import (
 )
 from storage.format.token import ThreadToken
 from storage.model import ChannelValue, Checkpoint, FullState, Load, Loaded, Precondition, Save, Value
-from storage.postgres import migrating as sql
-from storage.postgres.completeness import SUBJECTS
-from storage.postgres.migrating import MigratingHead
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.schemas.checks import INPUT_SOURCE
 from storage.schemas.registry import Known, StateSchemas
 from storage.schemas.versions import WantedVersions
 from storage.scope import Scope, TenantListing, TenantScope
+from storage.statements.threads import migrating as sql
+from storage.statements.threads.completeness import SUBJECTS
+from storage.statements.threads.migrating import MigratingHead
 
 Kind = Literal["state-plan", "state-migrate", "state-rollback"]
 STATE_PLAN_KIND: Kind = "state-plan"

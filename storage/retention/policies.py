@@ -38,9 +38,6 @@ from storage.errors import (
 )
 from storage.format.audit import OPERATOR_CHAIN
 from storage.model import Removal
-from storage.postgres import retention as sql
-from storage.postgres.retention import FactsRow, PolicyRow
-from storage.postgres.tenants import ONE_TENANT
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import (
     NO_CEILINGS,
@@ -59,6 +56,9 @@ from storage.retention.planner import (
     resolve,
 )
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope, check_id
+from storage.statements.deployment.tenants import ONE_TENANT
+from storage.statements.rules import retention as sql
+from storage.statements.rules.retention import FactsRow, PolicyRow
 from storage.threads.holds import (
     AGENT_LEVEL,
     CEILINGS_LEVEL,

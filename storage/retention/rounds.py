@@ -48,8 +48,6 @@ from storage.errors import (
     Unavailable,
 )
 from storage.model import Removal
-from storage.postgres import retention as sql
-from storage.postgres.retention import FactsRow
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import ACTIONS, Action, Plan
 from storage.retention.policies import (
@@ -62,6 +60,8 @@ from storage.retention.policies import (
     rule_of,
 )
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
+from storage.statements.rules import retention as sql
+from storage.statements.rules.retention import FactsRow
 from storage.threads.pruning import Guard, Pruning
 from storage.threads.verbs import Threads
 

@@ -35,12 +35,12 @@ from storage.errors import (
     StateSchemaMismatch,
     StateVersionRequired,
 )
-from storage.postgres import adoptions as sql
 from storage.postgres.clock import NOW
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.schemas.registry import StateSchemas
 from storage.schemas.versions import Versioned
 from storage.scope import Scope, TenantListing, TenantScope
+from storage.statements.rules import adoptions as sql
 
 # Patterns of a tenant: every process keeps them all.
 ADOPTIONS_MAX = 1_000

@@ -36,11 +36,11 @@ from storage.errors import (
     StateTooNewToSave,
 )
 from storage.model import Page
-from storage.postgres import state_schemas as sql
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.schemas.tags import SEARCHABLE_KEY_BYTES_MAX, SEARCHABLE_KEYS_MAX, can_be_searchable
 from storage.schemas.workers import Workers
 from storage.scope import Scope, TenantScope
+from storage.statements.rules import state_schemas as sql
 
 VERSIONS_MAX = 1_000
 DEFINITION_BYTES_MAX = 256 * 1024

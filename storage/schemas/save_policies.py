@@ -23,10 +23,10 @@ from storage.control.features import SAVE_POLICIES
 from storage.control.key import Row
 from storage.control.rows import ControlRows, Proof, proof_of, save_policy_row
 from storage.errors import FeatureOff, IntegrityFailure, SavePoliciesExceeded
-from storage.postgres import save_policies as sql
 from storage.postgres.clock import NOW
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import TenantScope, check_id
+from storage.statements.rules import save_policies as sql
 
 # More agents than anybody runs; who asks for the policies gets all of them.
 AGENT_SAVE_POLICIES_MAX = 1_000

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from crypto import Sealer
 from storage.model import HistoryQuery, Save
-from storage.postgres.tags import OPEN_THREADS_MAX
+from storage.statements.threads.tags import OPEN_THREADS_MAX
 from storage.tiers.rows import Listing, Search
 
 SEARCHABLE_KEYS_MAX: Final = 16

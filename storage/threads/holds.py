@@ -19,10 +19,10 @@ from storage.concurrency.turns import Pauses
 from storage.control.key import Row
 from storage.control.rows import ControlRows, Proof, policy_row
 from storage.errors import IntegrityFailure, LegalHold
-from storage.postgres import retention as sql
-from storage.postgres.retention import OwnPolicyRow, PolicyRow, ThreadPolicyRow
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+from storage.statements.rules import retention as sql
+from storage.statements.rules.retention import OwnPolicyRow, PolicyRow, ThreadPolicyRow
 
 TENANT_LEVEL, AGENT_LEVEL, CEILINGS_LEVEL, THREAD_LEVEL = "tenant", "agent", "ceilings", "thread"
 _PAGE_ROWS = 1_000

@@ -42,12 +42,12 @@ from storage.format.record import (
 )
 from storage.format.token import ThreadToken
 from storage.model import Removal
-from storage.postgres import pruning as sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.pruning import GarbageRow
-from storage.postgres.threads import HeadRow
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
+from storage.statements.threads import pruning as sql
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.pruning import GarbageRow
+from storage.statements.threads.threads import HeadRow
 from storage.threads.holds import refuse_held
 from storage.threads.thinning import (
     AllButLatest,

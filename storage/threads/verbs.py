@@ -42,13 +42,13 @@ from storage.format.record import (
 )
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
 from storage.model import Copied, Idempotency, Page, Removal, Status, Strategy, Thread
-from storage.postgres import tags as tags_sql
-from storage.postgres import threads as sql
-from storage.postgres.archives import DELETE_STUB
-from storage.postgres.checkpoints import HEAD_AND_NEWEST, LEFT_OVER
-from storage.postgres.completeness import REMEMBER_REMOVAL
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope, check_id
+from storage.statements.threads import tags as tags_sql
+from storage.statements.threads import threads as sql
+from storage.statements.threads.archives import DELETE_STUB
+from storage.statements.threads.checkpoints import HEAD_AND_NEWEST, LEFT_OVER
+from storage.statements.threads.completeness import REMEMBER_REMOVAL
 from storage.threads.holds import refuse_held
 from storage.threads.pruning import NOTHING, Guard, Pruning, sum_of_removals
 from storage.tiers.hot import HotRows

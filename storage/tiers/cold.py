@@ -17,7 +17,7 @@ from storage.errors import IntegrityFailure
 from storage.format.archive import StoredRow, ThreadRows, row_of
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
-from storage.postgres.tags import COUNTED_MAX, TagUse
+from storage.statements.threads.tags import COUNTED_MAX, TagUse
 from storage.tiers.rows import Reference, Search, WritePlace, place_of, task_order
 
 R = TypeVar("R", CheckpointRow, WriteRow, PieceRow)

@@ -4,13 +4,13 @@ from collections.abc import Collection, Sequence
 
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
-from storage.postgres import checkpoints as checkpoints_sql
-from storage.postgres import completeness as completeness_sql
-from storage.postgres import pieces as pieces_sql
-from storage.postgres import tags as tags_sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.tags import TagUse
 from storage.postgres.unit_of_work import Transaction
+from storage.statements.threads import checkpoints as checkpoints_sql
+from storage.statements.threads import completeness as completeness_sql
+from storage.statements.threads import pieces as pieces_sql
+from storage.statements.threads import tags as tags_sql
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.tags import TagUse
 from storage.tiers.rows import Reference, Search, WritePlace
 
 

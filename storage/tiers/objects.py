@@ -29,9 +29,9 @@ from storage.format.archive import (
     ThreadRows,
 )
 from storage.ledger.streams import BlobDamaged, BlobReader
-from storage.postgres import archives as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+from storage.statements.threads import archives as sql
 
 # How long a thawed object stays readable: a restore takes minutes, but a process may be down for a night.
 THAW_DAYS: Final = 2

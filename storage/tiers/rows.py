@@ -15,7 +15,7 @@ import msgspec
 
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
-from storage.postgres.tags import TagUse
+from storage.statements.threads.tags import TagUse
 
 # A checkpoint of a subject: its thread, namespace and id.
 Reference = tuple[str, str, str]

@@ -9,11 +9,11 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from storage.postgres import checkpoints as sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.checkpoints import LoadedRows
-from storage.postgres.threads import HeadRow, ThreadRow
 from storage.postgres.unit_of_work import Transaction
+from storage.statements.threads import checkpoints as sql
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.checkpoints import LoadedRows
+from storage.statements.threads.threads import HeadRow, ThreadRow
 from storage.tiers.hot import HotListing, HotRows
 from storage.tiers.rows import Listing, Rows
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
-from storage.postgres.tags import COUNTED_MAX, TagUse
+from storage.statements.threads.tags import COUNTED_MAX, TagUse
 from storage.tiers.rows import Reference, Rows, Search, WritePlace, history_order, place_of, task_order
 
 T = TypeVar("T")

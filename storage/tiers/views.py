@@ -16,9 +16,9 @@ from crypto import Sealer
 from storage.errors import IntegrityFailure, LostRaceError, RestoreNeeded
 from storage.format.archive import Stub
 from storage.ledger.streams import Budget
-from storage.postgres import threads as threads_sql
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import Scope
+from storage.statements.threads import threads as threads_sql
 from storage.tiers.cold import ColdRows
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.snapshots import OpenSnapshot, Snapshot

@@ -89,10 +89,6 @@ from storage.format.pieces import BlobChunk, open_content, unpack_ids
 from storage.format.pointer import BlobPointer
 from storage.format.record import CheckpointRow, WriteRow, open_checkpoint, open_thread, open_write
 from storage.ledger.ledger import LiveBlob
-from storage.postgres import retention as retention_sql
-from storage.postgres import transfer as sql
-from storage.postgres.completeness import SUBJECTS
-from storage.postgres.transfer import ExportedThread
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import NO_POLICY, Policy
 from storage.retention.policies import RetentionPolicies
@@ -100,6 +96,10 @@ from storage.schemas.adoptions import Adoption, Adoptions
 from storage.schemas.registry import StateSchemas, encode_definition
 from storage.schemas.save_policies import SavePolicies
 from storage.scope import ClientShare, Scope, TenantScope
+from storage.statements.deployment import transfer as sql
+from storage.statements.deployment.transfer import ExportedThread
+from storage.statements.rules import retention as retention_sql
+from storage.statements.threads.completeness import SUBJECTS
 from storage.threads.holds import proved_thread_policy
 from storage.tiers.rows import BEFORE_WRITES, place_of
 from storage.tiers.snapshots import OpenSnapshot, Snapshot

@@ -72,10 +72,10 @@ from storage.keys.keys import Keys
 from storage.keys.transfer_keys import TransferKeys
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
 from storage.ledger.streams import BlobWriter
-from storage.postgres import transfer as sql
 from storage.schemas.adoptions import Adoption
 from storage.schemas.registry import decode_definition
 from storage.scope import ClientShare, Scope, TenantScope, check_id, check_subject
+from storage.statements.deployment import transfer as sql
 from storage.transfer.exporting import IMPORT_KIND, WHOLE_TENANT, Exporting, Progress, TransferParts
 from storage.transfer.rows import GRACE_SECONDS, Staged, Staging, checked, origin_of, policy_of, refuse, settle
 from storage.transfer.unbound_imports import UNBOUND_FORMAT, UnboundImports

@@ -41,15 +41,15 @@ from storage.format.pieces import COMPOSITE, INDEX, LEAF, BlobChunk, Body, Piece
 from storage.format.pointer import BlobPointer, artifact_name_digest
 from storage.format.record import PieceRow, new_thread, seal_checkpoint, seal_head, seal_piece, seal_thread, seal_write
 from storage.ledger.ledger import Settlement, unpack_named_ids
-from storage.postgres import pieces as pieces_sql
-from storage.postgres import retention as retention_sql
-from storage.postgres import threads as threads_sql
-from storage.postgres import transfer as sql
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction
 from storage.retention.planner import Policy, check_policy
 from storage.retention.policies import put_own
 from storage.scope import ClientShare, Scope, check_id
+from storage.statements.deployment import transfer as sql
+from storage.statements.rules import retention as retention_sql
+from storage.statements.threads import pieces as pieces_sql
+from storage.statements.threads import threads as threads_sql
 from storage.transfer.spool import Spool
 
 # Rows of one round trip.

@@ -13,10 +13,10 @@ from storage.control.key import Row
 from storage.control.rows import ControlRows, Proof
 from storage.errors import TenantNotFound
 from storage.format.audit import OPERATOR_CHAIN
-from storage.postgres import transfer as sql
-from storage.postgres.tenants import ONE_TENANT
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, TenantScope
+from storage.statements.deployment import transfer as sql
+from storage.statements.deployment.tenants import ONE_TENANT
 
 UNBOUND_FORMAT = 1
 

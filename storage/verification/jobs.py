@@ -39,10 +39,10 @@ from storage.format.audit import OPERATOR_CHAIN
 from storage.key_lifecycle.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND
 from storage.key_lifecycle.tombstones import Explained, Tombstones
 from storage.keys.keys import Keys
-from storage.postgres import jobs as jobs_sql
-from storage.postgres import verifying as sql
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.deployment import jobs as jobs_sql
+from storage.statements.threads import verifying as sql
 from storage.verification.threads import Finding, Report, Verification
 
 T = TypeVar("T")

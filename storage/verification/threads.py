@@ -36,14 +36,14 @@ from storage.format.record import OpenedWrite, PieceReader, open_head, open_thre
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
 from storage.ledger.ledger import BlobLedger
 from storage.model import Page
-from storage.postgres import archives as archives_sql
-from storage.postgres import completeness as sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.archives import SizedThreadRow
-from storage.postgres.completeness import HeadOfThreadRow
-from storage.postgres.threads import HeadRow
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, TenantListing, TenantScope
+from storage.statements.threads import archives as archives_sql
+from storage.statements.threads import completeness as sql
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.archives import SizedThreadRow
+from storage.statements.threads.completeness import HeadOfThreadRow
+from storage.statements.threads.threads import HeadRow
 from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.rows import BEFORE_WRITES, place_of

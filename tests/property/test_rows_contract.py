@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from storage.errors import IntegrityFailure
 from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, ThreadRows
 from storage.model import HistoryQuery
-from storage.postgres import archives as archives_sql
-from storage.postgres import threads as threads_sql
-from storage.postgres.checkpoints import LOAD
 from storage.scope import Scope
 from storage.service import Store
+from storage.statements.threads import archives as archives_sql
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.checkpoints import LOAD
 from storage.tiers.cold import ColdRows
 from storage.tiers.hot import HotRows
 from storage.tiers.rows import Rows, Search

@@ -25,9 +25,9 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.errors import CheckpointNotFound, ParentUnknown
 from storage.format.pieces import unpack_ids
 from storage.model import ChannelHistoryQuery, HistoryQuery, Load, Parent
-from storage.postgres import threads as threads_sql
 from storage.scope import Scope
 from storage.service import Store, StoreOptions
+from storage.statements.threads import threads as threads_sql
 from storage.threads.pruning import Pruning
 from storage.threads.thinning import ThinningRule
 from tests.property.test_checkpoint_store import World

@@ -6,8 +6,8 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from storage.postgres.checkpoints import LOAD
 from storage.scope import Scope
+from storage.statements.threads.checkpoints import LOAD
 from tests.support.states import document, put, save, state, write
 
 FUNCTION = "stateroom.load_checkpoint_4("

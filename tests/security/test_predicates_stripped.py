@@ -1,45 +1,27 @@
 """Row-level security stands behind every statement there is, not only behind those somebody thought of (threat 11).
 
-Every text of ``storage/postgres`` is planned as the serving role with its own tenant and subject predicates taken out.
+Every statement is planned as the serving role with its own tenant and subject predicates taken out.
 Whatever still reads a tenant's table must then be filtered by the policy, in the plan that PostgreSQL would run.
 """
 
-import importlib
 import json
-import pkgutil
 import re
 from typing import Any
 
 import asyncpg
 import pytest
 
-from storage import postgres
-from storage.postgres.statement import Statement
 from storage.postgres.tables import SUBJECT_TABLES, TENANT_TABLES, tenants
 from storage.postgres.unit_of_work import bindings
 from storage.scope import Scope
+from tests.support.statements import every_statement
 
 PROTECTED = {table.name for table in (*SUBJECT_TABLES, *TENANT_TABLES, tenants)}
 OF_SUBJECTS = {table.name for table in SUBJECT_TABLES}
 VERBS = re.compile(r"\s*(?:--[^\n]*\n\s*)*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
-MODULES = ("setup", "engine", "tables", "unit_of_work")  # hold no statement that serves
 
 
-def _statements() -> dict[str, str]:
-    found = {}
-    for module in pkgutil.iter_modules(postgres.__path__):
-        if module.name in MODULES:
-            continue
-        for name, value in vars(importlib.import_module(f"storage.postgres.{module.name}")).items():
-            text = value.text if isinstance(value, Statement) else value
-            if isinstance(text, str):  # of a fragment, too
-                text = Statement(text).text
-            if name.isupper() and not name.startswith("_") and isinstance(text, str) and VERBS.match(text):
-                found[f"{module.name}.{name}"] = text
-    return found
-
-
-STATEMENTS = _statements()
+STATEMENTS = {name: statement.text for name, statement in every_statement().items() if VERBS.match(statement.text)}
 
 
 def stripped(text: str) -> str:

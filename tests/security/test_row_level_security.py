@@ -16,23 +16,15 @@ from storage.clock import SystemClock
 from storage.control.features import SAVE_POLICIES
 from storage.ledger.ledger import NewBlob, new_blob_id
 from storage.model import Idempotency, TaskWrites
-from storage.postgres import (
-    archives,
-    artifacts,
-    blobs,
-    checkpoints,
-    keys,
-    pruning,
-    retention,
-    save_policies,
-    tags,
-    threads,
-)
 from storage.postgres.statement import Statement
 from storage.postgres.tables import SUBJECT_TABLES, blob_usage, row_usage, tenant_keys
 from storage.postgres.unit_of_work import bindings
 from storage.retention.planner import Policy
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.keys import keys
+from storage.statements.objects import artifacts, blobs
+from storage.statements.rules import retention, save_policies
+from storage.statements.threads import archives, checkpoints, pruning, tags, threads
 from tests.support.archive_rows import opened
 from tests.support.blob_rows import Blobs
 from tests.support.features import switch_on

@@ -23,10 +23,10 @@ from storage.model import (
     Save,
     TaskWritesQuery,
 )
-from storage.postgres.keys import HAS_ANYTHING
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.service import Store, StoreOptions
+from storage.statements.keys.keys import HAS_ANYTHING
 from storage.verification.jobs import TenantReport
 from tests.support.interleaving import Gate, Steered
 from tests.support.states import document, load, patch, put, save, state, write, writes_of

@@ -1,4 +1,4 @@
-"""The house stays as `docs/architecture.md` draws it: rooms that can be looked over, and statements without positions."""
+"""The house stays as it is drawn: rooms that can be looked over, and statements without positions."""
 
 import re
 from collections import Counter

@@ -12,16 +12,16 @@ from uuid import UUID
 from crypto.roots import create_root_key
 from storage.control.features import KNOWN
 from storage.control.rows import adoption_row, policy_row, save_policy_row, schema_row
-from storage.postgres import adoptions as adoptions_sql
-from storage.postgres import retention as retention_sql
-from storage.postgres import save_policies as save_policies_sql
-from storage.postgres import state_schemas as schemas_sql
 from storage.retention.policies import AGENT_POLICIES_MAX, AGENT_POLICY_ROWS_MAX
 from storage.schemas.adoptions import ADOPTIONS_MAX
 from storage.schemas.registry import SCHEMA_BYTES_MAX, VERSIONS_MAX
 from storage.schemas.save_policies import AGENT_SAVE_POLICIES_MAX
 from storage.scope import Scope, TenantScope
 from storage.service import Store
+from storage.statements.rules import adoptions as adoptions_sql
+from storage.statements.rules import retention as retention_sql
+from storage.statements.rules import save_policies as save_policies_sql
+from storage.statements.rules import state_schemas as schemas_sql
 from tests.support.features import switch_on
 from tests.support.production import Deployment
 

@@ -34,19 +34,22 @@ from storage.errors import SetupError, StorageError
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.keys.key_seals import FIRST_PEPPER_VERSION, Pepper, Peppers
 from storage.model import ApiKeyRecord
-from storage.postgres import bloat, blobs, processes, server, setup, tenants, wrappings
+from storage.postgres import server, setup
 from storage.postgres.engine import (
     IDLE_IN_TRANSACTION_TIMEOUT_MS,
     LOCK_TIMEOUT_MS,
     STATEMENT_TIMEOUT_MS,
     speaks_to_a_pooler,
 )
-from storage.postgres.features import FEATURES
 from storage.postgres.session import Session
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import bindings, bound
 from storage.scope import AnyScope, OperatorScope, TenantScope
 from storage.service import Store, StoreOptions
+from storage.statements.deployment import bloat, processes, tenants
+from storage.statements.deployment.features import FEATURES
+from storage.statements.keys import wrappings
+from storage.statements.objects import blobs
 
 R = TypeVar("R")
 

@@ -334,7 +334,7 @@ async def _check_root_key(settings: "Settings", store: "Store") -> None:
     from contextlib import aclosing
 
     from crypto.roots import create_root_key
-    from storage.postgres import wrappings
+    from storage.statements.keys import wrappings
 
     async with aclosing(create_root_key(settings.root_key)) as root_key, store.unit_of_work.connection() as connection:
         await wrappings.guard(connection, root_key, settings.deployment_id)

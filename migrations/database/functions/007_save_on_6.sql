@@ -1,7 +1,7 @@
 -- A save on top of a head that the gateway remembers, in one round trip: it binds its scope, writes, and commits with
 -- its statement.
 --
--- The parameters are those of `storage.postgres.checkpoints.SAVE_ON`, which says what each may rely on. It runs with
+-- The parameters are those of `storage.statements.threads.checkpoints.SAVE_ON`, which says what each may rely on. It runs with
 -- its caller's rights under row-level security, which it binds as `storage.postgres.unit_of_work` does: by literal SET
 -- LOCAL, so that it holds for this transaction only.
 --

@@ -1,6 +1,6 @@
 -- Pending writes on top of a head that the gateway remembers, or before their checkpoint, in one round trip.
 --
--- The parameters are those of `storage.postgres.checkpoints.PUT_WRITES_ON`, which says what each may rely on; how it
+-- The parameters are those of `storage.statements.threads.checkpoints.PUT_WRITES_ON`, which says what each may rely on; how it
 -- runs, and why in statements that look up, is said at the function that saves. Without a new seal of the head ($26),
 -- the writes are of a checkpoint that comes after it: the head stays what it was. $27: what the subject's keys must be.
 CREATE FUNCTION stateroom.put_writes_on_5(

@@ -1,6 +1,6 @@
 -- Everything a load needs, in one statement and hence at one moment; rows that belong together come as parallel arrays.
 --
--- The parameters are those of `storage.postgres.checkpoints.LOAD`, whose columns it has. Its own are the members (m_)
+-- The parameters are those of `storage.statements.threads.checkpoints.LOAD`, whose columns it has. Its own are the members (m_)
 -- of all of a thread's pending writes, where the checkpoint is not the head: only the thread's seal counts its writes
 -- then. It binds its scope as the function that saves does, and sets its transaction to read only.
 --

@@ -1,4 +1,4 @@
--- What a save writes, under the thread's lock and in the transaction that took it: `storage.postgres.checkpoints.WRITE`
+-- What a save writes, under the thread's lock and in the transaction that took it: `storage.statements.threads.checkpoints.WRITE`
 -- says what it may rely on, and has its parameters.
 --
 -- It reads first and writes then, by plain statements: where one statement did both in parts, Citus ran each part by

@@ -1,5 +1,5 @@
 -- What a task's writes store, under the thread's lock and in the transaction that took it:
--- `storage.postgres.checkpoints.PUT_WRITES` says what it may rely on, and has its parameters. As `write_save` it reads
+-- `storage.statements.threads.checkpoints.PUT_WRITES` says what it may rely on, and has its parameters. As `write_save` it reads
 -- first, by plain statements, and binds no scope; a statement whose rows are counted inserts them by VALUES.
 CREATE FUNCTION stateroom.put_writes(
     uuid, text, text, integer, bytea[], bytea[], bytea[], bytea[], text, text, text, text, text, timestamptz,

@@ -18,12 +18,12 @@ from storage.errors import IntegrityFailure, LegalHold, StorageError
 from storage.ledger.ledger import BlobLedger
 from storage.migration.jobs import STATE_MIGRATE_KIND, read_position
 from storage.model import Save
-from storage.postgres import archives as archives_sql
 from storage.postgres.tables import archives as archives_table
 from storage.postgres.unit_of_work import Silent
 from storage.retention.planner import Policy
 from storage.schemas.registry import Definition
 from storage.scope import Scope, TenantScope
+from storage.statements.threads import archives as archives_sql
 from tests.support.archive_rows import fill, fsck, moved, opened, rows, seen
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.interleaving import SteeredUnitOfWork, blocked

@@ -1,8 +1,8 @@
 import asyncpg
 
 from gateway.cli.local.checks import _check_dead_rows
-from storage.postgres import bloat
 from storage.postgres.session import Session
+from storage.statements.deployment import bloat
 from tests.support.states import document, save, state
 
 VACUUMED_EARLY = """

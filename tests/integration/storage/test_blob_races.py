@@ -22,10 +22,10 @@ from storage.collection.sweep import FAILURES_MAX, REMOVALS_AT_ONCE
 from storage.errors import LostRaceError, QuotaExceeded, UploadExpired, UploadNotFound
 from storage.ledger.ledger import NewBlob, new_blob_id
 from storage.model import ChannelValue, FullState
-from storage.postgres import blobs as sql
 from storage.postgres.statement import Statement
 from storage.scope import Scope
 from storage.service import Store, StoreOptions
+from storage.statements.objects import blobs as sql
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.engines import create_database, drop_database
 from tests.support.interleaving import WAIT_SECONDS, CancelAtAwait, Gate, Meeting, SteeredUnitOfWork, blocked, without

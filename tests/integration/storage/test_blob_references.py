@@ -20,8 +20,8 @@ from storage.errors import (
 )
 from storage.format.pointer import artifact_name_digest
 from storage.ledger.ledger import new_blob_id, pack_named_ids, unpack_named_ids
-from storage.postgres import artifacts as sql
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.objects import artifacts as sql
 from tests.support.blob_rows import Blobs, Upload, name
 from tests.support.interleaving import WAIT_SECONDS, Gate, SteeredUnitOfWork, blocked, without
 from tests.support.states import save

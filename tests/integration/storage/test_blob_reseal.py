@@ -11,9 +11,9 @@ from storage.clock import SystemClock
 from storage.format.pointer import IntentRecord
 from storage.ledger.ledger import NewBlob, described_at, new_blob_id, open_record
 from storage.ledger.reseal import BlobPosition, reseal_blobs
-from storage.postgres import blobs as sql
-from storage.postgres.artifacts import ArtifactRow
 from storage.postgres.statement import Statement
+from storage.statements.objects import blobs as sql
+from storage.statements.objects.artifacts import ArtifactRow
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.interleaving import WAIT_SECONDS
 

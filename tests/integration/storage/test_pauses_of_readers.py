@@ -20,13 +20,13 @@ from storage.control.rows import adoption_row, policy_row, save_policy_row, sche
 from storage.format.pieces import CUT_BESIDE_ELEMENTS_MIN, is_long_to_cut, list_header
 from storage.keys.key_seals import Pepper, Peppers
 from storage.model import ChannelHistoryQuery, HistoryQuery, Precondition, TaskWritesQuery
-from storage.postgres import state_schemas as schemas_sql
 from storage.retention.planner import Policy
 from storage.retention.policies import RetentionPolicies
 from storage.retention.rounds import Acts, Retaining
 from storage.schemas.registry import StateSchemas
 from storage.schemas.save_policies import SavePolicies
 from storage.scope import TenantScope
+from storage.statements.rules import state_schemas as schemas_sql
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
 from tests.support.states import load, patch, put, save, state, write

@@ -10,8 +10,8 @@ import re
 import pytest
 
 from storage.model import Parent
-from storage.postgres import threads as threads_sql
-from storage.postgres.checkpoints import LOAD, PUT_WRITES_ON, SAVE_ON
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.checkpoints import LOAD, PUT_WRITES_ON, SAVE_ON
 from tests.support.own_database import rows
 from tests.support.states import document, history, load, put, save, state, write
 

@@ -11,8 +11,8 @@ import pytest
 
 from storage.errors import CheckpointNotFound, DeltaChainNeeded, IntegrityFailure, LegalHold, ThreadArchived
 from storage.model import ChannelHistoryQuery, Parent, TaskWritesQuery
-from storage.postgres import pruning as sql
-from storage.postgres import threads as threads_sql
+from storage.statements.threads import pruning as sql
+from storage.statements.threads import threads as threads_sql
 from storage.threads.pruning import Pruning
 from storage.threads.thinning import ThinningRule
 from tests.support.interleaving import WAIT_SECONDS, CommitAfter, Gate, Steered, blocked, without

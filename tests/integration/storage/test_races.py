@@ -26,13 +26,13 @@ from crypto import (
 from storage.errors import CheckpointNotFound, HeadMoved, IntegrityFailure, ParentUnknown, Unavailable
 from storage.keys.keys import Keys
 from storage.model import ChannelValue, FullState, Load, Parent, Precondition, TaskWritesQuery
-from storage.postgres import checkpoints as sql
-from storage.postgres import keys as key_sql
-from storage.postgres import pieces as pieces_sql
-from storage.postgres import pruning as pruning_sql
 from storage.postgres.engine import invalidate_unfinished
-from storage.postgres.keys import HASH_NOW
 from storage.service import Store
+from storage.statements.keys import keys as key_sql
+from storage.statements.keys.keys import HASH_NOW
+from storage.statements.threads import checkpoints as sql
+from storage.statements.threads import pieces as pieces_sql
+from storage.statements.threads import pruning as pruning_sql
 from tests.support.interleaving import CancelAtAwait, CommitAfter, Gate, Meeting, Steered, blocked, without
 from tests.support.states import (
     contents,

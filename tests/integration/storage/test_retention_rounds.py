@@ -18,10 +18,10 @@ from storage.errors import (
     ThreadNotFound,
 )
 from storage.model import TaskWrites, Tenant
-from storage.postgres import retention as retention_sql
 from storage.retention.planner import Ceilings, Effective, Plan, Policy, Thinning
 from storage.retention.rounds import Acts, Retaining, RoundLimits
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
+from storage.statements.rules import retention as retention_sql
 from storage.threads.holds import refuse_held
 from storage.threads.verbs import Threads
 from tests.support.archive_rows import fill, fsck, moved, opened

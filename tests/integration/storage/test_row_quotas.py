@@ -16,9 +16,9 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.checkpoints.compacting import SUMMARY_OVER_QUOTA_BYTES_MAX
 from storage.errors import QuotaExceeded, RowQuotaExceeded
 from storage.model import ApiKeyRecord, Compaction, Idempotency, Precondition, TaskWrites, Tenant
-from storage.postgres import row_usage
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.threads import row_usage
 from tests.support.archive_rows import fill, opened
 from tests.support.states import document, load, packed, put, save, state, write
 from tests.support.transfers import ACTOR, deployment, exported, imported

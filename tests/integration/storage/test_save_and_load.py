@@ -15,8 +15,8 @@ from storage.errors import (
     PreconditionRequired,
 )
 from storage.model import ChannelValue, FullState, Idempotency, Load, Parent, Precondition, Value
-from storage.postgres import checkpoints as sql
 from storage.service import Store, StoreOptions
+from storage.statements.threads import checkpoints as sql
 from tests.support.interleaving import Gate, Steered, blocked
 from tests.support.states import contents, document, history, load, packed, patch, save, state
 from tests.support.stores import DEPLOYMENT_ID

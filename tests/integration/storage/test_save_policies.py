@@ -8,10 +8,10 @@ import pytest
 from storage.control.features import SAVE_POLICIES
 from storage.errors import FeatureOff, HeadMoved, IntegrityFailure, PreconditionRequired, SavePoliciesExceeded
 from storage.model import Compaction, Parent, Precondition
-from storage.postgres.checkpoints import OPEN
-from storage.postgres.threads import LOCK
 from storage.schemas.save_policies import AGENT_SAVE_POLICIES_MAX, SavePolicy, TenantSavePolicies
 from storage.scope import Scope, TenantScope
+from storage.statements.threads.checkpoints import OPEN
+from storage.statements.threads.threads import LOCK
 from tests.support.costs import CountedGateway
 from tests.support.features import switch_on
 from tests.support.interleaving import Steered, blocked

@@ -5,9 +5,10 @@ import pytest
 
 from crypto import KeyUnavailable, MemoryRootKey, RootKeys, SecretKey
 from storage.errors import SetupError, Unavailable
-from storage.postgres import server, wrappings
+from storage.postgres import server
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.service import Store
+from storage.statements.keys import wrappings
 from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID, OWNER_PASSWORD
 
 TENANT = "tenant_id = nullif(current_setting('app.tenant_id', true), '')::uuid"

@@ -1,29 +1,12 @@
 """What every statement names and returns is what its callers are told, by the database itself."""
 
-import importlib
-import pkgutil
-from typing import Any
-
 import asyncpg
 import msgspec
 import pytest
 
-from storage import postgres
-from storage.postgres.statement import Statement
+from tests.support.statements import every_statement
 
-
-def _statements() -> dict[str, Statement[Any]]:
-    found = {}
-    for module in pkgutil.iter_modules(postgres.__path__):
-        for name, value in vars(importlib.import_module(f"storage.postgres.{module.name}")).items():
-            several = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, tuple) else {}
-            for each, statement in ({"": value} | several).items():
-                if isinstance(statement, Statement) and not name.startswith("_"):
-                    found[f"{module.name}.{name}{each}"] = statement
-    return found
-
-
-STATEMENTS = _statements()
+STATEMENTS = every_statement()
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from storage.checkpoints.reading import _contains
 from storage.errors import IntegrityFailure, StateSchemaInvalid
 from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_ROLLBACK_KIND
 from storage.model import HistoryQuery, Parent, Save, TaskWrites
-from storage.postgres import tags as tags_sql
 from storage.postgres.unit_of_work import Transaction
 from storage.schemas import tags as tags_of_saves
 from storage.schemas.registry import Definition
 from storage.schemas.tags import SEARCHABLE_KEY_BYTES_MAX, SEARCHABLE_KEYS_MAX, tag_of
 from storage.scope import ClientShare, Scope, TenantScope
+from storage.statements.threads import tags as tags_sql
 from storage.tiers.hot import HotListing
 from tests.support.interleaving import Gate, Steered, blocked
 from tests.support.states import state

@@ -25,9 +25,9 @@ from storage.format.archive import (
     Stub,
     ThreadRows,
 )
-from storage.postgres import archives as sql
 from storage.postgres.tables import archives as archives_table
 from storage.postgres.tables import metadata
+from storage.statements.threads import archives as sql
 
 AT = datetime(2026, 11, 22, 4, 5, 6, 789012, tzinfo=UTC)
 COLUMNS = {

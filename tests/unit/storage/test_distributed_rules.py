@@ -1,7 +1,5 @@
 """What ADR 40 asks of every statement, as far as its text tells."""
 
-import importlib
-import pkgutil
 import re
 from pathlib import Path
 
@@ -9,8 +7,7 @@ import pytest
 
 import migrations
 from migrations.sql_files import bodies
-from storage import postgres
-from storage.postgres.statement import Statement
+from tests.support.statements import every_statement
 
 # They lock the thread in their first part and read in the others, which see more where each has its own snapshot; what
 # is stored on it is decided by the statement after it.
@@ -22,14 +19,7 @@ EARLIER = {"save_on_4", "save_on_6", "put_writes_on_4", "put_writes_on_5"}
 FUNCTIONS = bodies(Path(migrations.__file__).parent / "database" / "functions")
 
 
-def _statements():
-    for module in pkgutil.iter_modules(postgres.__path__):
-        for name, value in vars(importlib.import_module(f"storage.postgres.{module.name}")).items():
-            if isinstance(value, Statement) and not name.startswith("_"):
-                yield f"{module.name}.{name}", value.text
-
-
-STATEMENTS = dict(_statements())
+STATEMENTS = {name: statement.text for name, statement in every_statement().items()}
 
 
 def in_parentheses(text, at):

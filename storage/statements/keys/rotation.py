@@ -9,9 +9,9 @@ from uuid import UUID
 
 import msgspec
 
-from storage.postgres.blobs import STALE_BLOBS
-from storage.postgres.keys import StoredSubjectKey
 from storage.postgres.statement import Statement
+from storage.statements.keys.keys import StoredSubjectKey
+from storage.statements.objects.blobs import STALE_BLOBS
 
 
 class KeyState(msgspec.Struct, frozen=True):

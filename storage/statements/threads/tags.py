@@ -8,9 +8,9 @@ it is tagged by a key and has not the tag that is looked for, and a thread's row
 import msgspec
 
 from storage.format.record import CheckpointRow
-from storage.postgres.checkpoints import HISTORY_WANTED
 from storage.postgres.statement import Statement
-from storage.postgres.threads import LISTED
+from storage.statements.threads.checkpoints import HISTORY_WANTED
+from storage.statements.threads.threads import LISTED
 
 # Threads that one statement looks through beside the tags; with more, all rows are looked through in their order.
 OPEN_THREADS_MAX = 100
@@ -101,7 +101,7 @@ _POSSIBLE = """
           AND o.checkpoint_id = c.checkpoint_id AND o.tag = f.tag)))
 """
 
-# As `storage.postgres.checkpoints.HISTORY`, without rows that a tag excludes.
+# As `storage.statements.threads.checkpoints.HISTORY`, without rows that a tag excludes.
 HISTORY_UNLESS_EXCLUDED = Statement(
     f"""
 SELECT {_ROW} FROM stateroom.checkpoints c

@@ -5,8 +5,8 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from storage.postgres.blobs import NAMED_IDS
 from storage.postgres.statement import Statement
+from storage.statements.objects.blobs import NAMED_IDS
 
 
 class ArtifactRow(Struct, frozen=True):

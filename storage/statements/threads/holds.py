@@ -1,4 +1,4 @@
-"""What writes to threads must know of legal holds; what removes state asks `storage.postgres.retention`."""
+"""What writes to threads must know of legal holds; what removes state asks `storage.statements.rules.retention`."""
 
 # A legal hold on a thread's agent holds the thread: while it stands, naming another agent does not free it. Of the
 # thread `t`, where `:tenant_id` is the tenant.

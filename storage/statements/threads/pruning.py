@@ -1,8 +1,8 @@
 """Statements that thin a thread: what is read without its lock, and what is removed under it.
 
 Candidates come from a snapshot that locks nothing. Each removal is a short transaction whose first statement locks the
-thread (`storage.postgres.threads.LOCK`); later statements then see all that was committed before the lock was granted,
-and nobody saves to the thread, nor refers to a chunk of it, until they commit.
+thread (`storage.statements.threads.threads.LOCK`); later statements then see all that was committed before the lock was
+granted, and nobody saves to the thread, nor refers to a chunk of it, until they commit.
 
 Look-ups are by equality: row-level security keeps a comparison of text by order from the index.
 """
@@ -12,8 +12,8 @@ from datetime import datetime
 import msgspec
 
 from storage.format.record import CheckpointRow, MemberRow
-from storage.postgres.blobs import NAMED_IDS
 from storage.postgres.statement import Statement
+from storage.statements.objects.blobs import NAMED_IDS
 
 _THREAD = "tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id"
 _ROW = ", ".join(CheckpointRow.__struct_fields__)

@@ -831,7 +831,7 @@ UPDATE stateroom.blob_intents SET key_version = :key_version, record = :sealed
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND blob_id = :row_id AND record = :was
 """)
 
-# For `storage.postgres.rotation.COUNT_STALE`: what another version (4 bytes) sealed, and whether it is aside.
+# For `storage.statements.keys.rotation.COUNT_STALE`: what another version (4 bytes) sealed, and whether it is aside.
 STALE_BLOBS = " UNION ALL ".join(
     f"SELECT x.client_share AS aside, 1 AS rows FROM stateroom.{table} x"
     f" WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.{column} IS NOT NULL"

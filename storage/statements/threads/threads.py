@@ -1,7 +1,7 @@
 """Statements on whole threads.
 
 Every verb that removes rows locks the thread first and computes in a later statement, whose snapshot then sees all
-that was committed before the lock was granted; what removes a part of a thread is in `storage.postgres.pruning`.
+that was committed before the lock was granted; `storage.statements.threads.pruning` removes parts of a thread.
 """
 
 from datetime import datetime
@@ -9,8 +9,8 @@ from datetime import datetime
 import msgspec
 
 from storage.format.record import CheckpointRow, WriteRow
-from storage.postgres import holds
 from storage.postgres.statement import Statement
+from storage.statements.threads import holds
 
 
 class ListedThread(msgspec.Struct, frozen=True):

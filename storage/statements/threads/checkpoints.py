@@ -13,8 +13,8 @@ what `WRITE` sees was committed before anything is stored. `OPEN_WRITES` and `PU
 thread had in the snapshot. Where somebody else wrote to the thread meanwhile (``activity``) that may be another one; in
 a tenant with policies this is told (``policies_unsure``), and a save that names no head begins again with the lock.
 
-A thread that has an agent keeps it here: another one that a save names is set by `storage.postgres.threads.SET_AGENT`,
-under the lock of `OPEN`, unless a legal hold on the former forbids it.
+A thread that has an agent keeps it here: another one that a save names is set under the lock of `OPEN` by
+`storage.statements.threads.threads.SET_AGENT`, unless a legal hold on the former forbids it.
 
 A thread's ``searchable`` says by which keys all its checkpoints are tagged (`storage.schemas.tags`): `OPEN` narrows it,
 under the lock, to what its save is tagged by. An empty array says that there is no checkpoint yet.
@@ -34,8 +34,8 @@ import msgspec
 
 from storage.format.manifest import CheckpointColumns
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
-from storage.postgres.keys import KEYS_HASH
 from storage.postgres.statement import Statement
+from storage.statements.keys.keys import KEYS_HASH
 
 R = TypeVar("R", bound=msgspec.Struct)
 

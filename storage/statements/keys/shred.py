@@ -5,8 +5,8 @@ from uuid import UUID
 
 import msgspec
 
-from storage.postgres.jobs import COLUMNS, JobRow
 from storage.postgres.statement import Statement
+from storage.statements.deployment.jobs import COLUMNS, JobRow
 
 
 class SubjectKeysLeft(msgspec.Struct, frozen=True):

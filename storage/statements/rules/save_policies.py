@@ -1,4 +1,4 @@
-"""Statements on save policies; whether one counts for a save, `storage.postgres.checkpoints.OPEN` tells."""
+"""Statements on save policies; whether one counts for a save, `storage.statements.threads.checkpoints.OPEN` tells."""
 
 from datetime import datetime
 

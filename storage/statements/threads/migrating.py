@@ -2,9 +2,9 @@
 
 from msgspec import Struct
 
-from storage.postgres.adoptions import ADOPTED, SCHEMA, VERSION
-from storage.postgres.jobs import COLUMNS, JobRow
 from storage.postgres.statement import Statement
+from storage.statements.deployment.jobs import COLUMNS, JobRow
+from storage.statements.rules.adoptions import ADOPTED, SCHEMA, VERSION
 
 
 class MigratingHead(Struct, frozen=True):

@@ -95,7 +95,7 @@ SELECT EXISTS (
 )
 
 # Threads whose root is unversioned and not adopted, by agent, over all subjects by the binding of a listing. As
-# `storage.postgres.migrating.HEADS_BY_VERSION`: for a person who asks.
+# `storage.statements.threads.migrating.HEADS_BY_VERSION`: for a person who asks.
 UNVERSIONED = Statement(
     f"""
 SELECT c.agent, count(*) AS threads FROM (

@@ -1,0 +1,1 @@
+"""Statements on the keys of tenants, subjects and the deployment."""

@@ -1,0 +1,1 @@
+"""Statements on objects in S3 and on artifacts."""

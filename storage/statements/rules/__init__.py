@@ -1,0 +1,1 @@
+"""Statements on what a tenant registers: policies, schemas, adoptions."""

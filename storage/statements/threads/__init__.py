@@ -1,0 +1,1 @@
+"""Statements on threads: their checkpoints, pending writes and chunks, what they take, and what removes them."""
