@@ -105,7 +105,7 @@ class World:
     async def _thaw(self) -> None:
         objects = self.living.archives.objects
         async with self.living.unit_of_work.snapshot(self.scope) as transaction:
-            stub = await objects.stub(transaction, self.scope, "t1")
+            stub = await objects.stub(transaction, "t1")
         if stub is not None:
             await objects.thaw(self.scope, stub)
 
