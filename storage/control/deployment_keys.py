@@ -46,15 +46,17 @@ class Purpose(Generic[K]):
         name: The word that the key is stored under, and that its wrapping is bound to.
         opened: The function that makes the key of its secret.
         public_of: The function that tells what stands beside the wrapped key.
+        has_later_versions: Whether a version after the first is one of its keys, and not a row that somebody edited.
     """
 
     name: str
     opened: Callable[[SecretKey], K]
     public_of: Callable[[K], bytes]
+    has_later_versions: bool = False
 
 
 AUDIT: Final = Purpose("audit", SigningKey, lambda key: key.public_key)
-TRANSFER: Final = Purpose("transfer", TransferKey, lambda key: key.public_key.raw)
+TRANSFER: Final = Purpose("transfer", TransferKey, lambda key: key.public_key.raw, has_later_versions=True)
 CONTROL: Final[Purpose[SecretKey]] = Purpose("control", lambda secret: secret, SecretKey.kcv)
 PURPOSES: Final[Mapping[str, Purpose[Any]]] = {each.name: each for each in (AUDIT, TRANSFER, CONTROL)}
 
@@ -107,7 +109,8 @@ class DeploymentKey(Generic[K]):
 
     async def _rows(self) -> list[sql.DeploymentKeyRow]:
         async with self._deployment.unit_of_work.snapshot(OperatorScope()) as transaction:
-            return await transaction.fetch_all(sql.KEYS_OF_PURPOSE, purpose=self._purpose.name)
+            rows = await transaction.fetch_all(sql.KEYS_OF_PURPOSE, purpose=self._purpose.name)
+        return [row for row in rows if self._purpose.has_later_versions or row.key_version == _FIRST_VERSION]
 
     async def _opened(self, row: sql.DeploymentKeyRow) -> K:
         wrapped = WrappedKey(row.provider, row.root_key_id, row.root_key_version, row.wrapped)
