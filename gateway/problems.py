@@ -38,6 +38,7 @@ _LIMITS = {
     ("int", "limit"): "PAGE_ITEMS_MAX",
     ("str", "namespace"): "NAMESPACE_BYTES_MAX",
     ("array", "channel"): "CHANNELS_MAX",
+    ("array", "history"): "CHANNELS_MAX",
     ("array", "writes"): "WRITES_MAX",
     ("array", "thread_ids"): "BULK_ITEMS_MAX",
     ("array", "run_ids"): "BULK_ITEMS_MAX",

@@ -246,11 +246,15 @@ class ListedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A checkpoint and its namespace's head, read in one statement; ``token`` as in `Saved`."""
+    """A checkpoint and its namespace's head, read at one moment; ``token`` as in `Saved`.
+
+    ``histories``: those of the channels that `Load.history` names.
+    """
 
     checkpoint: Checkpoint
     head_id: str
     token: str
+    histories: "ChannelHistories | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +312,8 @@ class Load:
         with_state: Whether to read values and pending writes.
         known_token: What the caller has seen of the thread before.
         refs: Whether placeholders stand for large leaves (`Value.holes`), which `Pieces.get` gives one by one.
+        history: Channels whose histories come along, by name; None: no histories.
+        mark: As in `ChannelHistoryQuery`, of these channels.
     """
 
     thread_id: str
@@ -317,6 +323,8 @@ class Load:
     with_state: bool
     known_token: str | None = None
     refs: bool = False
+    history: Sequence[str] | None = None
+    mark: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,6 +272,7 @@ MEMBERS: dict[str, str] = {
     "ChannelHistories.channels": "By name, each channel's history.",
     "ChannelHistory.writes": "Writes to the channel, oldest first.",
     "ChannelIn.data": "The bytes, base64 in JSON; absent: as the parent has them at this version.",
+    "Checkpoint.history": "Of the channels that the request named in history: what channel-history answers.",
     "Checkpoint.pending_writes": "What tasks wrote against the checkpoint.",
     "Checkpoint.state": "By channel, plain values (view=state).",
     "Checkpoint.channels": "By channel, the serialised bytes (view=channels).",

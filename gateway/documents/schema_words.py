@@ -17,6 +17,7 @@ PARAMETERS: dict[str, str] = {
     "draft": "A retention policy as JSON, to try instead of the stored one; nothing is stored.",
     "filter": "A JSON object: only checkpoints whose metadata contains it.",
     "force": "Revoke the key although nobody could administer afterwards.",
+    "history": "A channel's name; its channel-history comes along. Give it once for each channel.",
     "job_id": "The job's id.",
     "key_id": "The key's public id.",
     "limit": "How many a page has at most; it may have fewer and still have a successor.",

@@ -135,6 +135,29 @@ class WriteOut(Response, omit_defaults=True):
     state_version: int | UnsetType = UNSET
 
 
+class ChannelHistory(Response, omit_defaults=True):
+    """Writes to a channel, oldest first, since ``seed``: the nearest ancestor's value (absent: none).
+
+    ``continues``: they come after those that were given together with the ``mark`` of the request, and the seed is the
+    one given then.
+    """
+
+    writes: list[WriteOut]
+    seed: ChannelOut | UnsetType = UNSET
+    continues: bool = False
+
+
+class ChannelHistories(Response):
+    """Channel name to its history.
+
+    With ``mark`` as the next request's, for the same channels, only what came since is given, as long as the rest of
+    this answer still holds; null where the next answer will be whole in any case.
+    """
+
+    channels: dict[str, ChannelHistory]
+    mark: str | None = None
+
+
 class InlinedArtifact(Response, omit_defaults=True):
     """An artifact that a state names, by ``resolve=inline``.
 
@@ -169,6 +192,9 @@ class Checkpoint(Response):
 
     ``artifacts`` (a load with ``resolve=inline`` only): those that the state and its pending writes name, by id.
 
+    ``history`` (a load that names channels in ``history`` only): what their channel-history says, of the same moment if
+    no version is asked for.
+
     ``state_holes`` (view ``state`` with ``pieces=refs``, MessagePack only): by channel, at which bytes of its member of
     ``state`` placeholders stand for large leaves.
     """
@@ -196,6 +222,7 @@ class Checkpoint(Response):
     damaged: bool | UnsetType = UNSET
     subject_id: str | UnsetType = UNSET
     artifacts: dict[str, InlinedArtifact] | UnsetType = UNSET
+    history: ChannelHistories | UnsetType = UNSET
     state_holes: dict[str, list[int]] | UnsetType = UNSET
 
 
@@ -268,29 +295,6 @@ class TaskWrites(Response):
     """The pending writes of one task, by ``idx``."""
 
     writes: list[WriteOut]
-
-
-class ChannelHistory(Response, omit_defaults=True):
-    """Writes to a channel, oldest first, since ``seed``: the nearest ancestor's value (absent: none).
-
-    ``continues``: they come after those that were given together with the ``mark`` of the request, and the seed is the
-    one given then.
-    """
-
-    writes: list[WriteOut]
-    seed: ChannelOut | UnsetType = UNSET
-    continues: bool = False
-
-
-class ChannelHistories(Response):
-    """Channel name to its history.
-
-    With ``mark`` as the next request's, for the same channels, only what came since is given, as long as the rest of
-    this answer still holds; null where the next answer will be whole in any case.
-    """
-
-    channels: dict[str, ChannelHistory]
-    mark: str | None = None
 
 
 class CompactRequest(Request):

@@ -11,20 +11,18 @@ A mark opens nothing and grants nothing, and nothing is remembered here: the rea
 asked for at another state version is given whole.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
 from crypto import Sealer
-from storage.access.access import Access
-from storage.access.completeness import RowSeals, check_absent, check_count, check_token, check_writes
-from storage.access.offload import answering
+from storage.access.completeness import RowSeals, check_count, check_writes
 from storage.checkpoints.piece_rows import open_writes, values_of
-from storage.checkpoints.reading import Fetching, ids_of, read_pieces
+from storage.checkpoints.reading import ids_of, read_pieces
 from storage.concurrency.turns import Pauses
-from storage.errors import CheckpointNotFound, IntegrityFailure
+from storage.errors import IntegrityFailure
 from storage.format.chain import LiveSet, Macs, write_mac
 from storage.format.manifest import CheckpointColumns
 from storage.format.record import (
@@ -34,12 +32,9 @@ from storage.format.record import (
     WriteRow,
     open_checkpoint,
 )
-from storage.model import ChannelHistories, ChannelHistory, ChannelHistoryQuery, PendingWrite
+from storage.model import ChannelHistories, ChannelHistory, PendingWrite
 from storage.schemas.versions import Versioned, WantedNames
-from storage.scope import Scope
-from storage.statements.threads.checkpoints import LoadedRows
 from storage.tiers.rows import Rows, place_of
-from storage.tiers.snapshots import OpenSnapshot, Snapshot
 
 _CHANNELS_ROWS = 200  # histories that are put together at a time; most are empty
 # Ancestors that are read at a time: all of a long history, or few where it is known up to some step ago.
@@ -50,22 +45,37 @@ _MARK_DIGITS = 32
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What to read; ``names``: under which a reader knows channels, None: those that were stored."""
+    """What to read, as `storage.model.ChannelHistoryQuery` says.
 
-    query: ChannelHistoryQuery
-    names: WantedNames | None
+    Attributes:
+        namespace: The namespace.
+        channels: The channels.
+        mark: The mark of an earlier answer.
+        names: Under which a reader knows channels; None: those that were stored.
+    """
+
+    namespace: str
+    channels: Sequence[str]
+    mark: str | None = None
+    names: WantedNames | None = None
+
+
+class At(msgspec.Struct, frozen=True):
+    """The checkpoint that histories are of, and the seals that were found with it."""
+
+    sealer: Sealer
+    seals: RowSeals
+    target: OpenedCheckpoint
 
 
 class _Counted:
     """What the thread's seals count at this moment."""
 
-    def __init__(self, sealer: Sealer, wanted: Wanted, found: LoadedRows) -> None:
-        seals = RowSeals.open(sealer, wanted.query.thread_id, wanted.query.namespace, found)
-        self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
-        self.target = None if found.checkpoint is None else seals.checkpoint(sealer, found.checkpoint)
+    def __init__(self, sealer: Sealer, wanted: Wanted, seals: RowSeals) -> None:
+        self.thread, self.head = seals.thread, seals.head
         self._macs: Macs = sealer
-        self._namespace = wanted.query.namespace
-        self._channels = sorted({*wanted.query.channels})
+        self._namespace = wanted.namespace
+        self._channels = sorted({*wanted.channels})
 
     def mark(self, checkpoint_id: str, newer: Iterable[OpenedCheckpoint], writes: LiveSet) -> str:
         """The mark of a history: of all that is counted but the checkpoints that came after it and these writes.
@@ -87,62 +97,44 @@ class _Counted:
         return self._macs.mac(b"channel-history", *place, *channels, *counted).hex()[:_MARK_DIGITS] + checkpoint_id
 
 
-async def read(
-    open_snapshot: OpenSnapshot, access: Access, scope: Scope, sealer: Sealer, wanted: Wanted
-) -> ChannelHistories:
-    """What `storage.checkpoints.verbs.Checkpoints.channel_history` promises, and raises."""
-    query = wanted.query
-    async with open_snapshot() as snapshot:
-        found = await snapshot.load(query.namespace, query.checkpoint_id, with_state=False)
-        if found is None:  # perhaps because a shred has removed the rows, too
-            await access.check_keys_in(snapshot.transaction, scope, sealer)
-        else:
-            access.check_keys(scope, sealer, found.keys_hash)
-        if query.known_token is not None:
-            await check_token(snapshot.transaction, sealer, query.thread_id, query.known_token)
-        if found is None:
-            await check_absent(snapshot, sealer, query.namespace)
-            raise CheckpointNotFound
-        counted = _Counted(sealer, wanted, found)
-        snapshot.check_tier(found.tier)
-        if counted.target is None:
-            if query.checkpoint_id is None or query.checkpoint_id == counted.head_id:
-                raise IntegrityFailure("the head's checkpoint is missing")
-            await check_count(snapshot.rows, query.namespace, counted.head)
-            raise CheckpointNotFound
-        line = _Line(snapshot.rows, sealer, counted.target, wanted)
-        together, reader = await _read(snapshot, line, counted, wanted)
-        blobs = await access.offload.find(snapshot.transaction, sealer, reader)
-    await Fetching(sealer, reader, blobs).fill(access.offload, scope)
-    return await together()
+# Puts histories together, once their large pieces are there.
+Together = Callable[[], Awaitable[ChannelHistories]]
 
 
-async def _read(
-    snapshot: Snapshot, line: "_Line", counted: _Counted, wanted: Wanted
-) -> tuple[Callable[[], Awaitable[ChannelHistories]], PieceReader]:
-    """How to put the histories together, and what has their pieces, some of which may have to be fetched."""
-    query, sealer = wanted.query, line.sealer
+async def read(rows: Rows, reader: PieceReader, at: At, wanted: Wanted) -> Together:
+    """Read what the histories of a checkpoint that was loaded are made of, at the moment of the load.
+
+    Args:
+        rows: The thread's rows at that moment.
+        reader: Takes their pieces; those that are in blobs have to be fetched before the histories are put together.
+        at: The checkpoint.
+        wanted: Which.
+
+    Raises:
+        IntegrityFailure: Something does not authenticate, or is missing that should be there.
+    """
+    sealer = at.sealer
+    counted, line = _Counted(sealer, wanted, at.seals), _Line(rows, sealer, at.target, wanted)
     newer = None
-    if query.mark is not None and wanted.names is None:
-        newer = await _newer_writes(line, counted, query.mark)
+    if wanted.mark is not None and wanted.names is None:
+        newer = await _newer_writes(line, counted, wanted.mark)
     target_id, mark = line.target.columns.checkpoint_id, None
     if newer is not None:
         mark = counted.mark(target_id, (), _sum(sealer, [row for row in newer if row.checkpoint_id == target_id]))
-        rows = [row for row in newer if row.checkpoint_id != target_id]
+        written = [row for row in newer if row.checkpoint_id != target_id]
     else:
         await line.walk(None)
         if not line.is_whole:
-            await check_count(snapshot.rows, query.namespace, counted.head)
+            await check_count(rows, wanted.namespace, counted.head)
         if line.ancestors:
-            writes = await check_writes(sealer, await snapshot.rows.members(), counted.thread)
+            writes = await check_writes(sealer, await rows.members(), counted.thread)
             if wanted.names is None:
-                mark = counted.mark(target_id, (), writes.of(query.namespace, target_id))
-        rows = await line.writes(line.ancestors)
-    by_channel = await _by_channel(line, query.channels, rows)
-    reader = answering(sealer, refs=query.refs)
+                mark = counted.mark(target_id, (), writes.of(wanted.namespace, target_id))
+        written = await line.writes(line.ancestors)
+    by_channel = await _by_channel(line, wanted.channels, written)
     here = [each for each in line.seeds.values() if not line.is_elsewhere(each)]
     opened = (each for own in by_channel.values() for each in own)
-    await read_pieces(snapshot.rows, reader, ids_of([*opened, *here]))
+    await read_pieces(rows, reader, ids_of([*opened, *here]))
 
     async def together() -> ChannelHistories:
         histories = {}
@@ -154,7 +146,7 @@ async def _read(
                 await pauses.now()
         return ChannelHistories(channels=histories, mark=mark)
 
-    return together, reader
+    return together
 
 
 async def _by_channel(line: "_Line", channels: Iterable[str], rows: Iterable[WriteRow]) -> dict[str, list[OpenedWrite]]:
@@ -212,10 +204,10 @@ class _Line:
         self.seeds: dict[str, OpenedCheckpoint] = {}
         self.is_whole = True
         self._rows = rows
-        self._namespace = wanted.query.namespace
+        self._namespace = wanted.namespace
         self._names = wanted.names
         self._next_id = target.columns.parent_id
-        self._unseeded = dict.fromkeys(wanted.query.channels)
+        self._unseeded = dict.fromkeys(wanted.channels)
         self._depths: dict[str, int] = {}  # of the ancestors
         self._columns: dict[str, CheckpointColumns] = {}
 

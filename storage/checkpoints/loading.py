@@ -1,8 +1,9 @@
 """Loading one checkpoint: with one function of the database, or in a snapshot that can ask further.
 
-`at_once` is one round trip, and the only one for most loads. What it finds is opened and compared like what a
-snapshot finds; it refuses nothing that one moment of several statements would explain better: whatever is missing, is
-older than the caller has seen, or was removed meanwhile is left to `load_in`, which begins anew and says so.
+`at_once` is one round trip, and the only one for most loads; with histories of channels there is none, since they take
+more statements of the same moment. What it finds is opened and compared like what a snapshot finds; it refuses nothing
+that one moment of several statements would explain better: whatever is missing, is older than the caller has seen, or
+was removed meanwhile is left to `load_in`, which begins anew and says so.
 
 Nothing is written. Whether the rows are in the database or in the thread's archive is for `storage.access.access` to
 find out.
@@ -27,6 +28,7 @@ from storage.access.completeness import (
     compare_writes,
 )
 from storage.access.offload import answering
+from storage.checkpoints import channel_histories
 from storage.checkpoints.piece_rows import open_pieces, open_writes, put_together, values_of
 from storage.checkpoints.reading import read_pieces, statuses_of, sum_of
 from storage.errors import CheckpointNotFound, IntegrityFailure, StorageError
@@ -34,6 +36,7 @@ from storage.format.record import CheckpointRow, OpenedCheckpoint, OpenedWrite, 
 from storage.format.token import ThreadToken
 from storage.ledger.ledger import LiveBlob
 from storage.model import Checkpoint, Load, Loaded
+from storage.schemas.versions import WantedNames
 from storage.scope import Scope
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads.checkpoints import LoadedRows, LoadRow
@@ -42,10 +45,14 @@ from storage.tiers.snapshots import OpenSnapshot, ThreadElsewhere
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What to load, and what this process acknowledged of its namespace."""
+    """What to load, and what this process acknowledged of its namespace.
+
+    ``names``: under which the reader of histories knows channels; None: those that were stored.
+    """
 
     load: Load
     acknowledged: ThreadToken | None = None
+    names: WantedNames | None = None
 
 
 class _Head:
@@ -54,7 +61,7 @@ class _Head:
     def __init__(self, sealer: Sealer, wanted: Wanted, found: LoadedRows) -> None:
         seals = RowSeals.open(sealer, wanted.load.thread_id, wanted.load.namespace, found)
         self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
-        self._seals = seals
+        self.seals = seals
         # A prune may have removed it; then nothing can be read at its name.
         self._is_parent_stored = found.is_parent_stored
         self._sealer = sealer
@@ -72,7 +79,7 @@ class _Head:
 
     def checkpoint(self, row: CheckpointRow) -> OpenedCheckpoint:
         """The checkpoint that was found with it."""
-        return self._seals.checkpoint(self._sealer, row)
+        return self.seals.checkpoint(self._sealer, row)
 
     def without_state(self, opened: OpenedCheckpoint) -> Loaded:
         """The answer to who did not ask for the state."""
@@ -112,9 +119,11 @@ class _Head:
         return written
 
 
-def at_once(access: Access, scope: Scope, wanted: Wanted) -> AtOnce[Loaded, LoadRow]:
-    """How a load is one round trip."""
+def at_once(access: Access, scope: Scope, wanted: Wanted) -> AtOnce[Loaded, LoadRow] | None:
+    """How a load is one round trip; None: histories are wanted, which take more statements at the same moment."""
     load = wanted.load
+    if load.history is not None:
+        return None
     values = {
         "thread_id": load.thread_id,
         "namespace": load.namespace,
@@ -207,11 +216,16 @@ async def load_in(open_snapshot: OpenSnapshot, access: Access, scope: Scope, sea
             await check_count(snapshot.rows, load.namespace, head.head)
             raise CheckpointNotFound
         opened = head.checkpoint(found.checkpoint)
-        if not load.with_state:
-            return head.without_state(opened)
         reader = answering(sealer, refs=load.refs)
-        await read_pieces(snapshot.rows, reader, reader.add(found.pieces))
-        written = await head.opened_writes(opened, found)
+        written, together = None, None
+        if load.with_state:
+            await read_pieces(snapshot.rows, reader, reader.add(found.pieces))
+            written = await head.opened_writes(opened, found)
+        if load.history is not None:
+            wanted_history = channel_histories.Wanted(load.namespace, load.history, load.mark, wanted.names)
+            at = channel_histories.At(sealer, head.seals, opened)
+            together = await channel_histories.read(snapshot.rows, reader, at, wanted_history)
         blobs = await access.offload.find(transaction, sealer, reader)
     await access.offload.fill(scope, sealer, reader, blobs)
-    return await head.loaded(scope, opened, reader, written)
+    loaded = head.without_state(opened) if written is None else await head.loaded(scope, opened, reader, written)
+    return loaded if together is None else replace(loaded, histories=await together())

@@ -231,7 +231,8 @@ class States:
     async def load(self, scope: Scope, wanted: WantedVersions, load: Load, share: ClientShare | None = None) -> Loaded:
         """Load a checkpoint at the version its reader knows; see `Checkpoints.load`.
 
-        What has to be converted comes with its large parts in place, also where references were asked for.
+        What has to be converted comes with its large parts in place, also where references were asked for. Histories
+        are as in `channel_history`, so at a version they are read after the checkpoint.
 
         Raises:
             StateTooNew: no steps lead to that version.
@@ -240,6 +241,12 @@ class States:
             UpcastFailed: a step cannot be applied.
             StorageError: as `Checkpoints.load`.
         """
+        channels = load.history
+        if channels is not None and wanted is not AS_SAVED:
+            loaded = await self.load(scope, wanted, replace(load, history=None), share)
+            place = (load.thread_id, load.namespace, loaded.checkpoint.checkpoint_id)
+            query = ChannelHistoryQuery(*place, channels, known_token=load.known_token, refs=load.refs)
+            return replace(loaded, histories=await self.channel_history(scope, wanted, query, share))
         loaded = await self._checkpoints.load(scope, load, share)
         if load.refs and self._differs(wanted, await self._as_adopted(scope, wanted, loaded.checkpoint)):
             loaded = await self._checkpoints.load(scope, replace(load, refs=False), share)

@@ -23,7 +23,7 @@ from storage.access.completeness import (
     leaves_nothing_out,
 )
 from storage.access.offload import answering
-from storage.checkpoints import channel_histories, writing
+from storage.checkpoints import writing
 from storage.checkpoints.loading import Wanted, at_once, load_in
 from storage.checkpoints.piece_rows import open_writes, values_of
 from storage.checkpoints.reading import (
@@ -99,11 +99,11 @@ class Checkpoints:
         return Saving(self._access, scope, save, at_version)
 
     def load(self, scope: Scope, load: Load, share: ClientShare | None = None) -> Awaitable[Loaded]:
-        """Load a checkpoint with its pending writes.
+        """Load a checkpoint with its pending writes, and the histories of channels that it names.
 
         Raises:
             CheckpointNotFound: there is none.
-            StateTooLarge: its values do not fit one answer; ask for ``refs``.
+            StateTooLarge: its values, with those of histories, do not fit one answer; ask for ``refs``.
             BlobUnavailable: the object store does not answer.
             ThreadArchived: the thread is in the archive tier, and has to be thawed before it can be read.
             RestoreNeeded: its archive is larger than what is read without restoring.
@@ -111,8 +111,11 @@ class Checkpoints:
             RollbackDetected: the thread is older than ``known_token``, or another one.
             IntegrityFailure: it does not authenticate, or something is missing that should be there.
         """
-        access = self._access
-        wanted = Wanted(load, access.remembered_heads.acknowledged(scope, load.thread_id, load.namespace))
+        acknowledged = self._access.remembered_heads.acknowledged(scope, load.thread_id, load.namespace)
+        return self._loaded(scope, Wanted(load, acknowledged), share)
+
+    def _loaded(self, scope: Scope, wanted: Wanted, share: ClientShare | None) -> Awaitable[Loaded]:
+        access, load = self._access, wanted.load
         return access.reading_thread(
             scope,
             load.thread_id,
@@ -322,15 +325,19 @@ class Checkpoints:
             ThreadArchived, RestoreNeeded: as `load`.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `save`.
         """
-        wanted = channel_histories.Wanted(query, names)
-        access = self._access
-        return await access.reading_thread(
-            scope,
+        load = Load(
             query.thread_id,
-            lambda sealer, snapshots: channel_histories.read(snapshots, access, scope, sealer, wanted),
-            _without_keys(query.known_token),
-            share,
+            query.namespace,
+            query.checkpoint_id,
+            with_state=False,
+            known_token=query.known_token,
+            refs=query.refs,
+            history=query.channels,
+            mark=query.mark,
         )
+        loaded = await self._loaded(scope, Wanted(load, names=names), share)
+        assert loaded.histories is not None  # noqa: S101  for the type checker: they were asked for
+        return loaded.histories
 
 
 def _without_keys(known_token: str | None) -> CheckpointNotFound | RollbackDetected:

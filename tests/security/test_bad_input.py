@@ -306,6 +306,8 @@ def test_a_limit_that_is_exceeded_is_named(site: Site, body: Any, limit: str) ->
         ("GET", f"{SAVE}?namespace={'%C3%A4' * 513}", None, "NAMESPACE_BYTES_MAX"),
         ("GET", f"{SAVE}/latest/channel-history?{'&'.join(['channel=a'] * 1001)}", None, "CHANNELS_MAX"),
         ("GET", f"{SAVE}/latest/channel-history?channel={'a' * 256}", None, "NAME_BYTES_MAX"),
+        ("GET", f"{SAVE}/latest?{'&'.join(['history=a'] * 1001)}", None, "CHANNELS_MAX"),
+        ("GET", f"{SAVE}/latest?history={'a' * 256}", None, "NAME_BYTES_MAX"),
         ("GET", "/v1/checkpoints?filter=" + '{"a":' * 65 + "1" + "}" * 65, None, "DEPTH_MAX"),
     ],
     ids=lambda part: repr(part)[:40],
@@ -519,7 +521,8 @@ SEARCHES = [
     + [("/v1/checkpoints", *case) for case in [*QUERIES, *SEARCHES]]
     + [("/v1/api-keys", *case) for case in QUERIES if case[1] in {"limit", "cursor", "nonsense"}]
     + [(f"{SAVE}/latest/channel-history", query, "channel") for query in ("", "namespace=", "channel=%00")]
-    + [(f"{SAVE}/latest", query, "view") for query in ("view=", "view=all", "view=none&view=none")],
+    + [(f"{SAVE}/latest", query, "view") for query in ("view=", "view=all", "view=none&view=none")]
+    + [(f"{SAVE}/latest", "history=%00", "history"), (f"{SAVE}/latest", "history=a&mark=" + "m" * 513, "mark")],
     ids=lambda part: repr(part)[:40],
 )
 def test_a_wrong_query_parameter_is_named(site: Site, path: str, query: str, parameter: str) -> None:

@@ -573,6 +573,9 @@ async def test_a_head_that_was_put_back_is_noticed_by_every_load(guarded, scope,
         for with_state in (True, False):
             with pytest.raises(IntegrityFailure):
                 await guarded.checkpoints.load(scope, Load("t1", namespace, checkpoint_id, with_state=with_state))
+        load = Load("t1", namespace, checkpoint_id, with_state=True, history=["a"])
+        with pytest.raises(IntegrityFailure):
+            await guarded.checkpoints.load(scope, load)
         with pytest.raises(IntegrityFailure):
             await guarded.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", namespace, checkpoint_id, ["a"]))
 

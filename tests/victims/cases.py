@@ -548,6 +548,14 @@ def many_writes(tenant: Tenant) -> None:
     tenant.send("POST", f"{SAVE.format('t')}/{head}/writes/task", json=body)
 
 
+def histories(tenant: Tenant, declared: Declared) -> list[Line]:
+    many_writes(tenant)
+    head = f"{SAVE.format('t')}/latest"
+    paths = (f"{head}/channel-history?channel=note", f"{head}?view=none&history=note")
+    made = [tenant.raw("GET", path, accept=accept) for path in paths for accept in (JSON, MSGPACK)]
+    return [Line(EVERYBODY // 4, [each]) for each in made]
+
+
 def many_schemas(tenant: Tenant) -> None:
     tenant.send_many([
         {"method": "PUT", "url": f"/v1/state-schemas/s{n}/versions/1", "json": {"label": "x"}} for n in range(100)
@@ -624,7 +632,7 @@ VERBS: dict[str, Case] = {
                              pages(heavy_history), frozenset({"200", "429"}), shares="history"),
     "search_checkpoints": Case("128 pages of 1,000 checkpoints, 16 KiB of empties in each one's metadata",
                                pages(heavy_history), frozenset({"200", "429"}), shares="history"),
-    "channel_history": Case("128 histories of a channel, of 1,000 checkpoints", pages(many_writes, "channel=note"),
+    "channel_history": Case("128 histories of a channel, of 1,000 checkpoints, half of them with loads", histories,
                             shares="history"),
     "put_writes": Case("three of 32 MiB, 125 of 1,000 writes of 190 lists each", writes),
     "get_writes": Case("128 read 1,000 writes of 190 lists each", written),

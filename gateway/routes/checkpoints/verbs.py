@@ -41,8 +41,8 @@ _LIMIT = Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)]
 # What is done in one slice of what takes longer: channels below `limits.SLICED_BYTES_MIN` each, and elements.
 _SLICE_CHANNELS = 8
 _SLICE_ELEMENTS = 1000
-# A digest and a checkpoint's id.
-_MARK_LENGTH_MAX = 512
+_CHANNELS = Annotated[list[wire.base.Name], Meta(max_length=limits.CHANNELS_MAX)]
+_MARK = Annotated[str, Meta(max_length=512)]  # a digest and a checkpoint's id
 
 
 class WritesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -54,9 +54,14 @@ class WritesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LoadQuery(WritesQuery, kw_only=True, forbid_unknown_fields=True):
-    """Which namespace, how its values come, and whether the artifacts they name come along."""
+    """Which namespace, how its values come, and what comes along: the artifacts they name, and histories of channels.
+
+    ``history`` may repeat. ``mark``: an earlier answer's for the same channels.
+    """
 
     resolve: wire.base.Resolve = "pointers"
+    history: _CHANNELS = []
+    mark: _MARK | None = None
 
 
 class HistoryFilter(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -87,10 +92,10 @@ class SearchFilter(HistoryFilter, kw_only=True, forbid_unknown_fields=True):
 class ChannelHistoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Which channels of which namespace; ``channel`` may repeat. ``mark``: an earlier answer's for the same ones."""
 
-    channel: Annotated[list[wire.base.Name], Meta(min_length=1, max_length=limits.CHANNELS_MAX)]
+    channel: Annotated[_CHANNELS, Meta(min_length=1)]
     namespace: wire.base.Namespace = ""
     pieces: wire.base.Pieces = "resolved"
-    mark: Annotated[str, Meta(max_length=_MARK_LENGTH_MAX)] | None = None
+    mark: _MARK | None = None
 
 
 # --- in -------------------------------------------------------------------------------------------
@@ -365,6 +370,20 @@ async def _writes_out(
     return await exchange.share.run(_each(writes, lambda write: _write_out(write, view, exchange.format)), size_bytes)
 
 
+async def _histories_out(exchange: Exchange, found: model.ChannelHistories) -> wire.checkpoints.ChannelHistories:
+    return wire.checkpoints.ChannelHistories(
+        mark=found.mark,
+        channels={
+            channel: wire.checkpoints.ChannelHistory(
+                writes=await _writes_out(exchange, history.writes, "channels"),
+                seed=UNSET if history.seed is None else _channel_out(history.seed),
+                continues=history.continues,
+            )
+            for channel, history in found.channels.items()
+        },
+    )
+
+
 def _each(items: Iterable[T], show: Callable[[T], Work[R]]) -> Work[list[R]]:
     shown: list[R] = []
     for item in items:
@@ -559,7 +578,8 @@ async def compact_thread(call: Call[Scope], thread_id: str) -> Answer:
         method=HTTPMethod.GET,
         path="/v1/threads/{thread_id}/checkpoints/{checkpoint_id}",
         reach=SUBJECT,
-        summary="Load a checkpoint, or latest: state and pending writes. The ETag is its namespace's head.",
+        summary="Load a checkpoint, or latest: state and pending writes, and histories of the channels in history. "
+        "The ETag is its namespace's head.",
         permission="state:read",
         query=LoadQuery,
         returns=wire.checkpoints.Checkpoint,
@@ -587,12 +607,15 @@ async def load_checkpoint(call: Call[Scope], thread_id: str, checkpoint_id: str)
         None if checkpoint_id == LATEST else path_id(checkpoint_id, "checkpoint_id"),
         with_state=query.view != "none",
         known_token=known_token,
-        refs=_refs(call.exchange, query.pieces, query.view),
+        refs=_refs(call.exchange, query.pieces, "channels" if query.history else query.view),
+        history=query.history or None,
+        mark=query.mark,
     )
     loading = partial(
         call.services.store.states.load, call.scope, call.exchange.state_versions(), share=call.exchange.client_share()
     )
-    conditional = call.exchange.header("if-none-match") is not None and query.resolve == "pointers"
+    is_alone = query.resolve == "pointers" and not query.history
+    conditional = is_alone and call.exchange.header("if-none-match") is not None
     if conditional and known_token is not None:
         standing = await loading(replace(load, with_state=False, refs=False))  # opens no state
         if standing.token == known_token and _is_known(call.exchange, standing):
@@ -604,6 +627,8 @@ async def load_checkpoint(call: Call[Scope], thread_id: str, checkpoint_id: str)
     if query.resolve == "inline":
         named = shown_values([loaded.checkpoint], query.view)
         shown.artifacts = await inlined(call.services.store.artifacts, call.scope, named, call.exchange.client_share())
+    if loaded.histories is not None:
+        shown.history = await _histories_out(call.exchange, loaded.histories)
     return call.exchange.reply(shown, etag=loaded.head_id, token=loaded.token, compressed=True)
 
 
@@ -793,20 +818,7 @@ async def channel_history(call: Call[Scope], thread_id: str, checkpoint_id: str)
         ),
         call.exchange.client_share(),
     )
-    return call.exchange.reply(
-        wire.checkpoints.ChannelHistories(
-            mark=found.mark,
-            channels={
-                channel: wire.checkpoints.ChannelHistory(
-                    writes=await _writes_out(call.exchange, history.writes, "channels"),
-                    seed=UNSET if history.seed is None else _channel_out(history.seed),
-                    continues=history.continues,
-                )
-                for channel, history in found.channels.items()
-            },
-        ),
-        compressed=True,
-    )
+    return call.exchange.reply(await _histories_out(call.exchange, found), compressed=True)
 
 
 _WRITES_PATH = "/v1/threads/{thread_id}/checkpoints/{checkpoint_id}/writes/{task_id}"

@@ -1,6 +1,7 @@
 """What a client gets over HTTP from an archived thread is what it got before, to the byte."""
 
 import asyncio
+import json
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
@@ -120,6 +121,7 @@ async def bodies(client, ids):
         f"{path}/latest?namespace=sub", f"{path}/{ids[4]}?namespace=sub",
         *(f"{path}?{query}" for query in filters),
         *(f"{path}/{each}/channel-history?channel=log&channel=x" for each in ("latest", *ids[:4])),
+        *(f"{path}/{each}?history=log&history=x&view=channels" for each in ("latest", *ids[:4])),
         *(f"{path}/{each}/writes/{task}" for each in ids[:3] for task in ("one", "two")),
     ]  # fmt: skip
     found = {}
@@ -166,6 +168,28 @@ async def test_a_frozen_thread_answers_409_and_when_to_ask_again(client, scope, 
         assert "progress" not in problem
     assert_problem(await client.get(path, headers={"Stateroom-Subject": "user-2"}), 404)
     assert_problem(await client.get(f"{path}/latest", headers={"Stateroom-Subject": "user-2"}), 404)
+
+
+async def test_a_load_gives_what_the_load_and_the_histories_give_apart(client):
+    await fill(client)
+    path = "/threads/t1/checkpoints/latest"
+    for accept, decoded in (("application/json", json.loads), (PACKED, msgpack.unpackb)):
+        headers = {"Accept": accept}
+
+        async def ok(url, headers=headers):
+            answer = await client.get(url, headers=headers)
+            assert answer.status_code == 200, answer.text
+            return answer
+
+        apart = decoded((await ok(f"{path}/channel-history?channel=log&channel=x&pieces=refs")).content)
+        for view in ("state", "channels", "none"):
+            alone = await ok(f"{path}?view={view}&pieces=refs")
+            known = {"If-None-Match": alone.headers["etag"], **headers}
+            loaded = await ok(f"{path}?view={view}&pieces=refs&history=log&history=x", known)
+            assert decoded(loaded.content) == decoded(alone.content) | {"history": apart}
+            assert [loaded.headers.get(each) for each in TOLD] == [alone.headers.get(each) for each in TOLD]
+            newer = decoded((await ok(f"{path}?view={view}&history=log&history=x&mark={apart['mark']}")).content)
+            assert newer["history"]["channels"]["log"] == {"writes": [], "continues": True}
 
 
 async def test_listings_show_archived_threads_and_not_their_checkpoints(client, scope, serving_store):

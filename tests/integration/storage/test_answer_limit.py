@@ -94,6 +94,17 @@ async def test_what_is_just_below_the_limit_is_loaded(store, scope):
     assert sum(len(each.value.data) for each in held.channels.values()) > RESOLVED_BYTES_MAX * 9 // 10
 
 
+async def test_a_state_and_the_histories_with_it_are_one_answer(store, scope):
+    many = [f"a{number}" for number in range(5)]
+    saved = await save(store, scope, content=state(**dict.fromkeys(many, lines(0))))
+    await save(store, scope, content=patch(put={"x": 1}), precondition=Precondition(head_id=saved.checkpoint_id))
+    place = ("t1", "", None)
+    for part in (Load(*place, with_state=True), Load(*place, with_state=False, history=many)):
+        await store.checkpoints.load(scope, part)
+    with pytest.raises(StateTooLarge):
+        await store.checkpoints.load(scope, Load(*place, with_state=True, history=many))
+
+
 class NoRoom(Exception):
     """Whoever counts has no room."""
 

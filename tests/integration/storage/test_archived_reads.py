@@ -165,10 +165,11 @@ async def asked(store, scope, ids, thread_id="t1", share=None, *, crossed=False)
         places = [*product(("", "sub", "none"), (None, *ids, UNKNOWN_ID, "zzz"))]
     for namespace, checkpoint_id in places:
         place = (thread_id, namespace, checkpoint_id)
-        for options in ({"with_state": True}, {"with_state": False}, {"with_state": True, "refs": True}):
+        wanted = ["log", "delta", "x", "never"]
+        with_history = {"with_state": True, "history": wanted}
+        for options in ({"with_state": True}, {"with_state": False}, {"with_state": True, "refs": True}, with_history):
             work = checkpoints.load(scope, Load(*place, known_token=token, **options), share)
             read.append(await answered(work))
-        wanted = ["log", "delta", "x", "never"]
         read.append(await answered(checkpoints.channel_history(scope, ChannelHistoryQuery(*place, wanted), share)))
         read.append(
             await answered(

@@ -2,7 +2,7 @@ import msgpack
 import pytest
 
 from storage.errors import CheckpointNotFound
-from storage.model import ChannelHistoryQuery, ChannelValue, FullState, Parent
+from storage.model import ChannelHistoryQuery, ChannelValue, FullState, Load, Parent
 from tests.support.states import document, packed, put, save, state, write
 
 
@@ -81,3 +81,27 @@ async def test_an_unknown_checkpoint_is_not_found(store, scope):
         )
     with pytest.raises(CheckpointNotFound):
         await store.checkpoints.channel_history(scope, ChannelHistoryQuery("t1", "other", None, ["d"]))
+
+
+async def test_a_load_gives_what_the_load_and_the_history_give_apart(store, scope):
+    base = await save(store, scope, content=state(d=document("seed")))
+    await put(store, scope, base.checkpoint_id, write(0, "d", document("w1")), write(1, "other", "no"))
+    middle = await save(store, scope, content=state(x=1, note=document("n")), delta_channels=("d",))
+    await put(store, scope, middle.checkpoint_id, write(0, "d", "w2"), task_id="b")
+    last = await save(store, scope, content=state(x=2), delta_channels=("d",))
+    await put(store, scope, last.checkpoint_id, write(0, "d", "own"))
+    before = await store.checkpoints.channel_history(
+        scope, ChannelHistoryQuery("t1", "", middle.checkpoint_id, ["d", "never"])
+    )
+    for checkpoint_id in (None, middle.checkpoint_id, base.checkpoint_id):
+        for mark in (None, before.mark, "no mark"):
+            place = ("t1", "", checkpoint_id)
+            query = ChannelHistoryQuery(*place, ["d", "never"], mark=mark, refs=True)
+            apart = await store.checkpoints.channel_history(scope, query)
+            for with_state in (True, False):
+                alone = await store.checkpoints.load(scope, Load(*place, with_state=with_state, refs=True))
+                load = Load(*place, with_state=with_state, refs=True, history=["d", "never"], mark=mark)
+                loaded = await store.checkpoints.load(scope, load)
+                assert loaded.histories == apart
+                assert loaded.checkpoint == alone.checkpoint
+                assert (loaded.head_id, loaded.token, alone.histories) == (alone.head_id, alone.token, None)

@@ -251,6 +251,8 @@ async def test_a_delta_channel_that_was_renamed_is_followed_through_its_ancestor
         assert [msgpack.unpackb(each.value.data) for each in history.writes] == [["m0"], ["m1"], ["late"], ["m2"]]
         assert {each.channel for each in history.writes} == {name}
         assert (await load(store, scope, wanted, ids[3])).delta_channels == (name,)
+        loaded = await store.states.load(scope, wanted, Load("t1", "", ids[3], with_state=True, history=[name]))
+        assert (loaded.histories, loaded.checkpoint) == (found, await load(store, scope, wanted, ids[3]))
     # As saved, each is under the name it had then: the wrong one finds nothing of the others.
     as_saved = await store.states.channel_history(scope, AS_SAVED, ChannelHistoryQuery("t1", "", ids[3], ["messages"]))
     assert [msgpack.unpackb(each.value.data) for each in as_saved.channels["messages"].writes] == [["m2"]]

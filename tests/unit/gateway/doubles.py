@@ -67,7 +67,8 @@ class Checkpoints:
         for owner, save in reversed(self.saves):
             if (owner, save.thread_id, save.namespace) == (scope, load.thread_id, load.namespace):
                 checkpoint = self._checkpoint(save, with_state=load.with_state)
-                return model.Loaded(checkpoint=checkpoint, head_id="c1", token="token")
+                histories = None if load.history is None else self._histories(load.history, load.mark)
+                return model.Loaded(checkpoint=checkpoint, head_id="c1", token="token", histories=histories)
         raise CheckpointNotFound
 
     async def history(
@@ -96,8 +97,12 @@ class Checkpoints:
     async def channel_history(
         self, scope: Scope, query: model.ChannelHistoryQuery, share: ClientShare | None = None
     ) -> model.ChannelHistories:
-        histories = {name: model.ChannelHistory(writes=[], seed=None) for name in query.channels}
-        return model.ChannelHistories(channels=histories, mark=query.mark)
+        return self._histories(query.channels, query.mark)
+
+    @staticmethod
+    def _histories(channels: Sequence[str], mark: str | None) -> model.ChannelHistories:
+        histories = {name: model.ChannelHistory(writes=[], seed=None) for name in channels}
+        return model.ChannelHistories(channels=histories, mark=mark)
 
 
 class States:
