@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, TypedDict
 from uuid import uuid4
@@ -376,10 +377,11 @@ async def test_messages_come_back_as_messages(saver, config):
     assert kept[3].content == "echo two \x00 \U0001f600"
 
 
-async def test_a_delta_channel_is_rebuilt_over_many_turns_forks_and_pruning(saver, config):
-    def extend(state, writes):
-        return [*state, *(element for write in writes for element in write)]
+def extend(state, writes):
+    return [*state, *(element for write in writes for element in write)]
 
+
+async def test_a_delta_channel_is_rebuilt_over_many_turns_forks_and_pruning(saver, config):
     class Log(TypedDict):
         lines: Annotated[list[str], DeltaChannel(extend, list, snapshot_frequency=4)]
 
@@ -619,23 +621,52 @@ async def test_credentials_in_a_config_do_not_become_metadata(saver, config):
     assert "live" not in found.metadata
 
 
-async def test_a_put_a_write_and_a_load_are_one_request_each(gateway_env, subject, config):
+class Counting(httpx2.AsyncBaseTransport):
+    """Notes the method and the last segment of each request."""
+
+    def __init__(self, requests):
+        self.requests, self.inner = requests, httpx2.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request):
+        self.requests.append((request.method, request.url.path.rsplit("/", 1)[-1]))
+        return await self.inner.handle_async_request(request)
+
+    async def aclose(self):
+        await self.inner.aclose()
+
+
+def counting(gateway_env, subject):
+    """A saver, and the requests that it makes."""
     requests = []
+    transport = partial(Counting, requests)
+    return StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject, async_transport=transport), requests
 
-    class Counting(httpx2.AsyncBaseTransport):
-        def __init__(self):
-            self.inner = httpx2.AsyncHTTPTransport()
 
-        async def handle_async_request(self, request):
-            requests.append((request.method, request.url.path.rsplit("/", 1)[-1]))
-            return await self.inner.handle_async_request(request)
-
-        async def aclose(self):
-            await self.inner.aclose()
-
-    saver = StateroomSaver(gateway_env.url, gateway_env.api_key, subject=subject, async_transport=Counting)
+async def test_a_put_a_write_and_a_load_are_one_request_each(gateway_env, subject, config):
+    saver, requests = counting(gateway_env, subject)
     async with saver:
         await line("a", "b").compile(checkpointer=saver).ainvoke({"total": 0, "log": []}, config)
     assert sum(method == "GET" for method, _ in requests) == 1
     assert requests.count(("POST", "checkpoints")) == 4
     assert sum(method == "POST" for method, _ in requests) == 4 + 3  # and what three tasks wrote
+
+
+async def test_a_turn_with_a_delta_channel_takes_as_many_requests_as_one_without(gateway_env, subject, config):
+    class Log(TypedDict):
+        lines: Annotated[list[str], DeltaChannel(extend, list)]
+
+    builder = StateGraph(Log)
+    builder.add_node("note", lambda state: {"lines": [f"reply-{len(state['lines'])}"]})
+    builder.add_edge(START, "note")
+    saver, requests = counting(gateway_env, subject)
+    taken = []
+    async with saver:
+        graph, reference = (builder.compile(checkpointer=each) for each in (saver, InMemorySaver()))
+        for turn in range(4):
+            requests.clear()
+            ours = await graph.ainvoke({"lines": [f"turn-{turn}"]}, config)
+            assert ours == await reference.ainvoke({"lines": [f"turn-{turn}"]}, config)
+            taken.append([path for method, path in requests if method == "GET"])
+        assert len(requests) == 6
+        assert (await graph.aget_state(config)).values == (await reference.aget_state(config)).values
+    assert taken == [["latest"], ["latest", "channel-history"], ["latest"], ["latest"]]

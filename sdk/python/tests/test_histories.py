@@ -1,13 +1,15 @@
 """Of a delta channel's history the saver asks for what came since, and uses what it kept only where it is told to."""
 
+import httpx2
 import msgspec
 import pytest
 
-from sdk.python.tests.fakes import packed, problem
-from stateroom import IntegrityFailure, acting_for, current_subject
+from sdk.python.tests.fakes import URL, checkpoint, packed, problem
+from stateroom import IntegrityFailure, InvalidRequest, acting_for, current_subject
 from stateroom._protocol.wire import ChannelHistories, ChannelHistory, ChannelOut, SerialisedWrite
 from stateroom._remembered.histories import Histories, joined
 
+ID, OTHER_ID = (f"1ef00000-0000-6000-8000-00000000000{number}" for number in (1, 2))
 LARGE = b"\xc6" + (70_000).to_bytes(4, "big") + b"x" * 70_000
 
 
@@ -185,3 +187,110 @@ def test_an_answer_that_goes_on_from_nothing_is_refused():
     found.channels["a"].continues = True
     with pytest.raises(IntegrityFailure):
         joined(None, found)
+
+
+class Loading(Gateway):
+    """As `Gateway`, with a head, whose loads give histories; ``refusal``: what those that name some are answered."""
+
+    def __init__(self):
+        super().__init__()
+        self.loads, self.refusal = [], None
+
+    def __call__(self, request):
+        query = request.url.params
+        if not request.url.path.endswith("latest") and not request.url.path.endswith(ID):
+            return super().__call__(request)
+        asked = query.get_list("history")
+        self.loads.append((asked, query.get("mark")))
+        if asked and self.refusal is not None:
+            return problem(
+                422, *self.refusal[:1], errors=[{"detail": "no", "parameter": each} for each in self.refusal[1:]]
+            )
+        found = msgspec.msgpack.decode(checkpoint(ID, channels={}, pending_writes=[]).content)
+        if asked:
+            params = [("channel", name) for name in asked] + [("mark", query["mark"])]
+            history = super().__call__(httpx2.Request("GET", f"{URL}/channel-history", params=params))
+            found["history"] = msgspec.msgpack.decode(history.content)
+            self.asked.pop()
+        return packed(found)
+
+
+@pytest.fixture
+def loading():
+    gateway = Loading()
+    for channel in "ab":
+        gateway.write(channel, 0)
+    return gateway
+
+
+def at(checkpoint_id):
+    return {"configurable": {**place()["configurable"], "checkpoint_id": checkpoint_id}}
+
+
+def turn(gateway, saver):
+    """As LangGraph does at the beginning of a run; the writes that it is given."""
+    found = saver.get_tuple(place())
+    [writes, _] = history(saver, config=found.config)["a"]
+    for channel in "ab":
+        gateway.write(channel, len(writes))
+    return writes
+
+
+def test_what_came_since_comes_along_with_the_head(loading, saver_to):
+    saver = saver_to(loading)
+    assert [turn(loading, saver) for _ in range(3)] == [[0], [0, 1], [0, 1, 2]]
+    assert loading.asked == [None]
+    assert loading.loads == [([], None), (["a"], "1-of"), (["a"], "2-of")]
+
+
+async def test_what_came_along_comes_along_on_the_loop(loading, saver_to):
+    saver = saver_to(loading)
+    for _ in range(3):
+        found = await saver.aget_tuple(place())
+        await saver.aget_delta_channel_history(config=found.config, channels=["a"])
+    assert len(loading.asked) == 1
+
+
+def test_what_came_along_answers_once_and_only_for_its_checkpoint_and_channels(loading, saver_to):
+    saver = saver_to(loading)
+    turn(loading, saver)
+    for config, channels in ((place(), ["a"]), (at(OTHER_ID), ["a"]), (at(ID), ["a", "b"])):
+        saver.get_tuple(place())
+        asked = len(loading.asked)
+        history(saver, *channels, config=config)
+        assert len(loading.asked) == asked + 1
+    saver.get_tuple(place())
+    for _ in range(2):
+        history(saver, "a", "b", config=at(ID))
+    assert len(loading.asked) == asked + 2
+    saver.get_tuple(at(ID))
+    assert loading.loads[-1] == ([], None)
+
+
+def test_a_gateway_that_knows_no_histories_of_loads_is_asked_for_one_once(loading, saver_to):
+    saver = saver_to(loading)
+    loading.refusal = ("invalid-request", "history", "mark")
+    assert [turn(loading, saver) for _ in range(4)] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert loading.asked == [None, "1-of", "2-of", "3-of"]
+    assert loading.loads == [([], None), (["a"], "1-of"), ([], None), ([], None), ([], None)]
+
+
+def test_what_does_not_fit_one_answer_is_asked_for_apart(loading, saver_to):
+    saver = saver_to(loading)
+    turn(loading, saver)
+    loading.refusal = ("state-too-large",)
+    assert turn(loading, saver) == [0, 1]
+    loading.refusal = None
+    assert turn(loading, saver) == [0, 1, 2]
+    assert loading.asked == [None, "1-of"]
+
+
+def test_another_fault_than_histories_is_told(loading, saver_to):
+    saver = saver_to(loading)
+    turn(loading, saver)
+    loading.refusal = ("invalid-request", "namespace")
+    with pytest.raises(InvalidRequest):
+        turn(loading, saver)
+    loading.refusal = None
+    assert turn(loading, saver) == [0, 1]
+    assert loading.loads[-1] == (["a"], "1-of")

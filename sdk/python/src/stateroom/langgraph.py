@@ -43,6 +43,7 @@ from stateroom._options import refuse_unknown
 from stateroom._protocol import calls
 from stateroom._protocol.core import Endpoint, Pinned, Steps, Timeouts
 from stateroom._protocol.wire import (
+    ChannelHistories,
     ChannelIn,
     ChannelOut,
     ChannelsPage,
@@ -65,6 +66,7 @@ from stateroom.errors import (
     ChannelUnchangedUnknown,
     CheckpointNotFound,
     InvalidRequest,
+    StateTooLarge,
     ThreadArchived,
 )
 from stateroom.schema import StateVersion, accepted
@@ -141,7 +143,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
     around a request. A put, a write and a load are one request each. Blocking methods may be called from
     worker threads while loops run. A put sends the channels that changed, and of a long list that only grew
     since the put before the new elements; where the gateway cannot append them, everything is sent. What delta
-    channels were rebuilt from last stays in memory, 32 MiB of it at most, and only what came since is asked for.
+    channels were rebuilt from last stays in memory, 32 MiB of it at most, and only what came since is asked for, along
+    with the head.
 
     Status is derived: an ``__error__`` write marks the checkpoint ``failed``, an ``__interrupt__`` write
     ``waiting``.
@@ -310,6 +313,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """What ancestors of a checkpoint wrote to channels since their last stored value, in one request.
+
+        None is made for what came along with the head, which was loaded just before; it is of the moment of the load.
 
         Args:
             config: The checkpoint; the newest of its namespace when none is addressed.
@@ -518,14 +523,39 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     def _get_once(self, config: RunnableConfig, pinned: Pinned) -> Steps[CheckpointTuple | None]:
         place = Place.of(config)
-        found = yield from calls.load_channels(
-            place.thread_id, place.namespace, place.checkpoint_id, accepts=self._accepts
-        )
-        return None if found is None else (yield from self._completed(found, pinned))
+        remembered = place_of(pinned, place.thread_id, place.namespace)
+        before = None if place.checkpoint_id is not None else self._histories.for_load(remembered)
+        found = yield from self._loaded(place, before)
+        if found is None:
+            return None
+        completed = yield from self._completed(found, pinned)
+        if isinstance(found.history, ChannelHistories):
+            self._histories.keep(remembered, joined(before, found.history), found.checkpoint_id)
+        return completed
+
+    def _loaded(self, place: Place, before: ChannelHistories | None) -> Steps[CheckpointWithChannels | None]:
+        """A checkpoint as it came; with what came since ``before`` of histories, where the gateway gives both."""
+
+        def load(history: Sequence[str] = (), mark: str | None = None) -> Steps[CheckpointWithChannels | None]:
+            return calls.load_channels(
+                place.thread_id, place.namespace, place.checkpoint_id, accepts=self._accepts, history=history, mark=mark
+            )
+
+        if before is not None:
+            try:
+                return (yield from load([*before.channels], before.mark))
+            except StateTooLarge:  # each of them may fit an answer
+                pass
+            except InvalidRequest as refused:
+                if all(each.parameter != "history" for each in refused.errors):
+                    raise
+                self._histories.refuse_loads()
+        return (yield from load())
 
     def _completed(self, found: CheckpointWithChannels, pinned: Pinned) -> Steps[CheckpointTuple]:
-        """A checkpoint with the large parts of its values, which came as references."""
+        """A checkpoint with the large parts of its values, which came as references; those of histories, too."""
         values: list[ChannelOut | SerialisedWrite] = [*found.channels.values(), *found.pending_writes]
+        values += _values_of(found.history) if isinstance(found.history, ChannelHistories) else []
         yield from receiving(self._pieces, pinned, found.thread_id, values)
         return self._values.tuple_of(found)
 
@@ -724,22 +754,20 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             return {}
         place = Place.of(config)
         remembered = place_of(pinned, place.thread_id, place.namespace)
-        before = self._histories.at(remembered, channels)
-        found = yield from calls.channel_history(
-            place.thread_id,
-            place.namespace,
-            place.checkpoint_id,
-            [*dict.fromkeys(channels)],
-            accepts=self._accepts,
-            mark=None if before is None else before.mark,
-        )
-        values: list[ChannelOut | SerialisedWrite] = []
-        for each in found.channels.values():
-            values += each.writes
-            values += [each.seed] if isinstance(each.seed, ChannelOut) else []
-        yield from receiving(self._pieces, pinned, place.thread_id, values)
-        found = joined(before, found)
-        self._histories.keep(remembered, found)
+        found = self._histories.take(remembered, channels, place.checkpoint_id)
+        if found is None:
+            before = self._histories.at(remembered, channels)
+            found = yield from calls.channel_history(
+                place.thread_id,
+                place.namespace,
+                place.checkpoint_id,
+                [*dict.fromkeys(channels)],
+                accepts=self._accepts,
+                mark=None if before is None else before.mark,
+            )
+            yield from receiving(self._pieces, pinned, place.thread_id, _values_of(found))
+            found = joined(before, found)
+            self._histories.keep(remembered, found)
         histories: dict[str, DeltaChannelHistory] = {}
         for name in channels:
             history = found.channels.get(name)
@@ -751,6 +779,14 @@ class StateroomSaver(BaseCheckpointSaver[str]):
                 entry["seed"] = self._values.value(history.seed)
             histories[name] = entry
         return histories
+
+
+def _values_of(histories: ChannelHistories) -> list[ChannelOut | SerialisedWrite]:
+    values: list[ChannelOut | SerialisedWrite] = []
+    for each in histories.channels.values():
+        values += each.writes
+        values += [each.seed] if isinstance(each.seed, ChannelOut) else []
+    return values
 
 
 def _leave_out(channels: Mapping[str, ChannelIn], before: Mapping[str, Sent]) -> dict[str, Sent]:

@@ -166,10 +166,23 @@ def load_state(
 
 
 def load_channels(
-    thread_id: str, namespace: str, checkpoint_id: str | None, *, accepts: str | None = None
+    thread_id: str,
+    namespace: str,
+    checkpoint_id: str | None,
+    *,
+    accepts: str | None = None,
+    history: Sequence[str] = (),
+    mark: str | None = None,
 ) -> Steps[CheckpointWithChannels | None]:
-    """A checkpoint with serialised channels; ``None`` when there is none."""
+    """A checkpoint with serialised channels, and with the ``history`` of channels; ``None`` when there is none.
+
+    Raises:
+        InvalidRequest: At ``history``: the gateway is too old to know it.
+        StateTooLarge: Not all of it fits one answer.
+    """
     call = _load_call(thread_id, namespace, checkpoint_id, "channels", accepts, pieces="refs")
+    asked = (*(("history", name) for name in history), ("mark", mark))
+    call = structs.replace(call, query=(*call.query, *asked))
     try:
         answer = yield call
     except (CheckpointNotFound, ThreadNotFound):

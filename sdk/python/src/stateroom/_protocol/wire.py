@@ -185,11 +185,27 @@ class Holes(Struct):
         return bool(self.state_holes) or any(each.holes for each in self.pending_writes)
 
 
+class ChannelHistory(Struct, kw_only=True):
+    """Writes to a channel, oldest first, since ``seed``; ``continues``: behind those that came with the mark."""
+
+    writes: list[SerialisedWrite]
+    seed: ChannelOut | UnsetType = UNSET
+    continues: bool = False
+
+
+class ChannelHistories(Struct, kw_only=True):
+    """Histories by channel; with ``mark`` the next time, only what came since is given."""
+
+    channels: dict[str, ChannelHistory]
+    mark: str | None = None
+
+
 class CheckpointWithChannels(CheckpointInfo, kw_only=True):
-    """A checkpoint in the ``channels`` view."""
+    """A checkpoint in the ``channels`` view, with the histories that its load asked for."""
 
     channels: dict[str, ChannelOut] = msgspec.field(default_factory=dict)
     pending_writes: list[SerialisedWrite] = msgspec.field(default_factory=list)
+    history: ChannelHistories | UnsetType = UNSET
 
 
 class CheckpointPage(Struct, kw_only=True):
@@ -204,21 +220,6 @@ class ChannelsPage(Struct, kw_only=True):
 
     checkpoints: list[CheckpointWithChannels]
     next_cursor: str | None = None
-
-
-class ChannelHistory(Struct, kw_only=True):
-    """Writes to a channel, oldest first, since ``seed``; ``continues``: behind those that came with the mark."""
-
-    writes: list[SerialisedWrite]
-    seed: ChannelOut | UnsetType = UNSET
-    continues: bool = False
-
-
-class ChannelHistories(Struct, kw_only=True):
-    """Histories by channel; with ``mark`` the next time, only what came since is given."""
-
-    channels: dict[str, ChannelHistory]
-    mark: str | None = None
 
 
 class ThreadPage(Struct, kw_only=True):

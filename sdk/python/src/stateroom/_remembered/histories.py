@@ -4,13 +4,17 @@ A graph with a ``DeltaChannel`` asks for the writes since its last snapshot when
 are those of the run before. They are kept as they came, together with the gateway's mark, and only the gateway says
 whether they still hold: without its word nothing that is kept here is used. What is kept is bounded, and losing it
 costs a longer answer and nothing else.
+
+The history that was asked for last is asked for along with the next load of the head, and answers the next question for
+it, once: it is of the same moment as the checkpoint. A gateway that is older than this cannot, and is asked apart.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from stateroom._io.processes import PerProcess
 from stateroom._protocol.wire import ChannelHistories, ChannelHistory
@@ -22,6 +26,14 @@ BYTES_MAX = 32 * 1024 * 1024
 _WRITE_BYTES = 500
 
 
+class _Kept(Struct, frozen=True):
+    """What was given, and about how much it takes; ``loaded_id``: the checkpoint it came with and was not asked for."""
+
+    histories: ChannelHistories
+    size_bytes: int
+    loaded_id: str | None
+
+
 class Histories:
     """The last histories of each thread and namespace; the least recently used go first. Threads may share it.
 
@@ -31,30 +43,54 @@ class Histories:
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._lock = PerProcess(threading.Lock)
-        self._places: OrderedDict[Place, tuple[ChannelHistories, int]] = OrderedDict()
+        self._places: OrderedDict[Place, _Kept] = OrderedDict()
         self._bytes = 0
         self._bytes_max = bytes_max
+        self._come_with_loads = True
 
     def at(self, place: Place, channels: Iterable[str]) -> ChannelHistories | None:
         """What was given last, if it was of these channels; not to be changed."""
         with self._lock.mine():
             found = self._places.get(place)
-            if found is None or found[0].channels.keys() != {*channels}:
+            if found is None or found.histories.channels.keys() != {*channels}:
                 return None
             self._places.move_to_end(place)
-            return found[0]
+            return found.histories
 
-    def keep(self, place: Place, histories: ChannelHistories) -> None:
-        """Keep what was given, in place of what was given before."""
+    def for_load(self, place: Place) -> ChannelHistories | None:
+        """What was given last, if a load of the head can ask for what came since; not to be changed."""
+        with self._lock.mine():
+            found = self._places.get(place)
+            return found.histories if found is not None and self._come_with_loads else None
+
+    def refuse_loads(self) -> None:
+        """Remember that the gateway gives no histories with loads."""
+        self._come_with_loads = False
+
+    def take(self, place: Place, channels: Iterable[str], checkpoint_id: str | None) -> ChannelHistories | None:
+        """What came with the load of this checkpoint, if it was of these channels, once; not to be changed."""
+        with self._lock.mine():
+            found = self._places.get(place)
+            if found is None or found.loaded_id is None or found.loaded_id != checkpoint_id:
+                return None
+            if found.histories.channels.keys() != {*channels}:
+                return None
+            self._places[place] = replace(found, loaded_id=None)
+            self._places.move_to_end(place)
+            return found.histories
+
+    def keep(self, place: Place, histories: ChannelHistories, loaded_id: str | None = None) -> None:
+        """Keep what was given, in place of what was given before; ``loaded_id``: with the load of this checkpoint."""
         size = sum(map(_size, histories.channels.values()))
         with self._lock.mine():
-            self._bytes -= self._places.pop(place, (None, 0))[1]
+            before = self._places.pop(place, None)
+            self._bytes -= 0 if before is None else before.size_bytes
             if histories.mark is None or size > self._bytes_max:
                 return
-            self._places[place] = histories, size
+            self._places[place] = _Kept(histories, size, loaded_id)
             self._bytes += size
             while self._bytes > self._bytes_max:
-                self._bytes -= self._places.popitem(last=False)[1][1]
+                self._bytes -= self._places.popitem(last=False)[1].size_bytes
 
 
 def joined(before: ChannelHistories | None, found: ChannelHistories) -> ChannelHistories:
