@@ -20,6 +20,7 @@ import asyncpg
 import httpx
 import pytest
 
+from gateway.authentication.principals import LISTING
 from storage.control.features import KNOWN_NAMES, LEAD_SECONDS
 from tests.previous.conftest import NEW, OLD, writers
 from tests.previous.earlier_words import NAMES, PERMISSIONS, earlier_path
@@ -224,7 +225,7 @@ def test_a_verb_works_on_what_the_other_build_made(builds: Any, subject: str, na
     elif permission == "operator":
         api_key, who = second.deployment.operator_key, None
     else:
-        api_key, who = made.service_key, subject if name in OF_SUBJECTS or declared.operation.tenant_listing else None
+        api_key, who = made.service_key, subject if name in OF_SUBJECTS or declared.operation.reach is LISTING else None
     with client_of(second, who, api_key) as client:
         answer = request.send(client)
     if expected := (AFTER_FINISHING | REFUSED).get(name):
