@@ -28,6 +28,7 @@ from gateway.embedded.postgres import EmbeddedPostgres
 from storage.access.completeness import walk
 from storage.model import ChannelValue, FullState, Patch, Precondition, Save, Value
 from storage.postgres.setup import prepare
+from storage.postgres.statement import Statement
 from storage.scope import Scope
 from storage.service import Store
 from storage.statements.threads.threads import LOCK
@@ -44,29 +45,34 @@ _ALONE_SAVES = 500
 _MEANWHILE_SAVES_MIN = 200
 _MESSAGE_BYTES = 600
 
-_DELETE_WRITES = """
-DELETE FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
-"""
-_DELETE_CHECKPOINTS = """
-DELETE FROM stateroom.checkpoints WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
-AND checkpoint_id <> (SELECT head_id FROM stateroom.heads h WHERE h.tenant_id = $1 AND h.subject_id = $2
-    AND h.thread_id = $3 AND h.namespace = '')
-"""
-_COLLECT = """
+_DELETE_WRITES = Statement("""
+DELETE FROM stateroom.pending_writes
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
+""")
+_DELETE_CHECKPOINTS = Statement("""
+DELETE FROM stateroom.checkpoints
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
+AND checkpoint_id <> (SELECT head_id FROM stateroom.heads h
+    WHERE h.tenant_id = :tenant_id AND h.subject_id = :subject_id AND h.thread_id = :thread_id AND h.namespace = '')
+""")
+_COLLECT = Statement("""
 WITH RECURSIVE roots AS (
-    SELECT piece_ids AS packed FROM stateroom.checkpoints WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3
+    SELECT piece_ids AS packed FROM stateroom.checkpoints
+    WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
 ), live AS (
     SELECT substring(r.packed FROM 1 + 17 * n FOR 17) AS piece_id
     FROM roots r, LATERAL generate_series(0, length(r.packed) / 17 - 1) n
     UNION
     SELECT substring(c.children FROM 1 + 17 * n FOR 17)
-    FROM live JOIN stateroom.chunks c ON c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
-        AND c.piece_id = live.piece_id, LATERAL generate_series(0, length(c.children) / 17 - 1) n
+    FROM live JOIN stateroom.chunks c ON c.tenant_id = :tenant_id AND c.subject_id = :subject_id
+        AND c.thread_id = :thread_id AND c.piece_id = live.piece_id,
+        LATERAL generate_series(0, length(c.children) / 17 - 1) n
     WHERE c.children IS NOT NULL
 )
-DELETE FROM stateroom.chunks c WHERE c.tenant_id = $1 AND c.subject_id = $2 AND c.thread_id = $3
+DELETE FROM stateroom.chunks c
+WHERE c.tenant_id = :tenant_id AND c.subject_id = :subject_id AND c.thread_id = :thread_id
   AND NOT EXISTS (SELECT FROM live WHERE live.piece_id = c.piece_id)
-"""
+""")
 
 
 class PruningBench:
@@ -114,9 +120,8 @@ class PruningBench:
             removal = await self._store.pruning.keep_latest(self._scope, thread_id)
             assert removal.checkpoints >= self.checkpoints
             return
-        place = (self._scope.tenant_id, self._scope.subject_id, thread_id)
         async with self._store.unit_of_work.begin(self._scope) as transaction:
-            await transaction.fetchrow(LOCK, *place)
+            await transaction.fetch_one(LOCK, thread_id=thread_id)
             if contender == AT_ONCE:
                 sealer = await self._store.keys.sealer(self._scope)
                 opened = 0
@@ -124,7 +129,7 @@ class PruningBench:
                     opened += 1
                 assert opened >= self.checkpoints
             for statement in (_DELETE_WRITES, _DELETE_CHECKPOINTS, _COLLECT):
-                await transaction.execute(statement, *place)
+                await transaction.run(statement, thread_id=thread_id)
 
     async def slice(self, contender: str) -> dict[str, float]:
         """Save alone, then during a prune; what the writer saw."""

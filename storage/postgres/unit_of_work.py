@@ -170,30 +170,6 @@ class Transaction(Session):
         for then in self._when_committed:
             then()
 
-    # What follows takes values by position; it goes when no statement does any more.
-
-    async def fetch(self, sql: str, *args: object) -> list[Any]:
-        """Run a statement and return its rows."""
-        return await self._connection.fetch(sql, *args)  # type: ignore[no-any-return]
-
-    async def fetchrow(self, sql: str, *args: object) -> Any:
-        """Run a statement and return its first row, or None."""
-        return await self._connection.fetchrow(sql, *args)
-
-    async def fetchval(self, sql: str, *args: object) -> Any:
-        """Run a statement and return the first column of its first row, or None."""
-        return await self._connection.fetchval(sql, *args)
-
-    async def execute(self, sql: str, *args: object) -> int:
-        """Run a statement and return how many rows it touched."""
-        tag: str = await self._connection.execute(sql, *args)
-        count = tag.rsplit(" ", 1)[-1]
-        return int(count) if count.isdecimal() else 0
-
-    async def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
-        """Run a statement once for each row of arguments."""
-        await self._connection.executemany(sql, rows)
-
 
 def bound(scope: AnyScope) -> dict[str, object]:
     """The parameters that a scope says, for every statement that names them; an operator's says none."""

@@ -2,10 +2,12 @@
 
 import asyncio
 from random import Random  # noqa: TID251  seeded: the same interleaving every time
-from uuid import uuid4
+from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 
+from storage.postgres.statement import Statement
 from storage.scope import Scope
 from storage.service import Store
 from tests.support.interleaving import CancelAtAwait
@@ -14,6 +16,22 @@ from tests.support.stores import DEPLOYMENT_ID
 
 OPERATIONS = 10_000
 CANCELLED_IN_A_HUNDRED = 6
+
+
+class _Binding(msgspec.Struct, frozen=True):
+    tenant_id: str
+    read_only: str
+    isolation: str
+    tenants: list[UUID]
+
+
+_BINDING = Statement(
+    """
+SELECT current_setting('app.tenant_id'), current_setting('transaction_read_only'),
+    current_setting('transaction_isolation'), array(SELECT DISTINCT tenant_id FROM stateroom.threads)
+""",
+    _Binding,
+)
 
 
 class Tenant:
@@ -41,15 +59,8 @@ class Tenant:
 
     async def _binding(self):
         async with self._store.unit_of_work.snapshot(self.scope) as transaction:
-            row = await transaction.fetchrow(
-                "SELECT current_setting('app.tenant_id') AS tenant_id,"
-                " current_setting('transaction_read_only') AS read_only,"
-                " current_setting('transaction_isolation') AS isolation,"
-                " array(SELECT DISTINCT tenant_id FROM stateroom.threads) AS tenants"
-            )
-        assert row["tenant_id"] == str(self.scope.tenant_id)
-        assert (row["read_only"], row["isolation"]) == ("on", "repeatable read")
-        assert row["tenants"] == [self.scope.tenant_id]
+            found = await transaction.fetch_only(_BINDING)
+        assert found == _Binding(str(self.scope.tenant_id), "on", "repeatable read", [self.scope.tenant_id])
 
     async def _unbound(self):
         async with self._store.unit_of_work.connection() as connection:

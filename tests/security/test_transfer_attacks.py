@@ -16,6 +16,7 @@ from storage.format.leaves import placeholder, read_placeholder
 from storage.format.manifest import ChannelRecord
 from storage.format.pieces import read_composite, write_composite
 from storage.model import Precondition
+from storage.postgres.statement import Statement
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.transfer.exporting import NO_POLICY_JSON
 from tests.support.states import contents, document, load, patch, put, save, state, write
@@ -47,9 +48,8 @@ async def rows(store, scope):
     """What is in the subject's tables."""
     async with store.unit_of_work.snapshot(scope) as transaction:
         return {
-            table: await transaction.fetchval(
-                f"SELECT count(*) FROM stateroom.{table} WHERE tenant_id = $1",  # noqa: S608  constants
-                scope.tenant_id,
+            table: await transaction.fetch_only(
+                Statement(f"SELECT count(*) FROM stateroom.{table} WHERE tenant_id = :tenant_id", int)  # noqa: S608
             )
             for table in TABLES
         }
@@ -362,17 +362,17 @@ async def test_what_was_uploaded_for_a_thread_that_is_refused_is_given_up(here, 
     ending = index_of(records, form.Ending)
     await refused(there, target, await sealed(there, target, replaced(records, ending, checkpoints=7)))
     async with there.unit_of_work.snapshot(target) as transaction:
-        intents = await transaction.fetch(
-            "SELECT state FROM stateroom.blob_intents WHERE tenant_id = $1", target.tenant_id
+        states = await transaction.fetch_all(
+            Statement("SELECT state FROM stateroom.blob_intents WHERE tenant_id = :tenant_id", str)
         )
-    assert {row["state"] for row in intents} == {"swept"}
+    assert set(states) == {"swept"}
 
 
 async def test_a_damaged_thread_breaks_the_export_off_and_what_came_is_refused(here, there, scope, target):
     await a_thread(here, scope)
     async with here.unit_of_work.begin(scope) as transaction:
-        await transaction.execute(
-            "DELETE FROM stateroom.pending_writes WHERE tenant_id = $1 AND subject_id = $2", *_of(scope)
+        await transaction.run(
+            Statement("DELETE FROM stateroom.pending_writes WHERE tenant_id = :tenant_id AND subject_id = :subject_id")
         )
     receiver = await recipient(there, target.tenant_id)
     export = await here.exporting.thread(scope, "t1", receiver, ACTOR)
@@ -387,10 +387,6 @@ async def test_a_damaged_thread_breaks_the_export_off_and_what_came_is_refused(h
     await refused(there, target, bytes(came))
     job = await here.jobs.get(TenantScope(scope.tenant_id), export.job_id)
     assert job.state == "failed"
-
-
-def _of(scope):
-    return scope.tenant_id, scope.subject_id
 
 
 async def test_memory_does_not_grow_with_the_thread(here, there, scope, target, tmp_path):
@@ -458,10 +454,13 @@ async def test_an_export_that_names_no_tenant_is_taken_in_once_and_only_where_an
     export_id, stranger = records[0].export_id, Scope(uuid4(), target.subject_id)
     for each in (target, stranger):
         async with there.unit_of_work.begin(OperatorScope(founding=each.tenant_id)) as transaction:
-            await transaction.execute(
-                "INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES ($1, $2, now())",
-                each.tenant_id, str(each.tenant_id),
-            )  # fmt: skip
+            await transaction.run(
+                Statement(
+                    "INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES (:tenant_id, :name, now())"
+                ),
+                tenant_id=each.tenant_id,
+                name=str(each.tenant_id),
+            )
     await refused(there, target, file, ImportUnbound)
     await there.importing.unbound.accept(target.tenant_id, export_id, ACTOR)
     await refused(there, stranger, file, ImportUnbound)
@@ -473,10 +472,14 @@ async def test_an_export_that_names_no_tenant_is_taken_in_once_and_only_where_an
         assert "import.accept-unbound" in {record.event.action for record in page.items}
     # What somebody else wrote into the table accepts nothing.
     async with there.unit_of_work.begin(TenantScope(stranger.tenant_id)) as transaction:
-        await transaction.execute(
-            "INSERT INTO stateroom.unbound_imports (tenant_id, export_id, accepted_at, mac) VALUES ($1, $2, now(), $3)",
-            stranger.tenant_id, export_id, bytes(32),
-        )  # fmt: skip
+        await transaction.run(
+            Statement(
+                "INSERT INTO stateroom.unbound_imports (tenant_id, export_id, accepted_at, mac)"
+                " VALUES (:tenant_id, :export_id, now(), :mac)"
+            ),
+            export_id=export_id,
+            mac=bytes(32),
+        )
     await refused(there, stranger, file, ImportUnbound)
 
 
@@ -487,12 +490,12 @@ async def test_a_damaged_thread_is_named_and_left_out_and_keeps_no_other_from_le
     for thread_id in ("t1", "t2", "t3"):
         await a_thread(here, scope, thread_id)
     statement = {
-        "heads": "UPDATE stateroom.heads SET sequence = sequence + 1 WHERE tenant_id = $1 AND thread_id = 't2'",
+        "heads": "UPDATE stateroom.heads SET sequence = sequence + 1 WHERE tenant_id = :tenant_id AND thread_id = 't2'",
         # Found only when some of the thread is out already.
-        "chunks": "DELETE FROM stateroom.chunks WHERE tenant_id = $1 AND thread_id = 't2'",
+        "chunks": "DELETE FROM stateroom.chunks WHERE tenant_id = :tenant_id AND thread_id = 't2'",
     }[damage]
     async with here.unit_of_work.begin(scope) as transaction:
-        await transaction.execute(statement, scope.tenant_id)
+        await transaction.run(Statement(statement))
     tenant = TenantScope(scope.tenant_id)
     export = await here.exporting.tenant(tenant, await recipient(there, target.tenant_id), ACTOR)
     report = await imported(there, target.tenant_id, await content(export))

@@ -16,15 +16,18 @@ from storage.collection.sweep import Sweep
 from storage.format.pointer import BlobPointer
 from storage.ledger.ledger import BlobLedger, NewBlob, Settlement, new_blob_id, pack_named_ids
 from storage.model import Bucket, Purpose
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope
 from storage.service import Store
 from tests.support.states import save
 
-_THREAD = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
-NAME = f"UPDATE stateroom.checkpoints SET named_ids = coalesce(named_ids, '') || $4::bytea WHERE {_THREAD}"
-NAME_NOTHING = f"UPDATE stateroom.checkpoints SET named_ids = NULL WHERE {_THREAD}"
-LOCK_THREAD = f"SELECT 1 FROM stateroom.threads WHERE {_THREAD} FOR UPDATE"
+_THREAD = "tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id"
+NAME = Statement(
+    f"UPDATE stateroom.checkpoints SET named_ids = coalesce(named_ids, '') || :named_ids::bytea WHERE {_THREAD}"
+)
+NAME_NOTHING = Statement(f"UPDATE stateroom.checkpoints SET named_ids = NULL WHERE {_THREAD}")
+LOCK_THREAD = Statement(f"SELECT 1 FROM stateroom.threads WHERE {_THREAD} FOR UPDATE", int)
 
 
 @dataclass
@@ -95,7 +98,7 @@ class Blobs:
         """Settle, and let the thread's checkpoints name what came of it, in one transaction, as a save does."""
         sealer = await self.sealer(scope)
         async with self.unit_of_work.begin(scope) as transaction:
-            await transaction.fetch(LOCK_THREAD, scope.tenant_id, scope.subject_id, thread_id)
+            await transaction.fetch_all(LOCK_THREAD, thread_id=thread_id)
             named = await self.ledger.settle(transaction, sealer, [each.settlement() for each in uploads], thread_id)
             ids = [named[each.blob_id] for each in uploads]
             await name(transaction, scope, thread_id, ids)
@@ -104,15 +107,15 @@ class Blobs:
     async def refer(self, scope: Scope, *blob_ids: UUID, thread_id: str = "t1") -> None:
         """Let a thread name blobs that are there."""
         async with self.unit_of_work.begin(scope) as transaction:
-            await transaction.fetch(LOCK_THREAD, scope.tenant_id, scope.subject_id, thread_id)
+            await transaction.fetch_all(LOCK_THREAD, thread_id=thread_id)
             await self.ledger.refer(transaction, thread_id, blob_ids)
             await name(transaction, scope, thread_id, blob_ids)
 
     async def forget(self, scope: Scope, thread_id: str = "t1") -> None:
         """Let a thread name nothing any more, as pruning does."""
         async with self.unit_of_work.begin(scope) as transaction:
-            await transaction.fetch(LOCK_THREAD, scope.tenant_id, scope.subject_id, thread_id)
-            await transaction.execute(NAME_NOTHING, scope.tenant_id, scope.subject_id, thread_id)
+            await transaction.fetch_all(LOCK_THREAD, thread_id=thread_id)
+            await transaction.run(NAME_NOTHING, thread_id=thread_id)
             await self.ledger.keep(transaction, thread_id)
 
     async def stored(self, scope: Scope, upload: Upload | None = None, thread_id: str = "t1") -> UUID:
@@ -123,4 +126,4 @@ class Blobs:
 
 
 async def name(transaction: Transaction, scope: Scope, thread_id: str, ids: Any) -> None:
-    await transaction.execute(NAME, scope.tenant_id, scope.subject_id, thread_id, pack_named_ids(ids))
+    await transaction.run(NAME, thread_id=thread_id, named_ids=pack_named_ids(ids))

@@ -102,13 +102,10 @@ class SteeredTransaction(Transaction):
         self._variants = variants
         self._before = before
 
-    async def _text(self, sql: str) -> str:
-        await self._before(sql)
-        return self._variants.get(sql, sql)
-
     async def _steered(self, statement: Statement[R]) -> Statement[R]:
-        text = await self._text(statement.text)
-        if text == statement.text:
+        await self._before(statement.text)
+        text = self._variants.get(statement.text)
+        if text is None:
             return statement
         steered = copy.copy(statement)
         steered.text = text
@@ -125,18 +122,6 @@ class SteeredTransaction(Transaction):
 
     async def run(self, statement: Statement[None], **values: object) -> int:
         return await super().run(await self._steered(statement), **values)
-
-    async def fetch(self, sql: str, *args: object) -> list[Any]:
-        return await super().fetch(await self._text(sql), *args)
-
-    async def fetchrow(self, sql: str, *args: object) -> Any:
-        return await super().fetchrow(await self._text(sql), *args)
-
-    async def fetchval(self, sql: str, *args: object) -> Any:
-        return await super().fetchval(await self._text(sql), *args)
-
-    async def execute(self, sql: str, *args: object) -> int:
-        return await super().execute(await self._text(sql), *args)
 
 
 class SteeredUnitOfWork(UnitOfWork):

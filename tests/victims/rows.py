@@ -12,6 +12,7 @@ from uuid import UUID
 from crypto.roots import create_root_key
 from storage.control.features import KNOWN
 from storage.control.rows import adoption_row, policy_row, save_policy_row, schema_row
+from storage.postgres.statement import Statement
 from storage.retention.policies import AGENT_POLICIES_MAX, AGENT_POLICY_ROWS_MAX
 from storage.schemas.adoptions import ADOPTIONS_MAX
 from storage.schemas.registry import SCHEMA_BYTES_MAX, VERSIONS_MAX
@@ -26,6 +27,14 @@ from tests.support.features import switch_on
 from tests.support.production import Deployment
 
 COUNTED_ROWS = 300_000  # sixty pages of a count
+_FILL = Statement("""
+INSERT INTO stateroom.pending_writes
+    (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, created_at,
+     key_version, piece_ids, value, member)
+SELECT :tenant_id, :subject_id, 'counted', '', 'c', n::text, 0, '', 'a', now(),
+    1, '', '', decode(repeat('00', 16), 'hex')
+FROM generate_series(1, :count) n
+""")
 _SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 _SAID, _TAKEN_BACK = b'{"idle_ttl_seconds":31536000}', b"{}"
 
@@ -58,9 +67,10 @@ async def policies(store: Store, tenant_id: UUID) -> None:
     prove = store.control.proof
     async with store.unit_of_work.begin(TenantScope(tenant_id)) as transaction:
         for number in range(AGENT_SAVE_POLICIES_MAX):
-            said = (agent_of(number), False, _SINCE)
-            await transaction.execute(
-                save_policies_sql.PUT, tenant_id, *said, *prove(save_policy_row(tenant_id, *said))
+            agent = agent_of(number)
+            proof = prove(save_policy_row(tenant_id, agent, False, _SINCE))
+            await transaction.run(
+                save_policies_sql.PUT, agent=agent, strict=False, updated_at=_SINCE, **proof._asdict()
             )
         for number in range(AGENT_POLICY_ROWS_MAX):
             agent, body = agent_of(number), _SAID if number < AGENT_POLICIES_MAX else _TAKEN_BACK
@@ -78,23 +88,23 @@ async def schema_of_many_versions(store: Store, tenant_id: UUID) -> None:
     async with store.unit_of_work.begin(TenantScope(tenant_id)) as transaction:
         for number in range(1, VERSIONS_MAX + 1):
             label = b'{"label":"%b"}' % (b"v" * (SCHEMA_BYTES_MAX // VERSIONS_MAX - 20))
-            said = ("s", number, label, _SINCE)
-            await transaction.execute(schemas_sql.ADD, tenant_id, *said, *prove(schema_row(tenant_id, *said)))
+            proof = prove(schema_row(tenant_id, "s", number, label, _SINCE))
+            await transaction.run(
+                schemas_sql.ADD, schema="s", number=number, definition=label, created_at=_SINCE, **proof._asdict()
+            )
         for number in range(ADOPTIONS_MAX):
-            said_of = (agent_of(number), "", 1, "s", 1, _SINCE)
-            await transaction.execute(adoptions_sql.ADD, tenant_id, *said_of, *prove(adoption_row(tenant_id, *said_of)))
+            agent = agent_of(number)
+            proof = prove(adoption_row(tenant_id, agent, "", 1, "s", 1, _SINCE))
+            await transaction.run(
+                adoptions_sql.ADD, agent=agent, namespace="", number=1, state_schema="s", state_version=1,
+                adopted_at=_SINCE, **proof._asdict(),
+            )  # fmt: skip
 
 
 async def rows_to_count(store: Store, tenant_id: UUID) -> None:
     """More rows of one subject than are looked at in an hour of saves; nobody opens them."""
     async with store.unit_of_work.begin(Scope(tenant_id, "counted")) as transaction:
-        await transaction.execute(
-            "INSERT INTO stateroom.pending_writes (tenant_id, subject_id, thread_id, namespace, checkpoint_id, task_id,"
-            " idx, task_path, channel, created_at, key_version, piece_ids, value, member)"
-            " SELECT $1, $2, 'counted', '', 'c', n::text, 0, '', 'a', now(), 1, '', '', decode(repeat('00', 16), 'hex')"
-            " FROM generate_series(1, $3) n",
-            tenant_id, "counted", COUNTED_ROWS,
-        )  # fmt: skip
+        await transaction.run(_FILL, count=COUNTED_ROWS)
 
 
 async def count(store: Store, tenant_id: UUID) -> None:

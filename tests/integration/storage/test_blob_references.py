@@ -20,6 +20,7 @@ from storage.errors import (
 )
 from storage.format.pointer import artifact_name_digest
 from storage.ledger.ledger import new_blob_id, pack_named_ids, unpack_named_ids
+from storage.postgres.statement import Statement
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.statements.objects import artifacts as sql
 from tests.support.blob_rows import Blobs, Upload, name
@@ -27,7 +28,9 @@ from tests.support.interleaving import WAIT_SECONDS, Gate, SteeredUnitOfWork, bl
 from tests.support.states import save
 
 CONTENT = b"\x01" + b"c" * 16
-DELETE_THREAD = "DELETE FROM stateroom.threads WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
+DELETE_THREAD = Statement(
+    "DELETE FROM stateroom.threads WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id"
+)
 
 
 @pytest.fixture
@@ -78,7 +81,7 @@ async def delete_artifact(plain, scope, artifact_id, unit_of_work=None):
 
 async def delete_thread(plain, scope, thread_id):
     async with plain.unit_of_work.begin(scope) as transaction:
-        await transaction.execute(DELETE_THREAD, scope.tenant_id, scope.subject_id, thread_id)
+        await transaction.run(DELETE_THREAD, thread_id=thread_id)
         await plain.ledger.drop(transaction, thread_id)
 
 

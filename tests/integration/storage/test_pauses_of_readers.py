@@ -219,10 +219,11 @@ async def test_rows_that_others_go_before_are_in_memory_for_no_more_readers_than
 ):
     tenant, readers = TenantScope(scope.tenant_id), Readers(store.unit_of_work)
     control = CountedChecks(store.control, readers)
-    version = ("s", 1, b"{}", WHEN)
     async with store.unit_of_work.begin(tenant) as transaction:
-        proof = store.control.proof(schema_row(scope.tenant_id, *version))
-        await transaction.execute(schemas_sql.ADD, scope.tenant_id, *version, *proof)
+        proof = store.control.proof(schema_row(scope.tenant_id, "s", 1, b"{}", WHEN))
+        await transaction.run(
+            schemas_sql.ADD, schema="s", number=1, definition=b"{}", created_at=WHEN, **proof._asdict()
+        )
     await SavePolicies(readers, store.audit, control).get(tenant)
     await RetentionPolicies(readers, store.audit, store.pruning, control).get(tenant)
     await StateSchemas(readers, store.audit, SystemClock(), control, store.workers).get(tenant, "s")

@@ -1,6 +1,7 @@
 """Retention: policies, legal holds and rounds on real rows, while time passes."""
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -18,6 +19,7 @@ from storage.errors import (
     ThreadNotFound,
 )
 from storage.model import TaskWrites, Tenant
+from storage.postgres.statement import Statement
 from storage.retention.planner import Ceilings, Effective, Plan, Policy, Thinning
 from storage.retention.rounds import Acts, Retaining, RoundLimits
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
@@ -31,6 +33,7 @@ from tests.support.states import load, save, state, write
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR, DAY = 3600, 86_400
 WAIT_SECONDS = 10
+FOUND = Statement("INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES (:tenant_id, :name, :created_at)")
 
 
 @pytest.fixture
@@ -101,10 +104,7 @@ async def test_the_most_specific_level_wins_and_ceilings_cap_it(store, scope, te
 async def test_an_operator_caps_a_tenant(store, scope, tenant, clock):
     made = Tenant(tenant_id=tenant.tenant_id, name=uuid4().hex, created_at=clock.now())
     async with store.unit_of_work.begin(OperatorScope(founding=tenant.tenant_id)) as transaction:
-        await transaction.execute(
-            "INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES ($1, $2, $3)",
-            made.tenant_id, made.name, made.created_at,
-        )  # fmt: skip
+        await transaction.run(FOUND, tenant_id=made.tenant_id, name=made.name, created_at=made.created_at)
     await save(store, scope, "t1")
     await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=1000 * DAY))
     capped = await store.retention_policies.set_ceilings(tenant.tenant_id, Ceilings(idle_ttl_seconds=DAY), "operator")
@@ -605,10 +605,7 @@ async def test_a_tenant_is_not_shredded_while_anything_of_it_is_held(store, scop
 
 async def admin_tenant(store, tenant, clock):
     async with store.unit_of_work.begin(OperatorScope(founding=tenant.tenant_id)) as transaction:
-        await transaction.execute(
-            "INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES ($1, 'held', $2)",
-            tenant.tenant_id, clock.now(),
-        )  # fmt: skip
+        await transaction.run(FOUND, tenant_id=tenant.tenant_id, name="held", created_at=clock.now())
 
 
 async def test_others_are_not_held(store, scope, tenant):
@@ -799,8 +796,10 @@ async def test_a_page_of_a_round_reads_its_own_rows_and_no_others(store, scope, 
     await admin.execute("ANALYZE stateroom.threads")
     async with store.unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
         await transaction.run(retention_sql.IN_ORDER)
-        explained = "EXPLAIN (ANALYZE, FORMAT JSON) " + retention_sql.PAGE.text
-        [plan] = await transaction.fetchval(explained, scope.tenant_id, "user-50", "t5", 100)
+        page = retention_sql.PAGE
+        named = re.sub(r"\$(\d+)", lambda found: f":{page.names[int(found[1]) - 1]}", page.text)
+        explained = Statement("EXPLAIN (ANALYZE, FORMAT JSON) " + named, list)
+        [plan] = await transaction.fetch_only(explained, after_subject="user-50", after_thread="t5", limit=100)
     nodes = [plan["Plan"]]
     for node in nodes:
         nodes += node.get("Plans", [])

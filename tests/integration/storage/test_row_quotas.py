@@ -16,6 +16,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.checkpoints.compacting import SUMMARY_OVER_QUOTA_BYTES_MAX
 from storage.errors import QuotaExceeded, RowQuotaExceeded
 from storage.model import ApiKeyRecord, Compaction, Idempotency, Precondition, TaskWrites, Tenant
+from storage.postgres.statement import Statement
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.statements.threads import row_usage
@@ -251,8 +252,8 @@ async def test_a_tenant_with_many_rows_keeps_no_other_one_waiting(postgres, migr
             await save(alone, Scope(many, f"user-{n}"))
         await save(alone, Scope(few, "user-1"))
         async with alone.unit_of_work.begin(TenantScope(few)) as transaction:  # the other one's turn comes first
-            await transaction.execute(
-                "UPDATE stateroom.row_usage SET count_after = clock_timestamp() WHERE tenant_id = $1", few
+            await transaction.run(
+                Statement("UPDATE stateroom.row_usage SET count_after = clock_timestamp() WHERE tenant_id = :tenant_id")
             )
         counting = RowCounting(alone.unit_of_work, alone.row_quotas, page_rows=1, pause_ratio=0)
         assert await counting.run_due() == 2

@@ -14,6 +14,7 @@ from gateway.cli.local import checks
 from gateway.telemetry import Metrics
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import STATES
+from storage.postgres.statement import Statement
 from storage.scope import Scope, TenantScope
 from tests.support.blob_rows import Blobs, Upload
 from tests.support.interleaving import WAIT_SECONDS
@@ -114,8 +115,8 @@ async def test_sweeps_that_do_not_end_show_and_differ_from_gateways_that_do_not_
     assert (await checks._check_sweeper(connection)).outcome == "skipped"
 
     async with store.unit_of_work.begin(TenantScope(scope.tenant_id)) as transaction:  # taken, and never ended
-        await transaction.execute(
-            "UPDATE stateroom.blob_usage SET sweep_after = clock_timestamp() WHERE tenant_id = $1", scope.tenant_id
+        await transaction.run(
+            Statement("UPDATE stateroom.blob_usage SET sweep_after = clock_timestamp() WHERE tenant_id = :tenant_id")
         )
     finding = await checks._check_sweeper(connection)
     assert finding.outcome == "failed"

@@ -7,6 +7,7 @@ import pytest
 
 from storage.errors import Unavailable
 from storage.postgres.engine import create_engine
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import (
     TENANT_CONNECTIONS_IN_COMPANY_MAX,
     TENANT_CONNECTIONS_MAX,
@@ -16,6 +17,7 @@ from storage.postgres.unit_of_work import (
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 
 REQUESTS = 60
+ONE = Statement("SELECT 1", int)
 
 
 class Held:
@@ -34,7 +36,7 @@ class Held:
             self.most = max(self.most, self._now)
             await self._over.wait()
             self._now -= 1
-            assert await transaction.fetchval("SELECT 1") == 1
+            assert await transaction.fetch_only(ONE) == 1
 
     async def until(self, count):
         async with asyncio.timeout(30):
@@ -62,7 +64,7 @@ async def test_a_tenant_with_many_requests_leaves_connections_for_another_ones(e
     await held.until(TENANT_CONNECTIONS_MAX)
     for scope in (Scope(quiet, "ann"), TenantScope(quiet), OperatorScope()):
         async with unit_of_work.begin(scope) as transaction:  # all of the crowd is still there
-            assert await transaction.fetchval("SELECT 1") == 1
+            assert await transaction.fetch_only(ONE) == 1
         assert held.most == TENANT_CONNECTIONS_MAX
     async with unit_of_work.connection() as connection:  # an API key is looked up
         assert await connection.fetchval("SELECT 1") == 1
@@ -83,7 +85,7 @@ async def test_a_crowd_beside_another_tenant_goes_on_with_few_connections(engine
     tasks = [asyncio.create_task(held.hold(crowd, number)) for number in range(REQUESTS)]
     await held.until(TENANT_CONNECTIONS_IN_COMPANY_MAX)
     async with unit_of_work.begin(quiet) as transaction:
-        assert await transaction.fetchval("SELECT 1") == 1
+        assert await transaction.fetch_only(ONE) == 1
         assert held.most == TENANT_CONNECTIONS_IN_COMPANY_MAX
     held.let_go()
     await asyncio.gather(*tasks)
@@ -102,7 +104,7 @@ async def test_who_waits_in_vain_for_the_tenants_share_is_told_to_come_again(eng
     held.let_go()
     await asyncio.gather(*tasks)
     async with unit_of_work.begin(scope) as transaction:
-        assert await transaction.fetchval("SELECT 1") == 1
+        assert await transaction.fetch_only(ONE) == 1
 
 
 async def test_who_is_cancelled_while_waiting_leaves_the_line_as_it_was(engine):

@@ -12,11 +12,14 @@ from storage.clock import SystemClock
 from storage.control.deployment_keys import Deployment
 from storage.errors import IntegrityFailure
 from storage.keys.transfer_keys import TransferKeys
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Silent
 from storage.scope import OperatorScope, Scope, TenantScope
 from tests.support.states import contents, load, save, state
 from tests.support.stores import DEPLOYMENT_ID, MigratedDatabase
 from tests.support.transfers import deployment, exported, imported, recipient
+
+WRAPPED = Statement("SELECT wrapped FROM stateroom.deployment_keys WHERE purpose = 'transfer'", bytes)
 
 
 def keys_of(store, root_key):
@@ -53,17 +56,13 @@ async def test_the_root_keys_rotation_takes_it_along_and_old_files_open(postgres
         target = Scope(uuid4(), scope.subject_id)
         file = await exported(store, there, scope, target.tenant_id)
         async with there.unit_of_work.snapshot(OperatorScope()) as transaction:
-            before = await transaction.fetchval(
-                "SELECT wrapped FROM stateroom.deployment_keys WHERE purpose = 'transfer'"
-            )
+            before = await transaction.fetch_only(WRAPPED)
         root_key.rotate()
         await there.rotation.rewrap_root("local")
         while await there.runner.run_due():
             pass
         async with there.unit_of_work.snapshot(OperatorScope()) as transaction:
-            after = await transaction.fetchval(
-                "SELECT wrapped FROM stateroom.deployment_keys WHERE purpose = 'transfer'"
-            )
+            after = await transaction.fetch_only(WRAPPED)
         assert after != before
         fresh = TransferKeys(Deployment(there.unit_of_work, root_key, own_id, SystemClock(), Silent()))
         assert (await fresh.newest()).public_key == (await there.transfer_keys.newest()).public_key

@@ -13,6 +13,7 @@ from storage.control.features import CONTROL_ROW_FORMATS, KNOWN, LEAD_SECONDS
 from storage.control.processes import FORGOTTEN_SECONDS, GONE_SECONDS
 from storage.errors import BuildTooOld, IntegrityFailure, OlderProcess, SetupError
 from storage.postgres.engine import UNREGISTERED_APPLICATION_NAME
+from storage.postgres.statement import Statement
 from storage.scope import OperatorScope
 from storage.service import Store, StoreOptions
 from tests.support.interleaving import blocked
@@ -186,7 +187,7 @@ async def test_no_gateway_switches_a_feature_off(store):
     ):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             async with store.unit_of_work.begin(OperatorScope()) as transaction:
-                await transaction.execute(statement)
+                await transaction.run(Statement(statement))
 
 
 async def test_a_deployment_without_a_tenant_begins_with_everything_on(store, admin, clock):
