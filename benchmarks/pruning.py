@@ -32,6 +32,7 @@ from storage.postgres.statement import Statement
 from storage.scope import Scope
 from storage.service import Store
 from storage.statements.threads.threads import LOCK
+from storage.tiers.hot import HotRows
 
 BATCHES = "in batches"
 AT_ONCE = "one transaction"
@@ -125,7 +126,7 @@ class PruningBench:
             if contender == AT_ONCE:
                 sealer = await self._store.keys.sealer(self._scope)
                 opened = 0
-                async for _ in walk(transaction, self._scope, sealer, thread_id, ""):
+                async for _ in walk(HotRows(transaction, thread_id), sealer, ""):
                     opened += 1
                 assert opened >= self.checkpoints
             for statement in (_DELETE_WRITES, _DELETE_CHECKPOINTS, _COLLECT):
