@@ -116,7 +116,8 @@ _hook_lock = threading.Lock()
 _hooked: list[bool] = []
 
 
-def _on_event(event: str, _arguments: tuple[Any, ...]) -> None:
+# The interpreter traces nothing while it calls a hook, so that nothing can tell which lines of the next four ran.
+def _on_event(event: str, _arguments: tuple[Any, ...]) -> None:  # pragma: no cover  called by a hook
     seen = _watched.seen
     if seen is None or not event.startswith(_OUTSIDE) or _imports(sys._getframe()):  # noqa: SLF001  the documented way
         return
@@ -124,7 +125,7 @@ def _on_event(event: str, _arguments: tuple[Any, ...]) -> None:
     raise PathFault(f"the step reaches outside: {event}")
 
 
-def _imports(frame: FrameType | None) -> bool:
+def _imports(frame: FrameType | None) -> bool:  # pragma: no cover  called by a hook
     """Whether a module is being imported: that reads files, once, and is no part of what a step does."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -133,7 +134,7 @@ def _imports(frame: FrameType | None) -> bool:
     return False
 
 
-def _on_call(frame: FrameType, event: str, argument: Any) -> None:
+def _on_call(frame: FrameType, event: str, argument: Any) -> None:  # pragma: no cover  called by a hook
     seen = _watched.seen
     if seen is None:
         return
@@ -146,7 +147,7 @@ def _on_call(frame: FrameType, event: str, argument: Any) -> None:
         seen.append(what)
 
 
-def _forbidden(function: Any) -> str | None:
+def _forbidden(function: Any) -> str | None:  # pragma: no cover  called by a hook
     owner = getattr(function, "__self__", None)
     name = function.__name__
     try:
@@ -391,22 +392,19 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _where(one: State, other: State) -> str:
     """JSON Pointer to the first difference of two states."""
-    for name in [*one, *(each for each in other if each not in one)]:
-        if name not in one or name not in other:
-            return f"/{escape(name)}"
-        if not _equal(name, one[name], other[name]):
-            trees = [_tree(Document.of({name: each[name]}), name) for each in (one, other)]
-            return f"/{escape(name)}{_deeper(*trees)}"
-    return "/"
+    both = one.keys() & other.keys()
+    name = next(name for name in [*one, *other] if name not in both or not _equal(name, one[name], other[name]))
+    if name not in both:
+        return f"/{escape(name)}"
+    trees = [_tree(Document.of({name: each[name]}), name) for each in (one, other)]
+    return f"/{escape(name)}{_deeper(*trees)}"
 
 
 def _deeper(one: Any, other: Any) -> str:
     if isinstance(one, dict) and isinstance(other, dict):
-        for name in [*one, *(each for each in other if each not in one)]:
-            if name not in one or name not in other:
-                return f"/{escape(str(name))}"
-            if not _alike(one[name], other[name]):
-                return f"/{escape(str(name))}{_deeper(one[name], other[name])}"
+        both = one.keys() & other.keys()
+        name = next(name for name in [*one, *other] if name not in both or not _alike(one[name], other[name]))
+        return f"/{escape(str(name))}{_deeper(one[name], other[name]) if name in both else ''}"
     if isinstance(one, list) and isinstance(other, list):
         for index, (left, right) in enumerate(zip(one, other, strict=False)):
             if not _alike(left, right):

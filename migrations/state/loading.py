@@ -134,14 +134,15 @@ def shipped_chains(folder: Path | None = None) -> dict[str, Chain]:
         ChainInvalid: as `chains_of_folder` and `chains_of_own_folder`, or two of them have a schema of one name.
     """
     chains = chains_of_folder(SHIPPED)
-    for name, chain in chains_of_entry_points().items():
-        if name in chains:
-            raise ChainInvalid(f"a package has a schema {name!r}, which this build ships", name)
-        chains[name] = chain
-    for name, chain in ({} if folder is None else chains_of_own_folder(folder)).items():
-        if name in chains:
-            raise ChainInvalid(f"the folder has a schema {name!r}, which this build or a package ships", name)
-        chains[name] = chain
+    own = {} if folder is None else chains_of_own_folder(folder)
+    for source, earlier, found in (
+        ("a package", "this build", chains_of_entry_points()),
+        ("the folder", "this build or a package", own),
+    ):
+        for name, chain in found.items():
+            if name in chains:
+                raise ChainInvalid(f"{source} has a schema {name!r}, which {earlier} ships", name)
+            chains[name] = chain
     return chains
 
 

@@ -166,3 +166,10 @@ def test_a_python_step_moves_channels_that_cannot_be_looked_into_and_knows_null_
 def test_a_pending_write_that_equals_a_steps_default_is_not_lost():
     chain = Chain("travel", [Step(1, 2, PythonDirection(lambda state: {"messages": state.get("msgs", []), "x": 1}))])
     assert unpacked(chain.convert(packed(msgs=[]), 1, 2, partial=True)) == {"messages": []}
+
+
+def test_a_state_whose_size_is_known_only_when_it_is_written_out_is_bounded():
+    wide = [2**63] * 1_000
+    chain = Chain("travel", [Step(1, 2, PythonDirection(lambda _state: {"a": [wide] * 7_600}))])
+    with pytest.raises(UpcastFailed, match="grew beyond"):
+        chain.convert(packed(a=1), 1, 2)

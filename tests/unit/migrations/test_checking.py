@@ -322,3 +322,82 @@ def test_a_way_back_may_refuse_a_lone_write_but_not_the_state():
     assert check_step(Step(1, 2, up, down), [whole]) == []
     half = Case("one", packed(first="Ada"), packed(first="Ada"))
     assert any(finding.refused for finding in check_step(Step(1, 2, up, down), [half]))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "place"),
+    [
+        (packed(z=0, a=[1, 2]), "/a/1"),
+        (packed(z=0, a=[1]), "/a/1"),
+        (packed(z=0, a=[1, 3], more=1), "/more"),
+        (packed(z=0, a={"x": 1}), "/a"),
+    ],
+)
+def test_the_first_difference_is_named_by_its_place(tmp_path, recorded, place):
+    step = python_step(tmp_path, "def upcast(state): return state")
+    case = Case("one", packed(z=0, a=[1, 3]), recorded, back=None)
+    assert any(why.endswith(f"at {place}") for why in whys(step, case))
+
+
+@pytest.mark.parametrize(
+    ("made", "recorded", "place"),
+    [
+        ({"x": 1, "y": {"a/b": 1}}, {"x": 1, "y": {"a/b": 2}}, "/a/y/a~1b"),
+        ({"x": 1}, {"x": 1, "y": 2}, "/a/y"),
+    ],
+)
+def test_the_first_difference_of_two_objects_is_named_by_its_members(tmp_path, made, recorded, place):
+    step = python_step(tmp_path, "def upcast(state): return state")
+    assert any(why.endswith(f"at {place}") for why in whys(step, Case("one", packed(a=made), packed(a=recorded))))
+
+
+def test_channels_that_cannot_be_looked_into_are_compared_by_their_bytes(tmp_path):
+    step = python_step(tmp_path, "def upcast(state): return state")
+    one, other = {"a": Encoded("pickle", b"1")}, {"a": Encoded("pickle", b"2")}
+    assert check_step(step, [Case("one", one, one)]) == []
+    assert any(why.endswith("at /a") for why in whys(step, Case("one", one, other)))
+
+
+def test_a_recorded_write_that_the_whole_state_cannot_take_is_found(tmp_path):
+    step = python_step(
+        tmp_path,
+        """
+        def upcast(state):
+            return {"b": state["a"] + 1}
+
+        def upcast_write(channel, value):
+            return {"b": value}
+        """,
+    )
+    case = Case("one", packed(a=1), packed(b=2), writes=(RecordedWrite("a", packed(a="text")["a"]),))
+    assert any(finding.refused for finding in check_step(step, [case]))
+
+
+def test_a_recorded_write_is_compared_with_the_state_that_has_it(tmp_path):
+    write = RecordedWrite("user_pref", packed(a="other")["a"])
+    case = Case("one", CASE.before, CASE.after, writes=(write,))
+    assert check_step(python_step(tmp_path, RENAME), [case]) == []
+
+
+def test_writes_that_lead_to_one_channel_are_nobodys_alone(tmp_path):
+    step = python_step(
+        tmp_path,
+        """
+        def upcast(state):
+            return {"total": state["a"] + state["b"]}
+
+        def upcast_write(channel, value):
+            return {"total": value}
+        """,
+    )
+    assert check_step(step, [Case("one", packed(a=1, b=2), packed(total=3))]) == []
+
+
+def test_a_collection_of_garbage_that_was_off_stays_off():
+    gc.disable()
+    try:
+        with watched():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

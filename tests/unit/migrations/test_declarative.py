@@ -306,3 +306,107 @@ def test_a_state_that_grows_by_reference_is_refused_before_it_is_written_out():
     finally:
         tracemalloc.stop()
     assert peak - before < 70 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("operation", "before", "after"),
+    [
+        ({"op": "copy", "from": "/absent", "to": "/b"}, {"a": 1}, {"a": 1}),
+        ({"op": "convert", "path": "/absent", "type": "string"}, {"a": 1}, {"a": 1}),
+        ({"op": "join", "from": ["/x", "/y"], "to": "/z"}, {"a": 1}, {"a": 1}),
+        ({"op": "remove", "path": "/absent/b"}, {"a": 1}, {"a": 1}),
+        ({"op": "remove", "path": "/a/b/c"}, {"a": {"b": {"c": 1, "d": 2}}}, {"a": {"b": {"d": 2}}}),
+        ({"op": "remove", "path": "/a/b/c"}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+        ({"op": "remove", "path": "/a/0/c"}, {"a": [{"c": 1}]}, {"a": [{}]}),
+        ({"op": "set_default", "path": "/a/0/b", "value": 2}, {"a": [{}, 1]}, {"a": [{"b": 2}, 1]}),
+        ({"op": "wrap", "path": "/a/1"}, {"a": [1, 2]}, {"a": [1, [2]]}),
+        ({"op": "convert", "path": "/n", "type": "string"}, {"n": True}, {"n": "true"}),
+        ({"op": "convert", "path": "/n", "type": "number"}, {"n": "1.5"}, {"n": 1.5}),
+        ({"op": "convert", "path": "/n", "type": "boolean"}, {"n": 1}, {"n": True}),
+        (
+            {"op": "for_each", "path": "/a", "operations": [{"op": "remove", "path": "/b", "when": "root.c == 1"}]},
+            {"a": {"x": {"b": 1, "c": 1}, "y": {"b": 1, "c": 2}, "z": {"c": 1}}},
+            {"a": {"x": {"c": 1}, "y": {"b": 1, "c": 2}, "z": {"c": 1}}},
+        ),
+        (
+            {"op": "remove", "path": "/a", "when": "value.m == null"},
+            {"a": {"m": msgpack.ExtType(5, b"x")}, "b": 1},
+            {"b": 1},
+        ),
+    ],
+)
+def test_an_operation_reaches_into_lists_and_objects_and_passes_over_what_is_absent(operation, before, after):
+    assert outcome([operation], **before) == after
+
+
+@pytest.mark.parametrize(
+    ("operation", "channels", "pointer", "why"),
+    [
+        ({"op": "convert", "path": "/a", "type": "string"}, {"a": [1]}, "/a", "become text"),
+        ({"op": "convert", "path": "/a", "type": "integer"}, {"a": [1]}, "/a", "whole number"),
+        ({"op": "convert", "path": "/a", "type": "integer"}, {"a": "99999999999999999999"}, "/a", "64 bits"),
+        ({"op": "convert", "path": "/a", "type": "number"}, {"a": "x"}, "/a", "not a number"),
+        ({"op": "convert", "path": "/a", "type": "number"}, {"a": "1" * 400}, "/a", "not a number"),
+        ({"op": "convert", "path": "/a", "type": "boolean"}, {"a": 2}, "/a", "neither true nor false"),
+        ({"op": "for_each", "path": "/a", "operations": [{"op": "remove", "path": "/b"}]}, {"a": 1}, "/a", "elements"),
+        ({"op": "set_default", "path": "/a/7", "value": 1}, {"a": [1]}, "/a/7", "no such element"),
+        ({"op": "set_default", "path": "/a/b", "value": 1}, {"a": 1}, "/a", "neither an object nor a list"),
+        ({"op": "remove", "path": "/a", "when": "size(value) > 0"}, {"a": [1] * 10_001}, "/a", "smaller place"),
+    ],
+)
+def test_what_an_operation_cannot_be_done_on_is_refused_by_its_name(operation, channels, pointer, why):
+    with pytest.raises(UpcastFailed, match=why) as caught:
+        outcome([operation], **channels)
+    assert caught.value.pointer == pointer
+
+
+@pytest.mark.parametrize(
+    ("operation", "member", "why"),
+    [
+        ({"op": "set_default", "path": "/a"}, "value", "needs a value"),
+        ({"op": "set_default", "path": "/a", "value": 2**70}, "value", "cannot be stored"),
+        ({"op": "copy", "from": "/a", "to": "/a"}, "to", "the same"),
+        ({"op": "map_values", "path": "/a", "mapping": [[1, 2]], "otherwise": "x"}, "otherwise", "keep"),
+        ({"op": "map_values", "path": "/a", "mapping": []}, "mapping", "pairs"),
+        ({"op": "map_values", "path": "/a", "mapping": [[[], 1]]}, "mapping/0", "scalar"),
+        ({"op": "split", "from": "/a", "separator": ",", "to": ["/b"]}, "to", "2 to"),
+        ({"op": "remove", "path": "/a" * 17}, "path", "at most 16 parts"),
+        ({"op": "remove", "path": "/"}, "path", "a channel first"),
+        ({"op": "remove", "path": "/a", "when": " "}, "when", "as text"),
+        ({"op": "remove", "path": "/a", "when": "value.getHours() == 1"}, "when", "only these functions"),
+    ],
+)
+def test_a_member_that_is_not_acceptable_is_refused_by_its_name(operation, member, why):
+    with pytest.raises(StepInvalid, match=why) as caught:
+        compile_operations([operation])
+    assert caught.value.pointer == f"/operations/0/{member}"
+
+
+def test_a_channel_of_json_is_looked_into():
+    state = {"c": Encoded("json", b'{"x": 1, "y": 2}')}
+    assert unpacked(run([{"op": "remove", "path": "/c/x"}], state)) == {"c": {"y": 2}}
+
+
+@pytest.mark.parametrize(
+    ("channel", "why"),
+    [
+        (Encoded("json", b"{"), "not what its encoding says"),
+        (Encoded("pickle", b"."), "cannot be looked into"),
+        (Encoded("msgpack", b"\x91" * 600 + b"\xca\x3f\xc0\x00\x00"), "nested deeper|not what its encoding says"),
+    ],
+)
+def test_a_channel_that_cannot_be_looked_into_is_refused_by_its_name(channel, why):
+    with pytest.raises(UpcastFailed, match=why) as caught:
+        run([{"op": "remove", "path": "/c/x"}], {"c": channel})
+    assert caught.value.pointer == "/c"
+
+
+SINGLE = b"\xca\x3f\xc0\x00\x00"
+
+
+@pytest.mark.parametrize("data", [SINGLE, b"\x81" + SINGLE + b"\x01"], ids=["alone", "as a key"])
+def test_single_floats_that_move_below_another_channel_stay_single(data):
+    after = run([{"op": "move", "from": "/a", "to": "/b/c"}], {"a": Encoded("msgpack", data)})
+    assert after["b"].data == b"\x81\xa1c" + data
+    out = run([{"op": "move", "from": "/b/c", "to": "/a"}], after)
+    assert out["a"].data == data

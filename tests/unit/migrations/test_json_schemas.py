@@ -2,16 +2,20 @@
 
 import time
 
+import msgpack
 import pytest
 
 from migrations.state.errors import SchemaInvalid
 from migrations.state.json_schemas import (
     EVALUATIONS_MAX,
     PATTERNS_MAX,
+    SUBSCHEMAS_MAX,
     JsonSchema,
     Part,
+    TooDeep,
     check_json_schema,
     cost_of,
+    shown,
 )
 
 TREE = {"$ref": "#/$defs/tree"}
@@ -179,3 +183,66 @@ def test_the_comparisons_of_a_value_are_counted():
     wide = {"properties": {"x": {"items": {"properties": {f"p{number}": {} for number in range(100)}}}}}
     assert cost_of(wide, "whole").steps >= 100
     assert cost_of({"anyOf": [wide] * 5}, "whole").steps >= 500
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "http://x.example/"}, {"pattern": "("}])
+def test_what_refers_outside_or_cannot_be_used_is_refused(schema):
+    with pytest.raises(SchemaInvalid) as refused:
+        check_json_schema(schema)
+    assert refused.value.pointer.startswith("/json_schema")
+
+
+def test_a_schema_of_too_many_parts_is_refused():
+    with pytest.raises(SchemaInvalid, match="subschemas"):
+        check_json_schema({"properties": {f"c{number}": {} for number in range(SUBSCHEMAS_MAX)}})
+
+
+def test_a_reference_that_leads_nowhere_is_not_plain():
+    assert not cost_of({"$ref": "#/$defs/none"}, "whole").plain
+
+
+def test_true_and_false_are_schemas():
+    check_json_schema({"properties": {"x": True, "y": False}})
+    assert JsonSchema({"properties": {"y": False}}).misfit({"y": 1}) is not None
+
+
+def test_what_binds_a_whole_state_does_not_bind_some_channels_of_it():
+    schema = {"required": ["x"], "properties": {"y": {"type": "integer"}}}
+    assert JsonSchema(schema).misfit({"y": 1}) is not None
+    assert JsonSchema(schema, "some").misfit({"y": 1}) is None
+    assert JsonSchema(schema, "some").misfit({"y": "1"}) is not None
+
+
+@pytest.mark.parametrize("place", ["$defs", "definitions"])
+def test_of_elements_only_what_is_said_of_each_is_checked(place):
+    listed = {"maxItems": 1, "items": {"$ref": f"#/{place}/n"}}
+    schema = {place: {"n": {"type": "integer"}}, "properties": {"x": listed, "y": {"prefixItems": [{}], "items": {}}}}
+    assert JsonSchema(schema, "elements").misfit({"x": [1, 2], "y": ["any"]}) is None
+    assert JsonSchema(schema, "elements").misfit({"x": [1, "2"]}) is not None
+    assert JsonSchema({"type": "object"}, "elements").misfit({"x": [1]}) is None
+
+
+def test_a_value_that_is_nested_too_deeply_for_its_schema_is_told():
+    deep = []
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(TooDeep):
+        JsonSchema({"additionalProperties": {"type": "integer"}}).misfit({"x": deep})
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "seen"),
+    [
+        ("msgpack", msgpack.packb({"a": [1, b"x"], 1: float("nan")}), {"a": [1, "eA=="], "1": "nan"}),
+        ("msgpack", msgpack.packb(msgpack.ExtType(5, b"x")), {"$ext": 5}),
+        ("msgpack", msgpack.packb(msgpack.Timestamp(1)), {"$ext": -1}),
+        ("msgpack", b"\xc1", {"$encoded": "msgpack"}),
+        ("json", b'{"a": 1}', {"a": 1}),
+        ("json", b"{", {"$encoded": "json"}),
+        ("null", b"", None),
+        ("bytes", b"x", "eA=="),
+        ("pickle", b".", {"$encoded": "pickle"}),
+    ],
+)
+def test_a_channel_is_shown_to_its_schema_as_json(encoding, data, seen):
+    assert shown(encoding, data) == seen

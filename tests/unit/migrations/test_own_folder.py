@@ -1,13 +1,15 @@
 """A deployment's own folder of steps: it is code, so nobody else may be able to change it."""
 
+import importlib
 import os
 import py_compile
 import stat
+import sys
 
 import pytest
 
 from migrations.state.errors import ChainInvalid
-from migrations.state.loading import chains_of_own_folder, shipped_chains
+from migrations.state.loading import ENTRY_POINT_GROUP, chains_of_own_folder, shipped_chains, ships_steps
 from tests.unit.migrations.states import packed, unpacked
 
 STEP = "def upcast(state):\n    return {'b': state['a']}\n"
@@ -107,3 +109,42 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "file").chmod(0o600)
     assert refused(tmp_path / "file", "not a folder").endswith("file")
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Announce a package with a step of the schema `travel`, as often as it is called."""
+    site = tmp_path / "site"
+    schema = site / "announced_steps" / "travel"
+    schema.mkdir(parents=True)
+    for each in (schema.parent, schema):
+        (each / "__init__.py").write_text("")
+    (schema / "v1_to_v2.py").write_text(STEP)
+    monkeypatch.syspath_prepend(site)
+
+    def announce(name):
+        information = site / f"{name}-1.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (information / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{name} = announced_steps\n")
+        importlib.invalidate_caches()
+
+    yield announce
+    for name in [each for each in sys.modules if each.partition(".")[0] == "announced_steps"]:
+        del sys.modules[name]
+
+
+def test_steps_of_an_installed_package_are_used_once_it_announces_them(installed):
+    assert not ships_steps()
+    installed("one")
+    assert ships_steps()
+    assert unpacked(shipped_chains()["travel"].convert(packed(a=1), 1, 2)) == {"b": 1}
+
+
+def test_a_schema_that_two_ship_is_refused(installed, folder):
+    installed("one")
+    with pytest.raises(ChainInvalid, match="the folder has a schema 'travel', which this build or a package ships"):
+        shipped_chains(folder)
+    installed("two")
+    with pytest.raises(ChainInvalid, match="two packages have a schema 'travel'"):
+        shipped_chains()

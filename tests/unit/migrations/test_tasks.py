@@ -1,5 +1,6 @@
 """What a worker does for who asks, in this process: programs are learned, named, and do to values what they say."""
 
+import io
 import json
 
 import msgpack
@@ -27,6 +28,7 @@ from migrations.state.tasks import (
     Tasks,
     TooNew,
 )
+from migrations.state.worker.messages import Ready, framed, read_head
 
 RENAME = {"op": "rename", "from": "/a", "to": "/b"}
 FIRST = msgspec.json.encode(StepText())
@@ -143,3 +145,38 @@ def test_channels_are_checked_each_or_as_lists():
 def test_a_schema_that_cannot_be_used_is_refused(text):
     _, answer = taught(Program(SchemaText(text, "whole")), new=True)
     assert isinstance(answer, Invalid)
+
+
+def test_an_old_schema_is_used_as_it_was_registered_and_one_that_cannot_be_is_refused():
+    _, learned = taught(schema(type="object"))
+    assert isinstance(learned, Learned)
+    _, answer = taught(schema(type=7))
+    assert answer == Invalid("the JSON Schema cannot be used", "/json_schema")
+
+
+def test_versions_with_a_gap_are_refused_by_the_step_that_is_missing():
+    later = msgspec.json.encode(StepText(up=[RENAME]))
+    _, answer = taught(Program(StepsText("travel", {1: FIRST, 2: later, 4: later})))
+    assert isinstance(answer, Invalid)
+    assert answer.why.startswith("v3_to_v4: ")
+
+
+def test_the_step_of_a_deployments_own_chain_is_the_one_between_these_versions():
+    first = Step(1, 2, lambda document, *, partial: document)
+    own = Chain("own", [first, Step(2, 3, lambda document, *, partial: document)])
+    program = steps(StepText(up=[RENAME]), StepText(deployment="own"))
+    tasks, _ = taught(program, Tasks({"own": own}))
+    assert tasks.perform(Rename(program.digest, 1, 3, ["a"]), [])[0] == Renamed([["b"]])
+
+
+def test_a_value_that_is_nested_too_deeply_to_be_checked_is_told():
+    program = schema(additionalProperties={"type": "integer"})
+    tasks, _ = taught(program)
+    answer, _ = tasks.perform(Check(program.digest, [("a", "msgpack")]), [b"\x91" * 300 + b"\x01"])
+    assert answer == Checked(too_deep=True)
+
+
+def test_a_message_is_read_as_it_was_framed_and_none_is_where_the_other_end_is_gone():
+    sent = framed(Ready("v1_to_v2", "why"))
+    assert msgspec.msgpack.decode(read_head(io.BytesIO(sent)), type=Ready) == Ready("v1_to_v2", "why")
+    assert read_head(io.BytesIO(sent[:3])) is None
