@@ -228,7 +228,7 @@ class _Reader:
 def _is_written_as(tree: Any, data: bytes) -> bool:
     try:
         return bool(msgpack.packb(tree, use_bin_type=True) == data)
-    except ValueError:  # pragma: no cover  only msgpack without its extension module writes less deep than it reads
+    except ValueError:  # pragma: no cover  nothing is known that it reads and does not write
         return False
 
 

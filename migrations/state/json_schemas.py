@@ -147,7 +147,7 @@ def check_json_schema(schema: dict[str, Any]) -> None:
     except (
         ValueError,
         jsonschema_rs.ReferencingError,
-    ):  # pragma: no cover  the library may raise both; nothing known does
+    ):  # pragma: no cover  no schema is known that makes it raise them
         raise SchemaInvalid("the JSON Schema refers outside itself, or cannot be used", "/json_schema") from None
     try:
         _Bounds(schema).check()

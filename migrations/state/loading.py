@@ -134,9 +134,10 @@ def shipped_chains(folder: Path | None = None) -> dict[str, Chain]:
         ChainInvalid: as `chains_of_folder` and `chains_of_own_folder`, or two of them have a schema of one name.
     """
     chains = chains_of_folder(SHIPPED)
+    packages = chains_of_entry_points()
     own = {} if folder is None else chains_of_own_folder(folder)
     for source, earlier, found in (
-        ("a package", "this build", chains_of_entry_points()),
+        ("a package", "this build", packages),
         ("the folder", "this build or a package", own),
     ):
         for name, chain in found.items():
