@@ -51,6 +51,7 @@ class ContentAnswer(Answer):
                 if gone.done():
                     return
                 await reader.give(each)
+            self._held.close()  # before the client can know that this has ended, and begin what waits for it
             await reader.give(b"", more=False)
         except Exception as reason:  # noqa: BLE001  whatever it is, half an answer must not look whole
             # The class only, and no cause: what is known of the content must not reach the server's log.
