@@ -39,7 +39,7 @@ serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DI
 
 # The default suite. One file on one worker, in the order of `testpaths` and the tree: what is long comes first, the quick unit tests fill
 # the end.
-SUITE := -m 'not soak and not mixed and not victims and not clients' -n 3 --dist loadfile --no-loadscope-reorder
+SUITE := -m 'not soak and not mixed and not victims and not clients and not deployed' -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: unit
 unit: setup ## Run the tests that need no engines: the loop while one works (under a minute)
@@ -136,6 +136,11 @@ clients: setup ## Lint the OpenAPI document; generate, compile and use clients i
 	@$(UV) venv --quiet --allow-existing .cache/clients/python
 	@$(UV) pip install --quiet --python .cache/clients/python -r tests/clients/requirements.txt
 	@$(RUN) pytest -m clients tests/clients $(PYTEST_ARGS)
+
+# Each tool that is missing fails the test that needs it, which names Debian's package: podman, haproxy, nginx, prometheus, ...
+.PHONY: deployed
+deployed: setup ## Run everything below deploy/ for real: images, units, proxies, alerts, runbooks, backups (tools of its own)
+	@$(RUN) pytest -m deployed -v tests/deploy $(PYTEST_ARGS)
 
 .PHONY: clean
 clean: ## Remove environments and caches, never data (DATA_DIR stays)
