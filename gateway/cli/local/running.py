@@ -300,6 +300,7 @@ async def _serve(
 
     from gateway.app import open_app
     from gateway.cli.local import serving
+    from gateway.cli.local.supervisor import Supervisor
     from gateway.http.connections import Connections
     from gateway.telemetry import Metrics, configure_logging
     from migrations.state.worker.confinement import make_undumpable
@@ -307,6 +308,8 @@ async def _serve(
     configure_logging(settings.log_level)
     if not settings.traceable:
         make_undumpable()
+    supervisor = Supervisor.of_environment(os.environ)
+    supervisor.status("starting")
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         listener_of_metrics = _show_metrics(stack, settings, metrics)
@@ -321,7 +324,13 @@ async def _serve(
             listener_of_metrics.answer_probes(app.services.readiness.probe)
         connections = Connections(metrics, settings.public_url)
         await serving.serve(
-            app, listener, stop=stop, drain=app.services.drain, connections=connections, on_ready=on_ready
+            app,
+            listener,
+            stop=stop,
+            drain=app.services.drain,
+            connections=connections,
+            on_ready=on_ready,
+            supervisor=supervisor,
         )
 
 
@@ -379,12 +388,15 @@ async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path |
     from contextlib import AsyncExitStack
 
     from gateway.app import open_app
+    from gateway.cli.local.supervisor import Supervisor
     from gateway.telemetry import Metrics, announce, configure_logging
     from migrations.state.worker.confinement import make_undumpable
 
     configure_logging(settings.log_level)
     if not settings.traceable:
         make_undumpable()
+    supervisor = Supervisor.of_environment(os.environ)
+    supervisor.status("starting")
     metrics = Metrics()
     stopped = asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -396,11 +408,13 @@ async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path |
 
         def note() -> None:
             app.services.drain.begin()  # from here on /readyz says no
+            supervisor.stopping("finishing what was begun")
             stopped.set()
 
         with stop.told_to(note):
             async with app.lifespan():
                 announce("working")
+                supervisor.ready("working")
                 await stopped.wait()
 
 

@@ -20,7 +20,9 @@ import uvicorn
 
 from gateway.admission.limits import Drain
 from gateway.cli.failure import Failure
+from gateway.cli.local.supervisor import Supervisor
 from gateway.http.connections import BoundedConnection, Connections
+from gateway.settings import Address
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -132,7 +134,7 @@ async def _is_ready(address: tuple[Any, ...]) -> tuple[bool, str]:
     return head.startswith(b"HTTP/1.1 200 "), body.decode(errors="replace")
 
 
-async def _announce(address: tuple[Any, ...], on_ready: Callable[[], None]) -> None:
+async def _announce(address: tuple[Any, ...], on_ready: Callable[[], None], supervisor: Supervisor) -> None:
     """Wait until the gateway is ready, then say so."""
     loop = asyncio.get_running_loop()
     deadline: float | None = loop.time() + READY_PATIENCE_SECONDS
@@ -140,9 +142,11 @@ async def _announce(address: tuple[Any, ...], on_ready: Callable[[], None]) -> N
         ready, answer = await _is_ready(address)
         if ready:
             on_ready()
+            supervisor.ready(f"ready on {Address(*address[:2])}")
             return
         if deadline is not None and loop.time() > deadline:
             _log.warning("not ready yet", readyz=answer[:500])
+            supervisor.status(f"not ready yet: {answer[:500]}")
             deadline = None
         await asyncio.sleep(READY_POLL_SECONDS)
 
@@ -155,6 +159,7 @@ async def serve(
     drain: Drain,
     connections: Connections,
     on_ready: Callable[[], None],
+    supervisor: Supervisor,
 ) -> None:
     """Serve ``app`` until a stop is asked for.
 
@@ -167,6 +172,7 @@ async def serve(
         drain: The application's way out.
         connections: What connections go by.
         on_ready: Called once, when ``/readyz`` said 200. What it raises ends the serving.
+        supervisor: Who is told of readiness after that, and of the stop.
 
     Raises:
         Exception: Whatever the application refused to start with, or ``on_ready`` raised.
@@ -192,6 +198,7 @@ async def serve(
 
     def note() -> None:
         drain.begin()
+        supervisor.stopping(f"draining for {drain.drain_seconds:g} s")
         if stop.count > 1:
             over.set()
         server.force_exit = stop.count > 2
@@ -199,7 +206,7 @@ async def serve(
     with stop.told_to(note):
         async with app.lifespan():
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            announcing = asyncio.create_task(_announce(listener.getsockname(), on_ready))
+            announcing = asyncio.create_task(_announce(listener.getsockname(), on_ready, supervisor))
             announcing.add_done_callback(lambda said: None if said.cancelled() or not said.exception() else over.set())
             ending = asyncio.create_task(over.wait())
             beside = [announcing, ending, asyncio.create_task(drain.run(over.set))]
@@ -210,6 +217,7 @@ async def serve(
                 for task in beside:
                     task.cancel()
                 answers = await asyncio.gather(*beside, return_exceptions=True)
+            supervisor.status("finishing the requests in flight")
             await serving
     for answer in answers:
         if isinstance(answer, Exception):

@@ -8,9 +8,12 @@ import pytest
 from gateway.admission.limits import Drain
 from gateway.cli.failure import Failure
 from gateway.cli.local import serving
+from gateway.cli.local.supervisor import Supervisor
 from gateway.cli.main import run
 from gateway.http.connections import Connections
 from gateway.telemetry import Metrics
+
+NOBODY = Supervisor()
 
 
 class Probe:
@@ -42,7 +45,9 @@ class Probe:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def run(self, listener: socket.socket, stop: serving.StopRequest) -> asyncio.Task[None]:
+    def run(
+        self, listener: socket.socket, stop: serving.StopRequest, supervisor: Supervisor = NOBODY
+    ) -> asyncio.Task[None]:
         return asyncio.create_task(
             serving.serve(
                 self,
@@ -51,6 +56,7 @@ class Probe:
                 drain=self.drain,
                 connections=Connections(Metrics(), ""),
                 on_ready=self.announced.set,
+                supervisor=supervisor,
             )
         )
 
@@ -152,6 +158,7 @@ async def test_an_application_that_refuses_to_start_is_heard():
             drain=Drain(0),
             connections=Connections(Metrics(), ""),
             on_ready=lambda: None,
+            supervisor=NOBODY,
         )
 
 
@@ -169,6 +176,7 @@ async def test_what_cannot_be_announced_ends_the_serving_with_the_reason():
             drain=probe.drain,
             connections=Connections(Metrics(), ""),
             on_ready=announce,
+            supervisor=NOBODY,
         )
         with pytest.raises(Failure, match="cannot write the file"):
             await asyncio.wait_for(running, 20)
