@@ -1,7 +1,7 @@
 """What the tests of ``deploy/`` share: its files, and the tools that run them (``make deployed``).
 
-A tool that is missing is a failure that names its package, not a skip: whoever runs this target wants to know that everything ran. What needs
-no tool besides the locked environment has no mark, and belongs to the default suite.
+A tool that is missing is a failure that names its package, not a skip: whoever runs this target wants to know that
+everything ran. What needs no tool besides the locked environment has no mark, and belongs to the default suite.
 """
 
 import os
