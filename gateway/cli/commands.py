@@ -7,6 +7,7 @@ every `--help` answers at once. It does not end the process: `gateway.cli.main` 
 import rich_click as click
 from rich_click.utils import CommandGroupDict
 
+from gateway.cli import completion
 from gateway.cli.local import collection, running, upgrade
 from gateway.cli.remote import archive, artifacts, checkpoints, keys, retention, threads, transfer, verification
 from gateway.cli.remote.administration import api_keys, audit, break_glass, tenants
@@ -41,6 +42,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "accept-unbound-import",
         ],
     },
+    {"name": "In your shell", "commands": ["completion"]},
 ]
 EPILOGUE = (
     "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, "
@@ -78,7 +80,7 @@ def commands() -> None:
 
 for _module in (
     running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, audit, verification, states, keys,
-    break_glass, transfer, retention, save_policies,
+    break_glass, transfer, retention, save_policies, completion,
 ):  # fmt: skip
     for _command in _module.COMMANDS:
         commands.add_command(_command)

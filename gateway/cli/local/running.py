@@ -495,6 +495,13 @@ def init(
     ends = "never" if expires_at is None else render.moment(expires_at.isoformat())
     render.record({"key_id": key_id, "expires_at": ends, "api_key": api_key})
     render.say("The operator key is shown only now: keep it as STATEROOM_OPERATOR_KEY where your secrets are.")
+    if data_dir is None and not another:
+        render.say(
+            "Next:\n"
+            "  stateroom doctor              checks the whole set-up\n"
+            "  stateroom serve               a gateway; its background work too, unless --no-background and a worker\n"
+            "  stateroom tenant create NAME  the first tenant and the key that administers it, with STATEROOM_URL set"
+        )
 
 
 async def _create_operator_key(

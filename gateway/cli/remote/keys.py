@@ -254,7 +254,7 @@ def job_list(*, limit: int, everything: bool, operator: bool, url: str | None, a
 
 @job_group.command("show")
 @click.argument("job_id")
-@click.option("--wait", is_flag=True, help="Wait for its end, and show how far it is.")
+@click.option("--wait", is_flag=True, help="Wait for its end, and show how far it is; --timeout waits, too.")
 @timeout_option
 @operator_option
 @url_option
@@ -264,7 +264,7 @@ def job_show(
 ) -> None:
     """Show a job: how far it is, and what it waits for."""
     with as_either(url, operator=operator) as connection:
-        if wait:
+        if wait or timeout_seconds is not None:
             found = _follow(connection, job_id, operator=operator, timeout_seconds=timeout_seconds)
         else:
             found = connection.call("GET", job_path(operator, "jobs", job_id))

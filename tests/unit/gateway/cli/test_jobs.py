@@ -1,5 +1,7 @@
 import pytest
+import rich_click as click
 
+from gateway.cli.commands import commands
 from gateway.cli.failure import ExitCode
 
 JOB = "0190a1b2-0000-7000-8000-000000000001"
@@ -74,9 +76,29 @@ def test_a_command_waits_no_longer_than_it_is_told_and_says_how_to_wait_on(comma
     assert "it goes on" in outcome.err
 
 
-def test_showing_a_job_waits_no_longer_than_it_is_told(command, gateway):
+def test_every_command_that_waits_for_a_job_can_be_told_for_how_long():
+    def options(command):
+        return {name for parameter in command.params for name in parameter.opts}
+
+    waiting = [words for words, command in leaves(commands) if options(command) & {"--wait", "--detach"}]
+    assert len(waiting) >= 8
+    assert [
+        words for words, command in leaves(commands) if words in waiting and "--timeout" not in options(command)
+    ] == []
+
+
+def leaves(group, path=()):
+    for name, inner in group.commands.items():
+        if isinstance(inner, click.Group):
+            yield from leaves(inner, (*path, name))
+        else:
+            yield (*path, name), inner
+
+
+@pytest.mark.parametrize("wait", [("--wait",), ()])
+def test_showing_a_job_waits_no_longer_than_it_is_told(command, gateway, wait):
     gateway.answer(job(waits_for="root-key-refused"))
-    outcome = command("job", "show", JOB, "--wait", "--timeout", "0")
+    outcome = command("job", "show", JOB, *wait, "--timeout", "0")
     assert outcome.code == ExitCode.TIMED_OUT
     assert "root-key-refused" in outcome.err
 
