@@ -169,8 +169,21 @@ def owner_url(environ: Mapping[str, str]) -> str | None:
     Raises:
         SettingsError: it is wrong.
     """
-    text = _text(environ, _OWNER_URL)
-    return None if text is None else _database_url(_OWNER_URL, text)
+    return _url_alone(environ, _OWNER_URL)
+
+
+def serving_url(environ: Mapping[str, str]) -> str | None:
+    """The URL of the role that serves, for what needs no other setting; None where there is none.
+
+    Raises:
+        SettingsError: it is wrong.
+    """
+    return _url_alone(environ, "database_url")
+
+
+def _url_alone(environ: Mapping[str, str], name: str) -> str | None:
+    text = _text(environ, name)
+    return None if text is None else _database_url(name, text)
 
 
 def read_secret(environ: Mapping[str, str], variable: str) -> str | None:

@@ -8,7 +8,7 @@ import rich_click as click
 from rich_click.utils import CommandGroupDict
 
 from gateway.cli import completion
-from gateway.cli.local import collection, running, upgrade
+from gateway.cli.local import collection, running, upgrade, waiting
 from gateway.cli.remote import archive, artifacts, checkpoints, keys, retention, threads, transfer, verification
 from gateway.cli.remote.administration import api_keys, audit, break_glass, tenants
 from gateway.cli.remote.schemas import save_policies, states
@@ -84,6 +84,6 @@ for _module in (
 ):  # fmt: skip
     for _command in _module.COMMANDS:
         commands.add_command(_command)
-for _command in upgrade.COMMANDS:
+for _command in (*upgrade.COMMANDS, *waiting.COMMANDS):
     running.database_group.add_command(_command)
 click.rich_click.COMMAND_GROUPS = {"stateroom": COMMAND_GROUPS}

@@ -29,6 +29,7 @@ from storage.postgres.session import Session
 from storage.postgres.tables import SCHEMA
 
 POSTGRES_VERSION_MIN = 160000
+_CONNECT_SECONDS = 5
 # Revisions that no release had, of which the baseline a34 is the sum; and the last commit that upgrades from them.
 RETIRED = frozenset(f"a{number}" for number in range(1, 34))
 LAST_WITH_RETIRED = "871834a"
@@ -181,9 +182,49 @@ async def _revision(connection: Any) -> str | None:
         return None
 
 
+async def obstacle(url: str, *, migrated: bool) -> str | None:
+    """What is still in the way of using a database, in words that hold no secret; None: nothing.
+
+    Args:
+        url: As a gateway has it, a pooler's too, or as its owner.
+        migrated: Whether a schema that is missing or older than this build is in the way.
+
+    Raises:
+        SetupError: The URL or the server can never be used.
+    """
+    address = make_url(url).set(drivername="postgresql").difference_update_query(["statement_cache_size"])
+    try:
+        connection = await asyncpg.connect(
+            address.render_as_string(False),
+            timeout=_CONNECT_SECONDS,
+            command_timeout=_CONNECT_SECONDS,
+            statement_cache_size=0,
+        )
+        try:
+            if (number := await Session(connection).fetch_only(server.VERSION)) < POSTGRES_VERSION_MIN:
+                raise SetupError(_too_old(number))
+            found = await _revision(connection) if migrated else db_revision_required()
+        finally:
+            await connection.close(timeout=_CONNECT_SECONDS)
+    # The class tells enough, as InvalidPasswordError does; a text may quote the URL.
+    except ValueError as error:
+        raise SetupError(f"the database URL cannot be used: {type(error).__name__}") from None
+    except OSError as error:
+        return f"it cannot be reached: {type(error).__name__}"
+    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        return f"it answers with {type(error).__name__}"
+    if found is None:
+        return "its schema is missing"
+    if found in known_revisions() and found != db_revision_required():
+        return f"its schema is at revision {found}, and this build requires {db_revision_required()}"
+    return None
+
+
 async def _connect(url: str) -> Any:
     try:
-        return await asyncpg.connect(make_url(url).set(drivername="postgresql").render_as_string(False), timeout=5)
+        return await asyncpg.connect(
+            make_url(url).set(drivername="postgresql").render_as_string(False), timeout=_CONNECT_SECONDS
+        )
     except _AWAY as error:
         raise DatabaseAway(f"the database cannot be reached: {error}") from None
     except asyncpg.PostgresError as error:
