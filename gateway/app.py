@@ -37,7 +37,7 @@ from gateway.routing.operations import Route
 from gateway.routing.router import Router
 from gateway.services import Services
 from gateway.settings import Settings, SettingsError
-from gateway.telemetry import UNMATCHED, Metrics
+from gateway.telemetry import PROBE_PATHS, UNMATCHED, Metrics
 from migrations.state.errors import ChainInvalid
 from migrations.state.loading import ships_steps
 from storage.administration.tenants import DefaultQuotas
@@ -55,7 +55,6 @@ GC_THRESHOLDS = (10_000, 3, 300)
 # How long the event loop waits for a thread that computes, each time it comes back from waiting for something else.
 SWITCH_SECONDS = 0.001
 LONG_HEAD_BYTES_MIN = 8 * 1024  # of a request that waits for its turn; others have a tenth
-_PROBE_PATHS = frozenset({"/livez", "/readyz"})  # answered even when full: a full process is alive
 
 _STRANGERS = (Unauthenticated, TooManyFailures)
 
@@ -139,7 +138,7 @@ class Gateway:
             await _turn_of_strangers(scope, facts)
             self.router.check_path(scope)
             wanted, path = "GET" if bodiless else method, scope["path"]  # a HEAD is a GET whose body stays here
-            if path in _PROBE_PATHS and method != "OPTIONS":
+            if path in PROBE_PATHS and method != "OPTIONS":  # answered even when full: a full process is alive
                 route, parameters = self.router.find(wanted, path)
                 await route.run(services, facts, parameters, receive, answer)
             elif services.drain.stopped:
@@ -179,7 +178,7 @@ class Gateway:
         metrics = self.services.metrics
         method: str = scope["method"]
         route = UNMATCHED if found is None else found.operation.path
-        if scope["path"] in _PROBE_PATHS:  # they come every few seconds, and say nothing of what clients get
+        if scope["path"] in PROBE_PATHS:  # they come every few seconds, and say nothing of what clients get
             metrics.probed(route, facts.status)
             log = _log.debug
         else:
@@ -239,7 +238,7 @@ async def _turn_of_strangers(scope: Scope, facts: Facts) -> None:
 
     Those without a key; and those whose headers and a thousand parameters take milliseconds to read.
     """
-    if scope["path"] in _PROBE_PATHS:
+    if scope["path"] in PROBE_PATHS:
         return
     head_bytes = len(scope["query_string"]) + sum(map(len, facts.headers.values()))
     if b"authorization" not in facts.headers or head_bytes > LONG_HEAD_BYTES_MIN:

@@ -43,6 +43,7 @@ from storage.schemas.workers import CAUSES
 STATE_VERSIONS_NAMED_MAX = 50  # versions with a label of their own, over all schemas: what tenants register is theirs
 UNCOUNTED = float("nan")  # what only a round counts, before the first one: 0 would say that all is well
 UNMATCHED = "unmatched"  # one label value for all paths that no route matches
+PROBE_PATHS = frozenset({"/livez", "/readyz"})
 PROBE_ANSWER_SECONDS_MAX = 5.0  # an event loop that takes longer to say that it turns, does not
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SWEEP_STEPS = ("expired", "removed", "tombstones", "marked", "strays", "condemned", "deleted", "failed")
@@ -461,6 +462,8 @@ class MetricsServer:
             if path == "/metrics":
                 return exposition(environ, start_response)
             status, headers, body = self._probed(path)
+            if path in PROBE_PATHS:
+                metrics.probed(path, int(status[:3]))
             start_response(status, [*headers, ("Cache-Control", "no-store")])
             return [body]
 
@@ -477,7 +480,7 @@ class MetricsServer:
         self._readiness = (asyncio.get_running_loop(), report)
 
     def _probed(self, path: str) -> Answer:
-        if path not in {"/livez", "/readyz"}:
+        if path not in PROBE_PATHS:
             return "404 Not Found", [("Content-Type", "text/plain")], b"not here: /metrics, /livez, /readyz\n"
         later = [("Content-Type", "application/json"), ("Retry-After", str(round(RETRY_AFTER_SECONDS)))]
         if self._readiness is None:

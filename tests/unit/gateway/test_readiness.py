@@ -64,7 +64,10 @@ async def test_the_metrics_listener_answers_probes_and_nothing_else(listener):
     assert (await ask(listener, "/livez")).status_code == 200
     ready = await ask(listener, "/readyz")
     assert (ready.status_code, ready.json()["database"]) == (200, True)
-    assert "stateroom_build_info" in (await ask(listener, "/metrics")).text
+    shown = (await ask(listener, "/metrics")).text
+    for path in ("/livez", "/readyz"):
+        for status in (200, 503):
+            assert f'stateroom_probes_total{{route="{path}",status="{status}"}} 1.0' in shown
     for path in ("/", "/nonsense", "/livez/", "/v1/whoami", "/metrics/x"):
         assert (await ask(listener, path)).status_code == 404
 
