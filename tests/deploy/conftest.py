@@ -6,6 +6,8 @@ everything ran. What needs no tool besides the locked environment has no mark, a
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,7 @@ PACKAGES = {
     "alertmanager": "prometheus-alertmanager",
     "prometheus-alertmanager": "prometheus-alertmanager",
     "buildah": "buildah",
+    "curl": "curl",
     "haproxy": "haproxy",
     "kubectl": "kubectl",
     "nginx": "nginx",
@@ -30,6 +33,25 @@ PACKAGES = {
     "shellcheck": "shellcheck",
     "systemd-analyze": "systemd",
 }
+
+
+def installed(name: str) -> Path:
+    """A folder with the packages of ``tests/deploy/NAME.txt``, which the project's own environment does without.
+
+    They are installed when first asked for, by uv, as locked by their digests.
+    """
+    folder, listed = ROOT / ".cache" / "deployed" / name, Path(__file__).with_name(f"{name}.txt")
+    done = folder / "installed.txt"
+    if not done.exists() or done.read_text() != listed.read_text():
+        shutil.rmtree(folder, ignore_errors=True)
+        uv = os.environ.get("UV") or shutil.which("uv") or ROOT / ".tools" / "bin" / "uv"
+        command = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--python", sys.executable]
+        # With the system's certificates, which the tests' own clients do without.
+        environ = {name: text for name, text in os.environ.items() if name != "SSL_CERT_FILE"}
+        environ["UV_NATIVE_TLS"] = "true"
+        subprocess.run([*command, "--target", folder, "--requirements", listed], check=True, cwd=ROOT, env=environ)
+        done.write_text(listed.read_text())
+    return folder
 
 
 @pytest.fixture(scope="session")

