@@ -8,10 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.production import Launcher
+from tests.support.watched import Prometheus, Watched, watched_deployment
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -66,3 +69,19 @@ def tool() -> Callable[[str], str]:
         return found
 
     return find
+
+
+@pytest.fixture(scope="module")
+async def watched(launcher: Launcher, tool: Callable[[str], str]) -> AsyncIterator[Watched]:
+    """A deployment of two gateways and a worker on engines of its own, and what runbooks take."""
+    async with watched_deployment(launcher, tool) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def prometheus(watched: Watched, tool: Callable[[str], str]) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes it every second, with the shipped rules."""
+    made = Prometheus(tool("prometheus"), watched.folder, watched.metrics)
+    watched.environ["PROMETHEUS"] = made.url
+    yield made
+    made.stop()

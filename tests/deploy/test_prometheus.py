@@ -9,7 +9,18 @@ import yaml
 from prometheus_client import generate_latest
 
 from gateway.telemetry import Metrics
-from tests.support.promql import PROMETHEUS, SCRAPED_BY_PROMETHEUS, families, groups, names_in, rules
+from tests.support.metrics import exposition as exposition_of
+from tests.support.promql import (
+    DASHBOARDS,
+    PROMETHEUS,
+    SCRAPED_BY_PROMETHEUS,
+    dashboard_of,
+    families,
+    groups,
+    names_in,
+    panels,
+    rules,
+)
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
 ALERTS = {rule["alert"]: rule for rule in rules("alert")}
@@ -140,3 +151,13 @@ def test_alerts_fire_and_are_silent_as_their_cases_say(tool, file):
     command = [tool("promtool"), "test", "rules", str(file)]
     done = subprocess.run(command, cwd=PROMETHEUS, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.deployed
+async def test_every_name_that_a_rule_or_a_dashboard_asks_for_is_in_a_real_scrape(watched):
+    expressions = [rule["expr"] for rule in (*rules("alert"), *rules("record"))]
+    for file in DASHBOARDS:
+        expressions += [target["expr"] for panel in panels(dashboard_of(file)) for target in panel["targets"]]
+    wanted = set().union(*map(names_in, expressions)) - SCRAPED_BY_PROMETHEUS - RECORDED.keys()
+    for addresses in watched.metrics.values():  # each kind has all: what it does not do is 0 or NaN
+        assert wanted <= families(await exposition_of(int(addresses[0].rpartition(":")[2])))
