@@ -1,16 +1,32 @@
 """Runbooks: a page an alert, links that lead somewhere, and commands that work as they stand."""
 
+import json
 import re
 
 import pytest
 
 from tests.support.promql import DEPLOY, rules
+from tests.support.watched import used
 
 PAGES = sorted((DEPLOY / "runbooks").glob("*.md"))
 SEVERITIES = {rule["alert"]: rule["labels"]["severity"] for rule in rules("alert")}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = "# Not run by a test: "
+NOT_RUN_BLOCKS = {"README": 2, "full-disk": 1, "region-loss": 2, "restore": 1, "stuck-job": 1}
+OF_CHANGES = (
+    "restart",
+    "stop",
+    "revoke",
+    "rotate",
+    "rewrap",
+    "shred",
+    "accept",
+    "suspend",
+    "upgrade\n",
+    "ALTER",
+    "pg_terminate",
+)
 
 
 def without_code(text):
@@ -47,8 +63,64 @@ def test_the_index_lists_every_page_and_how_urgent_it_is():
 def test_every_link_leads_somewhere(page):
     for link in LINK.findall(without_code(page.read_text())):
         target, _, anchor = link.partition("#")
-        if re.fullmatch(r"\.\./(compose|postgres|proxy|systemd)/README\.md", target):
+        if re.fullmatch(r"\.\./(compose|proxy|systemd)/README\.md", target):
             continue
         file = (page.parent / target).resolve() if target else page
         assert file.exists(), link
         assert not anchor or anchor in anchors(file), link
+
+
+def test_pages_say_of_each_block_that_no_test_runs_why_and_there_are_few():
+    found = {}
+    for page in PAGES:
+        for block in BLOCK.findall(page.read_text()):
+            first = block.partition("\n")[0]
+            if first.startswith(NOT_RUN):
+                assert len(first) > len(NOT_RUN) + 20
+                found[page.stem] = found.get(page.stem, 0) + 1
+            assert NOT_RUN not in block[len(NOT_RUN) :], page.name
+    assert found == NOT_RUN_BLOCKS
+
+
+def test_a_first_look_changes_nothing():
+    for page in PAGES:
+        look = page.read_text().partition("## First look")[2].partition("\n## ")[0]
+        for block in BLOCK.findall(look):
+            assert [word for word in OF_CHANGES if word in block] == [], page.name
+
+
+@pytest.fixture(scope="module")
+async def ids(watched, prometheus):
+    """What the ids are that pages say an earlier command named: by the section that asks for them, or for all."""
+    await prometheus.ready()
+    await used(watched)
+    code, made = await watched.shell("stateroom init --another --name leaked --json")
+    assert code == 0, made
+    operator_key = json.loads(made)["key_id"]
+    code, made = await watched.shell("stateroom api-key create --name leaked --permission state:read --json")
+    assert code == 0, made
+    async with watched.gateways[0].client() as client:
+        job = (await client.get("/v1/jobs")).json()["jobs"][0]
+    return {
+        "": {"JOB_ID": job["job_id"]},
+        "An operator's key": {"KEY_ID": operator_key},
+        "A tenant's key": {"KEY_ID": json.loads(made)["key_id"]},
+    }
+
+
+@pytest.mark.deployed
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+async def test_the_commands_of_a_page_work_as_they_stand(watched, prometheus, ids, page):
+    for section in page.read_text().split("\n## "):
+        watched.environ |= ids[""] | ids.get(section.partition("\n")[0], {})
+        for block in BLOCK.findall(section):
+            if block.startswith(NOT_RUN):
+                continue
+            stopped = "restore accept" in block
+            if stopped:  # as the page says
+                await watched.stop()
+            code, output = await watched.shell(block)
+            if stopped:
+                await watched.start()
+            assert code == 0, f"{block}\n{output}"
+            assert "ERROR" not in output, f"{block}\n{output}"

@@ -137,6 +137,21 @@ class Watched:
     metrics: dict[str, list[str]]
     environ: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def processes(self) -> list[ProductionGateway]:
+        """Gateways and worker."""
+        return [*self.gateways, self.worker]
+
+    async def stop(self) -> None:
+        """Stop all of them."""
+        for process in self.processes:
+            await process.stop()
+
+    async def start(self) -> None:
+        """Start them again, where they were."""
+        for process in self.processes:
+            await process.start()
+
     async def shell(self, script: str, *, stops: bool = True) -> tuple[int, str]:
         """What a script of a page said, and its exit code; the first command that fails ends it if ``stops``."""
         process = await asyncio.create_subprocess_exec(
@@ -165,8 +180,8 @@ async def watched_deployment(launcher: Launcher, tool: Callable[[str], str]) -> 
             metrics["stateroom-worker" if kind is ProductionWorker else "stateroom-gateway"] = addresses
             for address in addresses:
                 options = () if kind is ProductionWorker else ("--no-background",)
-                made = kind(launcher, deployment, *options, metrics_listen=address, log_level="info")
-                await made.start()
+                settings = {"listen": f"127.0.0.1:{free_port()}", "metrics_listen": address, "log_level": "info"}
+                made = await kind(launcher, deployment, *options, **settings).start()
                 stack.push_async_callback(_ended, made)
                 gateways.append(made)
         *serving, worker = gateways
@@ -224,7 +239,7 @@ async def _environ(found: Watched, tool: Callable[[str], str]) -> dict[str, str]
     await connection.execute(f"ALTER ROLE gw_ops PASSWORD '{OPS_PASSWORD}'")
     await connection.close()
     logs = found.folder / "logs"
-    files = [shlex.quote(str(each.log_file)) for each in (*found.gateways, found.worker)]
+    files = [shlex.quote(str(each.log_file)) for each in found.processes]
     logs.write_text(f"#!/bin/sh\ncat {' '.join(files)}\n")
     logs.chmod(0o755)
     programs = [found.folder, postgres_programs(), Path(sys.executable).parent, Path(tool("promtool")).parent]
