@@ -11,12 +11,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from storage.postgres.tables import SUBJECT_TABLES, TENANT_TABLES, tenants
+from storage.postgres.tables import SUBJECT_TABLES, metadata
 from storage.postgres.unit_of_work import bindings
 from storage.scope import Scope
 from tests.support.statements import every_statement
 
-PROTECTED = {table.name for table in (*SUBJECT_TABLES, *TENANT_TABLES, tenants)}
+PROTECTED = {table.name for table in metadata.tables.values() if "tenant_id" in table.primary_key.columns}
 OF_SUBJECTS = {table.name for table in SUBJECT_TABLES}
 VERBS = re.compile(r"\s*(?:--[^\n]*\n\s*)*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
 

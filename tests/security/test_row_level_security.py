@@ -17,7 +17,7 @@ from storage.control.features import SAVE_POLICIES
 from storage.ledger.ledger import NewBlob, new_blob_id
 from storage.model import Idempotency, TaskWrites
 from storage.postgres.statement import Statement
-from storage.postgres.tables import SUBJECT_TABLES, blob_usage, row_usage, tenant_keys
+from storage.postgres.tables import SUBJECT_TABLES
 from storage.postgres.unit_of_work import bindings
 from storage.retention.planner import Policy
 from storage.scope import OperatorScope, Scope, TenantScope
@@ -31,7 +31,7 @@ from tests.support.features import switch_on
 from tests.support.states import document, put, save, state, write
 
 SUBJECTS = [table.name for table in SUBJECT_TABLES]
-TENANTS = [tenant_keys.name, blob_usage.name, row_usage.name, "retention", "retention_rounds", "save_policies"]
+TENANTS = ["tenant_keys", "blob_usage", "row_usage", "retention", "retention_rounds", "save_policies"]
 TABLES = [*SUBJECTS, *TENANTS]
 SEALED = {
     "threads": ["seal"],

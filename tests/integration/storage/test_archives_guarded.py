@@ -18,7 +18,7 @@ from storage.errors import IntegrityFailure, LegalHold, StorageError
 from storage.ledger.ledger import BlobLedger
 from storage.migration.jobs import STATE_MIGRATE_KIND, read_position
 from storage.model import Save
-from storage.postgres.tables import archives as archives_table
+from storage.postgres.tables import metadata
 from storage.postgres.unit_of_work import Silent
 from storage.retention.planner import Policy
 from storage.schemas.registry import Definition
@@ -182,7 +182,7 @@ NOT_EDITED = {"stored_at", "tenant_id", "subject_id", "thread_id"}
 
 
 def test_every_column_of_a_stub_is_attacked():
-    assert {each.name for each in archives_table.columns} == EDITS.keys() | NOT_EDITED
+    assert {each.name for each in metadata.tables["stateroom.archives"].columns} == EDITS.keys() | NOT_EDITED
 
 
 @pytest.mark.parametrize("column", EDITS)

@@ -25,7 +25,6 @@ from storage.format.archive import (
     Stub,
     ThreadRows,
 )
-from storage.postgres.tables import archives as archives_table
 from storage.postgres.tables import metadata
 from storage.statements.threads import archives as sql
 
@@ -177,7 +176,7 @@ OTHERS = {
 
 def test_every_column_of_a_stub_is_bound():
     assert OTHERS.keys() | {"key_version"} == Stub.__dataclass_fields__.keys()
-    assert {each.name for each in archives_table.columns} == Stub.__dataclass_fields__.keys() | {
+    assert {each.name for each in metadata.tables["stateroom.archives"].columns} == Stub.__dataclass_fields__.keys() | {
         "tenant_id", "subject_id", "stored_at",
     }  # fmt: skip
     for column, other in OTHERS.items():
