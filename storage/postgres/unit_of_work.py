@@ -117,41 +117,11 @@ class Observer(Protocol):
 class Silent:
     """An observer that keeps nothing."""
 
-    def pool_wait(self, seconds: float) -> None:
-        """Ignore."""
+    def _ignore(self, *_: object, **__: object) -> None:
+        return
 
-    def commit(self, seconds: float) -> None:
-        """Ignore."""
-
-    def integrity_failure(self) -> None:
-        """Ignore."""
-
-    def root_key_refused(self, reason: str) -> None:
-        """Ignore."""
-
-    def audit_note_dropped(self) -> None:
-        """Ignore."""
-
-    def state_read(self, saved: int, shown: int) -> None:
-        """Ignore."""
-
-    def job_ended(self, kind: str, outcome: str) -> None:
-        """Ignore."""
-
-    def job_waits(self, kind: str, waits_for: str) -> None:
-        """Ignore."""
-
-    def jobs_open(self, found: Mapping[str, OpenJobs]) -> None:
-        """Ignore."""
-
-    def workers_busy(self, count: int) -> None:
-        """Ignore."""
-
-    def worker_lost(self, cause: str) -> None:
-        """Ignore."""
-
-    def too_costly(self) -> None:
-        """Ignore."""
+    pool_wait = commit = integrity_failure = root_key_refused = audit_note_dropped = state_read = _ignore
+    job_ended = job_waits = jobs_open = workers_busy = worker_lost = too_costly = _ignore
 
 
 class Transaction(Session):
