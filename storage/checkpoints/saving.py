@@ -493,8 +493,7 @@ class _Attempt:
             IntegrityFailure: it must be there: it is the head, or fewer checkpoints are there than the seals say.
         """
         save = self.save
-        parent = row.checkpoint
-        base = None if parent is None else open_checkpoint(self.sealer, parent)
+        base = None if row.parent is None else open_checkpoint(self.sealer, row.parent)
         parent_id = ground.head_id if save.parent is None else save.parent.checkpoint_id
         needs_parent = self.draft.needs_parent(save)
         if base is None and parent_id is not None and (needs_parent or parent_id != ground.head_id):

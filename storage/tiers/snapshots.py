@@ -79,17 +79,14 @@ class Snapshot(msgspec.Struct, frozen=True):
             checkpoint_id: The checkpoint; None: the head.
             with_state: Whether pending writes, pieces and members are wanted.
         """
-        row = await self.transaction.fetch_one(
+        found = await self.transaction.fetch_one(
             sql.LOAD,
             thread_id=self.thread_id,
             namespace=namespace,
             checkpoint_id=checkpoint_id,
             with_state=with_state,
         )
-        if row is None:
-            return None
-        found = row.loaded
-        if not self.is_archived:
+        if found is None or not self.is_archived:
             return found
         return await load_from(self.rows, found, namespace, checkpoint_id, with_state=with_state)
 

@@ -15,7 +15,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from storage.model import Bucket, Purpose
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, columns
 
 # --- quota ---------------------------------------------------------------------------------------------------------
 
@@ -107,10 +107,7 @@ class UploadedPart(Struct, frozen=True):
 
 
 _INTENT = "tenant_id = :tenant_id AND subject_id = :subject_id AND blob_id = :blob_id"
-_INTENT_COLUMNS = """
-    blob_id, place, purpose, content_id, multipart_id, reserved_bytes, key_version, client_share, record, created_at,
-    expires_at
-"""
+_INTENT_COLUMNS = columns(Intent)
 
 ADD_INTENT = Statement("""
 INSERT INTO stateroom.blob_intents
@@ -281,9 +278,7 @@ class PointerRow(Struct, frozen=True):
     created_at: datetime
 
 
-_POINTERS = """
-SELECT blob_id, place, content_id, size_bytes, client_share, key_version, pointer, created_at FROM stateroom.blobs
-"""
+_POINTERS = f"SELECT {columns(PointerRow)} FROM stateroom.blobs"
 POINTERS = Statement(
     f"""
 {_POINTERS} WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND blob_id = ANY(:blob_ids::uuid[])

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, TAGS, Stub
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, columns
 from storage.postgres.tables import metadata
 
 _OWNER = ("tenant_id", "subject_id")
@@ -172,7 +172,7 @@ class StubRow(msgspec.Struct, frozen=True):
         return Stub(**columns)
 
 
-_STUB = ", ".join(StubRow.__struct_fields__)
+_STUB = columns(StubRow)
 _ONE_STUB = f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD}"
 STUB = Statement(_ONE_STUB, StubRow)
 LOCK_STUB = Statement(f"{_ONE_STUB} FOR UPDATE", StubRow)

@@ -34,13 +34,13 @@ import msgspec
 
 from storage.format.manifest import CheckpointColumns
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, column_names, columns
 from storage.statements.keys.keys import KEYS_HASH
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-_ROW = ", ".join(CheckpointRow.__struct_fields__)
-_WRITE = ", ".join(WriteRow.__struct_fields__)
+_ROW = columns(CheckpointRow)
+_WRITE = columns(WriteRow)
 
 # The newest checkpoint of a namespace. By order: row-level security keeps the index from what is compared with `>`.
 _NEWEST = """
@@ -108,43 +108,11 @@ FROM stateroom.save_policies s WHERE s.tenant_id = :tenant_id AND s.agent IN (''
 )
 
 
-class MaybeCheckpointRow(msgspec.Struct, frozen=True):
-    """The columns of a checkpoint, all of them NULL if there is none."""
-
-    thread_id: str | None
-    namespace: str | None
-    checkpoint_id: str | None
-    parent_id: str | None
-    step: int | None
-    status: str | None
-    source: str | None
-    agent: str | None
-    run_id: str | None
-    model: str | None
-    state_schema: str | None
-    state_version: int | None
-    input_tokens: int | None
-    output_tokens: int | None
-    cost_micros: int | None
-    created_at: datetime | None
-    piece_ids: bytes | None
-    named_ids: bytes | None
-    outcome: str | None
-    manifest: bytes | None
-    key_version: int | None
-
-    @property
-    def checkpoint(self) -> CheckpointRow | None:
-        """The checkpoint, if there is one."""
-        if self.checkpoint_id is None:
-            return None
-        return CheckpointRow(*msgspec.structs.astuple(self)[: len(CheckpointRow.__struct_fields__)])
-
-
-class OpenRow(MaybeCheckpointRow, frozen=True):
-    """What a save stands on: the columns of the parent, if it was asked for, the thread, its head and what counts.
+class OpenRow(msgspec.Struct, frozen=True):
+    """What a save stands on: its parent, the thread, its head and what counts.
 
     Attributes:
+        parent: The parent, if it was asked for and is there.
         tier: The thread's.
         strict: The thread's.
         thread_agent: The thread's; that of the save, if it had none.
@@ -159,8 +127,10 @@ class OpenRow(MaybeCheckpointRow, frozen=True):
         early_tasks: The tasks of pending writes that came before their checkpoint.
         early_idx: Their positions.
         early_members: Their members.
+        policies: The save policies that count.
     """
 
+    parent: CheckpointRow | None
     tier: str
     strict: bool
     thread_agent: str | None
@@ -175,19 +145,7 @@ class OpenRow(MaybeCheckpointRow, frozen=True):
     early_tasks: list[str] | None
     early_idx: list[int] | None
     early_members: list[bytes] | None
-    agent_before: str | None
-    policy_agents: list[str] | None
-    policy_strict: list[bool] | None
-    policy_updated_at: list[datetime] | None
-    policy_macs: list[bytes] | None
-    policy_mac_formats: list[int] | None
-    policy_rows: list[str] | None
-    policies_unsure: bool
-
-    @property
-    def policies(self) -> PoliciesRow:
-        """The save policies that count."""
-        return PoliciesRow(*msgspec.structs.astuple(self)[-len(PoliciesRow.__struct_fields__) :])
+    policies: PoliciesRow
 
 
 OPEN = Statement(
@@ -267,9 +225,8 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :threa
 
 def _select(function: str, parameters: str, row: type[R]) -> Statement[R]:
     values = ", ".join(f":{name}" for name in parameters.split())
-    columns = ", ".join(row.__struct_fields__)
     call = f"stateroom.{function}(:tenant_id, :subject_id, :thread_id, {values})"
-    return Statement(f"SELECT {columns} FROM {call}", row)
+    return Statement(f"SELECT {columns(row)} FROM {call}", row)
 
 
 class WrittenRow(msgspec.Struct, frozen=True):
@@ -476,89 +433,18 @@ class LoadedRows(msgspec.Struct, frozen=True):
     members: list[MemberRow]
 
 
-class LoadRow(MaybeCheckpointRow, frozen=True):
-    """What `LOAD` gives: columns of many rows as parallel arrays, which are NULL where there is no row."""
-
-    at_head_id: str
-    at_sequence: int
-    at_head_seal: bytes
-    at_thread_seal: bytes | None
-    at_thread_created_at: datetime | None
-    at_tier: str | None
-    at_newer: bool
-    at_parent: bool | None
-    keys_hash: int
-    w_thread_id: list[str] | None
-    w_namespace: list[str] | None
-    w_checkpoint_id: list[str] | None
-    w_task_id: list[str] | None
-    w_idx: list[int] | None
-    w_task_path: list[str] | None
-    w_channel: list[str] | None
-    w_status: list[str | None] | None
-    w_created_at: list[datetime] | None
-    w_piece_ids: list[bytes] | None
-    w_named_ids: list[bytes | None] | None
-    w_state_schema: list[str | None] | None
-    w_state_version: list[int | None] | None
-    w_value: list[bytes] | None
-    w_member: list[bytes] | None
-    w_key_version: list[int] | None
-    p_piece_id: list[bytes] | None
-    p_children: list[bytes | None] | None
-    p_named_ids: list[bytes | None] | None
-    p_envelope: list[bytes] | None
-    p_key_version: list[int] | None
-    m_namespace: list[str] | None
-    m_checkpoint_id: list[str] | None
-    m_task_id: list[str] | None
-    m_idx: list[int] | None
-    m_member: list[bytes] | None
-
-    @property
-    def loaded(self) -> LoadedRows:
-        """The same as rows."""
-        values = msgspec.structs.astuple(self)
-        return LoadedRows(
-            head_id=self.at_head_id,
-            sequence=self.at_sequence,
-            head_seal=self.at_head_seal,
-            thread_seal=self.at_thread_seal,
-            thread_created_at=self.at_thread_created_at,
-            tier=self.at_tier,
-            is_newer=self.at_newer,
-            is_parent_stored=self.at_parent is not None,
-            keys_hash=self.keys_hash,
-            checkpoint=self.checkpoint,
-            writes=[WriteRow(*each) for each in zip(*(own or () for own in values[_OF_WRITES]), strict=True)],
-            pieces=[PieceRow(*each) for each in zip(*(own or () for own in values[_OF_PIECES]), strict=True)],
-            members=[MemberRow(*each) for each in zip(*(own or () for own in values[_OF_MEMBERS]), strict=True)],
-        )
-
-
-def _positions(row: type[msgspec.Struct], prefix: str) -> slice:
-    """Where the columns of a row stand in a `LoadRow`."""
-    first, *_ = row.__struct_fields__
-    start = LoadRow.__struct_fields__.index(prefix + first)
-    stop = start + len(row.__struct_fields__)
-    assert LoadRow.__struct_fields__[start:stop] == tuple(prefix + each for each in row.__struct_fields__)  # noqa: S101
-    return slice(start, stop)
-
-
-_OF_WRITES, _OF_PIECES, _OF_MEMBERS = (
-    _positions(WriteRow, "w_"), _positions(PieceRow, "p_"), _positions(MemberRow, "m_"),
-)  # fmt: skip
-
 # A whole load, as a function of the database (a34): the checkpoint, its namespace's head, its pending writes and every
 # piece both name directly; of one that is not the head the members of all pending writes of the thread, too. It binds
 # its scope and only reads. By itself it is a transaction of one round trip; in a snapshot it binds the scope again that
 # the snapshot has.
 LOAD = Statement(
     f"""
-SELECT {", ".join(LoadRow.__struct_fields__)}
+SELECT at_head_id AS head_id, at_sequence AS sequence, at_head_seal AS head_seal, at_thread_seal AS thread_seal,
+    at_thread_created_at AS thread_created_at, at_tier AS tier, at_newer AS is_newer,
+    at_parent IS NOT NULL AS is_parent_stored, keys_hash, {", ".join(column_names(LoadedRows)[9:])}
 FROM stateroom.load_checkpoint_4(:tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, :with_state)
 """,
-    LoadRow,
+    LoadedRows,
 )
 
 # Do nothing, once nobody holds a lock that a save would wait for; fail if that takes long.

@@ -8,7 +8,7 @@ it is tagged by a key and has not the tag that is looked for, and a thread's row
 import msgspec
 
 from storage.format.record import CheckpointRow
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, columns
 from storage.statements.threads.checkpoints import HISTORY_WANTED
 from storage.statements.threads.threads import LISTED
 
@@ -17,7 +17,7 @@ OPEN_THREADS_MAX = 100
 # Tags are counted up to here, to begin with the rarest.
 COUNTED_MAX = 1_000
 
-_ROW = ", ".join(CheckpointRow.__struct_fields__)
+_ROW = columns(CheckpointRow)
 _ORDER = "checkpoint_id DESC, thread_id DESC, namespace DESC"
 
 
