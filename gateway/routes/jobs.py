@@ -79,5 +79,5 @@ def job_place(scope: Scope | TenantScope | OperatorScope, job_id: UUID) -> str:
 
 async def begun(call: Call[Scope | TenantScope | OperatorScope], job_id: UUID) -> Answer:
     """The answer to whoever began a job: 202, the job as it is now, and where to ask again."""
-    job = await call.services.store.jobs.get(call.scope, job_id)
+    job = await call.store.jobs.get(call.scope, job_id)
     return call.exchange.reply(shown(job), status=202, location=job_place(call.scope, job_id))

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from http import HTTPMethod
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
@@ -22,7 +21,7 @@ from gateway.http.artifact_headers import none_match
 from gateway.http.exchange import Answer, Exchange, encode_id, path_id, place
 from gateway.problems import InvalidRequest, MalformedBody, pointer
 from gateway.routes.checkpoints.inlining import inlined, shown_values
-from gateway.routing.operations import Call, Operation, route
+from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage import model
 from storage.encoding import decode_json, encode_json, encode_msgpack
@@ -453,25 +452,20 @@ _SAVE_PROBLEMS = (
 )  # fmt: skip
 
 
-@route(
-    Operation(
-        name="save_checkpoint",
-        method=HTTPMethod.POST,
-        path="/v1/threads/{thread_id}/checkpoints",
-        reach=SUBJECT,
-        summary="Save a checkpoint; the first save creates the thread. 200: it had been stored before.",
-        permission="state:write",
-        body=wire.checkpoints.SaveRequest,
-        returns=wire.checkpoints.SaveReceipt,
-        statuses=(201, 200),
-        headers=("If-Match", "If-None-Match", "Idempotency-Key", "Stateroom-Known-Token", "Stateroom-Client-Share"),
-        etag=True,
-        token=True,
-        problems=_SAVE_PROBLEMS,
-    )
+@Operation(
+    "POST /v1/threads/{thread_id}/checkpoints",
+    reach=SUBJECT,
+    summary="Save a checkpoint; the first save creates the thread. 200: it had been stored before.",
+    permission="state:write",
+    body=wire.checkpoints.SaveRequest,
+    returns=wire.checkpoints.SaveReceipt,
+    statuses=(201, 200),
+    headers=("If-Match", "If-None-Match", "Idempotency-Key", "Stateroom-Known-Token", "Stateroom-Client-Share"),
+    etag=True,
+    token=True,
+    problems=_SAVE_PROBLEMS,
 )
 async def save_checkpoint(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.checkpoints.SaveRequest)
     thread = path_id(thread_id, "thread_id")
     try:
@@ -479,7 +473,7 @@ async def save_checkpoint(call: Call[Scope], thread_id: str) -> Answer:
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     share = call.exchange.client_share()
-    saved = await call.services.write(call.scope, thread, call.services.store.states.save(call.scope, save, share))
+    saved = await call.services.write(call.scope, thread, call.store.states.save(call.scope, save, share))
     return _saved_out(call.exchange, saved)
 
 
@@ -535,67 +529,58 @@ def _compaction(
     )
 
 
-@route(
-    Operation(
-        name="compact_thread",
-        method=HTTPMethod.POST,
-        path="/v1/threads/{thread_id}/compact",
-        reach=SUBJECT,
-        summary="Save a checkpoint whose list channel is a summary and the newest elements of the head's; history "
-        "keeps the whole list. 200: it had been stored before.",
-        permission="state:write",
-        body=wire.checkpoints.CompactRequest,
-        returns=wire.checkpoints.SaveReceipt,
-        statuses=(201, 200),
-        headers=("If-Match", "Idempotency-Key", "Stateroom-Known-Token", "Stateroom-Client-Share"),
-        etag=True,
-        token=True,
-        problems=(
-            "checkpoint-not-found",
-            *_SAVE_PROBLEMS,
-            "writes-pending",
-            "state-too-large",
-            "blobs-not-configured",
-            "key-destroyed",
-        ),
-    )
+@Operation(
+    "POST /v1/threads/{thread_id}/compact",
+    reach=SUBJECT,
+    summary="Save a checkpoint whose list channel is a summary and the newest elements of the head's; history "
+    "keeps the whole list. 200: it had been stored before.",
+    permission="state:write",
+    body=wire.checkpoints.CompactRequest,
+    returns=wire.checkpoints.SaveReceipt,
+    statuses=(201, 200),
+    headers=("If-Match", "Idempotency-Key", "Stateroom-Known-Token", "Stateroom-Client-Share"),
+    etag=True,
+    token=True,
+    problems=(
+        "checkpoint-not-found",
+        *_SAVE_PROBLEMS,
+        "writes-pending",
+        "state-too-large",
+        "blobs-not-configured",
+        "key-destroyed",
+    ),
 )
 async def compact_thread(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.checkpoints.CompactRequest)
     thread = path_id(thread_id, "thread_id")
     try:
         compaction = await call.exchange.share.run(_compaction(call.exchange, thread, request, name, body), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
-    compacting = call.services.store.compacting.compact(call.scope, compaction, call.exchange.client_share())
+    compacting = call.store.compacting.compact(call.scope, compaction, call.exchange.client_share())
     return _saved_out(call.exchange, await call.services.write(call.scope, thread, compacting))
 
 
-@route(
-    Operation(
-        name="load_checkpoint",
-        method=HTTPMethod.GET,
-        path="/v1/threads/{thread_id}/checkpoints/{checkpoint_id}",
-        reach=SUBJECT,
-        summary="Load a checkpoint, or latest: state and pending writes, and histories of the channels in history. "
-        "The ETag is its namespace's head.",
-        permission="state:read",
-        query=LoadQuery,
-        returns=wire.checkpoints.Checkpoint,
-        statuses=(200, 304),
-        headers=("Accept-State-Version", "If-None-Match-Head", "Stateroom-Known-Token", "Stateroom-Client-Share"),
-        etag=True,
-        token=True,
-        problems=(
-            "checkpoint-not-found",
-            "integrity-failure",
-            "rollback-detected",
-            "key-destroyed",
-            *_LOADING,
-            *_ARCHIVED,
-        ),
-    )
+@Operation(
+    "GET /v1/threads/{thread_id}/checkpoints/{checkpoint_id}",
+    reach=SUBJECT,
+    summary="Load a checkpoint, or latest: state and pending writes, and histories of the channels in history. "
+    "The ETag is its namespace's head.",
+    permission="state:read",
+    query=LoadQuery,
+    returns=wire.checkpoints.Checkpoint,
+    statuses=(200, 304),
+    headers=("Accept-State-Version", "If-None-Match-Head", "Stateroom-Known-Token", "Stateroom-Client-Share"),
+    etag=True,
+    token=True,
+    problems=(
+        "checkpoint-not-found",
+        "integrity-failure",
+        "rollback-detected",
+        "key-destroyed",
+        *_LOADING,
+        *_ARCHIVED,
+    ),
 )
 async def load_checkpoint(call: Call[Scope], thread_id: str, checkpoint_id: str) -> Answer:
     query = call.exchange.query(LoadQuery)
@@ -612,7 +597,7 @@ async def load_checkpoint(call: Call[Scope], thread_id: str, checkpoint_id: str)
         mark=query.mark,
     )
     loading = partial(
-        call.services.store.states.load, call.scope, call.exchange.state_versions(), share=call.exchange.client_share()
+        call.store.states.load, call.scope, call.exchange.state_versions(), share=call.exchange.client_share()
     )
     is_alone = query.resolve == "pointers" and not query.history
     conditional = is_alone and call.exchange.header("if-none-match") is not None
@@ -626,7 +611,7 @@ async def load_checkpoint(call: Call[Scope], thread_id: str, checkpoint_id: str)
     [shown] = await checkpoints_out(call.exchange, [loaded.checkpoint], query.view)
     if query.resolve == "inline":
         named = shown_values([loaded.checkpoint], query.view)
-        shown.artifacts = await inlined(call.services.store.artifacts, call.scope, named, call.exchange.client_share())
+        shown.artifacts = await inlined(call.store.artifacts, call.scope, named, call.exchange.client_share())
     if loaded.histories is not None:
         shown.history = await _histories_out(call.exchange, loaded.histories)
     return call.exchange.reply(shown, etag=loaded.head_id, token=loaded.token, compressed=True)
@@ -663,10 +648,10 @@ def _metadata_filter(text: str | None) -> dict[str, Any]:
         raise InvalidRequest(*(Fault(detail=each.detail, parameter="filter") for each in error.faults)) from None
 
 
-def _binding(exchange: Exchange, query: HistoryFilter, *place: object) -> bytes:
-    """What a cursor of a listing is good for."""
+def _filters(query: HistoryFilter) -> Any:
+    """What of a query a cursor of its listing depends on."""
     filters = msgspec.structs.replace(query, cursor=None, limit=1, view="none", pieces="resolved", resolve="pointers")
-    return encode_msgpack((exchange.route, *place, msgspec.to_builtins(filters)))
+    return msgspec.to_builtins(filters)
 
 
 def _refs(exchange: Exchange, pieces: wire.base.Pieces, view: wire.base.View) -> bool:
@@ -704,57 +689,49 @@ def _query(
 
 
 async def _history(call: Call[Scope], thread_id: str | None, query: HistoryFilter) -> Answer:
-    binding = _binding(call.exchange, query, call.scope.tenant_id, call.scope.subject_id, thread_id)
-    after = call.services.cursors.read(binding, query.cursor)
+    scope = call.scope
+    cursor = call.cursor(query.cursor, scope.tenant_id, scope.subject_id, thread_id, _filters(query))
     known_token = None if thread_id is None else call.exchange.known_token()
-    page = await call.services.store.states.history(
+    page = await call.store.states.history(
         call.scope,
         call.exchange.state_versions(),
-        _query(query, thread_id, after, known_token, refs=_refs(call.exchange, query.pieces, query.view)),
+        _query(query, thread_id, cursor.after, known_token, refs=_refs(call.exchange, query.pieces, query.view)),
         call.exchange.client_share(),
     )
     shown = wire.checkpoints.CheckpointPage(
         checkpoints=await checkpoints_out(call.exchange, page.items, query.view),
-        next_cursor=call.services.cursors.write(binding, page.after),
+        next_cursor=cursor.next(page.after),
     )
     if query.resolve == "inline":
         named = shown_values(page.items, query.view)
-        shown.artifacts = await inlined(call.services.store.artifacts, call.scope, named, call.exchange.client_share())
+        shown.artifacts = await inlined(call.store.artifacts, call.scope, named, call.exchange.client_share())
     return call.exchange.reply(shown, compressed=True)
 
 
-@route(
-    Operation(
-        name="list_checkpoints",
-        method=HTTPMethod.GET,
-        path="/v1/threads/{thread_id}/checkpoints",
-        reach=SUBJECT,
-        summary="A thread's history, newest first. Go on until next_cursor is null; pages may be short.",
-        permission="state:read",
-        query=HistoryFilter,
-        returns=wire.checkpoints.CheckpointPage,
-        headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
-        problems=("thread-not-found", "integrity-failure", "rollback-detected", "key-destroyed", *_LOADING, *_ARCHIVED),
-    )
+@Operation(
+    "GET /v1/threads/{thread_id}/checkpoints",
+    reach=SUBJECT,
+    summary="A thread's history, newest first. Go on until next_cursor is null; pages may be short.",
+    permission="state:read",
+    query=HistoryFilter,
+    returns=wire.checkpoints.CheckpointPage,
+    headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
+    problems=("thread-not-found", "integrity-failure", "rollback-detected", "key-destroyed", *_LOADING, *_ARCHIVED),
 )
 async def list_checkpoints(call: Call[Scope], thread_id: str) -> Answer:
     thread = path_id(thread_id, "thread_id")
     return await _history(call, thread, call.exchange.query(HistoryFilter))
 
 
-@route(
-    Operation(
-        name="search_checkpoints",
-        method=HTTPMethod.GET,
-        path="/v1/checkpoints",
-        reach=LISTING,
-        summary="Checkpoints over all threads of the subject, or of the tenant, newest first; not of archived ones.",
-        permission="state:read",
-        query=SearchFilter,
-        returns=wire.checkpoints.CheckpointPage,
-        headers=("Accept-State-Version", "Stateroom-Client-Share"),
-        problems=("integrity-failure", "key-destroyed", *_LOADING),
-    )
+@Operation(
+    "GET /v1/checkpoints",
+    reach=LISTING,
+    summary="Checkpoints over all threads of the subject, or of the tenant, newest first; not of archived ones.",
+    permission="state:read",
+    query=SearchFilter,
+    returns=wire.checkpoints.CheckpointPage,
+    headers=("Accept-State-Version", "Stateroom-Client-Share"),
+    problems=("integrity-failure", "key-destroyed", *_LOADING),
 )
 async def search_checkpoints(call: Call[Scope | TenantListing]) -> Answer:
     query = call.exchange.query(SearchFilter)
@@ -770,41 +747,34 @@ async def _tenant_listing(call: Call[TenantListing], query: SearchFilter) -> Ans
         raise InvalidRequest(Fault(detail=needs_subject, parameter="view"))
     if query.filter is not None:
         raise InvalidRequest(Fault(detail=needs_subject, parameter="filter"))
-    binding = _binding(call.exchange, query, call.scope.tenant_id, None, None)
-    after = call.services.cursors.read(binding, query.cursor)
-    page = await call.services.store.checkpoints.tenant_listing(call.scope, _query(query, None, after, None))
+    cursor = call.cursor(query.cursor, call.scope.tenant_id, None, None, _filters(query))
+    page = await call.store.checkpoints.tenant_listing(call.scope, _query(query, None, cursor.after, None))
     shown = await checkpoints_out(call.exchange, [item.checkpoint for item in page.items], "none")
     for checkpoint, item in zip(shown, page.items, strict=True):
         checkpoint.subject_id = item.subject_id
-    return call.exchange.reply(
-        wire.checkpoints.CheckpointPage(checkpoints=shown, next_cursor=call.services.cursors.write(binding, page.after))
-    )
+    return call.exchange.reply(wire.checkpoints.CheckpointPage(checkpoints=shown, next_cursor=cursor.next(page.after)))
 
 
-@route(
-    Operation(
-        name="channel_history",
-        method=HTTPMethod.GET,
-        path="/v1/threads/{thread_id}/checkpoints/{checkpoint_id}/channel-history",
-        reach=SUBJECT,
-        summary="Writes to channels since their nearest stored value, oldest first; the id may be latest.",
-        permission="state:read",
-        query=ChannelHistoryQuery,
-        returns=wire.checkpoints.ChannelHistories,
-        headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
-        problems=(
-            "checkpoint-not-found",
-            "integrity-failure",
-            "rollback-detected",
-            "key-destroyed",
-            *_LOADING,
-            *_ARCHIVED,
-        ),
-    )
+@Operation(
+    "GET /v1/threads/{thread_id}/checkpoints/{checkpoint_id}/channel-history",
+    reach=SUBJECT,
+    summary="Writes to channels since their nearest stored value, oldest first; the id may be latest.",
+    permission="state:read",
+    query=ChannelHistoryQuery,
+    returns=wire.checkpoints.ChannelHistories,
+    headers=("Accept-State-Version", "Stateroom-Known-Token", "Stateroom-Client-Share"),
+    problems=(
+        "checkpoint-not-found",
+        "integrity-failure",
+        "rollback-detected",
+        "key-destroyed",
+        *_LOADING,
+        *_ARCHIVED,
+    ),
 )
 async def channel_history(call: Call[Scope], thread_id: str, checkpoint_id: str) -> Answer:
     query = call.exchange.query(ChannelHistoryQuery)
-    found = await call.services.store.states.channel_history(
+    found = await call.store.states.channel_history(
         call.scope,
         call.exchange.state_versions(),
         model.ChannelHistoryQuery(
@@ -824,37 +794,32 @@ async def channel_history(call: Call[Scope], thread_id: str, checkpoint_id: str)
 _WRITES_PATH = "/v1/threads/{thread_id}/checkpoints/{checkpoint_id}/writes/{task_id}"
 
 
-@route(
-    Operation(
-        name="put_writes",
-        method=HTTPMethod.POST,
-        path=_WRITES_PATH,
-        reach=SUBJECT,
-        summary="Store a task's pending writes; at idx >= 0 the first counts, at idx < 0 the last.",
-        permission="state:write",
-        body=wire.checkpoints.WritesRequest,
-        returns=wire.checkpoints.WritesReceipt,
-        headers=("Stateroom-Known-Token", "Stateroom-Client-Share"),
-        token=True,
-        problems=(
-            "state-too-new",
-            "state-version-required",
-            "limit-exceeded",
-            "thread-busy",
-            "thread-archived",
-            "commit-unknown",
-            "artifact-unknown",
-            "piece-unknown",
-            "quota-exceeded",
-            "blob-store-unavailable",
-            "integrity-failure",
-            "rollback-detected",
-            "key-destroyed",
-        ),
-    )
+@Operation(
+    f"POST {_WRITES_PATH}",
+    reach=SUBJECT,
+    summary="Store a task's pending writes; at idx >= 0 the first counts, at idx < 0 the last.",
+    permission="state:write",
+    body=wire.checkpoints.WritesRequest,
+    returns=wire.checkpoints.WritesReceipt,
+    headers=("Stateroom-Known-Token", "Stateroom-Client-Share"),
+    token=True,
+    problems=(
+        "state-too-new",
+        "state-version-required",
+        "limit-exceeded",
+        "thread-busy",
+        "thread-archived",
+        "commit-unknown",
+        "artifact-unknown",
+        "piece-unknown",
+        "quota-exceeded",
+        "blob-store-unavailable",
+        "integrity-failure",
+        "rollback-detected",
+        "key-destroyed",
+    ),
 )
 async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task_id: str) -> Answer:
-    call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.checkpoints.WritesRequest)
     thread = path_id(thread_id, "thread_id")
     try:
@@ -864,7 +829,7 @@ async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task
     receipt = await call.services.write(
         call.scope,
         thread,
-        call.services.store.states.put_writes(
+        call.store.states.put_writes(
             call.scope,
             TaskWrites(
                 thread,
@@ -886,23 +851,19 @@ async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task
     )
 
 
-@route(
-    Operation(
-        name="get_writes",
-        method=HTTPMethod.GET,
-        path=_WRITES_PATH,
-        reach=SUBJECT,
-        summary="A task's pending writes.",
-        permission="state:read",
-        query=WritesQuery,
-        returns=wire.checkpoints.TaskWrites,
-        headers=("Accept-State-Version", "Stateroom-Client-Share"),
-        problems=("thread-not-found", "integrity-failure", "key-destroyed", *_LOADING, *_ARCHIVED),
-    )
+@Operation(
+    f"GET {_WRITES_PATH}",
+    reach=SUBJECT,
+    summary="A task's pending writes.",
+    permission="state:read",
+    query=WritesQuery,
+    returns=wire.checkpoints.TaskWrites,
+    headers=("Accept-State-Version", "Stateroom-Client-Share"),
+    problems=("thread-not-found", "integrity-failure", "key-destroyed", *_LOADING, *_ARCHIVED),
 )
 async def get_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task_id: str) -> Answer:
     query = call.exchange.query(WritesQuery)
-    writes = await call.services.store.states.task_writes(
+    writes = await call.store.states.task_writes(
         call.scope,
         call.exchange.state_versions(),
         model.TaskWritesQuery(
@@ -917,15 +878,3 @@ async def get_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task
     return call.exchange.reply(
         wire.checkpoints.TaskWrites(writes=await _writes_out(call.exchange, writes, query.view)), compressed=True
     )
-
-
-ROUTES = [
-    save_checkpoint,
-    compact_thread,
-    load_checkpoint,
-    list_checkpoints,
-    search_checkpoints,
-    channel_history,
-    put_writes,
-    get_writes,
-]
