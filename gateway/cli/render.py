@@ -130,6 +130,12 @@ def moment(value: str | None) -> str:
     return parsed.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
+def member(name: str, value: Any) -> str:
+    """Return the member ``name`` of a resource as it stands in a table: a time as a `moment`, all else as a `cell`."""
+    is_time = name == "at" or name.endswith(("_at", "_until", "_since"))
+    return moment(value) if is_time and isinstance(value, str) else cell(value)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) -> None:
     """Print a table to stdout, or the remark ``empty`` to stderr when there are no rows."""
     from rich import box

@@ -122,6 +122,11 @@ class PublicCall(Struct, frozen=True):
     exchange: Exchange
     services: Services
 
+    @property
+    def store(self) -> Store:
+        """Storage, which does what the operation is for."""
+        return self.services.store
+
 
 class Call(PublicCall, Generic[S_co], frozen=True):
     """An operation under way.
@@ -133,11 +138,6 @@ class Call(PublicCall, Generic[S_co], frozen=True):
 
     principal: Principal
     scope: S_co
-
-    @property
-    def store(self) -> Store:
-        """Storage, which does what the operation is for."""
-        return self.services.store
 
     @property
     def actor(self) -> str:

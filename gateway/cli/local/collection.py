@@ -54,25 +54,9 @@ def run_on_store(work: "Callable[[Store], Coroutine[Any, Any, Any]]", data_dir: 
 
 
 async def _opened(settings: "Settings", work: "Callable[[Store], Coroutine[Any, Any, Any]]") -> Any:
-    from contextlib import AsyncExitStack
+    from gateway.app import open_store
 
-    from crypto.roots import create_root_key
-    from gateway.app import open_blobs
-    from storage.service import Store, StoreOptions
-
-    async with AsyncExitStack() as stack:
-        root_key = create_root_key(settings.root_key)
-        stack.push_async_callback(root_key.aclose)
-        blobs = await stack.enter_async_context(open_blobs(settings.s3_url))
-        archive = await stack.enter_async_context(open_blobs(settings.archive_url, "archive"))
-        store = await Store.open(
-            settings.database_url,
-            root_key=root_key,
-            deployment_id=settings.deployment_id,
-            connections_max=4,
-            options=StoreOptions(blobs=blobs, archive=archive, backup_retention_days=settings.backup_retention_days),
-        )
-        stack.push_async_callback(store.close)
+    async with open_store(settings, 4) as (store, _):
         return await work(store)
 
 
