@@ -125,14 +125,12 @@ def compile_condition(expression: object, pointer: str) -> Condition:
     unknown = set(program.variables()) - _NAMES - _TYPES
     if unknown:
         raise StepInvalid("a condition knows only 'value' and 'root'", pointer)
-    # Operators are functions, too, under names that no expression can spell.
-    foreign = [name for name in program.functions() if name.isidentifier() and name not in FUNCTIONS]
-    if foreign:
-        raise StepInvalid(f"a condition has only these functions: {', '.join(sorted(FUNCTIONS))}", pointer)
     plain, patterns = _without_patterns(expression, pointer)
-    # Nothing is known that CEL and `_TOKEN` read differently; should there be anything, it is refused.
-    if (_MATCHES in program.functions()) != bool(patterns):  # pragma: no cover  nothing is known that leads here
-        raise StepInvalid("a regular expression is written out: value.matches('...')", pointer)
+    # Operators are functions, too, under names that no expression can spell. Nothing is known that CEL takes for a call
+    # of `matches` and `_TOKEN` does not, or the other way round; should there be anything, it is refused.
+    called = {name for name in program.functions() if name.isidentifier()}
+    if not called <= FUNCTIONS or (_MATCHES in called) != bool(patterns):
+        raise StepInvalid(f"a condition has only these functions: {', '.join(sorted(FUNCTIONS))}", pointer)
     if patterns:
         program = _program(plain, pointer)
     return Condition(program, frozenset(program.variables()) & _NAMES, patterns)
