@@ -24,7 +24,9 @@ from storage.format.archive import (
     ArchiveRecord,
     Stub,
     ThreadRows,
+    row_of,
 )
+from storage.format.record import PieceRow
 from storage.postgres.tables import metadata
 from storage.statements.threads import archives as sql
 
@@ -73,6 +75,11 @@ def decoded(data, sizes=(10**9,), columns=None):
 @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8), page=st.integers(1, 6))
 def test_what_is_written_comes_back_in_pieces_of_any_size(sizes, page):
     assert decoded(encoded(page=page), sizes) == ROWS
+
+
+def test_a_struct_takes_the_columns_that_it_has_by_their_names():
+    row = {"envelope": b"e", "key_version": 3, "piece_id": b"p", "children": None, "named_ids": None, "colour": "red"}
+    assert row_of(PieceRow, row) == PieceRow(b"p", None, None, b"e", 3)
 
 
 def test_a_thread_without_rows_has_an_archive():

@@ -150,6 +150,11 @@ def opened_checkpoint(outcome=None, channels=()):
     return OpenedCheckpoint(SimpleNamespace(piece_ids=b""), Manifest(1, list(channels), {}, None, ()), b"", outcome)
 
 
+@pytest.mark.parametrize(("outcome", "statuses"), [(None, []), ("done", ["done"]), ("failed", ["done", "failed"])])
+def test_an_outcome_that_a_write_says_is_none(outcome, statuses):
+    opened_checkpoint(outcome).check_outcome(statuses)
+
+
 @pytest.mark.parametrize(("outcome", "statuses"), [("done", []), (None, ["done"]), ("failed", ["done"])])
 def test_an_outcome_that_no_write_says_is_damage(outcome, statuses):
     with pytest.raises(IntegrityFailure, match="status of a checkpoint"):
@@ -195,7 +200,10 @@ def test_values_are_counted_before_they_are_put_together(sealer):
     reader = PieceReader(sealer, take=taken.append)
     reader.reserve(100)
     reader.reserve(50)
+    reader.value("msgpack", b"\xc4\x09" + bytes(9), [])
     assert taken[-1:] == [100]
+    reader.reserve(100)
+    assert taken[-1:] == [11]
 
 
 def test_ids_and_pieces_and_content_that_are_none_are_refused(sealer):
