@@ -45,15 +45,9 @@ from gateway.bodies.faults import check_shape, decoder
 from gateway.bodies.json_views import MARKERS, NotPlain, json_view
 from gateway.bodies.long_texts import LONG_TEXT_BYTES_MIN, LongTexts, set_aside
 from gateway.bodies.scanning import CONTAINERS, Format, NamedTwice, Values, scan
+from gateway.bodies.validation import explain
 from gateway.bodies.whole_numbers import with_integers
-from gateway.problems import (
-    InvalidRequest,
-    MalformedBody,
-    NotAcceptable,
-    UnsupportedMediaType,
-    explain,
-    pointer,
-)
+from gateway.problems import InvalidRequest, MalformedBody, NotAcceptable, UnsupportedMediaType, pointer
 from gateway.wire.problems import Fault
 from storage.encoding import encode_json, encode_msgpack, json_decoder
 from storage.errors import InvalidState, LimitExceeded

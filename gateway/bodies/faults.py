@@ -23,17 +23,9 @@ from msgspec import Raw, Struct
 from gateway.admission import limits
 from gateway.admission.slices import Work
 from gateway.bodies.scanning import Format
+from gateway.bodies.validation import ClientName, Difference, Steps, explain, missing_member, unknown_member
 from gateway.bodies.whole_numbers import as_integer
-from gateway.problems import (
-    ClientName,
-    Difference,
-    InvalidRequest,
-    Steps,
-    explain,
-    missing_member,
-    pointer,
-    unknown_member,
-)
+from gateway.problems import InvalidRequest, pointer
 from gateway.wire.problems import Fault
 from storage.encoding import json_decoder
 

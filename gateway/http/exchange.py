@@ -25,18 +25,10 @@ from gateway.admission.slices import JOINED_BESIDE_BYTES_MIN
 from gateway.bodies import codec
 from gateway.bodies.codec import MEDIA_TYPES, body_format, encode_body, reply_format
 from gateway.bodies.scanning import Format, Values
+from gateway.bodies.validation import A_TIME, explain, missing_member
 from gateway.http.asgi import Receive, Scope, Send
 from gateway.http.compressing import CODING, COMPRESSED_BYTES_MIN, accepts_gzip, compress
-from gateway.problems import (
-    A_TIME,
-    BodyTimeout,
-    BodyTooLarge,
-    InvalidRequest,
-    MalformedBody,
-    UnsupportedMediaType,
-    explain,
-    missing_member,
-)
+from gateway.problems import BodyTimeout, BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
 from gateway.wire.base import alternatives
 from gateway.wire.problems import Fault
 from storage.concurrency.turns import loop_turn

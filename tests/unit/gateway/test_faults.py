@@ -16,9 +16,10 @@ from gateway.admission import limits
 from gateway.admission.slices import finish
 from gateway.bodies import codec, faults
 from gateway.bodies.scanning import Format, Values, scan
+from gateway.bodies.validation import explain
 from gateway.documents import examples
 from gateway.http.exchange import parse_query
-from gateway.problems import InvalidRequest, explain, pointer
+from gateway.problems import InvalidRequest, pointer
 from gateway.routes import GROUPS
 from gateway.routes.checkpoints.verbs import ChannelHistoryQuery, SearchFilter
 
