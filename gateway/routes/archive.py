@@ -25,18 +25,7 @@ class ArchiveQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
 def thread_out(thread: model.Thread) -> wire.threads.Thread:
     """A thread as lists show it."""
-    return wire.threads.Thread(
-        thread_id=thread.thread_id,
-        agent=thread.agent,
-        status=thread.status,
-        tier=thread.tier,
-        strict=thread.strict,
-        client_share=thread.client_share,
-        created_at=thread.created_at,
-        updated_at=thread.updated_at,
-        head_id=thread.head_id,
-        damaged=True if thread.damaged else UNSET,
-    )
+    return wire.threads.Thread.of(thread, archive=UNSET, damaged=True if thread.damaged else UNSET)
 
 
 def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:
@@ -44,13 +33,9 @@ def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:
     stub = status.stub
     if stub is None or status.state == "hot":
         return UNSET
-    return wire.threads.ThreadArchive(
+    return wire.threads.ThreadArchive.of(
+        stub,
         state=status.state,
-        storage_class=stub.storage_class,
-        checkpoints=stub.checkpoints,
-        pending_writes=stub.pending_writes,
-        hot_bytes=stub.hot_bytes,
-        size_bytes=stub.size_bytes,
         archived_at=stub.created_at,
         retry_after_seconds=status.retry_after_seconds,
         progress=status.progress,

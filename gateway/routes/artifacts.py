@@ -54,38 +54,23 @@ def _artifact_id(text: str) -> UUID:
 
 
 def _artifact(artifact: model.Artifact) -> wire.artifacts.Artifact:
-    return wire.artifacts.Artifact(
+    return wire.artifacts.Artifact.of(
+        artifact,
         artifact_id=str(artifact.artifact_id),
-        pointer=artifact.pointer,
-        thread_id=artifact.thread_id,
-        name=artifact.name,
         version=artifact.number,
-        media_type=artifact.media_type,
-        size_bytes=artifact.size_bytes,
         digest=headers.format_digest(artifact.digest),
-        metadata=artifact.metadata,
-        created_at=artifact.created_at,
         preview=UNSET if artifact.preview is None else artifact.preview,
     )
 
 
 def _upload(upload: model.Upload) -> wire.artifacts.Upload:
-    return wire.artifacts.Upload(
-        upload_id=str(upload.upload_id),
-        thread_id=upload.thread_id,
-        name=upload.name,
-        part_bytes=upload.part_bytes,
-        expires_at=upload.expires_at,
-        parts=[_part(each) for each in upload.parts],
-    )
+    parts = [_part(each) for each in upload.parts]
+    return wire.artifacts.Upload.of(upload, upload_id=str(upload.upload_id), parts=parts)
 
 
 def _part(part: model.Part) -> wire.artifacts.UploadPart:
-    return wire.artifacts.UploadPart(
-        part_number=part.number,
-        size_bytes=part.size_bytes,
-        digest=None if part.digest is None else headers.format_digest(part.digest),
-    )
+    digest = None if part.digest is None else headers.format_digest(part.digest)
+    return wire.artifacts.UploadPart.of(part, part_number=part.number, digest=digest)
 
 
 def _described(exchange: Exchange) -> model.NewArtifact:
@@ -526,14 +511,7 @@ async def read_artifact_url(call: PublicCall, token: str) -> Answer:
 
 
 def _usage(tenant_id: UUID, usage: Usage) -> wire.tenants.TenantUsage:
-    return wire.tenants.TenantUsage(
-        tenant_id=str(tenant_id),
-        used_bytes=usage.bytes,
-        quota_bytes=usage.quota_bytes,
-        rows_bytes=usage.rows_bytes,
-        rows_quota_bytes=usage.rows_quota_bytes,
-        rows_counted_at=usage.rows_counted_at,
-    )
+    return wire.tenants.TenantUsage.of(usage, tenant_id=str(tenant_id), used_bytes=usage.bytes)
 
 
 @Operation(

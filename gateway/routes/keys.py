@@ -99,31 +99,8 @@ async def get_keys(call: Call[TenantScope]) -> Answer:
     subject_keys = None
     if query.subject_id is not None:
         scope = _subject(call.scope.tenant_id, query.subject_id, Fault(detail="", parameter="subject_id"))
-        found = await rotation.subject_status(scope)
-        subject_keys = [
-            wire.keys.SubjectKey(
-                purpose=each.purpose,
-                key_version=each.key_version,
-                tenant_key_version=each.tenant_key_version,
-                state=each.state,
-                created_at=each.created_at,
-                destroyed_at=each.destroyed_at,
-                shred_effective_at=each.shred_effective_at,
-            )
-            for each in found
-        ]
-    tenant_keys = [
-        wire.keys.TenantKey(
-            key_version=each.key_version,
-            state=each.state,
-            provider=each.provider,
-            root_key_version=each.root_key_version,
-            created_at=each.created_at,
-            destroyed_at=each.destroyed_at,
-            subject_keys=each.subject_keys,
-        )
-        for each in await rotation.tenant_status(call.scope)
-    ]
+        subject_keys = [wire.keys.SubjectKey.of(each) for each in await rotation.subject_status(scope)]
+    tenant_keys = [wire.keys.TenantKey.of(each) for each in await rotation.tenant_status(call.scope)]
     return call.exchange.reply(wire.keys.KeyStatus(tenant_keys=tenant_keys, subject_keys=subject_keys))
 
 
@@ -150,15 +127,7 @@ async def rewrap_tenant_keys(call: Call[OperatorScope]) -> Answer:
 async def get_root_keys(
     call: Call[OperatorScope],
 ) -> Answer:
-    uses = [
-        wire.keys.RootKeyUse(
-            provider=each.provider,
-            root_key_id=each.root_key_id,
-            root_key_version=each.root_key_version,
-            tenant_keys=each.tenant_keys,
-        )
-        for each in await call.store.rotation.root_status()
-    ]
+    uses = [wire.keys.RootKeyUse.of(each) for each in await call.store.rotation.root_status()]
     return call.exchange.reply(wire.keys.RootKeyStatus(root_keys=uses))
 
 

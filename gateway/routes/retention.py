@@ -74,7 +74,7 @@ def _thread_retention(thread_id: str, found: ThreadRetention) -> wire.retention.
         policy=_as(wire.retention.RetentionPolicy, found.own.policy),
         effective=None if found.effective is None else _effective(found.effective),
         damaged=found.damaged,
-        next=None if step is None else wire.retention.RetentionStep(action=step.action, reason=step.reason, at=step.at),
+        next=None if step is None else wire.retention.RetentionStep.of(step),
         updated_at=found.own.updated_at,
     )
 
@@ -173,23 +173,11 @@ def _draft(query: PreviewQuery) -> tuple[str | None, retention.Policy] | None:
 
 
 def _preview(page: PreviewPage, cursor: str | None) -> wire.retention.RetentionPreview:
-    return wire.retention.RetentionPreview(
-        at=page.now,
-        threads=page.threads,
-        held=page.held,
-        damaged=page.damaged,
-        actions=[
-            wire.retention.RetentionForeseen(
-                action=action,
-                threads=found.threads,
-                bytes=found.bytes,
-                checkpoints=found.checkpoints,
-                pending_writes=found.pending_writes,
-            )
-            for action, found in sorted(page.actions.items())
-        ],
-        next_cursor=cursor,
-    )
+    actions = [
+        wire.retention.RetentionForeseen.of(foreseen, action=action)
+        for action, foreseen in sorted(page.actions.items())
+    ]
+    return wire.retention.RetentionPreview.of(page, at=page.now, actions=actions, next_cursor=cursor)
 
 
 @Operation(
@@ -248,27 +236,21 @@ async def begin_retention_round(call: Call[TenantScope]) -> Answer:
     return call.exchange.reply(_round(found), status=202)
 
 
-def _round(found: RoundStatus | None) -> wire.retention.RetentionRound:
-    if found is None:
+def _round(status: RoundStatus | None) -> wire.retention.RetentionRound:
+    if status is None:
         return wire.retention.RetentionRound(state="none")
-    counts = found.counts
+    counts = status.counts
     by_action: dict[str, dict[str, int]] = {
         what: {action: counts[name] for action in retention.ACTIONS if (name := f"{what}_{action}") in counts}
         for what in ("done", "due")
     }
-    return wire.retention.RetentionRound(
-        state=found.state,
-        lease_until=found.lease_until,
-        due_at=found.due_at,
-        started_at=found.started_at,
-        finished_at=found.finished_at,
-        looked_at=found.looked_at,
+    return wire.retention.RetentionRound.of(
+        status,
         hot=counts.get("hot", 0),
         archive=counts.get("archive", 0),
         held=counts.get("held", 0),
         done=by_action["done"],
         due=by_action["due"],
-        late_since=found.late_since,
     )
 
 

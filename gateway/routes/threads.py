@@ -12,7 +12,6 @@ from gateway.problems import InvalidRequest, pointer
 from gateway.routes.archive import described, thread_out
 from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
-from storage import model
 from storage.errors import InvalidState
 from storage.scope import Scope, check_id
 
@@ -33,12 +32,6 @@ def _id(text: str, *where: str | int) -> str:
         return check_id(text, "an id")
     except InvalidState as error:
         raise InvalidRequest(Fault(detail=str(error), pointer=pointer(*where))) from None
-
-
-def _removal(removal: model.Removal) -> wire.threads.RemovalReceipt:
-    return wire.threads.RemovalReceipt(
-        threads=removal.threads, checkpoints=removal.checkpoints, pending_writes=removal.pending_writes
-    )
 
 
 @Operation(
@@ -149,10 +142,8 @@ async def copy_thread(call: Call[Scope], thread_id: str) -> Answer:
         share=call.exchange.client_share(),
     )
     copied = await call.services.write(call.scope, source, copying)
-    receipt = wire.threads.CopyReceipt(
-        thread_id=copied.thread_id, checkpoints=copied.checkpoints, pending_writes=copied.pending_writes
-    )
-    return call.exchange.reply(receipt, status=201, location=place("threads", copied.thread_id))
+    location = place("threads", copied.thread_id)
+    return call.exchange.reply(wire.threads.CopyReceipt.of(copied), status=201, location=location)
 
 
 @Operation(
@@ -170,7 +161,7 @@ async def prune(call: Call[Scope]) -> Answer:
     thread_ids = [_id(thread_id, "thread_ids", index) for index, thread_id in enumerate(request.thread_ids)]
     share = call.exchange.client_share()
     removal = await call.commit(call.store.threads.prune(call.scope, thread_ids, request.strategy, share))
-    return call.exchange.reply(_removal(removal))
+    return call.exchange.reply(wire.threads.RemovalReceipt.of(removal))
 
 
 @Operation(
@@ -188,4 +179,4 @@ async def delete_runs(call: Call[Scope]) -> Answer:
     run_ids = [_id(run_id, "run_ids", index) for index, run_id in enumerate(request.run_ids)]
     share = call.exchange.client_share()
     removal = await call.commit(call.store.threads.delete_runs(call.scope, run_ids, share))
-    return call.exchange.reply(_removal(removal))
+    return call.exchange.reply(wire.threads.RemovalReceipt.of(removal))

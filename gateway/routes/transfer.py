@@ -147,20 +147,11 @@ async def import_threads(call: Call[TenantScope]) -> Answer:
             await call.exchange.drain(limits.REFUSED_SECONDS_MAX)
             raise
     return call.exchange.reply(
-        wire.transfer.ImportReport(
+        wire.transfer.ImportReport.of(
+            done,
             export_id=str(done.export_id),
             job_id=str(done.job_id),
-            threads=done.threads,
-            checkpoints=done.checkpoints,
-            pending_writes=done.pending_writes,
-            artifacts=done.artifacts,
-            state_schemas=done.state_schemas,
-            verified=done.verified,
-            passed_over=done.passed_over,
-            passed=[
-                wire.transfer.PassedOver(subject_id=each.subject_id, thread_id=each.thread_id, reason=each.reason)
-                for each in done.passed
-            ],
+            passed=[wire.transfer.PassedOver.of(each) for each in done.passed],
         )
     )
 

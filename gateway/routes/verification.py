@@ -39,23 +39,9 @@ async def verify(call: Call[Scope]) -> Answer:
     else:
         report = await call.store.verification.subject(call.scope, cursor.after[0] if cursor.after else "")
     return call.exchange.reply(
-        wire.verification.VerifyReport(
-            threads=report.threads,
-            threads_skipped=report.threads_skipped,
-            threads_frozen=report.threads_frozen,
-            checkpoints=report.checkpoints,
-            pending_writes=report.pending_writes,
-            pieces=report.pieces,
-            findings=[
-                wire.verification.VerifyFinding(
-                    code=each.code,
-                    detail=each.detail,
-                    thread_id=each.thread_id,
-                    namespace=each.namespace,
-                    checkpoint_id=each.checkpoint_id,
-                )
-                for each in report.findings
-            ],
+        wire.verification.VerifyReport.of(
+            report,
+            findings=[wire.verification.VerifyFinding.of(each) for each in report.findings],
             next_cursor=cursor.next(None if report.after is None else (report.after,)),
         )
     )

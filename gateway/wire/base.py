@@ -1,6 +1,6 @@
 """What all bodies share: requests refuse unknown members; names, ids and versions have one form each."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from msgspec import Meta, Struct, inspect
 
@@ -32,6 +32,11 @@ class Request(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class Response(Struct, kw_only=True):
     """Base of response bodies."""
+
+    @classmethod
+    def of(cls, record: object, **members: Any) -> Self:
+        """The body that shows a record, whose attributes have the members' names; ``members`` are all others."""
+        return cls(**{name: getattr(record, name) for name in cls.__struct_fields__ if name not in members}, **members)
 
 
 NOT_BLANK = r"[^\s\x00]"

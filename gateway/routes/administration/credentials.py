@@ -43,14 +43,11 @@ def _tenant_text(tenant_id: UUID | None) -> str | None:
 )
 async def whoami(call: Call[None]) -> Answer:
     return call.exchange.reply(
-        wire.api_keys.WhoAmI(
-            key_id=call.principal.key_id,
-            kind=call.principal.kind,
+        wire.api_keys.WhoAmI.of(
+            call.principal,
             tenant_id=_tenant_text(call.principal.tenant_id),
-            subject_id=call.principal.subject_id,
             permissions=_permissions(call.principal.permissions),
             grants=_permissions(call.principal.grants),
-            expires_at=call.principal.expires_at,
         )
     )
 
@@ -65,19 +62,12 @@ def derived_ids(call: Call[object], tenant_id: UUID | None, name: Format, body: 
 
 def api_key_out(record: model.ApiKeyRecord, services: Services) -> wire.api_keys.ApiKey:
     """An API key as the API shows it."""
-    return wire.api_keys.ApiKey(
-        key_id=record.key_id,
-        kind=record.kind,
-        name=record.name,
+    return wire.api_keys.ApiKey.of(
+        record,
         tenant_id=_tenant_text(record.tenant_id),
-        subject_id=record.subject_id,
         permissions=_permissions(record.permissions),
         grants=_permissions(record.grants),
         status=api_keys.status_of(record, services.settings.peppers, services.clock.now()),
-        created_at=record.created_at,
-        expires_at=record.expires_at,
-        revoked_at=record.revoked_at,
-        last_used_at=record.last_used_at,
     )
 
 

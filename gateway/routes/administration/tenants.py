@@ -22,12 +22,7 @@ from storage.scope import OperatorScope
 
 
 def _tenant(tenant: model.Tenant) -> wire.tenants.Tenant:
-    return wire.tenants.Tenant(
-        tenant_id=str(tenant.tenant_id),
-        name=tenant.name,
-        created_at=tenant.created_at,
-        suspended_at=tenant.suspended_at,
-    )
+    return wire.tenants.Tenant.of(tenant, tenant_id=str(tenant.tenant_id))
 
 
 @Operation(

@@ -58,16 +58,12 @@ def _definition(request: wire.schemas.StateSchemaDefinition) -> Definition:
 
 def _version_out(version: SchemaVersion) -> wire.schemas.StateSchemaVersion:
     given = version.definition
-    return wire.schemas.StateSchemaVersion(
+    return wire.schemas.StateSchemaVersion.of(
+        given,
         state_schema=version.schema,
         state_version=version.number,
-        label=given.label,
-        json_schema=given.json_schema,
         ephemeral=list(given.ephemeral),
         searchable=list(given.searchable),
-        up=given.up,
-        down=given.down,
-        deployment=given.deployment,
         created_at=version.created_at,
         damaged=version.damaged,
     )
@@ -129,14 +125,7 @@ async def get_state_schema(call: Call[TenantScope], state_schema: str) -> Answer
 
 
 def _adoption_out(adoption: Adoption, *, authentic: bool = True) -> wire.schemas.StateAdoption:
-    return wire.schemas.StateAdoption(
-        state_schema=adoption.state_schema,
-        state_version=adoption.state_version,
-        agent=adoption.agent,
-        namespace=adoption.namespace,
-        adopted_at=adoption.adopted_at,
-        damaged=not authentic,
-    )
+    return wire.schemas.StateAdoption.of(adoption, damaged=not authentic)
 
 
 @Operation(
