@@ -259,7 +259,7 @@ def list_page(thread_id: str, name: str | None, limit: int, cursor: str | None) 
     try:
         answer = yield call
     except ThreadNotFound:
-        return ArtifactPage(artifacts=[])
+        return ArtifactPage(items=[])
     return answer.decode(ArtifactPage)  # type: ignore[no-any-return]
 
 
