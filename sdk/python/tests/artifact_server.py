@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-PART_BYTES = 8 * 1024 * 1024
+PART_BYTES = 2 * 1024 * 1024  # less than a real gateway's, so that many parts are few bytes
 EXPIRES = "2026-11-23T10:00:00Z"
 
 
@@ -39,6 +39,7 @@ class ArtifactServer:
 
     def __init__(self):
         self.artifacts, self.contents, self.uploads, self.completed = {}, {}, {}, {}
+        self.part_bytes = PART_BYTES
         self.bytes_given = 0
         self.requests = []  # (method, kind, path)
         self.headers = []
@@ -193,7 +194,7 @@ class ArtifactServer:
             "upload_id": upload_id,
             "thread_id": upload["thread_id"],
             "name": upload["name"],
-            "part_bytes": PART_BYTES,
+            "part_bytes": self.part_bytes,
             "expires_at": EXPIRES,
             "parts": [
                 {
@@ -238,7 +239,7 @@ class ArtifactServer:
             return 201, self.completed[words[1]]
         upload, asked = self.upload(words), msgspec.msgpack.decode(body)
         parts = [upload["parts"].get(number) for number in range(asked["parts"])]
-        if None in parts or any(len(part) != PART_BYTES for part in parts[:-1]):
+        if None in parts or any(len(part) != self.part_bytes for part in parts[:-1]):
             raise Refused(409, "upload-incomplete")
         content = b"".join(parts)
         if asked["digest"] != digest_field(content):
@@ -282,9 +283,8 @@ class ArtifactServer:
 
     def give_content(self, exchange, artifact_id):
         artifact = self.artifact(["artifacts", artifact_id])
-        stored = self.contents[artifact_id]
-        content = stored if self.content_served is None else self.content_served
-        etag = f'"{hashlib.sha256(b"keyed" + stored).hexdigest()[:32]}"'
+        content = self.contents[artifact_id] if self.content_served is None else self.content_served
+        etag = f'"{hashlib.sha256(b"keyed" + artifact["digest"].encode()).hexdigest()[:32]}"'
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", exchange.headers.get("range", ""))
         may = exchange.headers.get("if-range") in {None, etag}
         start, stop = 0, len(content)
