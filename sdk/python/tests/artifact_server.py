@@ -125,11 +125,12 @@ class ArtifactServer:
         exchange.wfile.write(body)
 
     def check_digest(self, headers, content):
-        said = headers.get("content-digest")
-        if said is not None and said != digest_field(content):
+        said, digest = headers.get("content-digest"), digest_field(content)
+        if said not in {None, digest}:
             raise Refused(400, "digest-mismatch")
+        return digest
 
-    def store(self, thread_id, description, content):
+    def store(self, thread_id, description, content, digest=None):
         artifact_id = str(uuid4())
         versions = [
             each
@@ -145,7 +146,7 @@ class ArtifactServer:
             "version": len(versions) + 1,
             "media_type": description["media_type"],
             "size_bytes": len(content),
-            "digest": digest_field(content),
+            "digest": digest or digest_field(content),
             "metadata": description.get("metadata", {}),
             "created_at": "2026-11-22T10:00:00Z",
         }
@@ -166,7 +167,7 @@ class ArtifactServer:
     # --- operations ---
 
     def post_artifacts(self, words, body, headers, query):
-        self.check_digest(headers, body)
+        digest = self.check_digest(headers, body)
         extended = re.fullmatch(
             r"UTF-8''((?:[A-Za-z0-9!#$&+.^_`|~-]|%[0-9A-F]{2})+)", headers["stateroom-artifact-name"]
         )
@@ -180,7 +181,7 @@ class ArtifactServer:
         with self.lock:
             done = self.completed.get(headers["idempotency-key"])
             if done is None:
-                done = self.completed[headers["idempotency-key"]] = self.store(words[1], described, body)
+                done = self.completed[headers["idempotency-key"]] = self.store(words[1], described, body, digest)
         return 201, done
 
     def post_uploads(self, words, body, headers, query):
@@ -225,14 +226,14 @@ class ArtifactServer:
         try:
             if self.gate is not None:
                 self.gate.wait(30)
-            self.check_digest(headers, body)
+            digest = self.check_digest(headers, body)
             with self.lock:
                 upload["parts"][number] = body
                 self.parts_stored[number] += 1
         finally:
             with self.lock:
                 self.in_flight -= 1
-        return 200, {"part_number": number, "size_bytes": len(body), "digest": digest_field(body)}
+        return 200, {"part_number": number, "size_bytes": len(body), "digest": digest}
 
     def post_complete(self, words, body, headers, query):
         if words[1] in self.completed:
@@ -242,9 +243,9 @@ class ArtifactServer:
         if None in parts or any(len(part) != self.part_bytes for part in parts[:-1]):
             raise Refused(409, "upload-incomplete")
         content = b"".join(parts)
-        if asked["digest"] != digest_field(content):
+        if asked["digest"] != (digest := digest_field(content)):
             raise Refused(400, "digest-mismatch")
-        self.completed[words[1]] = self.store(upload["thread_id"], upload, content)
+        self.completed[words[1]] = self.store(upload["thread_id"], upload, content, digest)
         del self.uploads[words[1]]
         return 201, self.completed[words[1]]
 
