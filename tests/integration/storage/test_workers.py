@@ -28,7 +28,8 @@ def upcast(state):
         "environ": dict(os.environ),
         "descriptors": [os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.islink(each.path)],
         "modules": [each for each in sys.modules if each.split(".")[0] in
-                    ("gateway", "storage", "crypto", "stateroom", "sqlalchemy", "asyncpg", "boto3", "cryptography")],
+                    ("gateway", "storage", "crypto", "stateroom", "sqlalchemy", "asyncpg", "boto3", "cryptography",
+                     "typer", "rich", "prompt_toolkit")],
         "dumpable": ctypes.CDLL(None).prctl(3, 0, 0, 0, 0),
         "nice": os.nice(0),
         "core": list(resource.getrlimit(resource.RLIMIT_CORE)),
