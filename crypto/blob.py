@@ -217,8 +217,7 @@ class PartSealer:
     def finish(self, *, last: bool) -> bytearray:
         """End the part and give its sealed bytes away.
 
-        Args:
-            last: Whether it is the blob's last part; exactly the others are full.
+        ``last`` says whether it is the blob's last part; exactly the others are full.
 
         Raises:
             ValueError: A last part is full, or another is not; or the part was finished before.

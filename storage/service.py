@@ -427,9 +427,6 @@ class Store:
     async def accept_restored(self, actor: str) -> tuple[list[Restored], list[Accepted]]:
         """Make a restored database one that may be served from. Repeating it changes nothing.
 
-        Args:
-            actor: The person who accepts, for the audit log.
-
         Returns:
             The audit logs that go on behind a gap, and the shreds that were applied again.
 

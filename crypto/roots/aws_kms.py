@@ -104,9 +104,7 @@ class AwsKmsRootKey:
     def open(cls, name: str, options: Mapping[str, str]) -> "AwsKmsRootKey":
         """Open the key a setting names; asks KMS nothing yet.
 
-        Args:
-            name: Key ARN, key id, alias or alias ARN.
-            options: `region` and `endpoint`, or none.
+        ``name`` is a key ARN, key id, alias or alias ARN; ``options`` may have `region` and `endpoint`.
 
         Raises:
             RootKeyInvalid: The name, the region or the endpoint cannot be used.

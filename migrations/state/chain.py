@@ -24,9 +24,8 @@ class Direction(Protocol):
     def __call__(self, document: Document, *, partial: bool) -> Document:
         """The state after the step; the given one is left as it is.
 
-        Args:
-            document: The state, or, if ``partial``, the one channel of a pending write.
-            partial: Whether it is a pending write: nothing may appear that does not come from it.
+        ``partial``: the document is the one channel of a pending write, and nothing may appear that does not come from
+        it.
 
         Raises:
             PathFault: the step cannot be applied to it.
@@ -103,11 +102,7 @@ class Chain:
     ) -> dict[str, Encoded]:
         """The state at another version.
 
-        Args:
-            state: Channels as they are stored, or the one channel of a pending write.
-            saved: The version they were saved at.
-            wanted: The version the reader knows.
-            partial: Whether it is a pending write.
+        ``partial``: the state is the one channel of a pending write.
 
         Raises:
             StateTooNew: as `path`.

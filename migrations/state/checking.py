@@ -197,9 +197,7 @@ def check_step(step: Step, cases: Iterable[Case]) -> list[Finding]:
 def check_chain(chain: Chain, recorded: Mapping[str, Iterable[Case]]) -> list[Finding]:
     """Everything that the steps of a schema do not keep.
 
-    Args:
-        chain: The steps.
-        recorded: Cases by step; a step without any is a finding.
+    ``recorded`` are cases by step; a step without any is a finding.
     """
     findings: list[Finding] = []
     newest = chain.steps[-1].target if chain.steps else 0

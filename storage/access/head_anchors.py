@@ -104,11 +104,7 @@ class AnchoredHeads:
     left_out = 0
 
     def leave_out(self, entries: Iterable[bytes]) -> None:
-        """Forget heads that are known to be lost, and what was anchored of their lives before.
-
-        Args:
-            entries: How they are kept. `left_out` counts those that were here.
-        """
+        """Forget heads that are known to be lost, and what was anchored of their lives before."""
         lost: dict[bytes, dict[bytes, bytes]] = {}
         for entry in entries:
             lives = lost.setdefault(entry[:TAG_BYTES], {})

@@ -361,9 +361,6 @@ class Anchors:
         the database, under a number above both, and that event is anchored before anything else happens. Call it only
         for whoever has the server's settings, on a database that no gateway serves.
 
-        Args:
-            actor: The person who accepts, for the audit log.
-
         Raises:
             IntegrityFailure: A chain does not verify by itself, or an anchor is not signed by this deployment.
             BlobUnavailable: The object store does not answer.

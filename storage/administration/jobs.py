@@ -205,11 +205,8 @@ class Lease:
     async def advance(self, transaction: Transaction, position: str, done: int = 0, total: int | None = None) -> None:
         """Move on and renew the lease, in the transaction that did the work.
 
-        Args:
-            transaction: Bound to the job's tenant.
-            position: Where to go on.
-            done: How much more is done.
-            total: How much there is, if that is known now.
+        ``position`` is where to go on, ``done`` how much more is done, ``total`` how much there is, if that is known
+        now.
 
         Raises:
             LeaseLostError: somebody else has it; the transaction must not commit.
@@ -518,8 +515,7 @@ class Runner:
     async def keep_running(self, failed: Callable[[Exception], None]) -> None:
         """Work on due jobs until cancelled, which is safe at any moment.
 
-        Args:
-            failed: Told of a round that failed; the next one comes all the same.
+        ``failed`` is told of each round that failed; the next one comes all the same.
         """
         while True:
             self._jobs.added.clear()

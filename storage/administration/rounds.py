@@ -88,10 +88,7 @@ async def tenants_due(unit_of_work: UnitOfWork, statement: Statement[UUID]) -> l
 class Rounds(ABC, Generic[D, C]):
     """Work on one tenant after another; several processes may do it.
 
-    Args:
-        unit_of_work: The way to the rows.
-        due: The statement that finds the tenants whose time has come.
-        nothing: What was done before anything is.
+    ``due`` finds the tenants whose time has come; ``nothing`` makes the empty tally.
     """
 
     def __init__(self, unit_of_work: UnitOfWork, due: Statement[UUID], nothing: Callable[[], D]) -> None:
@@ -129,10 +126,8 @@ class Rounds(ABC, Generic[D, C]):
     ) -> None:
         """Do what is due, again and again, until cancelled, which is safe at any moment.
 
-        Args:
-            done: Told what a pass did.
-            failed: Told of a pass that failed; the next one comes all the same.
-            counted: Told what there is and what waits, after every pass, also after one that failed.
+        ``done`` is told what a pass did, ``failed`` why one failed, and ``counted`` what there is and waits, after
+        every pass.
         """
         while True:
             await telling(self.run_due, done, failed)

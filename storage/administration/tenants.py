@@ -179,11 +179,8 @@ class Tenants:
     ) -> Usage:
         """Say how many bytes a tenant may keep. Less than it keeps only refuses more.
 
-        Args:
-            tenant_id: The tenant.
-            quota_bytes: The bytes in the object store; None: as many as it likes; UNSET: as before.
-            actor: The operator who says so.
-            rows_quota_bytes: The bytes of rows in the database; likewise.
+        Both quotas are in bytes: of the object store, and of rows in the database. None: as many as it likes; UNSET: as
+        before.
 
         Raises:
             InvalidState: negative, or more than 2^63 - 1; or neither is given.
@@ -372,12 +369,7 @@ class Tenants:
         What its secret was compared with is struck out, and the seal says that it was revoked: taking ``revoked_at``
         back in the database revives nothing.
 
-        Args:
-            scope: The tenant, or the operators, whose key it is.
-            key_id: The key.
-            peppers: The peppers, of which the active one seals the row.
-            actor: The caller, for the audit log.
-            force: Whether to revoke also the last key that administers the tenant, or the deployment.
+        ``force``: revoke also the last key that administers the tenant, or the deployment.
 
         Raises:
             ApiKeyNotFound: this scope has none of this id.
@@ -404,8 +396,7 @@ class Tenants:
     async def restamp_keys(self, stamped: Iterable[tuple[ApiKeyRecord, ApiKeyRecord]]) -> None:
         """Store credentials' MACs under the active pepper, where nobody changed the row meanwhile.
 
-        Args:
-            stamped: Each credential as it was looked up, and as it is to be.
+        ``stamped`` has each credential as it was looked up, and as it is to be.
         """
         for before, fresh in stamped:
             scope = OperatorScope() if fresh.tenant_id is None else TenantScope(fresh.tenant_id)

@@ -58,18 +58,6 @@ class ArchiveCheck:
     """
 
     def __init__(self, sealer: Sealer, thread_id: str, thread_row: SizedThreadRow, heads: Sequence[HeadRow]) -> None:
-        """Compare with these seals.
-
-        Args:
-            sealer: Of the scope; a share, if it has one, is left aside.
-            thread_id: The thread.
-            thread_row: Its row.
-            heads: Its rows of heads.
-
-        Raises:
-            IntegrityFailure: The thread's seal does not authenticate, or a clear column says other than it.
-            KeyDestroyed: It is sealed under a key that is gone.
-        """
         self._sealer = sealer.without_share
         self._thread_id = thread_id
         self._heads = heads

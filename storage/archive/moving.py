@@ -217,13 +217,9 @@ class Archives:
     ) -> Archived:
         """Move a thread into the archive; when this returns, its rows are there and only there. Repeating is a no-op.
 
-        Args:
-            scope: Whose.
-            thread_id: The thread; one under a client-held share is archived without it.
-            actor: Who asked, for the audit log.
-            storage_class: Of the object; None: the bucket's own.
-            activity: The thread's, when it was decided to archive it: what was written since then wins, too. None:
-                whatever was written before this began.
+        A thread under a client-held share is archived without it. ``storage_class`` None: the bucket's own.
+        ``activity`` is the thread's when it was decided to archive it: what was written since then wins. None: what was
+        written before this began does not.
 
         Raises:
             ThreadNotFound: There is none.
@@ -255,10 +251,7 @@ class Archives:
 
         It counts as active from now on, so that no policy archives it again at once.
 
-        Args:
-            scope: Whose.
-            thread_id: The thread; one under a client-held share comes back without it.
-            actor: Who asked, for the audit log.
+        A thread under a client-held share comes back without it.
 
         Raises:
             ThreadNotFound: There is none.
@@ -349,12 +342,8 @@ class Archives:
     ) -> Removal:
         """Delete an archived thread for good: its stub, heads and row now, its object when no backup names it any more.
 
-        Args:
-            scope: Whose.
-            thread_id: The thread.
-            actor: Who asked, for the audit log.
-            blob_id: Only if it is still archived as this object; None: as any.
-            guard: Asked under the thread's lock; what it raises leaves the thread as it is.
+        With ``blob_id`` only if it is still archived as this object. ``guard`` is asked under the thread's lock; what
+        it raises leaves the thread as it is.
 
         Returns:
             What was removed; nothing if the thread is not archived any more, or as another object.

@@ -212,14 +212,9 @@ class PartUploads:
     ) -> Part:
         """Store one part. The same bytes again change nothing; other bytes are sealed under a salt of their own.
 
-        Args:
-            scope: The subject that the upload belongs to.
-            upload_id: The upload.
-            number: The part's place, from 0.
-            body: Its content: `part_bytes`, or fewer in the last part.
-            size_bytes: Its size at most, if that is known; a short part then takes no more memory than it needs.
-            digest: SHA-256 that the content must have.
-            share: The client-held share of the thread.
+        ``number`` counts from 0. ``body`` has the upload's `part_bytes`, or fewer in the last part, and the SHA-256
+        ``digest``. ``size_bytes`` is its size at most, if that is known; a short part then takes no more memory than it
+        needs.
 
         Raises:
             PartInvalid: it is longer than a part or than ``size_bytes``, or lies outside the size that was announced.
@@ -358,12 +353,7 @@ class PartUploads:
         Returns:
             The artifact, and whether it was made now.
 
-        Args:
-            scope: The subject that the upload belongs to.
-            upload_id: The upload.
-            parts: The number of its parts.
-            digest: SHA-256 that the whole content must have.
-            share: The client-held share of the thread.
+        ``parts`` is their number, ``digest`` the SHA-256 that the whole content must have.
 
         Raises:
             UploadIncomplete: parts are missing, or one is not as long as it must be; send them, then repeat.

@@ -54,11 +54,6 @@ class _Standing:
 class MemoryBlobStore:
     """A `BlobStore` in a dictionary.
 
-    Args:
-        clock: Of the object store.
-        storage_class: What blobs are stored in when nothing else is asked for.
-        thaw_seconds: How long a thaw takes; None: as long as S3's at most.
-
     Attributes:
         available: Set to False to make every operation raise `BlobUnavailable`.
         storage_class: See above.

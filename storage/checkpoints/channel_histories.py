@@ -80,10 +80,7 @@ class _Counted:
     def mark(self, checkpoint_id: str, newer: Iterable[OpenedCheckpoint], writes: LiveSet) -> str:
         """The mark of a history: of all that is counted but the checkpoints that came after it and these writes.
 
-        Args:
-            checkpoint_id: The checkpoint that it is of.
-            newer: The checkpoints that came after it.
-            writes: The pending writes of that checkpoint and of the newer ones.
+        ``newer`` are the checkpoints that came after it, ``writes`` the pending writes of it and of those.
 
         Raises:
             IntegrityFailure: There are more of them than are counted.
@@ -104,11 +101,7 @@ Together = Callable[[], Awaitable[ChannelHistories]]
 async def read(rows: Rows, reader: PieceReader, at: At, wanted: Wanted) -> Together:
     """Read what the histories of a checkpoint that was loaded are made of, at the moment of the load.
 
-    Args:
-        rows: The thread's rows at that moment.
-        reader: Takes their pieces; those that are in blobs have to be fetched before the histories are put together.
-        at: The checkpoint.
-        wanted: Which.
+    ``reader`` takes their pieces; those that are in blobs have to be fetched before the histories are put together.
 
     Raises:
         IntegrityFailure: Something does not authenticate, or is missing that should be there.

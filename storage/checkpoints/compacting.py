@@ -111,11 +111,6 @@ class Compacting:
 
         Without a believed head it goes by the head it finds, and again if another writer is faster.
 
-        Args:
-            scope: Whose.
-            compaction: What to keep of which channel.
-            share: The client's share of the thread's keys.
-
         Raises:
             CheckpointNotFound: the namespace has no head.
             HeadMoved: the head is not the one the caller named, or moved in every round.

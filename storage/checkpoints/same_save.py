@@ -76,13 +76,8 @@ class Repeat:
     ) -> "Repeat":
         """Read what comparing needs, in the transaction that found the stored checkpoint.
 
-        Args:
-            transaction: Holds the thread's lock.
-            sealer: The thread's.
-            offload: Finds the pieces that are in the object store.
-            stored: The checkpoint.
-            manifest: The save's, composed again.
-            cutter: Has the pieces that the save brought.
+        The transaction holds the thread's lock. ``manifest`` is the save's, composed again, and ``cutter`` has its
+        pieces.
 
         Raises:
             StateTooLarge: too much of it is in the object store to be compared.

@@ -87,11 +87,7 @@ AtVersion = Callable[[Save, OtherVersionError], Awaitable[Save]]
 class Saving(Storing[Saved]):
     """A request to save.
 
-    Args:
-        access: The way to the rows.
-        scope: The subject whose state is saved.
-        save: The new checkpoint.
-        at_version: What answers a parent of another version; None: that is the caller's to see.
+    ``at_version`` answers a parent of another version; None: that is the caller's to see.
     """
 
     def __init__(self, access: Access, scope: Scope, save: Save, at_version: AtVersion | None = None) -> None:
@@ -409,10 +405,8 @@ class _Attempt:
     async def under_lock(self, uploads: Uploads, same: bytes | None, *, lock_first: bool) -> Saved:
         """Save on what is read under the thread's lock.
 
-        Args:
-            uploads: What is in the object store for the save.
-            same: As `_saved_before`.
-            lock_first: Whether the lock is waited for in a statement of its own, so that nothing is `AgentUnsure`.
+        ``uploads`` is what is in the object store for the save, ``same`` as in `_saved_before`. ``lock_first``: wait
+        for the lock in a statement of its own, so that nothing is `AgentUnsure`.
         """
         access, scope, sealer, save = self.access, self.scope, self.sealer, self.save
         acknowledged = access.remembered_heads.acknowledged(scope, save.thread_id, save.namespace)

@@ -97,11 +97,6 @@ class States:
 
         A patch that names another version than its parent's applies to what the parent is at that version.
 
-        Args:
-            scope: Whose.
-            save: What to save.
-            share: The client's share of the thread's keys.
-
         Raises:
             StateTooNewToSave: the save names a version that nobody registered.
             StateVersionRequired: it names none, and the agent's state was adopted at one.

@@ -64,11 +64,7 @@ class _Fresh:
 class Writing(Storing[WritesReceipt]):
     """A request to store a task's writes.
 
-    Args:
-        access: The way to the rows.
-        scope: The subject whose state it is.
-        new: The writes.
-        at_version: What answers a checkpoint at a version, where the writes name none; None: that is the caller's.
+    ``at_version`` answers a checkpoint at a version, where the writes name none; None: that is the caller's to see.
     """
 
     def __init__(self, access: Access, scope: Scope, new: TaskWrites, at_version: AtVersion | None = None) -> None:

@@ -155,11 +155,8 @@ class Fsck:
     ) -> FsckReport:
         """Check a tenant.
 
-        Args:
-            tenant_id: The tenant.
-            repair: Mend what can be mended.
-            progress: Told after each page; cancelling there is safe.
-            after: An earlier report's ``position``: list objects from there, and skip what comes before listing.
+        ``repair``: mend what can be mended. ``progress`` is told after each page, and cancelling there is safe.
+        ``after`` is an earlier report's ``position``: list objects from there, and skip what comes before listing.
 
         Raises:
             BlobsNotConfigured: there is no object store.

@@ -52,13 +52,8 @@ def policy_row(
 ) -> Row:
     """What one level says of retention.
 
-    Args:
-        tenant_id: The tenant.
-        level: The level: ``tenant``, ``agent``, ``ceilings`` or ``thread``.
-        target: The agent, or the thread with its subject before it.
-        policy: The policy as it is stored.
-        legal_hold: The column that statements look at.
-        updated_at: The moment since which it holds.
+    ``level`` is ``tenant``, ``agent``, ``ceilings`` or ``thread``; ``target`` is the agent, or the thread with its
+    subject before it.
     """
     return Row("retention", tenant_id, (level, *target), (policy, int(legal_hold), updated_at))
 

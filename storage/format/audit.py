@@ -328,11 +328,7 @@ class ChainVerifier:
 
     A gap is documented by whoever wrote the chain; whether to believe it takes an anchor at or after its event.
 
-    Args:
-        deployment_id: Whose log it should be.
-        tenant_id: Whose log it should be.
-        sequence: The last event known already; 0 for none.
-        previous: That event's hash; None for the start of the chain.
+    ``sequence`` is the last event known already (0 for none), and ``previous`` that event's hash (None for the start).
     """
 
     def __init__(
@@ -437,10 +433,8 @@ def _parse_entry(document: Any) -> Entry:
 def verify_export(lines: Iterable[bytes], anchors: Iterable[str], public_key: str) -> Verification:
     """Verify an export against anchors, with nothing else at hand.
 
-    Args:
-        lines: The export's lines, as `export_lines` gave them.
-        anchors: One or more anchors of this chain, in any order.
-        public_key: The chain's public key, from a source that whoever could change the log does not control.
+    ``lines`` are as `export_lines` gave them; ``anchors`` one or more of this chain, in any order. The public key comes
+    from a source that whoever could change the log does not control.
 
     Raises:
         AuditInvalid: The public key is none of an audit log, there is no anchor, or an anchor is not signed by the

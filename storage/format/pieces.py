@@ -574,10 +574,8 @@ def write_composite(content: bytes | memoryview, holes: Sequence[int]) -> bytes:
 def join(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened]) -> bytes:
     """The exact bytes of a cut value.
 
-    Args:
-        body: what `Cutter` returned.
-        ids: the record's list of pieces.
-        look_up: gives an opened piece by id, or raises.
+    ``body`` is what `Cutter` returned and ``ids`` the record's list of pieces; ``look_up`` gives an opened piece by id,
+    or raises.
 
     Raises:
         IntegrityFailure: the body names a piece the record does not list, or a piece is not what a placeholder says.

@@ -127,10 +127,7 @@ class Shred:
     async def subject(self, scope: Scope, confirm: str, actor: str) -> Shredded:
         """Shred a subject; again, it gives the same answer. An error after the intent is no way back: repeat it.
 
-        Args:
-            scope: The subject.
-            confirm: The subject's id once more.
-            actor: The caller, for the audit log.
+        ``confirm`` is the subject's id once more.
 
         Raises:
             InvalidState: not confirmed; nothing happened.

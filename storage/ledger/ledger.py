@@ -187,11 +187,7 @@ class BlobLedger:
     async def reserve(self, scope: Scope, sealer: Sealer, uploads: Sequence[NewBlob], now: datetime) -> None:
         """Commit the intents of uploads that may begin when this has returned.
 
-        Args:
-            scope: The subject that they belong to.
-            sealer: The sealer of the scope, mixed with the client-held share if the thread takes one.
-            uploads: All of them, or none, are reserved.
-            now: Wall time.
+        All of them, or none, are reserved. The sealer is mixed with the client-held share if the thread takes one.
 
         Raises:
             QuotaExceeded: the tenant has not so many bytes left; nothing is reserved.
@@ -326,12 +322,9 @@ class BlobLedger:
     ) -> dict[UUID, UUID]:
         """Make blobs live, in the transaction that stores what names them.
 
-        Args:
-            transaction: The caller's; READ COMMITTED.
-            sealer: The sealer that was given to `reserve`.
-            settlements: Their objects are in the bucket.
-            thread_id: The thread that refers to them. None: no thread does yet, or an artifact's row will; without one
-                they are swept after the grace period.
+        The transaction is READ COMMITTED, the sealer the one that was given to `reserve`, and the objects are in the
+        bucket. ``thread_id`` None: no thread refers to them yet, or an artifact's row will; without one they are swept
+        after the grace period.
 
         Returns:
             For each blob id the one to name: another one where the same content was settled by somebody else first.
@@ -425,10 +418,7 @@ class BlobLedger:
     ) -> dict[UUID, LiveBlob]:
         """Read what opens these blobs.
 
-        Args:
-            transaction: The caller's; a snapshot will do.
-            sealer: Mixed with the client-held share where the thread takes one. Blobs without it open, too.
-            blob_ids: Any; each once.
+        The sealer is mixed with the client-held share where the thread takes one; blobs without it open, too.
 
         Raises:
             IntegrityFailure: one has no pointer, it does not authenticate, its row names another key version, or it

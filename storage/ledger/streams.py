@@ -96,10 +96,6 @@ class Budget:
     async def take(self, size_bytes: int, tenant_id: UUID) -> int:
         """Wait for bytes; more than there are in all count as all.
 
-        Args:
-            size_bytes: The number of bytes.
-            tenant_id: The tenant whose stream it is.
-
         Returns:
             How many to `give` back.
 
@@ -371,13 +367,9 @@ class BlobReader:
         not read to its end (`contextlib.aclosing`). What does not authenticate is
         fetched once more before it is damage.
 
-        Args:
-            location: The place of the object.
-            cipher: From the opened pointer.
-            size_bytes: Size of the whole plaintext, from the opened pointer.
-            start: First byte wanted.
-            length: The number of bytes; None: all that follow.
-            span_bytes: Plaintext bytes of one request to the object store at most, a multiple of 16,384.
+        The cipher and ``size_bytes``, the size of the whole plaintext, are from the opened pointer. ``length`` None:
+        all that follows ``start``. One request to the object store is for at most ``span_bytes`` of plaintext, a
+        multiple of 16,384.
 
         Raises:
             BlobDamaged: The object is not what the pointer says; possibly after some slices were given.

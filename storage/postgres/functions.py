@@ -69,9 +69,7 @@ def _made() -> dict[str, str]:
 def faults(rows: list[FunctionRow], *, newer: bool) -> list[str]:
     """What is wrong with the functions, a line each.
 
-    Args:
-        rows: What `OF_THE_SCHEMA` found.
-        newer: Whether the schema is of a later release, which may have dropped some of this one's.
+    ``newer``: the schema is of a later release, which may have dropped some of this one's.
     """
     missing = [] if newer else sorted(_made().keys() - {row.name for row in rows})
     found = [f"function {name} is missing: CREATE it from migrations/database/functions" for name in missing]

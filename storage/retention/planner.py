@@ -164,9 +164,7 @@ class Plan:
 def check_policy(policy: Policy, storage_classes: frozenset[str]) -> Policy:
     """Return a policy that means something.
 
-    Args:
-        policy: What was sent.
-        storage_classes: Names that ``archive_storage_class`` may be.
+    ``storage_classes`` are the names that ``archive_storage_class`` may be.
 
     Raises:
         InvalidState: what is wrong, and where.
@@ -246,9 +244,7 @@ def _capped(seconds: int | None, ceiling: int | None) -> int | None:
 def resolve(levels: Sequence[Policy], ceilings: Ceilings = NO_CEILINGS) -> Effective:
     """Merge what the levels say, and cap it.
 
-    Args:
-        levels: From the most general (tenant) to the most specific (thread).
-        ceilings: The operator's.
+    ``levels`` go from the most general (tenant) to the most specific (thread).
     """
     merged: dict[str, object] = {}
     for level in levels:
@@ -302,10 +298,7 @@ def too_many(policy: Effective, checkpoints: int | None) -> bool:
 def plan(policy: Effective, facts: Facts, now: datetime) -> Plan | None:
     """What to do with a thread now; None: nothing.
 
-    Args:
-        policy: What holds for it.
-        facts: What is known of it.
-        now: By the database's clock, which its times are from.
+    ``now`` is by the database's clock, which the times of ``facts`` are from.
     """
     due = outlook(policy, facts)
     if due is not None and due.at <= now:

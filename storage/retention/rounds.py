@@ -333,16 +333,6 @@ class Retaining(Rounds[Round, RetentionCensus]):
         control: ControlRows,
         limits: RoundLimits = _LIMITS,
     ) -> None:
-        """Bind to what the acts are done by.
-
-        Args:
-            unit_of_work: The way to the rows.
-            audit: Deletions, and what a round came to, are recorded.
-            clock: This process's, which must agree with the database's.
-            acts: Delete, thin, archive and expire.
-            control: Tells policies and holds that a gateway wrote.
-            limits: How much a round may do.
-        """
         super().__init__(unit_of_work, sql.TENANTS_DUE, Round)
         self._audit = audit
         self._clock_check = ClockCheck(unit_of_work, clock)
@@ -356,9 +346,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
     async def tenant(self, tenant_id: UUID, *, now: bool = False) -> Round | None:
         """A slice of a tenant's round; None if its time has not come or another process is at it.
 
-        Args:
-            tenant_id: The tenant.
-            now: Begin at any time, and go on to the end.
+        ``now``: begin at any time, and go on to the end.
 
         Raises:
             Unavailable: the database cannot be reached; what was done is committed.

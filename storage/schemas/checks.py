@@ -84,9 +84,7 @@ class Given:
 def given_by(content: FullState | Patch, *, complete: bool = True) -> list[Given]:
     """What a save brings that a JSON Schema is about.
 
-    Args:
-        content: What it brings, without ephemeral channels.
-        complete: Whether a state with all its channels is all that there is, so that ``required`` holds of it.
+    ``complete``: a state with all its channels is all that there is, so that ``required`` holds of it.
     """
     if isinstance(content, FullState):
         given = {name: each.value for name, each in content.channels.items() if not is_control(name)}

@@ -184,15 +184,6 @@ class StateSchemas:
         control: ControlRows,
         workers: Workers,
     ) -> None:
-        """Bind to the database and to whoever tries what is registered.
-
-        Args:
-            unit_of_work: The way to the rows.
-            audit: The log that every registration is recorded in.
-            clock: The time of registrations.
-            control: The proof of rows that a gateway wrote.
-            workers: The processes that compile what is registered.
-        """
         self._unit_of_work = unit_of_work
         self._audit = audit
         self._clock = clock

@@ -96,11 +96,7 @@ class SavePolicies:
     ) -> TenantSavePolicies:
         """Say whether saves must name the head they follow; the same again changes nothing. Returns all that is said.
 
-        Args:
-            scope: The tenant.
-            agent: The agent; None: all of them.
-            strict: Whether they must; None takes the policy back.
-            actor: The caller, for the audit log.
+        ``agent`` None: all agents. ``strict`` None takes the policy back.
 
         Raises:
             FeatureOff: an older build may run; finish the upgrade first.

@@ -235,11 +235,7 @@ class Pruning:
 
         Nothing happens if there is no such thread. What is finished: `storage.threads.thinning.finished_calls`.
 
-        Args:
-            scope: Whose thread.
-            thread_id: Which.
-            guard: May forbid it.
-            share: The client's, if the thread was made under one; else it is not used.
+        ``guard`` may forbid it.
 
         Raises:
             ClientShareRequired, ClientShareWrong: the thread needs a share, or another one.

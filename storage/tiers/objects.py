@@ -79,10 +79,7 @@ class ArchiveObjects:
     async def rows(self, scope: Scope, sealer: Sealer, stub: Stub) -> ThreadRows:
         """All rows of an archive; no transaction is open meanwhile.
 
-        Args:
-            scope: Whose thread it is.
-            sealer: Of the scope, with or without the client's share: the archive itself never takes one.
-            stub: As `stub` gave it, in a snapshot that has ended.
+        The sealer may or may not have the client's share: the archive itself never takes one.
 
         Raises:
             ThreadArchived: The object has to be thawed first, or is being thawed.

@@ -74,10 +74,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     async def load(self, namespace: str, checkpoint_id: str | None, *, with_state: bool) -> LoadedRows | None:
         """A checkpoint, or the head's, with everything that a load needs; None: the namespace has no head.
 
-        Args:
-            namespace: The namespace.
-            checkpoint_id: The checkpoint; None: the head.
-            with_state: Whether pending writes, pieces and members are wanted.
+        ``checkpoint_id`` None: the head. ``with_state``: pending writes, pieces and members are wanted.
         """
         found = await self.transaction.fetch_one(
             sql.LOAD,
@@ -118,12 +115,7 @@ async def load_from(
 ) -> LoadedRows:
     """What a load finds where not all rows are in the database: its seals, with what ``rows`` has.
 
-    Args:
-        rows: The thread's rows, wherever they are.
-        stored: What the database found.
-        namespace: The namespace.
-        checkpoint_id: The checkpoint; None: the head.
-        with_state: Whether pending writes, pieces and members are wanted.
+    ``checkpoint_id`` None: the head. ``with_state``: pending writes, pieces and members are wanted.
     """
     found = await rows.checkpoint(namespace, stored.head_id if checkpoint_id is None else checkpoint_id)
     is_newer = await rows.next_checkpoint(namespace, stored.head_id) is not None

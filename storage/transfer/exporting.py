@@ -392,11 +392,7 @@ class Exporting:
     ) -> Digested:
         """What `Ending.digest` would be if the thread were exported now: everything of it is read and opened.
 
-        Args:
-            scope: The subject that has the thread.
-            thread_id: The thread.
-            share: The client's share of its keys.
-            updated_at: The moment to take as that of the last write, since an import is a write; None: the stored one.
+        ``updated_at`` is taken as the moment of the last write, since an import is a write; None: the stored one.
 
         Raises:
             StorageError: as `thread`.

@@ -191,10 +191,7 @@ class Verifying:
     async def begin_tenant(self, scope: TenantScope, actor: str, begun_by: UUID | None = None) -> UUID:
         """Begin to verify a tenant; while that goes on, this is the same job.
 
-        Args:
-            scope: The tenant.
-            actor: Who begins it, for the audit log.
-            begun_by: A job of the deployment: when it is cancelled, what it began ends, too.
+        ``begun_by`` is a job of the deployment: when it is cancelled, what it began ends, too.
         """
         position = encode_json(_TenantPosition(begun_by=begun_by)).decode()
         return await self._begin(scope, scope.tenant_id, (VERIFY_TENANT_KIND, WHOLE_TENANT, position), actor)

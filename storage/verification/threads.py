@@ -130,10 +130,7 @@ class Verification:
 
         The last stretch opens what is sealed about the subject's objects, and compares with the anchored heads.
 
-        Args:
-            scope: Whose threads.
-            after: The thread to go on after.
-            known: What is anchored of the tenant, if it was read before; else it is read now.
+        ``known`` is what is anchored of the tenant, if it was read before; else it is read now.
 
         Raises:
             IntegrityFailure: as `thread`.
@@ -167,12 +164,7 @@ class Verification:
             return Report()
 
     async def lost_heads(self, scope: Scope, known: AnchoredHeads) -> list[AnchoredHead]:
-        """Anchored heads of a subject that the database has not come to; counts no damage.
-
-        Args:
-            scope: Whose.
-            known: What is anchored of the tenant.
-        """
+        """Anchored heads of a subject that the database has not come to; counts no damage."""
 
         async def with_sealer(sealer: Sealer) -> list[AnchoredHead]:
             report = Report()
