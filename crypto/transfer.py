@@ -88,12 +88,7 @@ class TransferPublicKey:
 
 @dataclass(frozen=True, slots=True)
 class TransferRecipient:
-    """Who may take an export in.
-
-    Attributes:
-        public_key: Of the receiving deployment.
-        tenant_id: The tenant there.
-    """
+    """Who may take an export in."""
 
     public_key: TransferPublicKey
     tenant_id: UUID

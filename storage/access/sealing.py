@@ -56,16 +56,7 @@ _AGAIN_MAX: Final[dict[type[Exception], int]] = {
 class Parts:
     """What the ways to a subject's state share.
 
-    Attributes:
-        unit_of_work: Gives transactions.
-        keys: Has the sealers.
-        clock: Says when.
-        observer: Counts damage.
-        control: Says which rows that steer the gateway one wrote.
-        head_anchors: Keeps acknowledged heads in the object store.
-        offload: Moves large pieces; None: there is no object store.
-        row_quotas: Says whether a tenant may store more rows: asked by whoever stores some, before it does.
-        remembered_heads: What this process remembers of threads.
+    ``offload`` None: there is no object store.
     """
 
     unit_of_work: UnitOfWork

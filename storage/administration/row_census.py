@@ -50,10 +50,8 @@ _SUBJECTS_PAGE = 500
 class RowCensus:
     """What all tenants' rows take, as last counted.
 
-    Attributes:
-        used_bytes: The bytes of all tenants together.
-        over: The number of tenants that may store no more.
-        age_seconds: The seconds since the oldest count of a tenant that has a quota.
+    ``over`` is the number of tenants that may store no more, ``age_seconds`` the age of the oldest count of one that
+    has a quota.
     """
 
     used_bytes: int
@@ -178,9 +176,7 @@ class _Pages:
 class _Count:
     """One count of one tenant.
 
-    Attributes:
-        bytes: The bytes counted so far.
-        work_seconds: The seconds that it took, without its pauses.
+    ``work_seconds`` leaves out its pauses.
     """
 
     def __init__(

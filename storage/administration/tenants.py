@@ -48,12 +48,8 @@ _STRUCK_MAC = bytes(32)  # of no secret
 class Usage:
     """What a tenant keeps and what it may; a quota of None: as much as it likes.
 
-    Attributes:
-        bytes: The bytes in the object store, what is reserved included.
-        quota_bytes: The bytes that it may have there.
-        rows_bytes: The bytes of its rows in the database, as they were last counted; None: they never were.
-        rows_quota_bytes: The bytes that they may take.
-        rows_counted_at: The moment of that count.
+    ``bytes`` are those in the object store, what is reserved included; ``rows_bytes`` those of rows in the database
+    when they were last counted, at ``rows_counted_at``; None: they never were.
     """
 
     bytes: int = 0
@@ -67,9 +63,7 @@ class Usage:
 class DefaultQuotas:
     """The quotas a new tenant begins with, until an operator says otherwise; None: as much as it likes.
 
-    Attributes:
-        bytes: The bytes in the object store.
-        rows_bytes: The bytes of rows in the database.
+    ``bytes`` are those in the object store, ``rows_bytes`` those of rows in the database.
     """
 
     bytes: int | None = None

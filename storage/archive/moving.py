@@ -152,12 +152,7 @@ def _target(lease: Lease) -> tuple[Scope, str]:
 class _Request(msgspec.Struct, frozen=True):
     """One thread to archive.
 
-    Attributes:
-        scope: The scope that it belongs to.
-        thread_id: The thread.
-        actor: The one who asked, for the audit log.
-        storage_class: The class that its object ends in.
-        activity: The thread's, when it was decided to archive it; None: whatever it is.
+    ``activity`` is the thread's when it was decided to archive it; None: whatever it is.
     """
 
     scope: Scope

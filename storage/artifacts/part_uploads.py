@@ -350,10 +350,10 @@ class PartUploads:
     ) -> tuple[Artifact, bool]:
         """Make an artifact of an upload's parts. Repeating it gives the artifact that was made.
 
+        ``parts`` is their number, ``digest`` the SHA-256 that the whole content must have.
+
         Returns:
             The artifact, and whether it was made now.
-
-        ``parts`` is their number, ``digest`` the SHA-256 that the whole content must have.
 
         Raises:
             UploadIncomplete: parts are missing, or one is not as long as it must be; send them, then repeat.

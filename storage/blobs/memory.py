@@ -54,9 +54,8 @@ class _Standing:
 class MemoryBlobStore:
     """A `BlobStore` in a dictionary.
 
-    Attributes:
-        available: Set to False to make every operation raise `BlobUnavailable`.
-        storage_class: See above.
+    ``available`` False makes every operation raise `BlobUnavailable`. ``thaw_seconds`` None: as long as S3's take at
+    most.
     """
 
     def __init__(

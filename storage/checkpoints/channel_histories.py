@@ -47,11 +47,7 @@ _MARK_DIGITS = 32
 class Wanted(msgspec.Struct, frozen=True):
     """What to read, as `storage.model.ChannelHistoryQuery` says.
 
-    Attributes:
-        namespace: The namespace.
-        channels: The channels.
-        mark: The mark of an earlier answer.
-        names: Under which a reader knows channels; None: those that were stored.
+    ``names`` are those under which a reader knows channels; None: those that were stored.
     """
 
     namespace: str
@@ -182,12 +178,8 @@ def _sum(macs: Macs, rows: Iterable[WriteRow]) -> LiveSet:
 class _Line:
     """A checkpoint's ancestors, nearest first, as far as the wanted channels need them; by the names of a reader.
 
-    Attributes:
-        sealer: The caller's.
-        target: The checkpoint.
-        ancestors: Those that were walked.
-        seeds: By channel, the nearest ancestor that holds a value of it.
-        is_whole: False: an ancestor was not there; it was removed, or is a parent that never was.
+    ``seeds`` has by channel the nearest ancestor that holds a value of it. ``is_whole`` False: an ancestor was removed,
+    or is a parent that never was.
     """
 
     def __init__(self, rows: Rows, sealer: Sealer, target: OpenedCheckpoint, wanted: Wanted) -> None:

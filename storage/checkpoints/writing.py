@@ -93,11 +93,8 @@ class Writing(Storing[WritesReceipt]):
 class _Draft:
     """Writes before it is known what they stand on.
 
-    Attributes:
-        now: The moment of the request.
-        cutter: The pieces of all.
-        sealed: The columns of each, and what is sealed of it.
-        named: The artifacts that each names, by its ``idx``.
+    ``sealed`` has the columns of each, and what is sealed of it; ``named`` the artifacts that each names, by its
+    ``idx``.
     """
 
     now: datetime

@@ -78,16 +78,9 @@ class Finding:
 class FsckReport:
     """The report of one tenant's check, and its progress while it runs.
 
-    Attributes:
-        stage: What is being checked.
-        blobs: The number of live blobs whose objects were looked at.
-        threads: The number of threads whose names were compared with their references.
-        objects: The number of objects that were listed.
-        young: The number of objects without a row that are too young to be judged.
-        position: The key of the object from which listing may be resumed.
-        faults: The number of findings of each sort.
-        mended: The number of findings that were mended.
-        findings: The first `FINDINGS_MAX` of them.
+    ``blobs`` and ``threads`` were compared, ``objects`` listed; ``young`` counts objects without a row that are too
+    young to be judged. ``position`` is the key of the object from which listing may be resumed. ``faults`` counts each
+    sort; ``findings`` has the first `FINDINGS_MAX`.
     """
 
     tenant_id: UUID

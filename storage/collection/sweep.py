@@ -70,17 +70,10 @@ _SECONDS_PER_DAY = 86_400.0
 class Swept(Tally):
     """What a sweep did.
 
-    Attributes:
-        tenants: The number of tenants that were swept.
-        expired: The number of intents that were given up.
-        removed: The number of objects of swept intents that were removed for the first time.
-        tombstones: The number of tombstones that ended.
-        marked: The number of blobs that a walk found to be unreferenced.
-        strays: The number of uploads in parts that no intent knew and a walk aborted.
-        condemned: The number of blobs that will never come back.
-        deleted: The number of blobs whose object and row are gone.
-        freed_bytes: The bytes that no longer count for the quota.
-        failed: The number of removals that the object store refused; they are tried again.
+    ``expired`` intents were given up, ``removed`` objects of such intents removed for the first time, and
+    ``tombstones`` ended. ``marked`` blobs were found to be unreferenced and ``strays`` aborted by a walk. ``condemned``
+    blobs never come back; ``deleted`` ones have lost object and row. ``failed`` removals were refused by the object
+    store, and are tried again.
     """
 
     tenants: int = 0

@@ -97,8 +97,7 @@ _decode_trailer = msgpack.Decoder(_Trailer)
 class ArchiveEncoder:
     """Writes an archive, a piece at a time; every method returns the bytes that come next.
 
-    Attributes:
-        digest: SHA-256 of all bytes that were returned.
+    ``digest`` is the SHA-256 of all bytes that were returned.
     """
 
     def __init__(self, columns: Columns) -> None:

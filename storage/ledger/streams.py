@@ -195,9 +195,7 @@ class Budget:
 class Written:
     """What was stored.
 
-    Attributes:
-        size_bytes: Size of the plaintext; the sealed pointer keeps it.
-        object_bytes: Size of the object.
+    ``size_bytes`` is the plaintext's, which the sealed pointer keeps.
     """
 
     size_bytes: int
@@ -221,12 +219,7 @@ async def seal_part(cipher: BlobCipher, number: int, plaintext: BlobBytes, *, la
 
 
 class BlobWriter:
-    """Seals and stores; one for each process, because it owns the process's memory for uploads.
-
-    Attributes:
-        store: The object store that is written to.
-        budget: That memory.
-    """
+    """Seals and stores; one for each process, because it owns the process's memory for uploads."""
 
     def __init__(self, store: BlobStore, *, bytes_max: int = WRITE_BYTES_MAX) -> None:
         """Use a store, whose life is the caller's."""
@@ -330,11 +323,7 @@ class BlobWriter:
 
 
 class BlobReader:
-    """Fetches and opens; one for each process, because it owns the process's memory for downloads.
-
-    Attributes:
-        budget: That memory.
-    """
+    """Fetches and opens; one for each process, because it owns the process's memory for downloads."""
 
     def __init__(self, store: BlobStore, *, bytes_max: int = READ_BYTES_MAX) -> None:
         """Use a store, whose life is the caller's."""

@@ -22,13 +22,7 @@ _SEARCH_PATH = "search_path=pg_catalog"  # so that nobody's tables are found ins
 class FunctionRow(msgspec.Struct, frozen=True):
     """A function as the catalog has it.
 
-    Attributes:
-        name: The function's name.
-        body: What it does.
-        owner: The role that it belongs to.
-        definer: Whether it runs with that role's rights.
-        settings: The settings that it runs with.
-        tables_owner: The role that the schema's tables belong to.
+    ``definer``: it runs with the rights of ``owner``. ``tables_owner`` is whom the schema's tables belong to.
     """
 
     name: str

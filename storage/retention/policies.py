@@ -155,11 +155,7 @@ class TenantPolicies:
 class Examined:
     """A thread as retention sees it.
 
-    Attributes:
-        row: Its clear columns.
-        policy: The policy that holds for it.
-        facts: The facts that the planner was given.
-        plan: The act that is due now; None: there is none.
+    ``plan`` is the act that is due now; None: there is none.
     """
 
     row: FactsRow

@@ -140,20 +140,10 @@ class Archiving(Protocol):
 class Round(Tally):
     """What rounds did.
 
-    Attributes:
-        tenants: The number of tenants whose round came to its end.
-        threads: The number of threads that were looked at.
-        archived: The number of threads that were archived.
-        deleted: The number of hot threads that were deleted.
-        expired: The number of archived threads that were deleted.
-        thinned: The number of threads that checkpoints or pending writes were taken from.
-        checkpoints: The number of checkpoints that thinning removed.
-        pending_writes: The number of pending writes that thinning removed.
-        bytes: The size of the envelopes that archiving took from the database, and of the objects of threads that
-            expired.
-        held: The number of threads under a legal hold.
-        left: The number of acts that could not be done now.
-        failed: The number of acts that cannot be done, because what they are about is damaged.
+    ``tenants`` came to the end of their round. ``expired`` threads were deleted from the archive, ``deleted`` ones were
+    hot. ``checkpoints`` and ``pending_writes`` were removed by thinning. ``bytes`` is the size of envelopes that
+    archiving took from the database, and of objects that expired. ``held`` threads are under a legal hold. ``left``
+    acts could not be done now, ``failed`` ones cannot be done, because what they are about is damaged.
     """
 
     tenants: int = 0
@@ -174,16 +164,10 @@ class Round(Tally):
 class RetentionCensus:
     """What there is and what waits, over all tenants that have a policy, as their last rounds left it.
 
-    Attributes:
-        tenants: The number of tenants that have rounds.
-        hot: The number of threads in the database.
-        archive: The number of threads in the archive.
-        held: The number of threads under a legal hold.
-        done: The number of acts that the last round of each tenant did, by action.
-        due: The number of acts that the last rounds left undone, by action.
-        late_seconds: How long the oldest of those has been due; 0: there are none.
-        age_seconds: The time since the last whole round of the tenant that waits longest for one.
-        overdue: The number of tenants whose round should have begun long ago, and did not.
+    ``tenants`` have rounds; threads are ``hot``, in the ``archive``, or ``held``. ``done`` and ``due`` count the acts
+    that the last round of each tenant did and left, by action. ``late_seconds`` is how long the oldest of those has
+    been due (0: there are none), ``age_seconds`` the time since the last whole round of the tenant that waits longest
+    for one. ``overdue`` tenants' rounds should have begun long ago.
     """
 
     tenants: int
@@ -288,13 +272,7 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True)
 class Acts:
-    """The verbs that a round acts with.
-
-    Attributes:
-        threads: Deletes.
-        pruning: Thins.
-        archives: Archives and expires.
-    """
+    """The verbs that a round acts with."""
 
     threads: Threads
     pruning: Pruning
@@ -305,11 +283,7 @@ class Acts:
 class RoundLimits:
     """How much a round may do beside everybody's requests.
 
-    Attributes:
-        acts_per_second: The acts of this process in a second, at most.
-        acts_at_once: The acts on one tenant at a time, at most.
-        page_rows: The number of threads that are planned together.
-        slice_seconds: How long a tenant keeps the others waiting.
+    ``page_rows`` threads are planned together; for ``slice_seconds`` a tenant keeps the others waiting.
     """
 
     acts_per_second: float = ACTS_PER_SECOND

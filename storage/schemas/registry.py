@@ -92,12 +92,9 @@ class SchemaVersion:
 class Known:
     """A schema as it is used: its versions, and what has been learned of them.
 
-    Attributes:
-        schema: Its name.
-        versions: Its versions by number.
-        plain: For each program of a JSON Schema its validator, if it may be used in this process, and the comparisons
-            that checking one value takes.
-        names: What channels are called at other versions, by the two versions and a name.
+    ``plain`` has for each program of a JSON Schema its validator, if it may be used in this process, and the
+    comparisons that checking one value takes; ``names`` what channels are called at other versions, by the two versions
+    and a name.
     """
 
     schema: str

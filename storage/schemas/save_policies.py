@@ -36,9 +36,7 @@ AGENT_SAVE_POLICIES_MAX = 1_000
 class SavePolicy:
     """What is said for the tenant, or for an agent.
 
-    Attributes:
-        strict: Whether a save must name the head it follows; None: there is no policy.
-        updated_at: The moment since which it holds.
+    ``strict`` None: there is no policy.
     """
 
     strict: bool | None = None
@@ -49,10 +47,7 @@ class SavePolicy:
 class TenantSavePolicies:
     """Everything that a tenant says of its saves.
 
-    Attributes:
-        tenant: The policy of all of them.
-        agents: The policies of agents that have one of their own.
-        damaged: The agents whose policies no gateway wrote as they are; an empty one: the tenant's.
+    ``damaged`` has the agents whose policies no gateway wrote as they are; an empty one: the tenant's.
     """
 
     tenant: SavePolicy = SavePolicy()

@@ -385,16 +385,7 @@ async def remove_thread(
 
 
 class _Copy(msgspec.Struct, frozen=True):
-    """A copy of a thread, in one transaction.
-
-    Attributes:
-        transaction: The transaction, which sees one moment.
-        scope: The scope of both threads.
-        sealer: The scope's.
-        source: The thread that is copied.
-        target: The thread that is made.
-        now: The moment at which it is made.
-    """
+    """A copy of a thread, in one transaction."""
 
     transaction: Transaction
     scope: Scope

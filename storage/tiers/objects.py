@@ -47,10 +47,8 @@ State = Literal["ready", "thawing", "frozen"]
 class Readiness:
     """Whether an archive's object can be read, and when it is worth asking again.
 
-    Attributes:
-        state: By what the object store says of it.
-        retry_after_seconds: 0 when it can be read. Of a frozen one how long a thaw takes, at most, once begun.
-        thaw_seconds: How long a thaw takes at most; 0 where none is needed.
+    ``retry_after_seconds`` is 0 when it can be read; of a frozen one it is how long a thaw takes at most.
+    ``thaw_seconds`` is that, too, and 0 where none is needed.
     """
 
     state: State

@@ -27,11 +27,7 @@ class ThreadElsewhere(Exception):
 class Snapshot(msgspec.Struct, frozen=True):
     """One thread at one moment.
 
-    Attributes:
-        transaction: The transaction, bound to the subject's scope.
-        thread_id: The thread.
-        rows: Its rows that move between tiers.
-        is_archived: Whether those are the ones of its archive.
+    ``rows`` are those that move between tiers; ``is_archived``: they are the ones of its archive.
     """
 
     transaction: Transaction
@@ -89,11 +85,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class SubjectSnapshot(msgspec.Struct, frozen=True):
-    """All hot threads of a subject at one moment.
-
-    Attributes:
-        transaction: The transaction, bound to the subject's scope.
-    """
+    """All hot threads of a subject at one moment."""
 
     transaction: Transaction
 

@@ -268,19 +268,7 @@ def _adoption_record(adoption: Adoption) -> AdoptionRecord:
 
 @dataclass(frozen=True, slots=True)
 class TransferParts:
-    """What exports and imports of a deployment share.
-
-    Attributes:
-        access: The way to the rows and keys.
-        artifacts: Files, with their content.
-        state_schemas: The schemas of states, which go along.
-        adoptions: What unversioned state was adopted as, which goes along.
-        policies: Retention policies, which go along.
-        save_policies: Policies of saves, which go along.
-        jobs: Each transfer is one.
-        audit: Each transfer is recorded.
-        deployment_id: The deployment that exports.
-    """
+    """What exports and imports of a deployment share."""
 
     access: Access
     artifacts: ArtifactRows
@@ -297,8 +285,7 @@ class TransferParts:
 class _Sending:
     """An export on its way out.
 
-    Attributes:
-        damaged: The damaged threads of a tenant that were left out so far.
+    ``damaged`` are the threads of a tenant that were left out so far.
     """
 
     recipient: TransferRecipient

@@ -135,14 +135,7 @@ _COUNTED = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pend
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """The sources that say which subjects and tenants must be there.
-
-    Attributes:
-        keys: The keys of subjects that are there.
-        losses: Anchored heads, without those that an accepted restore lost.
-        tombstones: Tombstones of shreds, which explain what is gone.
-        logs: Anchors of the audit logs.
-    """
+    """The sources that say which subjects and tenants must be there."""
 
     keys: Keys
     losses: AcceptedLosses
@@ -154,9 +147,7 @@ class Witnesses:
 class SteeringRows:
     """The rows that steer the gateway, and what proves that a gateway wrote them.
 
-    Attributes:
-        control: Checks the proofs.
-        sources: Each gives the rows of one kind of a tenant, with their proofs.
+    ``sources`` give the rows of one kind of a tenant each, with their proofs.
     """
 
     control: ControlRows

@@ -117,9 +117,7 @@ class StaleReceipt(msgspec.Struct, frozen=True):
 class StaleCount(msgspec.Struct, frozen=True):
     """The number of envelopes that another key version sealed.
 
-    Attributes:
-        stale: The number of those that are to be sealed again.
-        aside: The number of those that are left as they are.
+    ``aside`` counts those that are left as they are.
     """
 
     stale: int

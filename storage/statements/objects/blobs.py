@@ -701,13 +701,8 @@ SELECT thread_id FROM (
 class NamedId(Struct, frozen=True):
     """An id of a thread that is not as it should be.
 
-    Attributes:
-        id: A blob's id or an artifact's.
-        named: Whether a row of the thread names it.
-        blob_ref: Whether the thread refers to it as a blob.
-        artifact_ref: Whether the thread refers to it as an artifact.
-        blob_state: The state of the blob of this id; None: there is none.
-        artifact: Whether there is an artifact of this id.
+    ``named``: a row of the thread names it. ``blob_ref`` and ``artifact_ref``: the thread refers to it as such.
+    ``blob_state`` is that of the blob of this id, if there is one.
     """
 
     id: UUID

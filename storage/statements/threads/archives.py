@@ -50,17 +50,7 @@ LEFT JOIN LATERAL (SELECT count(*)::integer AS {table}, ({size})::bigint AS {tab
 class SizedThreadRow(msgspec.Struct, frozen=True):
     """A thread, and how much of it is in the database.
 
-    Attributes:
-        tier: The thread's.
-        activity: The thread's.
-        client_share: Whether it was made under a client-held share.
-        created_at: The moment that is bound into the seal.
-        seal: The thread's.
-        checkpoints: The number of rows of the table of that name, and so for the next three.
-        checkpoint_tags: Likewise.
-        pending_writes: Likewise.
-        chunks: Likewise.
-        hot_bytes: The sum of the lengths of their envelopes.
+    ``hot_bytes`` is the sum of the lengths of its envelopes.
     """
 
     tier: str

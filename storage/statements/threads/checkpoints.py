@@ -77,15 +77,8 @@ _POLICIES = ", ".join(
 class PoliciesRow(msgspec.Struct, frozen=True):
     """The save policies that count for a save, as parallel arrays; NULL, if there are none.
 
-    Attributes:
-        agent_before: The agent that the thread had in the snapshot.
-        policy_agents: The agent of each policy; the empty text: the tenant's.
-        policy_strict: Whether each asks for a head.
-        policy_updated_at: When each was set.
-        policy_macs: The proof of each.
-        policy_mac_formats: The format of each proof.
-        policy_rows: Each as the database writes it.
-        policies_unsure: Whether the thread may have another agent by now.
+    ``agent_before`` is the agent that the thread had in the snapshot; ``policies_unsure``: it may have another by now.
+    The empty agent is the tenant. ``policy_rows`` has each as the database writes it.
     """
 
     agent_before: str | None
@@ -111,23 +104,8 @@ FROM stateroom.save_policies s WHERE s.tenant_id = :tenant_id AND s.agent IN (''
 class OpenRow(msgspec.Struct, frozen=True):
     """What a save stands on: its parent, the thread, its head and what counts.
 
-    Attributes:
-        parent: The parent, if it was asked for and is there.
-        tier: The thread's.
-        strict: The thread's.
-        thread_agent: The thread's; that of the save, if it had none.
-        thread_created_at: The moment that is bound into the thread's seal.
-        thread_seal: The thread's.
-        keys_hash: What the rows of the keys make.
-        head_id: The namespace's head; NULL: it has none.
-        sequence: The head's.
-        head_seal: The head's.
-        present_ids: Those of the pieces asked for that the thread has.
-        stored_before: Whether a checkpoint of this id is stored.
-        early_tasks: The tasks of pending writes that came before their checkpoint.
-        early_idx: Their positions.
-        early_members: Their members.
-        policies: The save policies that count.
+    ``present_ids`` are those of the pieces asked for that the thread has; the early ones are pending writes that came
+    before their checkpoint.
     """
 
     parent: CheckpointRow | None
@@ -232,12 +210,8 @@ def _select(function: str, parameters: str, row: type[R]) -> Statement[R]:
 class WrittenRow(msgspec.Struct, frozen=True):
     """What a save wrote, and what it was written on.
 
-    Attributes:
-        written: How many of the checkpoint and the head were written.
-        early_members: Members of pending writes that came before the checkpoint.
-        newest_id: The newest checkpoint of the namespace before this one.
-        left_over: Whether a thread that is new had something already.
-        keys_hash: What the rows of the keys make.
+    ``written`` counts the checkpoint and the head. ``early_members`` are of pending writes that came before the
+    checkpoint. ``left_over``: a thread that is new had something already.
     """
 
     written: int
@@ -288,18 +262,7 @@ PUT_WRITES_ON = _call(
 class OpenWritesRow(msgspec.Struct, frozen=True):
     """What a task's writes stand on: the thread, the namespace's head, their checkpoint's version, what is stored.
 
-    Attributes:
-        tier: The thread's.
-        thread_created_at: The moment that is bound into the thread's seal.
-        thread_seal: The thread's.
-        keys_hash: What the rows of the keys make.
-        head_id: The namespace's head; NULL: it has none.
-        sequence: The head's.
-        head_seal: The head's.
-        at_schema: The state schema of the checkpoint.
-        at_version: The state version of the checkpoint.
-        present_idx: Positions of this task that are stored.
-        present_members: The members that are stored there.
+    ``present_idx`` are positions of this task that are stored, ``present_members`` the members there.
     """
 
     tier: str
@@ -357,12 +320,7 @@ LEFT JOIN LATERAL (
 class WrittenWritesRow(msgspec.Struct, frozen=True):
     """What was written of a task's writes, and what it was written on.
 
-    Attributes:
-        written: How many writes were stored.
-        head_id: The namespace's head as it was before.
-        sequence: The head's.
-        left_over: Whether a thread that is new had something already.
-        keys_hash: What the rows of the keys make.
+    ``head_id`` and ``sequence`` are as they were before. ``left_over``: a thread that is new had something already.
     """
 
     written: int
@@ -402,20 +360,10 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :threa
 class LoadedRows(msgspec.Struct, frozen=True):
     """A checkpoint with all that a load needs, as one statement finds it.
 
-    Attributes:
-        head_id: The head of the checkpoint's namespace.
-        sequence: The head's.
-        head_seal: The head's.
-        thread_seal: The thread's; None: it has no row.
-        thread_created_at: The moment that is bound into it.
-        tier: The thread's.
-        is_newer: Whether a checkpoint of the namespace is newer than the head.
-        is_parent_stored: Whether the checkpoint's parent is there; a prune may have removed it.
-        keys_hash: What the rows of the keys make.
-        checkpoint: The checkpoint; None: there is none of that id.
-        writes: Its pending writes, by task path, task and position.
-        pieces: The pieces that it and they name directly, in no order.
-        members: Of all pending writes of the thread, if the checkpoint is not the head.
+    ``thread_seal`` None: the thread has no row. ``is_newer``: a checkpoint of the namespace is newer than the head.
+    ``is_parent_stored`` False: a prune removed the parent. ``writes`` are ordered by task path, task and position;
+    ``pieces`` are those that the checkpoint and they name directly; ``members`` are of all pending writes of the
+    thread, if the checkpoint is not the head.
     """
 
     head_id: str
@@ -568,12 +516,7 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = ANY(:t
 
 
 class ListedRow(CheckpointColumns, frozen=True):
-    """A checkpoint by its clear columns, without what it names.
-
-    Attributes:
-        outcome: As in `storage.format.record.CheckpointRow`.
-        subject_id: The subject that it belongs to.
-    """
+    """A checkpoint by its clear columns, without what it names."""
 
     outcome: str | None
     subject_id: str

@@ -24,11 +24,8 @@ _ORDER = "checkpoint_id DESC, thread_id DESC, namespace DESC"
 class TagUse(msgspec.Struct, frozen=True):
     """How a key that is looked for is used with its tag.
 
-    Attributes:
-        name: The key.
-        tag: Its tag.
-        untagged_threads: Threads that hold checkpoints which are not tagged by the key, up to some more than matter.
-        count: The number of checkpoints with this tag, up to `COUNTED_MAX`.
+    ``untagged_threads`` hold checkpoints which are not tagged by the key, up to some more than matter; ``count`` goes
+    up to `COUNTED_MAX`.
     """
 
     name: str
