@@ -37,7 +37,7 @@ from storage.errors import (
     UploadNotFound,
 )
 from storage.format.pointer import BlobPointer, IntentRecord
-from storage.ledger.ledger import NewBlob, Settlement, new_blob_id, open_record
+from storage.ledger.ledger import NewBlob, Settlement, new_blob_id, open_intent
 from storage.model import Idempotency
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope, check_id
@@ -189,7 +189,7 @@ class PartUploads:
             raise UploadNotFound
         check_flag(sealer, needed=intent.client_share)
         try:
-            record = open_record(sealer, intent)
+            record = open_intent(sealer, intent)
             details = _details.decode(record.details)
         except IntegrityFailure:
             if intent.client_share:
@@ -317,7 +317,7 @@ class PartUploads:
         """Reserve what a part takes, unless the whole was reserved when the upload began."""
 
         async def announced(sealer: Sealer) -> int | None:
-            return _details.decode(open_record(sealer, intent).details).size_bytes
+            return _details.decode(open_intent(sealer, intent).details).size_bytes
 
         if await self._access.reading(scope, announced, UploadNotFound(), share) is not None:
             return

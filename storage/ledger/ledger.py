@@ -36,8 +36,7 @@ from storage.format.pointer import (
     IntentRecord,
     artifact_location,
     intent_location,
-    open_intent,
-    open_pointer,
+    open_record,
     pointer_location,
     seal_record,
 )
@@ -126,7 +125,7 @@ def described_at(row: ArtifactRow) -> tuple[Field, ...]:
     return artifact_location(row.artifact_id, row.name_digest, row.number, row.blob_id, row.size_bytes, row.created_at)
 
 
-def open_record(sealer: Sealer, intent: Intent) -> IntentRecord:
+def open_intent(sealer: Sealer, intent: Intent) -> IntentRecord:
     """Open what resuming an upload needs. ``sealer`` must be mixed with the share if ``client_share`` says so.
 
     Raises:
@@ -136,13 +135,13 @@ def open_record(sealer: Sealer, intent: Intent) -> IntentRecord:
     if intent.record is None:
         raise UploadNotFound
     location = intent_location(intent.blob_id, intent.purpose, intent.content_id, intent.created_at)
-    return open_intent(sealer, location, intent.record, intent.key_version)
+    return open_record(IntentRecord, sealer, location, intent.record, intent.key_version)
 
 
 def _pointer(sealer: Sealer, row: PointerRow, sealed: bytes) -> BlobPointer:
     location = pointer_location(row.blob_id, row.content_id, row.size_bytes, row.created_at)
     opener = sealer if row.client_share else sealer.without_share
-    return open_pointer(opener, location, sealed, row.key_version)
+    return open_record(BlobPointer, opener, location, sealed, row.key_version)
 
 
 def check_blob(sealer: Sealer, row: PointerRow) -> None:
@@ -165,7 +164,7 @@ def check_intent(sealer: Sealer, intent: Intent) -> None:
     if intent.client_share and intent.record is not None:
         check_key_version(intent.key_version, intent.record)
     else:
-        open_record(sealer, intent)
+        open_intent(sealer, intent)
 
 
 class BlobLedger:

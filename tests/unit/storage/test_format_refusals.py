@@ -28,8 +28,7 @@ from storage.format.pointer import (
     BlobPointer,
     IntentRecord,
     intent_location,
-    open_intent,
-    open_pointer,
+    open_record,
     pointer_location,
     seal_record,
 )
@@ -121,24 +120,27 @@ def test_a_manifest_or_a_write_of_another_shape_or_a_newer_format_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("open_record", "location", "record"),
+    ("location", "record"),
     [
-        (open_pointer, pointer_location(BLOB_ID, None, 5, AT), BlobPointer(bytes(32), 5)),
-        (open_intent, intent_location(BLOB_ID, "artifact", None, AT), IntentRecord(bytes(32), b"details")),
+        (pointer_location(BLOB_ID, None, 5, AT), BlobPointer(bytes(32), 5)),
+        (intent_location(BLOB_ID, "artifact", None, AT), IntentRecord(bytes(32), b"details")),
     ],
 )
-def test_a_record_of_a_blob_is_opened_where_it_stands_and_shows_no_key(sealer, open_record, location, record):
+def test_a_record_of_a_blob_is_opened_where_it_stands_and_shows_no_key(sealer, location, record):
+    def opened(where, sealed, key_version):
+        return open_record(type(record), sealer, where, sealed, key_version)
+
     sealed = seal_record(sealer, location, record)
-    assert open_record(sealer, location, sealed, 1) == record
+    assert opened(location, sealed, 1) == record
     assert "\\x00" not in repr(record)
     with pytest.raises(IntegrityFailure, match="authenticate"):
-        open_record(sealer, (*location, 1), sealed, 1)
+        opened((*location, 1), sealed, 1)
     with pytest.raises(IntegrityFailure, match="another key version"):
-        open_record(sealer, location, sealed, 2)
+        opened(location, sealed, 2)
     with pytest.raises(IntegrityFailure, match="newer format"):
-        open_record(sealer, location, seal_record(sealer, location, msgspec.structs.replace(record, format=9)), 1)
+        opened(location, seal_record(sealer, location, msgspec.structs.replace(record, format=9)), 1)
     with pytest.raises(IntegrityFailure, match="cannot be read"):
-        open_record(sealer, location, sealer.seal(Kind.POINTER, location, NOT_MSGPACK), 1)
+        opened(location, sealer.seal(Kind.POINTER, location, NOT_MSGPACK), 1)
 
 
 def test_what_is_no_envelope_has_no_key_version():
