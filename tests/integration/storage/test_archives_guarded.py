@@ -7,26 +7,22 @@ import asyncio
 import pytest
 
 from crypto import KeyDestroyed
-from storage.access.offload import Offload
-from storage.access.sealing import Parts, Sealing
+from storage.access.sealing import Sealing
 from storage.archive.moving import Archives
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
-from storage.clock import SystemClock
 from storage.collection.sweep import Sweep
 from storage.errors import IntegrityFailure, LegalHold, StorageError
-from storage.ledger.ledger import BlobLedger
 from storage.migration.jobs import STATE_MIGRATE_KIND, read_position
 from storage.model import Save
 from storage.postgres.tables import metadata
-from storage.postgres.unit_of_work import Silent
 from storage.retention.planner import Policy
 from storage.schemas.registry import Definition
 from storage.scope import Scope, TenantScope
 from storage.statements.threads import archives as archives_sql
 from tests.support.archive_rows import fill, fsck, moved, opened, rows, seen
 from tests.support.faulty_blobs import FaultyBlobStore
-from tests.support.interleaving import SteeredUnitOfWork, blocked
+from tests.support.interleaving import SteeredUnitOfWork, blocked, parts_of
 from tests.support.states import contents, load, put, save, state, write
 
 
@@ -497,8 +493,7 @@ async def test_no_version_is_given_up_between_the_flip_and_its_commit(database, 
 
         bucket.hook = reseal_meanwhile
         steered = SteeredUnitOfWork(store._engine, {}, stop)
-        offload = Offload(steered, BlobLedger(steered), None, None, SystemClock())
-        sealing = Sealing(Parts(steered, store.keys, SystemClock(), Silent(), store.control, offload=offload))
+        sealing = Sealing(parts_of(store, steered))
         parts = (store.archives.objects, store.archive_writer, store.jobs, store.audit)
         archiving = asyncio.create_task(Archives(sealing, *parts).archive(scope, "t1"))
         await reached.wait()
