@@ -489,49 +489,42 @@ class Archives:
             await lease.advance(transaction, lease.position, 1)
 
 
+@dataclass(frozen=True, slots=True)
 class _Archiving:
     """Moves one thread; see the module."""
 
-    def __init__(
-        self,
-        sealing: Sealing,
-        objects: ArchiveObjects,
-        writer: BlobWriter,
-        audit: Audit,
-        bytes_max: int,
-    ) -> None:
-        self._sealing = sealing
-        self._objects = objects
-        self._writer = writer
-        self._audit = audit
-        self._bytes_max = bytes_max
+    sealing: Sealing
+    objects: ArchiveObjects
+    writer: BlobWriter
+    audit: Audit
+    bytes_max: int
 
     async def attempt(self, request: _Request, sealer: Sealer) -> Archived:
         """One attempt, with an object of its own."""
         scope = request.scope
-        async with self._sealing.unit_of_work.snapshot(scope) as transaction:
-            await self._sealing.check_keys_in(transaction, scope, sealer)
+        async with self.sealing.unit_of_work.snapshot(scope) as transaction:
+            await self.sealing.check_keys_in(transaction, scope, sealer)
             read = await self._first(transaction, request.thread_id)
             if read is None:
-                stub = await self._objects.stub(transaction, request.thread_id)
+                stub = await self.objects.stub(transaction, request.thread_id)
                 if stub is None:
                     raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
                 return _archived(stub, created=False)
         if request.activity is not None and read.thread.activity != request.activity:
             raise ThreadActive
         size = read.thread.hot_bytes + ROW_BYTES * sum(read.thread.counts.values())
-        if size > self._bytes_max:
+        if size > self.bytes_max:
             raise ArchiveTooLarge
         new = NewBlob(new_blob_id(), "archive", object_bytes(size), place="archive")
-        now = self._sealing.clock.now()
-        await self._sealing.offload.ledger.reserve(scope, sealer, [new], now)
+        now = self.sealing.clock.now()
+        await self.sealing.offload.ledger.reserve(scope, sealer, [new], now)
         try:
             return await self._moved(request, sealer, read, new.blob_id, now)
         except CommitUnknown:
             raise  # it may be settled
         except Exception:
             with suppress(StorageError):
-                await self._sealing.offload.ledger.abandon(scope, new.blob_id)
+                await self.sealing.offload.ledger.abandon(scope, new.blob_id)
             raise
 
     async def _moved(self, request: _Request, sealer: Sealer, read: _Read, blob_id: UUID, now: datetime) -> Archived:
@@ -542,7 +535,7 @@ class _Archiving:
         record, stored_bytes = await self._written(request, sealer, read, location, written_as)
         check = await self._checked(request, sealer, read, blob_id, record)
         if written_as != wanted:
-            await self._writer.store.change_class(location, wanted)
+            await self.writer.store.change_class(location, wanted)
         stub = Stub(
             thread_id=request.thread_id,
             blob_id=blob_id,
@@ -592,15 +585,15 @@ class _Archiving:
         content = self._content(request, read, encoder)
         whole = b"".join([data async for data in content]) if read.whole else None
         if whole is not None and len(whole) < PART_BYTES:
-            written = await self._writer.write_bytes(location, cipher, whole, storage_class=storage_class)
+            written = await self.writer.write_bytes(location, cipher, whole, storage_class=storage_class)
         else:
-            ledger = self._sealing.offload.ledger
+            ledger = self.sealing.offload.ledger
 
             async def on_multipart(multipart_id: str) -> None:
                 await ledger.name_multipart(request.scope, location.blob_id, multipart_id)
 
             async with aclosing(content if whole is None else _one(whole)) as stream:
-                written = await self._writer.write(
+                written = await self.writer.write(
                     location, cipher, stream, on_multipart=on_multipart, storage_class=storage_class
                 )
         return ArchiveRecord(bytes(blob_key.borrow()), written.size_bytes, encoder.digest), written.object_bytes
@@ -626,7 +619,7 @@ class _Archiving:
             if len(page) < PAGE_ROWS:
                 return
             after = tuple(page[-1][name] for name in sql.ORDER[table])
-            async with self._sealing.unit_of_work.snapshot(request.scope) as transaction:
+            async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
                 page = await _page(transaction, request.thread_id, table, after)
 
     async def _checked(
@@ -640,12 +633,12 @@ class _Archiving:
         """
         try:
             check = ArchiveCheck(sealer, request.thread_id, read.thread, read.heads)
-            async with aclosing(self._objects.stored(request.scope, sealer, blob_id, record)) as pages:
+            async with aclosing(self.objects.stored(request.scope, sealer, blob_id, record)) as pages:
                 async for table, page in pages:
                     await check.take(table, page)
             check.end()
         except IntegrityFailure:
-            async with self._sealing.unit_of_work.snapshot(request.scope) as transaction:
+            async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
                 now = await transaction.fetch_one(sql.ACTIVITY, thread_id=request.thread_id)
             if now is None or (now.tier, now.activity) != ("hot", read.thread.activity):
                 raise ThreadActive from None
@@ -658,23 +651,23 @@ class _Archiving:
         self, request: _Request, sealer: Sealer, stub: Stub, record: ArchiveRecord, check: ArchiveCheck
     ) -> None:
         scope, thread_id = request.scope, request.thread_id
-        async with self._sealing.unit_of_work.begin(scope) as transaction:
+        async with self.sealing.unit_of_work.begin(scope) as transaction:
             locked = await transaction.fetch_one(sql.LOCK, thread_id=thread_id)
             if locked is None or (locked.tier, locked.activity) != ("hot", stub.activity):
                 raise ThreadActive
-            await self._sealing.check_keys_in(transaction, scope, sealer)
+            await self.sealing.check_keys_in(transaction, scope, sealer)
             held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=list(stub.key_versions))
             if len(held) != len(stub.key_versions):
                 # Re-sealed while it was read: the rows of now need none of the versions that are being given up.
                 raise LostRaceError
             settlement = Settlement(stub.blob_id, stub.size_bytes, BlobPointer(record.blob_key, record.content_bytes))
-            await self._sealing.offload.ledger.settle(transaction, sealer, [settlement], thread_id)
+            await self.sealing.offload.ledger.settle(transaction, sealer, [settlement], thread_id)
             await transaction.run(sql.ADD_STUB, **asdict(stub))
             for table, statement in sql.REMOVE.items():
                 if await transaction.run(statement, thread_id=thread_id) != check.counts[table]:
                     raise ThreadActive
             await transaction.run(sql.INTO_ARCHIVE, thread_id=thread_id)
-            await self._audit.append(
+            await self.audit.append(
                 transaction, scope.tenant_id, request.actor, "thread.archive", _named(scope, thread_id), _told(stub)
             )
 

@@ -35,7 +35,7 @@ from storage.checkpoints.composing import (
 )
 from storage.checkpoints.piece_rows import sealed_pieces
 from storage.checkpoints.reading import one, read_pieces
-from storage.checkpoints.same_save import CutOtherwiseError, Repeat, same_but_for_pieces
+from storage.checkpoints.same_save import Comparison, CutOtherwiseError, same_but_for_pieces
 from storage.concurrency.computing import compute
 from storage.errors import (
     ChannelUnchangedUnknown,
@@ -111,7 +111,7 @@ class Saving(Storing[Saved]):
     async def _answer(self, sealer: Sealer, reason: Unfinished) -> None:
         match reason:
             case CutOtherwiseError():
-                self._same = await reason.repeat.compare(self._scope, sealer, self._access.offload)
+                self._same = await reason.comparison.compare(self._scope, sealer, self._access.offload)
             case AgentUnsure():
                 self._lock_first = True
             case OtherVersionError() if self._at_version is not None:
@@ -654,8 +654,7 @@ class _Attempt:
                 raise CheckpointExists
             if same != stored.member:
                 offload = self.access.offload
-                repeat = await Repeat.read(transaction, sealer, offload, stored, manifest, cutter)
-                raise CutOtherwiseError(repeat)
+                raise CutOtherwiseError(await Comparison.read(transaction, sealer, offload, stored, manifest, cutter))
         macs = sealer.without_share
         seen = ThreadToken.of(macs, stored.columns.namespace, ground.head_id, ground.head)
         token = seen.encode(macs, stored.columns.thread_id)

@@ -20,6 +20,7 @@ from storage.control.deployment_keys import Deployment
 from storage.control.features import CONTROL_ROW_FORMATS, Features
 from storage.control.key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
 from storage.errors import IntegrityFailure
+from storage.statements.deployment.jobs import JobRow
 
 _ENDED = frozenset({"done", "failed"})
 
@@ -58,45 +59,9 @@ def policy_row(
     return Row("retention", tenant_id, (level, *target), (policy, int(legal_hold), updated_at))
 
 
-class ProvedJob(Protocol):
-    """What of a job a MAC proves, whether it is stored or about to be."""
-
-    @property
-    def tenant_id(self) -> UUID:
-        """The tenant, or the operators' chain for a job of the deployment."""
-
-    @property
-    def job_id(self) -> UUID:
-        """The job's id."""
-
-    @property
-    def kind(self) -> str:
-        """The kind, which says who performs it."""
-
-    @property
-    def target(self) -> str:
-        """The subject, thread or whatever else it works on."""
-
-    @property
-    def state(self) -> str:
-        """The state, of which only an end is proved."""
-
-    @property
-    def position(self) -> str:
-        """The place at which it goes on."""
-
-    @property
-    def error(self) -> str | None:
-        """The reason for which it failed."""
-
-    @property
-    def note(self) -> str | None:
-        """The remark with which it ended."""
-
-
 @dataclass(frozen=True, slots=True)
 class JobDraft:
-    """What a job's row is about to say; see `ProvedJob`."""
+    """What a job's row is about to say; see `job_row`."""
 
     tenant_id: UUID
     job_id: UUID
@@ -108,7 +73,7 @@ class JobDraft:
     note: str | None = None
 
 
-def job_row(job: ProvedJob) -> Row:
+def job_row(job: JobDraft | JobRow) -> Row:
     """A job: what it is, where it is, and how it ended; a lease, and what it waits for, are left out."""
     outcome = job.state if job.state in _ENDED else "open"
     says = (job.kind, job.target, outcome, job.position, job.error, job.note)

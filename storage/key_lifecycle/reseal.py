@@ -108,19 +108,15 @@ class Reseal:
 
     async def _threads(self, lease: Lease, scope: Scope, done_before: int, after: str) -> Slice:
         until = time.monotonic() + SLICE_SECONDS
-        while True:
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
-                thread_ids = await transaction.fetch_all(sql.THREADS_AFTER, after=after, page_rows=_THREADS_PAGE)
-            for thread_id in thread_ids:
-                thread = _Thread(thread_id)
-                while not thread.finished:
-                    await self._paced(lambda: self._batch(lease, scope, thread, done_before, after))  # noqa: B023
-                    if time.monotonic() > until:
-                        return MORE
-                after = thread_id
-            if len(thread_ids) < _THREADS_PAGE:
-                await self._move(lease, scope, "blobs", done_before, *_place_of(BlobPosition()))
-                return MORE
+        async for thread_id in self._access.unit_of_work.each(scope, sql.THREADS_AFTER, after, _THREADS_PAGE):
+            thread = _Thread(thread_id)
+            while not thread.finished:
+                await self._paced(lambda: self._batch(lease, scope, thread, done_before, after))  # noqa: B023
+                if time.monotonic() > until:
+                    return MORE
+            after = thread_id
+        await self._move(lease, scope, "blobs", done_before, *_place_of(BlobPosition()))
+        return MORE
 
     async def _blobs(self, lease: Lease, scope: Scope, done_before: int, table: str, after: str) -> Slice:
         async def with_sealer(sealer: Sealer) -> None:

@@ -30,6 +30,7 @@ from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantS
 
 T = TypeVar("T")
 R = TypeVar("R")
+K = TypeVar("K")
 
 # Losing a race against a concurrent writer of the same thread; each attempt sees a fresh snapshot.
 RACES_MAX = 5
@@ -298,6 +299,20 @@ class UnitOfWork:
             except _CONNECTION_LOST:
                 raise CommitUnknown from None
             self._observer.commit(time.perf_counter() - started)
+
+    async def each(self, scope: AnyScope, statement: Statement[K], after: K, limit: int) -> AsyncIterator[K]:
+        """The keys that a statement gives in their order, ``limit`` at a time, each page of a snapshot of its own.
+
+        ``after`` is less than all of them. No snapshot is open while the caller does something about one.
+        """
+        while True:
+            async with self.snapshot(scope) as transaction:
+                page = await transaction.fetch_all(statement, after=after, limit=limit)
+            for key in page:
+                yield key
+            if len(page) < limit:
+                return
+            after = page[-1]
 
     async def ask(self, statement: Statement[R], scope: Scope, **values: object) -> R | None:
         """Run one function that binds ``scope`` and only reads, by itself: one round trip.

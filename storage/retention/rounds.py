@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from uuid import UUID
 
 from msgspec import Struct
@@ -29,6 +29,7 @@ from msgspec import Struct
 from crypto import CryptoError, KeyUnavailable
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.rounds import LeaseLostError, Rounds, Tally, given_back, jittered
+from storage.archive.moving import Archives
 from storage.blobs.store import BlobUnavailable
 from storage.clock import Clock
 from storage.concurrency.turns import Pauses
@@ -47,7 +48,6 @@ from storage.errors import (
     ThreadNotFound,
     Unavailable,
 )
-from storage.model import Removal
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import ACTIONS, Action, Plan
 from storage.retention.policies import (
@@ -92,48 +92,6 @@ Outcome = Literal["done", "gone", "held", "left", "unavailable", "failed"]
 # Somebody is at work on the thread, or something that everybody needs is out of reach: the next round tries again.
 _NOT_NOW = (Unavailable, BlobUnavailable, KeyUnavailable, ThreadActive, ThreadArchived, QuotaExceeded)
 _OUT_OF_REACH = (Unavailable, BlobUnavailable, KeyUnavailable)
-
-
-class ArchivedSize(Protocol):
-    """The answer of archiving, as far as a round counts it."""
-
-    @property
-    def hot_bytes(self) -> int:
-        """Envelopes that left the database."""
-        ...
-
-    @property
-    def created(self) -> bool:
-        """Whether this call archived it."""
-        ...
-
-
-class Archiving(Protocol):
-    """Moving threads to the archive, and out of it for good; see `storage.archive.moving.Archives`."""
-
-    async def archive(
-        self,
-        scope: Scope,
-        thread_id: str,
-        *,
-        actor: str = ...,
-        storage_class: str | None = None,
-        activity: int | None = None,
-    ) -> ArchivedSize:
-        """Archive a thread that is still at this activity."""
-        ...
-
-    async def expire(
-        self,
-        scope: Scope,
-        thread_id: str,
-        *,
-        actor: str = ...,
-        blob_id: UUID | None = None,
-        guard: Guard | None = None,
-    ) -> Removal:
-        """Delete an archived thread, unless the guard forbids it under its lock."""
-        ...
 
 
 @dataclass(slots=True)
@@ -276,7 +234,7 @@ class Acts:
 
     threads: Threads
     pruning: Pruning
-    archives: Archiving
+    archives: Archives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -307,7 +307,7 @@ class Exporting:
         self._schemas = parts.state_schemas
         self._adoptions = parts.adoptions
         self._policies = parts.policies
-        self.save_policies = parts.save_policies
+        self._save_policies = parts.save_policies
         self._jobs = parts.jobs
         self._audit = parts.audit
         self._deployment_id = parts.deployment_id
@@ -505,22 +505,15 @@ class Exporting:
         Raises:
             IntegrityFailure: some of it is damaged: where the export goes, saves could lose updates unnoticed.
         """
-        policies = await self.save_policies.get(scope)
+        policies = await self._save_policies.get(scope)
         if policies.damaged:
             raise IntegrityFailure("save policies were edited outside the gateway: say them again first")
         levels = [(EVERY_AGENT, policies.tenant), *policies.agents.items()]
         return [SavePolicyRecord(agent, each.strict) for agent, each in levels if each.strict is not None]
 
     async def _subjects(self, scope: TenantScope) -> AsyncIterator[Scope]:
-        after = ""
-        while True:
-            async with self._unit_of_work.snapshot(scope) as transaction:
-                subject_ids = await transaction.fetch_all(SUBJECTS, after=after, limit=_PAGE_ROWS)
-            for subject_id in subject_ids:
-                yield Scope(scope.tenant_id, subject_id)
-            if len(subject_ids) < _PAGE_ROWS:
-                return
-            after = subject_ids[-1]
+        async for subject_id in self._unit_of_work.each(scope, SUBJECTS, "", _PAGE_ROWS):
+            yield Scope(scope.tenant_id, subject_id)
 
     async def _threads(self, scope: Scope) -> AsyncIterator[tuple[str, bool]]:
         after = ""

@@ -428,14 +428,9 @@ class Verifying:
             IntegrityFailure: a tombstone is not authentic.
             CryptoError: the root key cannot open what is needed now.
         """
-        after = UUID(int=0)
-        while True:
-            async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-                tenants = await transaction.fetch_all(sql.TENANTS_AFTER, after=after, limit=_TENANTS_PAGE)
-            for after in tenants:
-                await self._losses.accept_heads(after, await self._lost_heads(TenantScope(after)))
-            if len(tenants) < _TENANTS_PAGE:
-                break
+        tenants = self._unit_of_work.each(OperatorScope(), sql.TENANTS_AFTER, UUID(int=0), _TENANTS_PAGE)
+        async for tenant_id in tenants:
+            await self._losses.accept_heads(tenant_id, await self._lost_heads(TenantScope(tenant_id)))
         await self._losses.accept_tenants(await self._missing_tenants(await self._losses.missing_tenants()))
 
     async def _lost_heads(self, scope: TenantScope) -> list[bytes]:

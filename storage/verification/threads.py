@@ -140,17 +140,11 @@ class Verification:
         async def with_sealer(sealer: Sealer) -> Report:
             report = Report()
             until = time.monotonic() + STRETCH_SECONDS
-            at = after
-            while True:
-                async with self._access.unit_of_work.snapshot(scope) as transaction:
-                    thread_ids = await transaction.fetch_all(sql.TRACES, after=at, limit=_THREADS_PAGE)
-                for at in thread_ids:
-                    await self._verify(scope, sealer, at, report)
-                    if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
-                        report.after = at
-                        return report
-                if len(thread_ids) < _THREADS_PAGE:
-                    break
+            async for thread_id in self._access.unit_of_work.each(scope, sql.TRACES, after, _THREADS_PAGE):
+                await self._verify(scope, sealer, thread_id, report)
+                if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
+                    report.after = thread_id
+                    return report
             await _take(report, damage_of_subject(self._access, scope, sealer))
             anchored = await self._anchored(sealer, report, known)
             async with self._access.unit_of_work.snapshot(scope) as transaction:

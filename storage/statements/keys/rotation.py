@@ -289,7 +289,7 @@ THREADS_AFTER = Statement(
     """
 SELECT thread_id FROM stateroom.threads
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after AND NOT client_share AND tier = 'hot'
-ORDER BY thread_id LIMIT :page_rows
+ORDER BY thread_id LIMIT :limit
 """,
     str,
 )
