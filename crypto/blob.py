@@ -208,10 +208,10 @@ class PartSealer:
             if len(self._pending) == _CHUNK_BYTES:
                 self._sealed += self._chunks.seal_next(self._pending)
                 self._pending.clear()
-        whole = len(source) // _CHUNK_BYTES * _CHUNK_BYTES
-        for offset in range(0, whole, _CHUNK_BYTES):
+        chunks_end = len(source) // _CHUNK_BYTES * _CHUNK_BYTES
+        for offset in range(0, chunks_end, _CHUNK_BYTES):
             self._sealed += self._chunks.seal_next(source[offset : offset + _CHUNK_BYTES])
-        self._pending += source[whole:]
+        self._pending += source[chunks_end:]
         return taken
 
     def finish(self, *, last: bool) -> bytearray:

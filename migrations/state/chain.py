@@ -170,12 +170,12 @@ class PythonDirection:
         except PathFault as fault:
             hint = "a pending write is a state of one channel: give the step an upcast_write"
             raise PathFault(f"{fault.why}; {hint}") from None
-        given = {id(value) for value in trees.values() if isinstance(value, dict | list)}
+        containers = {id(value) for value in trees.values() if isinstance(value, dict | list)}
         return document.replaced_by(
             {
                 name: value
                 for name, value in after.items()
-                if name not in nothing or nothing[name] != value or id(value) in given
+                if name not in nothing or nothing[name] != value or id(value) in containers
             }
         )
 

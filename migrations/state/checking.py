@@ -258,9 +258,11 @@ def _check_up(step: Step, case: Case) -> list[Finding]:
         elif not same(write.becomes, becomes):
             why = f"it makes something else of the write than was recorded, at {_where(write.becomes, becomes)}"
             findings.append(Finding(step.name, name, why, expected=write.becomes, actual=becomes))
-    whole = {name: write.value for name, write in recorded.items() if write.becomes is None}
-    if any(name not in case.before or not _equal(name, case.before[name], value) for name, value in whole.items()):
-        more, after = _run(step.name, step.up, case.name, {**case.before, **whole}, partial=False)
+    unconverted = {name: write.value for name, write in recorded.items() if write.becomes is None}
+    if any(
+        name not in case.before or not _equal(name, case.before[name], value) for name, value in unconverted.items()
+    ):
+        more, after = _run(step.name, step.up, case.name, {**case.before, **unconverted}, partial=False)
         if after is None:
             return findings + more
     return findings + _disagreements(step.name, case.name, made, after)

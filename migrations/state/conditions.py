@@ -162,12 +162,12 @@ def _without_patterns(expression: str, pointer: str) -> tuple[str, list[Pattern]
         if called and name in _ITERATING:
             raise StepInvalid("a condition cannot iterate; use for_each", pointer)
         if name == _MATCHES:
-            given = [tokens[at] for at in after[1:]]
-            if not called or len(given) < 2 or given[0][0] != "text" or given[1][1] != ")":
+            arguments = [tokens[at] for at in after[1:]]
+            if not called or len(arguments) < 2 or arguments[0][0] != "text" or arguments[1][1] != ")":
                 raise StepInvalid("a regular expression is written out: value.matches('...')", pointer)
             tokens[position] = ("word", _MATCHING)
             tokens[after[1]] = ("other", str(len(patterns)))
-            patterns.append(_pattern(given[0][1], pointer))
+            patterns.append(_pattern(arguments[0][1], pointer))
     return "".join(text for _, text in tokens), patterns
 
 

@@ -180,9 +180,9 @@ class Tenants:
             InvalidState: negative, or more than 2^63 - 1; or neither is given.
             TenantNotFound: there is no such tenant.
         """
-        given = {"quota_bytes": quota_bytes, "rows_quota_bytes": rows_quota_bytes}
+        quotas = {"quota_bytes": quota_bytes, "rows_quota_bytes": rows_quota_bytes}
         detail: dict[str, int | None] = {}
-        for name, each in given.items():
+        for name, each in quotas.items():
             if isinstance(each, UnsetType):
                 continue
             if each is not None and not 0 <= each <= _BYTES_MAX:

@@ -583,16 +583,16 @@ class _Archiving:
         cipher = sealer.blob_cipher(location.blob_id, blob_key)
         encoder = ArchiveEncoder(sql.COLUMNS)
         content = self._content(request, read, encoder)
-        whole = b"".join([data async for data in content]) if read.whole else None
-        if whole is not None and len(whole) < PART_BYTES:
-            written = await self.writer.write_bytes(location, cipher, whole, storage_class=storage_class)
+        archive_bytes = b"".join([data async for data in content]) if read.whole else None
+        if archive_bytes is not None and len(archive_bytes) < PART_BYTES:
+            written = await self.writer.write_bytes(location, cipher, archive_bytes, storage_class=storage_class)
         else:
             ledger = self.sealing.offload.ledger
 
             async def on_multipart(multipart_id: str) -> None:
                 await ledger.name_multipart(request.scope, location.blob_id, multipart_id)
 
-            async with aclosing(content if whole is None else _one(whole)) as stream:
+            async with aclosing(content if archive_bytes is None else _one(archive_bytes)) as stream:
                 written = await self.writer.write(
                     location, cipher, stream, on_multipart=on_multipart, storage_class=storage_class
                 )

@@ -299,8 +299,8 @@ class PartUploads:
             raise UploadNotFound from None
 
         async def record(sealer: Sealer) -> None:
-            kept = _seal_part(sealer, upload_id, number, etag, size, digest)
-            await self._ledger.record_part(scope, upload_id, UploadedPart(number, etag, size, kept))
+            sealed_digest = _seal_part(sealer, upload_id, number, etag, size, digest)
+            await self._ledger.record_part(scope, upload_id, UploadedPart(number, etag, size, sealed_digest))
 
         await self._access.reading(scope, record, UploadNotFound(), share)
         return etag
@@ -331,13 +331,13 @@ class PartUploads:
         location = BlobLocation(scope.tenant_id, upload_id)
         begun = await blobs.begin_multipart(location)
         try:
-            kept = await self._ledger.name_multipart(scope, upload_id, begun)
+            in_force = await self._ledger.name_multipart(scope, upload_id, begun)
         except UploadNotFound:
             await blobs.abort_multipart(location, begun)
             raise
-        if kept != begun:
+        if in_force != begun:
             await blobs.abort_multipart(location, begun)
-        return kept
+        return in_force
 
     async def complete(
         self,

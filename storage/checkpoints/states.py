@@ -309,9 +309,9 @@ class States:
         """
         if wanted is AS_SAVED:
             return await self._checkpoints.channel_history(scope, query, share)
-        whole = replace(query, refs=False, mark=None)
+        in_full = replace(query, refs=False, mark=None)
         found = await self._with_names(
-            scope, wanted, lambda names: self._checkpoints.channel_history(scope, whole, share, names)
+            scope, wanted, lambda names: self._checkpoints.channel_history(scope, in_full, share, names)
         )
         result: dict[str, ChannelHistory] = {}
         seeds: dict[str, Checkpoint] = {}

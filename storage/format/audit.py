@@ -274,10 +274,12 @@ class Gap:
             found_hash, anchored_hash = bytes.fromhex(detail["found_hash"]), bytes.fromhex(detail["anchored_hash"])
             kept, found, anchored = detail["kept"], detail["found"], _whole(detail["anchored"])
             numbers = all(isinstance(each, int) and not isinstance(each, bool) for each in (kept, found))
-            whole = numbers and 0 <= kept <= found and kept < anchored and event.sequence == max(found, anchored) + 1
+            is_possible = (
+                numbers and 0 <= kept <= found and kept < anchored and event.sequence == max(found, anchored) + 1
+            )
         except (TypeError, ValueError):
             raise AuditInvalid("the event does not document a restored log") from None
-        if not whole or len(found_hash) != HASH_BYTES or len(anchored_hash) != HASH_BYTES:
+        if not is_possible or len(found_hash) != HASH_BYTES or len(anchored_hash) != HASH_BYTES:
             raise AuditInvalid("the event does not document a restored log")
         return cls(event.sequence, kept, found, found_hash, anchored, anchored_hash)
 
@@ -354,12 +356,12 @@ class ChainVerifier:
             self._found("missing", expected, f"events {expected} to {entry.sequence - 1} are missing")
         elif not fits:
             self._found("reordered", entry.sequence, f"event {entry.sequence} stands where {expected} should")
-        whole = link(entry.previous, entry.sequence, entry.body) == entry.hash
-        if not whole:
+        is_linked = link(entry.previous, entry.sequence, entry.body) == entry.hash
+        if not is_linked:
             self._found("edited", entry.sequence, f"event {entry.sequence} does not have the hash it is stored with")
         if fits and entry.previous != self.hash:
             self._found(
-                "edited" if not whole else "forked",
+                "edited" if not is_linked else "forked",
                 entry.sequence,
                 f"event {entry.sequence} does not follow the event before it",
             )
@@ -368,7 +370,7 @@ class ChainVerifier:
         elif event.sequence != entry.sequence:
             self._found("reordered", entry.sequence, f"event {event.sequence} stands at {entry.sequence}")
         # What an event says is believed only as far as it is what was stored.
-        if whole and event is not None and event.tenant_id != self._tenant_id:
+        if is_linked and event is not None and event.tenant_id != self._tenant_id:
             self._found("foreign", entry.sequence, f"event {entry.sequence} belongs to another tenant")
         self.hash = entry.hash
 

@@ -214,17 +214,17 @@ class Cutter:
         """
         _, leaves, closed_before = body
         before, begun = leaves[:closed_before], leaves[closed_before:]
-        kept = piece_ids_of((b"", before, 0), ids)
+        piece_ids = piece_ids_of((b"", before, 0), ids)
         tail, holes = join_holed((b"", begun, 0), ids, look_up)
         bytes_min = self.offload_bytes_min
         if holes or (bytes_min is not None and len(added) >= bytes_min) or bytes in map(type, begun[:-1]):
-            return self._cut_tail_anew(header, tail + added, kept, holes)
+            return self._cut_tail_anew(header, tail + added, piece_ids, holes)
         # No element of the tail closed a group, nor a run but those that are pieces: the whole tail counts as one.
         view = memoryview(tail + added)
         bounds = [len(tail) + at for at in element_bounds(added)]
         if tail:
             bounds.insert(0, 0)
-        closed, open_from = self._close_groups(view, bounds, kept, (), 1 if tail else 0)
+        closed, open_from = self._close_groups(view, bounds, piece_ids, (), 1 if tail else 0)
         leaves = [self.listed.number(each) for each in self._fold(closed)]
         closed_after = len(leaves)
         if tail and not open_from:

@@ -263,10 +263,10 @@ class BlobLedger:
             UploadNotFound: the intent is not open any more; the caller aborts its own.
         """
         async with self._unit_of_work.begin(scope) as transaction:
-            kept = await transaction.fetch_one(sql.NAME_MULTIPART, blob_id=blob_id, multipart_id=multipart_id)
-        if kept is None:
+            in_force = await transaction.fetch_one(sql.NAME_MULTIPART, blob_id=blob_id, multipart_id=multipart_id)
+        if in_force is None:
             raise UploadNotFound
-        return kept
+        return in_force
 
     async def record_part(self, scope: Scope, blob_id: UUID, part: UploadedPart) -> Intent:
         """Record a part that the object store has, in the place of an earlier one of its number. Commits.

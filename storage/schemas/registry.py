@@ -144,8 +144,8 @@ class Known:
 
 
 def _steps(schema: str, versions: Mapping[int, SchemaVersion]) -> Program:
-    given = {number: each.definition for number, each in versions.items()}
-    texts = {number: StepText(each.up, each.down, each.deployment) for number, each in given.items()}
+    definitions = {number: each.definition for number, each in versions.items()}
+    texts = {number: StepText(each.up, each.down, each.deployment) for number, each in definitions.items()}
     return Program(StepsText(schema, {number: encode_json(each) for number, each in texts.items()}))
 
 

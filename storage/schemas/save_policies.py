@@ -60,8 +60,8 @@ class TenantSavePolicies:
 
     def effective(self, agent: str | None) -> bool | None:
         """Whether saves of an agent, to threads of its own, must name the head; None: something damaged decides."""
-        said = {EVERY_AGENT: self.tenant, **self.agents}
-        says = {name: each.strict for name, each in said.items() if each.strict is not None}
+        policies = {EVERY_AGENT: self.tenant, **self.agents}
+        says = {name: each.strict for name, each in policies.items() if each.strict is not None}
         try:
             return Strictness(says=says, damaged=self.damaged).asked_by(agent) is not None
         except IntegrityFailure:
