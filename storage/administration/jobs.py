@@ -190,12 +190,7 @@ class Lease:
         self.total = row.total
         self.waits_for = row.waits_for
         # Several, because a transaction that renewed may be rolled back and run again; all of them are ours alone.
-        self._tokens = [row.lease_until]
-
-    @property
-    def tokens(self) -> list[datetime]:
-        """What the row's lease may be, if it is still ours."""
-        return self._tokens
+        self.tokens = [row.lease_until]
 
     def proof(self, state: JobState, position: str, error: str | None = None, note: str | None = None) -> Proof:
         """What proves the row when it says this."""
@@ -216,7 +211,7 @@ class Lease:
             sql.ADVANCE,
             owner=self.tenant_id,
             job_id=self.job_id,
-            leases=self._tokens,
+            leases=self.tokens,
             done=done,
             total=total,
             position=position,
@@ -226,7 +221,7 @@ class Lease:
         if row is None:
             raise LeaseLostError
         self.position, self.done, self.total = position, row.done, row.total
-        self._tokens = [*self._tokens, row.lease_until][-_TOKENS_MAX:]
+        self.tokens = [*self.tokens, row.lease_until][-_TOKENS_MAX:]
 
 
 Performer = Callable[[Lease], Awaitable[Slice]]

@@ -114,13 +114,8 @@ class ControlRows:
 
     def __init__(self, deployment: Deployment) -> None:
         self._key = ControlKey(deployment)
-        self._features = Features(deployment.unit_of_work, self._key, deployment.clock, deployment.observer)
+        self.features = Features(deployment.unit_of_work, self._key, deployment.clock, deployment.observer)
         self._observer = deployment.observer
-
-    @property
-    def features(self) -> Features:
-        """What is switched on, which the same key proves."""
-        return self._features
 
     async def ready(self) -> None:
         """Have at hand what proofs need.
@@ -132,7 +127,7 @@ class ControlRows:
             Unavailable: the database cannot be reached.
         """
         await self._key.ready()
-        await self._features.ready()
+        await self.features.ready()
 
     @property
     def can_check(self) -> bool:
@@ -154,7 +149,7 @@ class ControlRows:
             KeyUnavailable: nobody made this `ready`.
             IntegrityFailure: nobody knows which format that is.
         """
-        if self._features.is_on(CONTROL_ROW_FORMATS):
+        if self.features.is_on(CONTROL_ROW_FORMATS):
             return Proof(self._key.mac(row, NEWEST_FORMAT), NEWEST_FORMAT)
         return Proof(self._key.mac(row, FIRST_FORMAT), None)
 

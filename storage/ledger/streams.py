@@ -77,21 +77,16 @@ class Budget:
 
     def __init__(self, bytes_max: int, *, wait_seconds_max: float = WAIT_SECONDS_MAX) -> None:
         """Begin with all bytes free."""
-        self._free = self._max = bytes_max
+        self._free = self.bytes_max = bytes_max
         self._wait_seconds_max = wait_seconds_max
         self._held: dict[UUID, int] = {}
         self._waiters: dict[UUID, deque[_Waiter]] = {}
         self._asked = 0
 
     @property
-    def bytes_max(self) -> int:
-        """How many bytes there are in all."""
-        return self._max
-
-    @property
     def held_bytes(self) -> int:
         """How many bytes are given out now."""
-        return self._max - self._free
+        return self.bytes_max - self._free
 
     async def take(self, size_bytes: int, tenant_id: UUID) -> int:
         """Wait for bytes; more than there are in all count as all.
@@ -152,7 +147,7 @@ class Budget:
     def _ask(self, size_bytes: int, tenant_id: UUID) -> _Waiter:
         self._asked += 1
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(self._asked, min(size_bytes, self._max), turn)
+        waiter = _Waiter(self._asked, min(size_bytes, self.bytes_max), turn)
         self._waiters.setdefault(tenant_id, deque()).append(waiter)
         self._grant()
         return waiter
