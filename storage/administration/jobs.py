@@ -19,7 +19,6 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, ParamSpec, cast, get_args
@@ -29,6 +28,7 @@ import structlog
 from uuid_utils import uuid7
 
 from crypto import CryptoError, KeyCache, KeyDenied, KeyUnavailable, RootKeyInvalid
+from storage.administration.rounds import LeaseLostError, given_back
 from storage.blobs.store import BlobUnavailable
 from storage.concurrency.turns import Pauses
 from storage.control.key import Row
@@ -60,8 +60,6 @@ RETRY_SECONDS = 5.0
 REFUSED_SECONDS = KeyCache.DENIED_TTL_SECONDS
 # How often a process counts what is open, for whoever watches.
 COUNT_SECONDS = 10.0
-# What a process that stops takes at most to let another one go on.
-GIVE_BACK_SECONDS_MAX = 5.0
 # Says of a job that no gateway wrote why it ended.
 UNPROVED = "the row of this job was written or edited outside the gateway"
 # Says of a job that somebody ended before its time.
@@ -170,10 +168,6 @@ def thread_of(target: str) -> tuple[str, str]:
 def is_on_thread_of(scope: Scope, kind: str, target: str) -> bool:
     """Whether a job is on a thread of the subject: what whoever reaches the thread may have begun, and may follow."""
     return kind in THREAD_KINDS and thread_of(target)[0] == scope.subject_id
-
-
-class LeaseLostError(Exception):
-    """Somebody else works on this job now."""
 
 
 class Lease:
@@ -550,12 +544,6 @@ class Runner:
         await self._jobs.release(lease, seconds, waits_for)
         self._again_at = min(self._again_at, time.monotonic() + seconds)
 
-    async def _give_back(self, lease: Lease) -> None:
-        """Let another process go on at once; if that fails, it goes on when the lease has ended."""
-        with suppress(StorageError, TimeoutError):
-            async with asyncio.timeout(GIVE_BACK_SECONDS_MAX):
-                await self._jobs.release(lease, 0.0)
-
     async def _slice(self, lease: Lease) -> None:
         performer = self._performers.get(lease.kind)
         if performer is None:
@@ -563,10 +551,8 @@ class Runner:
             await self._release(lease, RETRY_SECONDS, "newer-build")
             return
         try:
-            ended = await performer(lease)
-        except asyncio.CancelledError:
-            await self._give_back(lease)
-            raise
+            async with given_back(lambda: self._jobs.release(lease, 0.0)):
+                ended = await performer(lease)
         except LeaseLostError:
             return
         except (Unavailable, KeyUnavailable) as error:

@@ -1,9 +1,9 @@
 """Rounds over tenants in the background: whose time has come, one process at each tenant, and again after a pause.
 
 Owns what sweeping, retention and the counting of rows have in common: finding the tenants that are due, adding up what
-was done for each, telling what came of a pass, and giving a tenant back when the process stops in the middle of it.
-What is done for a tenant, and the lease that spares two processes the same work, are each subclass's own; safety must
-not depend on the lease. It promises no moment at which a tenant has its turn.
+was done for each, telling what came of a pass, and giving a tenant back when the process stops in the middle of it, as
+jobs are given back. What is done for a tenant, and the lease that spares two processes the same work, are each
+subclass's own; safety must not depend on the lease. It promises no moment at which a tenant has its turn.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ C = TypeVar("C")
 
 
 class LeaseLostError(Exception):
-    """Another process works on this tenant now."""
+    """Another process works on this tenant, or on this job, now."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ async def telling(
 
 @asynccontextmanager
 async def given_back(release: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Release a tenant when the work on it is cancelled, so that another process goes on at once.
+    """Release a tenant or a job when the work on it is cancelled, so that another process goes on at once.
 
     If releasing fails, another process goes on when the lease has ended.
     """

@@ -37,7 +37,8 @@ from storage.access.completeness import (
 )
 from storage.access.strictness import EVERY_AGENT
 from storage.administration.audit import Audit
-from storage.administration.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, LeaseLostError, Slice
+from storage.administration.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, Slice
+from storage.administration.rounds import LeaseLostError
 from storage.artifacts.rows import ArtifactRows
 from storage.blobs.keyspace import BlobLocation
 from storage.control.rows import Proof
