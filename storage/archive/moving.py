@@ -88,31 +88,12 @@ THAW_LOOK_SECONDS: Final = 60.0
 _READABLE: Final = "STANDARD"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Archived:
     """A thread that is in the archive. ``created`` False: it was there before."""
 
-    thread_id: str
-    blob_id: UUID
-    checkpoints: int
-    pending_writes: int
-    chunks: int
-    hot_bytes: int
-    size_bytes: int
-    storage_class: str
+    stub: Stub
     created: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """A thread that is hot. ``restored`` False: it was before, and the numbers are zeros."""
-
-    thread_id: str
-    restored: bool
-    checkpoints: int = 0
-    pending_writes: int = 0
-    chunks: int = 0
-    hot_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,12 +222,11 @@ class Archives:
 
     # --- restoring -------------------------------------------------------------------------------------------------
 
-    async def restore(self, scope: Scope, thread_id: str, *, actor: str = GATEWAY_ACTOR) -> Restored:
-        """Bring a thread back, as it was; when this returns, it is hot. Repeating it is a no-op.
+    async def restore(self, scope: Scope, thread_id: str, *, actor: str = GATEWAY_ACTOR) -> bool:
+        """Bring a thread back, as it was; when this returns, it is hot. Repeating it is a no-op, and returns False.
 
-        It counts as active from now on, so that no policy archives it again at once.
-
-        A thread under a client-held share comes back without it.
+        It counts as active from now on, so that no policy archives it again at once. A thread under a client-held
+        share comes back without it.
 
         Raises:
             ThreadNotFound: There is none.
@@ -259,19 +239,19 @@ class Archives:
             CommitUnknown: It is in one of the two places; repeat it to learn in which.
         """
 
-        async def work(sealer: Sealer) -> Restored:
+        async def work(sealer: Sealer) -> bool:
             return await self._restore_once(scope, sealer.without_share, thread_id, actor)
 
         return await self._sealing.run(scope, work, ThreadNotFound())
 
-    async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str) -> Restored:
+    async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str) -> bool:
         async with self._sealing.unit_of_work.snapshot(scope) as transaction:
             await self._sealing.check_keys_in(transaction, scope, sealer)
             thread = await transaction.fetch_one(sql.SIZED_THREAD, thread_id=thread_id)
             if thread is None:
                 raise ThreadNotFound
             if thread.tier == "hot":
-                return Restored(thread_id=thread_id, restored=False)
+                return False
             stub = await self.objects.stub(transaction, thread_id)
             if stub is None:
                 raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
@@ -291,14 +271,7 @@ class Archives:
                     rows.of(table).extend(page)
             check.end()
             await self._flip_back(scope, sealer, stub, rows, actor)
-        return Restored(
-            thread_id=thread_id,
-            restored=True,
-            checkpoints=stub.checkpoints,
-            pending_writes=stub.pending_writes,
-            chunks=stub.chunks,
-            hot_bytes=stub.hot_bytes,
-        )
+        return True
 
     async def _flip_back(self, scope: Scope, sealer: Sealer, stub: Stub, rows: ThreadRows, actor: str) -> None:
         place = {"thread_id": stub.thread_id}
@@ -509,7 +482,7 @@ class _Archiving:
                 stub = await self.objects.stub(transaction, request.thread_id)
                 if stub is None:
                     raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
-                return _archived(stub, created=False)
+                return Archived(stub, created=False)
         if request.activity is not None and read.thread.activity != request.activity:
             raise ThreadActive
         size = read.thread.hot_bytes + ROW_BYTES * sum(read.thread.counts.values())
@@ -558,7 +531,7 @@ class _Archiving:
         )
         stub = replace(stub, sealed=stub.sealing(sealer, record))
         await self._flip(request, sealer, stub, record, check)
-        return _archived(stub, created=True)
+        return Archived(stub, created=True)
 
     # --- reading and writing ---------------------------------------------------------------------------------------
 
@@ -681,20 +654,6 @@ async def _page(transaction: Transaction, thread_id: str, table: str, after: Seq
 
 async def _one(data: bytes) -> AsyncGenerator[bytes, None]:
     yield data
-
-
-def _archived(stub: Stub, *, created: bool) -> Archived:
-    return Archived(
-        thread_id=stub.thread_id,
-        blob_id=stub.blob_id,
-        checkpoints=stub.checkpoints,
-        pending_writes=stub.pending_writes,
-        chunks=stub.chunks,
-        hot_bytes=stub.hot_bytes,
-        size_bytes=stub.size_bytes,
-        storage_class=stub.storage_class,
-        created=created,
-    )
 
 
 def _named(scope: Scope, thread_id: str) -> str:

@@ -471,7 +471,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
                 scope, thread_id, actor=GATEWAY_ACTOR, storage_class=wanted, activity=seen.row.activity
             )
             round_.archived += archived.created
-            round_.bytes += archived.hot_bytes if archived.created else 0
+            round_.bytes += archived.stub.hot_bytes if archived.created else 0
             return archived.created
         if due.action == "expire":
             removal = await self._acts.archives.expire(

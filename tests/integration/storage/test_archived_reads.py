@@ -206,7 +206,7 @@ async def test_every_read_is_the_same_before_from_the_archive_and_after(store, s
     left = await admin.fetchval("SELECT count(*) FROM stateroom.checkpoints WHERE tenant_id = $1", scope.tenant_id)
     assert left == 0
     assert await asked(store, scope, ids, share=share, crossed=crossed) == hot
-    assert (await store.archives.restore(scope, "t1")).restored
+    assert await store.archives.restore(scope, "t1")
     assert await asked(store, scope, ids, share=share, crossed=crossed) == hot
     answers = [each for each in hot if not isinstance(each, tuple)]
     assert len(answers) > len(hot) // 2

@@ -326,7 +326,7 @@ async def test_a_key_version_lives_as_long_as_an_archive_needs_it(store, scope):
     await save(store, scope, content=state(note="under the new key"))
     archived = await store.archives.archive(scope, "t1")
     [stub] = await stubs(store, scope)
-    assert (stub.blob_id, stub.key_versions) == (archived.blob_id, (1, 2))
+    assert (stub.blob_id, stub.key_versions) == (archived.stub.blob_id, (1, 2))
     await rotated(store, scope)
     assert await versions(store, scope) == {1: "decrypt_only", 2: "decrypt_only", 3: "active"}
     assert len(await seen(store, scope)) > len(before)
