@@ -54,7 +54,7 @@ from storage.statements.deployment import jobs as sql
 LEASE_SECONDS = 30.0
 # How often a process looks for due jobs when nobody wakes it and none that it gave back is due.
 POLL_SECONDS = 2.0
-# What could not be done now (root key, object store or database out of reach) is tried again after so long.
+# The pause after which something is tried again that was out of reach: root key, object store or database.
 RETRY_SECONDS = 5.0
 # What the root key refused, and a job that has to end waits for: as long as refusals are remembered.
 REFUSED_SECONDS = KeyCache.DENIED_TTL_SECONDS
@@ -110,9 +110,8 @@ class Job:
     """A job as callers see it.
 
     ``total`` is an estimate, None before it is known. ``position`` is the performer's, and says what it found.
-
-    ``waits_for`` says what an open one could not go on for when it was last tried; None, it goes on, or has not begun.
-    A damaged one no gateway wrote as it is: what it says is left out, and nothing is done by it.
+    ``waits_for`` says what an open job waited for when it was last tried; None: it goes on, or has not begun. What a
+    ``damaged`` job says, which no gateway wrote as it is, is left out, and nothing is done by it.
     """
 
     tenant_id: UUID

@@ -67,12 +67,10 @@ class Budget:
     """A number of bytes that all streams of a process share, fairly between tenants.
 
     A tenant that holds some gets more only as long as it then holds no more than what was free before: alone about
-    half of all, and always so that another tenant finds some. One that holds none gets what it asks for as soon as
-    that is free. Who waits is served by what its tenant holds, least first, then in the order of asking. So peers
-    that send or read slowly delay those of their own tenant, and as many tenants as there are parts in it must do so
-    to delay another's.
-
-    One that waits for longer than `wait_seconds_max` is refused.
+    half of all, so that another tenant always finds some. A tenant that holds none gets what it asks for as soon as
+    that is free. Streams that wait are served by what their tenants hold, least first, and then in the order of asking.
+    So peers that send or read slowly delay those of their own tenant, and as many tenants as there are parts in the
+    budget must do so to delay another's. A stream that waits for longer than `wait_seconds_max` is refused.
     """
 
     def __init__(self, bytes_max: int, *, wait_seconds_max: float = WAIT_SECONDS_MAX) -> None:
