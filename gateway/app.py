@@ -175,21 +175,21 @@ class Gateway:
         await asyncio.sleep(delay_seconds)
         return delay_seconds
 
-    def _tell(self, scope: Scope, found: Route | None, facts: Facts, seconds: float) -> None:
+    def _tell(self, scope: Scope, route: Route | None, facts: Facts, seconds: float) -> None:
         """Count and log an answered request."""
         metrics = self.services.metrics
         method: str = scope["method"]
-        route = UNMATCHED if found is None else found.operation.path
+        path = UNMATCHED if route is None else route.operation.path
         if scope["path"] in _PROBE_PATHS:  # they come every few seconds, and say nothing of what clients get
-            metrics.probed(route, facts.status)
+            metrics.probed(path, facts.status)
             log = _log.debug
         else:
-            metrics.request(route, method, facts.status, seconds)
+            metrics.request(path, method, facts.status, seconds)
             log = _log.info if facts.status < 500 else _log.error if facts.status == 500 else _log.warning
         log(
             "request",
             method=method if method.isascii() and len(method) <= 16 else "other",
-            route=route,
+            route=path,
             status=facts.status,
             code=facts.code,
             seconds=round(seconds, 6),

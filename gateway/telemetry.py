@@ -285,10 +285,10 @@ class Metrics:
 
     def state_read(self, saved: int, shown: int) -> None:
         """Storage showed state that has a version."""
-        place = (min(saved, STATE_VERSIONS_NAMED_MAX + 1), min(shown, STATE_VERSIONS_NAMED_MAX + 1))
-        child = self._state_reads.get(place)
+        versions = (min(saved, STATE_VERSIONS_NAMED_MAX + 1), min(shown, STATE_VERSIONS_NAMED_MAX + 1))
+        child = self._state_reads.get(versions)
         if child is None:
-            child = self._state_reads[place] = self.state_reads_total.labels(*map(_version_label, place))
+            child = self._state_reads[versions] = self.state_reads_total.labels(*map(_version_label, versions))
         child.inc()
 
     def workers_busy(self, count: int) -> None:
@@ -311,11 +311,11 @@ class Metrics:
         """Storage tried a job that cannot go on."""
         self.job_waits_total.labels(kind, waits_for).inc()
 
-    def jobs_open(self, found: Mapping[str, OpenJobs]) -> None:
+    def jobs_open(self, by_kind: Mapping[str, OpenJobs]) -> None:
         """Storage counted open jobs; kinds counted before and not now have none left."""
-        self._job_kinds |= found.keys()
+        self._job_kinds |= by_kind.keys()
         for kind in self._job_kinds:
-            jobs, oldest_seconds = found.get(kind, NO_JOBS)
+            jobs, oldest_seconds = by_kind.get(kind, NO_JOBS)
             self.jobs_open_now.labels(kind).set(jobs)
             self.jobs_oldest_seconds.labels(kind).set(oldest_seconds)
         self.round_ended("jobs")
@@ -414,10 +414,10 @@ class MetricsServer:
         Raises:
             OSError: The address cannot be had.
         """
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
 
         class _Server(ThreadingMixIn, WSGIServer):
-            address_family = found[0][0]
+            address_family = addresses[0][0]
             daemon_threads = True
 
         exposition = make_wsgi_app(metrics.registry)

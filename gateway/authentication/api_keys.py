@@ -165,8 +165,8 @@ def matches(peppers: Peppers, presented: PresentedKey, stored: ApiKeyRecord | No
     """
     record = stored or _NOBODY
     pepper = peppers.of_version(record.pepper_version)
-    known = pepper or peppers.active
-    equal = hmac.compare_digest(mac(known.secret, presented.secret, record), record.mac)
+    used = pepper or peppers.active
+    equal = hmac.compare_digest(mac(used.secret, presented.secret, record), record.mac)
     vouched = peppers.is_authentic(record) or record.seal is None
     return equal and vouched and pepper is not None and stored is not None
 

@@ -146,8 +146,10 @@ def read_body(name: Format, body: bytes, shape: type[T], values: Values) -> Work
     except NamedTwice:
         twice = True
     except msgspec.ValidationError as error:
-        found = explain(error, shape)
-        raise InvalidRequest(Fault(detail=found.what, pointer=pointer(*found.steps)), limit=found.limit) from None
+        difference = explain(error, shape)
+        raise InvalidRequest(
+            Fault(detail=difference.what, pointer=pointer(*difference.steps)), limit=difference.limit
+        ) from None
     except UnicodeDecodeError:
         raise MalformedBody("the body is not valid UTF-8") from None
     except msgspec.DecodeError:

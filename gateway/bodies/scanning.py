@@ -178,8 +178,8 @@ class _JsonScan:
         """Where the token ends that is longer than a slice."""
         data = self._data
         while at < len(data):
-            found = rest.match(data, at, at + TEXT_SLICE_BYTES)
-            stop = at if found is None else found.end()
+            match = rest.match(data, at, at + TEXT_SLICE_BYTES)
+            stop = at if match is None else match.end()
             if stop < min(at + TEXT_SLICE_BYTES - 1, len(data)):  # the last byte can be half of an escape
                 return stop + 1 if data[stop] == 0x22 else stop
             if stop == at:

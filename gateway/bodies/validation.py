@@ -84,8 +84,8 @@ def explain(error: msgspec.ValidationError, shape: Any = None, at: Steps = ()) -
     text = str(error)
     if len(text) > 2 * _ERROR_ENDS:  # it repeats a name or a word of the client's, which can be as long as a body
         text = text[:_ERROR_ENDS] + text[-_ERROR_ENDS:]
-    found = _WHERE.match(text)
-    what, path = (found["what"], found["path"] or "") if found else ("invalid", "")
+    match = _WHERE.match(text)
+    what, path = (match["what"], match["path"] or "") if match else ("invalid", "")
     below: list[str | int] = []
     is_inside = False
     for name, index, wild in _STEP.findall(path):
@@ -96,19 +96,19 @@ def explain(error: msgspec.ValidationError, shape: Any = None, at: Steps = ()) -
     steps = (*at, *below)
     if named := _NAMED.match(what):
         return missing_member(named["name"], steps) if named["missing"] else unknown_member(named["name"], steps)
-    is_key = found is not None and found["key"] is not None
+    is_key = match is not None and match["key"] is not None
     label, in_map = _called(steps)
     kinds = [] if is_inside else _kinds(shape, below)
     if is_key:
         kinds = [key for each in kinds if isinstance(each, inspect.DictType) for key in alternatives(each.key_type)]
-    told, limit = _in_words(what, kinds, label), _exceeded(what, "" if in_map else label)
-    if told.startswith("must "):
+    message, limit = _in_words(what, kinds, label), _exceeded(what, "" if in_map else label)
+    if message.startswith("must "):
         if is_key:
             label = f"a name in {label or 'the body'}"
         elif label and (in_map or is_inside):
             label = f"what is in {label}"
-        told = f"{label} {told}".lstrip()
-    return Difference(told, steps, limit)
+        message = f"{label} {message}".lstrip()
+    return Difference(message, steps, limit)
 
 
 def unknown_member(name: str, at: Steps) -> Difference:
@@ -139,35 +139,35 @@ def _called(steps: Steps) -> tuple[str, bool]:
 
 def _in_words(what: str, kinds: Sequence[inspect.Type], label: str) -> str:
     """What the validator says, without its types."""
-    if found := _TYPES.match(what):
-        wanted, got = ([_WORDS.get(each, each) for each in found[group].split(" | ")] for group in ("wanted", "got"))
+    if parts := _TYPES.match(what):
+        wanted, got = ([_WORDS.get(each, each) for each in parts[group].split(" | ")] for group in ("wanted", "got"))
         if "an integer" in wanted and got == ["a number"]:
             got = ["a float; in JSON, a whole number up to 2^53 may have a point or an exponent"]
         return f"must be {' or '.join(wanted)}, not {got[0]}"
     if what.startswith("Invalid enum value"):
         allowed = [str(value) for each in kinds if isinstance(each, inspect.LiteralType) for value in each.values]
         return f"must be one of {', '.join(allowed) or 'the allowed values'}"
-    if found := _REGEX.match(what):
-        pattern = found["regex"].replace(r"\\", "\\")
+    if parts := _REGEX.match(what):
+        pattern = parts["regex"].replace(r"\\", "\\")
         return _PATTERNS.get(pattern) or f"must match {pattern}".removesuffix(r"\Z")
-    if found := _BOUND.match(what):
-        return _bounds(found, kinds, label)
+    if parts := _BOUND.match(what):
+        return _bounds(parts, kinds, label)
     return _FORMS.get(what, what)
 
 
-def _bounds(found: re.Match[str], kinds: Sequence[inspect.Type], label: str) -> str:
+def _bounds(stated: re.Match[str], kinds: Sequence[inspect.Type], label: str) -> str:
     """Both bounds of a place, where its shape has two, and what they count."""
-    bound = int(found["bound"])
-    low, high = (bound, None) if found["sign"] == ">=" else (None, bound)
+    bound = int(stated["bound"])
+    low, high = (bound, None) if stated["sign"] == ">=" else (None, bound)
     for each in kinds:
         match each:
-            case inspect.IntType() if found["type"] == "int":
+            case inspect.IntType() if stated["type"] == "int":
                 low = each.ge if each.gt is None else each.gt + 1
                 high = each.le if each.lt is None else each.lt - 1
-            case inspect.StrType() | inspect.BytesType() | inspect.ListType() if found["type"] == _LENGTHS[type(each)]:
+            case inspect.StrType() | inspect.BytesType() | inspect.ListType() if stated["type"] == _LENGTHS[type(each)]:
                 low, high = each.min_length, each.max_length
-    is_number = found["type"] == "int"
-    unit = _UNITS.get(found["type"]) or next((unit for end, unit in _ENDINGS.items() if label.endswith(end)), "")
+    is_number = stated["type"] == "int"
+    unit = _UNITS.get(stated["type"]) or next((unit for end, unit in _ENDINGS.items() if label.endswith(end)), "")
     if low is None or high is None:
         numbers = f"at least {low:,}" if high is None else f"at most {high:,}"
     else:
@@ -181,10 +181,10 @@ _LENGTHS = {inspect.StrType: "str", inspect.BytesType: "bytes", inspect.ListType
 
 def _exceeded(what: str, label: str) -> str | None:
     """The name of the limit that is exceeded."""
-    found = _BOUND.match(what)
-    if found is None or found["sign"] != "<=":
+    match = _BOUND.match(what)
+    if match is None or match["sign"] != "<=":
         return None
-    return _LIMITS.get((found["type"], label)) or _LIMITS.get((found["type"], found["bound"]))
+    return _LIMITS.get((match["type"], label)) or _LIMITS.get((match["type"], match["bound"]))
 
 
 def _kinds(shape: Any, steps: Steps) -> list[inspect.Type]:
@@ -198,5 +198,5 @@ def _kinds(shape: Any, steps: Steps) -> list[inspect.Type]:
                     below += [field.type for field in fields if field.encode_name == step]
                 case inspect.CollectionType(item_type=item):
                     below.append(item)
-        types = [found for each in below for found in alternatives(each)]
+        types = [kind for each in below for kind in alternatives(each)]
     return types

@@ -46,7 +46,7 @@ _HINTS = {
 
 def failure_from(error: errors.StateroomError, credential: str) -> Failure:
     """Return what to tell a person about ``error``."""
-    places = [
+    faults = [
         f"{fault.pointer or fault.parameter or fault.header or 'request'}: {fault.detail}" for fault in error.errors
     ]
     facts = {"code": error.code}
@@ -63,7 +63,7 @@ def failure_from(error: errors.StateroomError, credential: str) -> Failure:
         hint = _NOBODY_THERE
     return Failure(
         error.code.replace("-", " ").capitalize(),
-        detail="\n".join([error.detail, *places]).strip(),
+        detail="\n".join([error.detail, *faults]).strip(),
         hint=hint.format(credential=credential),
         facts=facts,
         exit_code=_exit_code(error),
@@ -86,7 +86,7 @@ def _exit_code(error: errors.StateroomError) -> ExitCode:
             return ExitCode.FAILURE
 
 
-def _place(url: str | None) -> tuple[str, str, int]:
+def _address(url: str | None) -> tuple[str, str, int]:
     """The scheme, host and port of the gateway's URL.
 
     Raises:
@@ -156,7 +156,7 @@ class Connection:
         Raises:
             Failure: The URL or the credential is missing or unusable, or nobody listens there.
         """
-        place = _place(url)
+        address = _address(url)
         api_key = secret(credential, hint=KEY_HINT)
         timeouts = stateroom.Timeouts(
             connect_seconds=CONNECT_SECONDS, attempt_seconds=seconds[0], total_seconds=seconds[1]
@@ -165,7 +165,7 @@ class Connection:
             client = stateroom.Client(url or "", api_key, subject=subject, timeouts=timeouts)
         except errors.StateroomError as error:
             raise failure_from(error, credential) from None
-        _knock(*place)
+        _knock(*address)
         return cls(client, credential)
 
     def __enter__(self) -> Self:

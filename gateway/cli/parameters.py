@@ -42,8 +42,8 @@ class Moment(click.ParamType[Any]):
             return value
         if self._never and value == "never":
             return "never"
-        if found := _DURATION.fullmatch(value):
-            return datetime.now(UTC) + self._sign * timedelta(**{_UNITS[found[2]]: int(found[1])})
+        if match := _DURATION.fullmatch(value):
+            return datetime.now(UTC) + self._sign * timedelta(**{_UNITS[match[2]]: int(match[1])})
         try:
             parsed = datetime.fromisoformat(value)
         except ValueError:
@@ -82,9 +82,9 @@ def gathered(name: str, shape: type[Any], *options: Callable[..., Any], **fixed:
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def gathering(*args: Any, **given: Any) -> Any:
-            taken = {each.name: given.pop(each.name) for each in fields(shape) if each.name in given}
-            return command(*args, **{name: shape(**taken, **fixed)}, **given)
+        def gathering(*args: Any, **options: Any) -> Any:
+            taken = {each.name: options.pop(each.name) for each in fields(shape) if each.name in options}
+            return command(*args, **{name: shape(**taken, **fixed)}, **options)
 
         for option in reversed(options):
             option(gathering)

@@ -241,8 +241,8 @@ def _query_parameters(shape: type[Struct]) -> list[dict[str, Any]]:
         if plain.get("default", ...) is None:
             del plain["default"]
         if "anyOf" in plain:  # absent is how a query says null
-            given = [option for option in plain["anyOf"] if option != {"type": "null"}]
-            plain = given[0] if len(given) == 1 else {"anyOf": given}
+            options = [option for option in plain["anyOf"] if option != {"type": "null"}]
+            plain = options[0] if len(options) == 1 else {"anyOf": options}
         if isinstance(plain.get("enum"), list):
             plain["enum"] = [choice for choice in plain["enum"] if choice is not None]
         shown = portable(plain, name) | ({"default": plain["default"]} if "default" in plain else {})

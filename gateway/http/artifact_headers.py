@@ -208,7 +208,7 @@ def match(header: str | None, tag: str) -> bool:
     """
     if header is None or header.strip() == "*":
         return True
-    return any(found[1] is None and found[2] == tag for found in _ENTITY_TAG.finditer(header))
+    return any(each[1] is None and each[2] == tag for each in _ENTITY_TAG.finditer(header))
 
 
 def none_match(header: str | None, tag: str) -> bool:

@@ -52,10 +52,10 @@ class Connections:
     def refuse(self, reason: Exception, server_headers: Sequence[tuple[bytes, bytes]]) -> bytes:
         """The answer to what did not become a request, counted and logged."""
         request_id = str(uuid7())
-        problem, told = describe(reason, public_url=self.public_url, request_id=request_id)
+        problem, fields = describe(reason, public_url=self.public_url, request_id=request_id)
         body = encode_json(problem)
-        told |= {"connection": "close", "content-length": str(len(body)), "x-request-id": request_id}
-        headers = [*server_headers, *COMMON_HEADERS, *((name.encode(), text.encode()) for name, text in told.items())]
+        fields |= {"connection": "close", "content-length": str(len(body)), "x-request-id": request_id}
+        headers = [*server_headers, *COMMON_HEADERS, *((name.encode(), text.encode()) for name, text in fields.items())]
         self.metrics.refused(problem.code)
         _log.info("connection refused", code=problem.code, status=problem.status, request_id=request_id)
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)

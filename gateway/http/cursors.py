@@ -66,8 +66,8 @@ class Cursors:
             sealed = b""
         claimed, position = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
         keys = (self._signing, *self._accepted)
-        given = any(hmac.compare_digest(claimed, self._mac(binding, position, key)) for key in keys)
-        if not position or not given:
+        genuine = any(hmac.compare_digest(claimed, self._mac(binding, position, key)) for key in keys)
+        if not position or not genuine:
             raise InvalidRequest(
                 Fault(detail="this cursor was not given for this list; start without one", parameter="cursor")
             )

@@ -87,7 +87,7 @@ class Facts:
     status: int = 0
     code: str | None = None  # of the problem it was answered with
     access: tuple[UUID, str, str] | None = None  # what the audit log notes: chain, actor, whose rows
-    share: limits.Share | None = None  # of who was authenticated
+    reservation: limits.Reservation | None = None  # of who was authenticated
     bodiless: bool = False  # a HEAD, which handlers see as a GET: its body need not be made
 
     @classmethod
@@ -170,8 +170,8 @@ def path_id(text: str, parameter: str) -> str:
 def place(*segments: str, **query: str) -> str:
     """The path of a resource, as Location gives it; ids are encoded here, what of ``query`` is empty is left out."""
     path = "/".join(quote(encode_id(segment), safe=_PATH_SAFE) for segment in segments)
-    given = {name: value for name, value in query.items() if value}
-    return f"/v1/{path}?{urlencode(given)}" if given else f"/v1/{path}"
+    parameters = {name: value for name, value in query.items() if value}
+    return f"/v1/{path}?{urlencode(parameters)}" if parameters else f"/v1/{path}"
 
 
 def path_uuid(text: str, otherwise: type[Exception]) -> UUID:
@@ -201,8 +201,8 @@ def _nullables(shape: type[Struct]) -> frozenset[str]:
     return frozenset(
         member.encode_name
         for member in msgspec.structs.fields(shape)
-        if isinstance(found := msgspec.inspect.type_info(member.type), msgspec.inspect.UnionType)
-        and not all(isinstance(each, plain) for each in found.types)
+        if isinstance(kind := msgspec.inspect.type_info(member.type), msgspec.inspect.UnionType)
+        and not all(isinstance(each, plain) for each in kind.types)
     )
 
 
@@ -274,13 +274,13 @@ def _convert(values: dict[str, str | list[str]], shape: type[Q], faults: dict[st
             try:
                 msgspec.convert(values[name], member.type, strict=False)
             except msgspec.ValidationError as error:
-                found = explain(error, member.type, (name,))
-                faults[name] = found.what
-                limit = limit or found.limit
+                difference = explain(error, member.type, (name,))
+                faults[name] = difference.what
+                limit = limit or difference.limit
     raise InvalidRequest(*(Fault(detail=what, parameter=name) for name, what in faults.items()), limit=limit)
 
 
-async def read_body(headers: dict[bytes, bytes], receive: Receive, share: limits.Share) -> bytes:
+async def read_body(headers: dict[bytes, bytes], receive: Receive, reservation: limits.Reservation) -> bytes:
     """Read a body without ever holding more than `limits.BODY_BYTES_MAX`, nor more than is left for all of them.
 
     Raises:
@@ -306,7 +306,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, share: limits
                 size += len(chunk)
                 if size > limits.BODY_BYTES_MAX:
                     raise BodyTooLarge
-                share.take(len(chunk))
+                reservation.take(len(chunk))
                 chunks.append(chunk)
                 if not message["more_body"]:
                     return await _whole(chunks)
@@ -392,18 +392,18 @@ class Exchange:
 
     def header(self, name: str) -> str | None:
         """A header's text, or None."""
-        found = self.facts.headers.get(name.lower().encode("ascii"))
-        return None if found is None else found.decode("latin-1")
+        value = self.facts.headers.get(name.lower().encode("ascii"))
+        return None if value is None else value.decode("latin-1")
 
     def query(self, shape: type[Q]) -> Q:
         """The query as a ``shape``; see `parse_query`."""
         return parse_query(self.facts.query, shape)
 
     @property
-    def share(self) -> limits.Share:
+    def reservation(self) -> limits.Reservation:
         """What the request holds of the process's memory and time."""
-        assert self.facts.share is not None  # noqa: S101  for the type checker: no public route takes or gives much
-        return self.facts.share
+        assert self.facts.reservation is not None  # noqa: S101  for the type checker: no public route takes or gives much
+        return self.facts.reservation
 
     async def body(self, shape: type[T]) -> tuple[T, Format, bytes]:
         """The body as a ``shape``, its format, and its bytes as they were read; see `codec.read_body`."""
@@ -412,9 +412,9 @@ class Exchange:
         if b"content-type" not in headers and not announced:
             raise MalformedBody("a body is required; its Content-Type is application/json or application/msgpack")
         name = body_format(headers.get(b"content-type"), headers.get(b"content-encoding"))
-        content = await read_body(headers, self._receive, self.share)
+        content = await read_body(headers, self._receive, self.reservation)
         self.values = Values(len(content))
-        shown, content = await self.share.run(codec.read_body(name, content, shape, self.values), len(content))
+        shown, content = await self.reservation.run(codec.read_body(name, content, shape, self.values), len(content))
         return shown, name, content
 
     def announced_bytes(self) -> int | None:
@@ -595,8 +595,8 @@ class Exchange:
         if location is not None:
             headers.append((b"location", location.encode("ascii")))
         body = encode_body(self.format, content)
-        if self.facts.share is not None:
-            self.facts.share.hold(len(body))
+        if self.facts.reservation is not None:
+            self.facts.reservation.hold(len(body))
         return Answer(
             status, headers, body, packed=compressed and accepts_gzip(self.facts.headers.get(b"accept-encoding"))
         )

@@ -112,7 +112,7 @@ async def create_artifact(call: Call[Scope], thread_id: str) -> Answer:
     thread = path_id(thread_id, "thread_id")
     description = _described(call.exchange)
     digest = headers.parse_digest(call.exchange.header(headers.DIGEST_HEADER))
-    said = encode_msgpack((description.name, description.media_type, description.metadata, description.preview))
+    digested = encode_msgpack((description.name, description.media_type, description.metadata, description.preview))
     # Storing runs to its end once the content is there, even if the client hangs up.
     artifact = await call.commit(
         call.store.artifacts.create(
@@ -121,7 +121,7 @@ async def create_artifact(call: Call[Scope], thread_id: str) -> Answer:
             description,
             call.exchange.content(limits.ARTIFACT_BYTES_MAX, "ARTIFACT_BYTES_MAX"),
             announced=model.Announced(size_bytes=call.exchange.announced_bytes(), digest=digest),
-            idempotency=call.exchange.idempotency(thread, "msgpack", said),
+            idempotency=call.exchange.idempotency(thread, "msgpack", digested),
             share=call.exchange.client_share(),
         )
     )
@@ -374,14 +374,14 @@ async def _content(
     The digest of the plaintext is in no header, which proxies log, unless a reader who is known asks for it.
     """
     artifact = content.artifact
-    said = headers.content_headers(
+    fields = headers.content_headers(
         artifact.name,
         artifact.media_type,
         artifact.tag,
         artifact.created_at,
         "inline" if disposition == "inline" else "attachment",
     )
-    tag = said["etag"]
+    tag = fields["etag"]
     held = held or contextlib.ExitStack()
     with contextlib.ExitStack() as letting_go:
         letting_go.push(held)
@@ -395,17 +395,17 @@ async def _content(
         digest = headers.format_digest(artifact.digest)
         if wanted is None:
             if tells_digests and headers.wants_digest(exchange.header("want-content-digest")):
-                said["content-digest"] = digest
+                fields["content-digest"] = digest
             status, start, length = 200, 0, artifact.size_bytes
         else:
-            said["content-range"] = wanted.content_range(artifact.size_bytes)
+            fields["content-range"] = wanted.content_range(artifact.size_bytes)
             status, start, length = 206, wanted.start, wanted.length
         if tells_digests and headers.wants_digest(exchange.header("want-repr-digest")):
-            said["repr-digest"] = digest
+            fields["repr-digest"] = digest
         if exchange.facts.bodiless:
-            return Answer(status, header_lines(said), size_bytes=length)
+            return Answer(status, header_lines(fields), size_bytes=length)
         letting_go.pop_all()
-        return await stream(content.read(start, length), status=status, headers=said, size_bytes=length, held=held)
+        return await stream(content.read(start, length), status=status, headers=fields, size_bytes=length, held=held)
 
 
 @Operation(

@@ -67,15 +67,15 @@ def _retention(policies: TenantPolicies, agent: str | None) -> wire.retention.Re
     )
 
 
-def _thread_retention(thread_id: str, found: ThreadRetention) -> wire.retention.ThreadRetention:
-    step = found.next
+def _thread_retention(thread_id: str, retained: ThreadRetention) -> wire.retention.ThreadRetention:
+    step = retained.next
     return wire.retention.ThreadRetention(
         thread_id=thread_id,
-        policy=_as(wire.retention.RetentionPolicy, found.own.policy),
-        effective=None if found.effective is None else _effective(found.effective),
-        damaged=found.damaged,
+        policy=_as(wire.retention.RetentionPolicy, retained.own.policy),
+        effective=None if retained.effective is None else _effective(retained.effective),
+        damaged=retained.damaged,
         next=None if step is None else wire.retention.RetentionStep.of(step),
-        updated_at=found.own.updated_at,
+        updated_at=retained.own.updated_at,
     )
 
 
@@ -232,8 +232,8 @@ async def get_retention_round(call: Call[TenantScope]) -> Answer:
     problems=("commit-unknown",),
 )
 async def begin_retention_round(call: Call[TenantScope]) -> Answer:
-    found = await call.commit(call.store.retaining.begin(call.scope))
-    return call.exchange.reply(_round(found), status=202)
+    status = await call.commit(call.store.retaining.begin(call.scope))
+    return call.exchange.reply(_round(status), status=202)
 
 
 def _round(status: RoundStatus | None) -> wire.retention.RetentionRound:

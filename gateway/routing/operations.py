@@ -205,9 +205,9 @@ class Route:
             raise Unauthenticated
         principal = await services.authenticator.verify(facts.headers.get(b"authorization"))
         facts.key_id = principal.key_id
-        with services.admission.tenant(principal.tenant_id) as share:
-            facts.share = share
-            count_with(share.take)
+        with services.admission.tenant(principal.tenant_id) as reservation:
+            facts.reservation = reservation
+            count_with(reservation.take)
             take_turns_as(principal.tenant_id)
             await loop_turn().take()  # so that many at once, each of which is quick, are not one long turn
             lists = reach is LISTING and lists_tenant(principal, named_subject(facts))

@@ -47,5 +47,5 @@ MediaType = Annotated[str, Meta(min_length=3, max_length=255)]
 def alternatives(kind: inspect.Type) -> list[inspect.Type]:
     """The types that a place of a shape may have."""
     if isinstance(kind, inspect.UnionType):
-        return [found for each in kind.types for found in alternatives(each)]
+        return [alternative for each in kind.types for alternative in alternatives(each)]
     return alternatives(kind.type) if isinstance(kind, inspect.Metadata) else [kind]

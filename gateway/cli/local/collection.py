@@ -105,10 +105,10 @@ async def _say_progress(report: "FsckReport") -> None:
 
 
 def _say_report(report: "FsckReport") -> None:
-    found = sum(report.faults.values())
+    faults = sum(report.faults.values())
     render.say(
         f"tenant {report.tenant_id}: {report.blobs:,} blobs, {report.threads:,} threads, {report.objects:,} objects "
-        f"({report.young:,} too young to judge); {found:,} findings, {report.mended:,} mended."
+        f"({report.young:,} too young to judge); {faults:,} findings, {report.mended:,} mended."
     )
 
 
@@ -123,11 +123,11 @@ def _print_findings(reports: "list[FsckReport]", *, as_json: bool) -> None:
         [
             str(report.tenant_id),
             *(render.cell(each) for each in (
-                found.fault, found.what, found.subject_id, found.thread_id, found.mended, found.detail,
+                finding.fault, finding.what, finding.subject_id, finding.thread_id, finding.mended, finding.detail,
             )),
         ]
         for report in reports
-        for found in report.findings
+        for finding in report.findings
     ]  # fmt: skip
     render.table(_FINDING_COLUMNS, rows, empty="Nothing found.")
 

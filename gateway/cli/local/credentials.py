@@ -56,10 +56,10 @@ def examine_keys(
     census = Census()
     sound = _sound(operators, "of the operators", census, peppers, now, seals_needed=seals_needed)
     ends = [record.expires_at for record in sound if "operator" in record.permissions]
-    known = [moment for moment in ends if moment is not None]
+    dated = [moment for moment in ends if moment is not None]
     # One that was made for a few hours is to end; that the last one does is what nobody may notice in time.
-    if ends and len(known) == len(ends) and max(known) - now < ENDS_SOON:
-        census.notes.append(f"the last key of the operators ends at {max(known):%Y-%m-%d %H:%M}")
+    if ends and len(dated) == len(ends) and max(dated) - now < ENDS_SOON:
+        census.notes.append(f"the last key of the operators ends at {max(dated):%Y-%m-%d %H:%M}")
     for tenant_id, records in tenants.items():
         sound = _sound(records, f"of tenant {tenant_id}", census, peppers, now, seals_needed=seals_needed)
         administering = [record for record in sound if "tenant:admin" in record.permissions]

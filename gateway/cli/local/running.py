@@ -578,12 +578,12 @@ def database_current(*, as_json: bool) -> None:
     url = _owner_url()
     from storage.postgres import setup
 
-    found, required = _migrating(setup.current(url)), setup.db_revision_required()
-    due = found is None or (found != required and found in setup.known_revisions())
+    current, required = _migrating(setup.current(url)), setup.db_revision_required()
+    due = current is None or (current != required and current in setup.known_revisions())
     if as_json:
-        render.emit_json({"db_revision": found, "db_revision_required": required, "upgrade_due": due})
+        render.emit_json({"db_revision": current, "db_revision_required": required, "upgrade_due": due})
     else:
-        render.record({"db_revision": found or "none", "required": required})
+        render.record({"db_revision": current or "none", "required": required})
     if due:
         raise Failure("the schema is older than this build requires", hint="stateroom db upgrade")
 
@@ -627,20 +627,20 @@ def doctor(context: click.Context, *, data_dir: Path | None, as_json: bool) -> N
         context.exit(ExitCode.FAILURE)
 
 
-def _print_finding(found: "Finding") -> None:
+def _print_finding(finding: "Finding") -> None:
     """Print one check of `stateroom doctor`, a line for each line of its detail, and what to do."""
     from rich.text import Text
 
     output = render.console(render.results())
     words = {"ok": "green", "warning": "bold yellow", "FAILED": "bold red", "skipped": "yellow"}
-    word = "FAILED" if found.outcome == "failed" else found.outcome
+    word = "FAILED" if finding.outcome == "failed" else finding.outcome
     style = words[word]
-    first, *more = found.detail.split("\n")
-    output.print(Text.assemble((f"{word:<8}", style), f"{found.check:<20}{render.safe(first)}"), soft_wrap=True)
+    first, *more = finding.detail.split("\n")
+    output.print(Text.assemble((f"{word:<8}", style), f"{finding.check:<20}{render.safe(first)}"), soft_wrap=True)
     for text in more:
         output.print(Text(f"{'':<8}{'':<20}{render.safe(text)}"), soft_wrap=True)
-    if found.fix:
-        output.print(Text(f"{'':<8}{'':<20}{render.safe(found.fix)}", style="green"), soft_wrap=True)
+    if finding.fix:
+        output.print(Text(f"{'':<8}{'':<20}{render.safe(finding.fix)}", style="green"), soft_wrap=True)
 
 
 def _examine_folder(data_dir: Path) -> "list[Finding]":
@@ -651,8 +651,8 @@ def _examine_folder(data_dir: Path) -> "list[Finding]":
         identity = folder.join()
         # Nobody is served here: the public URL is only one that a setting must have.
         environ = folder.environ(identity, folder.app_url(identity), "http://localhost", os.environ)
-        found: list[Finding] = run_local(checks.examine(environ | {"STATEROOM_OPERATOR_KEY": identity.operator_key}))
-        return found
+        findings: list[Finding] = run_local(checks.examine(environ | {"STATEROOM_OPERATOR_KEY": identity.operator_key}))
+        return findings
 
 
 COMMANDS = (serve, worker, init, doctor, database_group, root_key_group)

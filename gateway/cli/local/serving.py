@@ -200,7 +200,9 @@ async def serve(
         async with app.lifespan():
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             announcing = asyncio.create_task(_announce(listener.getsockname(), on_ready))
-            announcing.add_done_callback(lambda said: None if said.cancelled() or not said.exception() else over.set())
+            announcing.add_done_callback(
+                lambda ended: None if ended.cancelled() or not ended.exception() else over.set()
+            )
             ending = asyncio.create_task(over.wait())
             beside = [announcing, ending, asyncio.create_task(drain.run(over.set))]
             try:

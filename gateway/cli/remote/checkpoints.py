@@ -198,10 +198,10 @@ def load(connection: "Connection", thread_id: str, checkpoint_id: str, namespace
         Failure: the gateway refused, or what answers is no gateway.
     """
     path = ["threads", thread_id, "checkpoints", checkpoint_id]
-    found = connection.call("GET", path, query={"namespace": namespace, "view": view})
-    if not isinstance(found, dict):
+    answer = connection.call("GET", path, query={"namespace": namespace, "view": view})
+    if not isinstance(answer, dict):
         raise Failure("The gateway's answer is not a checkpoint", hint="Is STATEROOM_URL really a Stateroom gateway?")
-    return found
+    return answer
 
 
 def _side(checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -106,13 +106,13 @@ def _verify_by_job(remote: Remote, timeout_seconds: float | None) -> None:
         render.say(f"Job {started['job_id']}")
         job = follow(remote, connection, started["job_id"], timeout_seconds=timeout_seconds)
     report: dict[str, Any] = job["verification"]
-    found = sum(report["found"].values())
+    total = sum(report["found"].values())
     counts = {name: report.get(name, 0) for name in _COUNTS}  # a release may have begun it that counted less
     columns = _TENANT_COLUMNS if remote.operator else _COLUMNS
     rows = [_row(each) for each in report["findings"]]
     shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
     known_losses = report.get("known_losses", 0)
-    render.say(f"Verified {shown}; {found} findings.")
+    render.say(f"Verified {shown}; {total} findings.")
     if known_losses:
         tenants = " and tenants" if remote.operator else ""
         render.say(
@@ -122,14 +122,14 @@ def _verify_by_job(remote: Remote, timeout_seconds: float | None) -> None:
     if remote.as_json:
         for row in rows:
             render.emit_json(row)
-        render.emit_json({**counts, "known_losses": known_losses, "findings": found})
-    elif found:
+        render.emit_json({**counts, "known_losses": known_losses, "findings": total})
+    elif total:
         table = [[render.cell(row.get(name)) for name in columns] for row in rows]
         render.table(list(columns.values()), table, empty="")
         for code, count in report["found"].items():
             render.say(f"{code}: {count:,}")
-    if found:
-        raise _damage(found)
+    if total:
+        raise _damage(total)
 
 
 def _row(finding: dict[str, Any]) -> dict[str, Any]:

@@ -54,10 +54,12 @@ async def whoami(call: Call[None]) -> Answer:
 
 def derived_ids(call: Call[object], tenant_id: UUID | None, name: Format, body: bytes) -> DerivedIds | None:
     """What the request's Idempotency-Key names, if it has one."""
-    given = call.exchange.idempotency("", name, body)
-    if given is None:
+    idempotency = call.exchange.idempotency("", name, body)
+    if idempotency is None:
         return None
-    return DerivedIds(call.services.settings.api_key_pepper, tenant_id, call.exchange.route, given.idempotency_key)
+    return DerivedIds(
+        call.services.settings.api_key_pepper, tenant_id, call.exchange.route, idempotency.idempotency_key
+    )
 
 
 def api_key_out(record: model.ApiKeyRecord, services: Services) -> wire.api_keys.ApiKey:

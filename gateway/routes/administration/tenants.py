@@ -117,9 +117,9 @@ async def rename_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
 async def suspend_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, _, _ = await call.exchange.body(wire.tenants.TenantSuspension)
-    found = await call.commit(call.store.tenants.suspend(wanted, request.reason, call.actor))
+    tenant = await call.commit(call.store.tenants.suspend(wanted, request.reason, call.actor))
     call.services.authenticator.forget_tenant(wanted)
-    return call.exchange.reply(_tenant(found))
+    return call.exchange.reply(_tenant(tenant))
 
 
 @Operation(
@@ -132,9 +132,9 @@ async def suspend_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
 )
 async def resume_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
     wanted = path_uuid(tenant_id, TenantNotFound)
-    found = await call.commit(call.store.tenants.resume(wanted, call.actor))
+    tenant = await call.commit(call.store.tenants.resume(wanted, call.actor))
     call.services.authenticator.forget_tenant(wanted)
-    return call.exchange.reply(_tenant(found))
+    return call.exchange.reply(_tenant(tenant))
 
 
 @Operation(

@@ -150,8 +150,8 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 def _content(
     request: wire.checkpoints.SaveRequest, name: Format, values: Values
 ) -> Work[model.FullState | model.Patch]:
-    given = [form for form in ("state", "changes", "channels") if getattr(request, form) is not UNSET]
-    if len(given) != 1:
+    forms = [form for form in ("state", "changes", "channels") if getattr(request, form) is not UNSET]
+    if len(forms) != 1:
         raise InvalidRequest(Fault(detail="send exactly one of state, changes and channels", pointer=""))
     for channel in request.state_holes:
         if request.state is UNSET or channel not in request.state:
@@ -357,7 +357,7 @@ async def checkpoints_out(
 ) -> list[wire.checkpoints.Checkpoint]:
     """Checkpoints as they are shown in ``view``, made in slices if they are large."""
     size_bytes = sum(len(value.data) for value in shown_values(checkpoints, view))
-    return await exchange.share.run(
+    return await exchange.reservation.run(
         _each(checkpoints, lambda checkpoint: _checkpoint_out(checkpoint, view, exchange.format)), size_bytes
     )
 
@@ -366,19 +366,21 @@ async def _writes_out(
     exchange: Exchange, writes: Sequence[model.PendingWrite], view: wire.base.View
 ) -> list[wire.checkpoints.WriteOut]:
     size_bytes = sum(len(write.value.data) for write in writes)
-    return await exchange.share.run(_each(writes, lambda write: _write_out(write, view, exchange.format)), size_bytes)
+    return await exchange.reservation.run(
+        _each(writes, lambda write: _write_out(write, view, exchange.format)), size_bytes
+    )
 
 
-async def _histories_out(exchange: Exchange, found: model.ChannelHistories) -> wire.checkpoints.ChannelHistories:
+async def _histories_out(exchange: Exchange, histories: model.ChannelHistories) -> wire.checkpoints.ChannelHistories:
     return wire.checkpoints.ChannelHistories(
-        mark=found.mark,
+        mark=histories.mark,
         channels={
             channel: wire.checkpoints.ChannelHistory(
                 writes=await _writes_out(exchange, history.writes, "channels"),
                 seed=UNSET if history.seed is None else _channel_out(history.seed),
                 continues=history.continues,
             )
-            for channel, history in found.channels.items()
+            for channel, history in histories.channels.items()
         },
     )
 
@@ -403,15 +405,15 @@ def _checkpoint_out(
         held = checkpoint.channels or {}
         if view == "state":
             state = {}
-            for channel, found in held.items():
+            for channel, stored in held.items():
                 if not channel.startswith(_PRIVATE):
-                    state[channel] = yield from value_out(name, found.value)
+                    state[channel] = yield from value_out(name, stored.value)
                     if len(state) % _SLICE_CHANNELS == 0:
                         yield
             holed = {channel: holes_out(held[channel].value, raw) for channel, raw in state.items()}
             state_holes = {channel: holes for channel, holes in holed.items() if holes} or UNSET
         else:
-            channels = {channel: _channel_out(found) for channel, found in held.items()}
+            channels = {channel: _channel_out(stored) for channel, stored in held.items()}
         writes = yield from _each(checkpoint.writes or (), lambda write: _write_out(write, view, name))
     return wire.checkpoints.Checkpoint(
         thread_id=checkpoint.thread_id,
@@ -469,7 +471,7 @@ async def save_checkpoint(call: Call[Scope], thread_id: str) -> Answer:
     request, name, body = await call.exchange.body(wire.checkpoints.SaveRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        save = await call.exchange.share.run(_save(call.exchange, thread, request, name, body), len(body))
+        save = await call.exchange.reservation.run(_save(call.exchange, thread, request, name, body), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     share = call.exchange.client_share()
@@ -505,9 +507,9 @@ def _compaction(
 ) -> Work[model.Compaction]:
     summary: tuple[bytes, ...] = ()
     if request.summary is not UNSET:
-        given = yield from element_in(name, request.summary, "/summary")
-        bounds = list_bounds(given)
-        summary = (given,) if bounds is None else tuple(given[start:end] for start, end in pairwise(bounds))
+        element = yield from element_in(name, request.summary, "/summary")
+        bounds = list_bounds(element)
+        summary = (element,) if bounds is None else tuple(element[start:end] for start, end in pairwise(bounds))
     if request.checkpoint_id is not UNSET:
         _check_checkpoint_id(request.checkpoint_id, "/checkpoint_id")
     return model.Compaction(
@@ -554,7 +556,9 @@ async def compact_thread(call: Call[Scope], thread_id: str) -> Answer:
     request, name, body = await call.exchange.body(wire.checkpoints.CompactRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        compaction = await call.exchange.share.run(_compaction(call.exchange, thread, request, name, body), len(body))
+        compaction = await call.exchange.reservation.run(
+            _compaction(call.exchange, thread, request, name, body), len(body)
+        )
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     compacting = call.store.compacting.compact(call.scope, compaction, call.exchange.client_share())
@@ -774,7 +778,7 @@ async def _tenant_listing(call: Call[TenantListing], query: SearchFilter) -> Ans
 )
 async def channel_history(call: Call[Scope], thread_id: str, checkpoint_id: str) -> Answer:
     query = call.exchange.query(ChannelHistoryQuery)
-    found = await call.store.states.channel_history(
+    histories = await call.store.states.channel_history(
         call.scope,
         call.exchange.state_versions(),
         model.ChannelHistoryQuery(
@@ -788,7 +792,7 @@ async def channel_history(call: Call[Scope], thread_id: str, checkpoint_id: str)
         ),
         call.exchange.client_share(),
     )
-    return call.exchange.reply(await _histories_out(call.exchange, found), compressed=True)
+    return call.exchange.reply(await _histories_out(call.exchange, histories), compressed=True)
 
 
 _WRITES_PATH = "/v1/threads/{thread_id}/checkpoints/{checkpoint_id}/writes/{task_id}"
@@ -823,7 +827,7 @@ async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task
     request, name, body = await call.exchange.body(wire.checkpoints.WritesRequest)
     thread = path_id(thread_id, "thread_id")
     try:
-        writes = await call.exchange.share.run(_new_writes(request, name, call.exchange.values), len(body))
+        writes = await call.exchange.reservation.run(_new_writes(request, name, call.exchange.values), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     receipt = await call.services.write(

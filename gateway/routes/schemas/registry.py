@@ -57,13 +57,13 @@ def _definition(request: wire.schemas.StateSchemaDefinition) -> Definition:
 
 
 def _version_out(version: SchemaVersion) -> wire.schemas.StateSchemaVersion:
-    given = version.definition
+    definition = version.definition
     return wire.schemas.StateSchemaVersion.of(
-        given,
+        definition,
         state_schema=version.schema,
         state_version=version.number,
-        ephemeral=list(given.ephemeral),
-        searchable=list(given.searchable),
+        ephemeral=list(definition.ephemeral),
+        searchable=list(definition.searchable),
         created_at=version.created_at,
         damaged=version.damaged,
     )
@@ -171,8 +171,8 @@ async def adopt_state(call: Call[TenantScope], state_schema: str) -> Answer:
 async def list_state_adoptions(call: Call[TenantScope], state_schema: str) -> Answer:
     name = _schema(state_schema)
     await call.store.state_schemas.require(call.scope, name)
-    found = await call.store.adoptions.list(call.scope)
-    shown = [_adoption_out(each, authentic=authentic) for each, authentic in found if each.state_schema == name]
+    adoptions = await call.store.adoptions.list(call.scope)
+    shown = [_adoption_out(each, authentic=authentic) for each, authentic in adoptions if each.state_schema == name]
     return call.exchange.reply(wire.schemas.StateAdoptionList(adoptions=shown))
 
 

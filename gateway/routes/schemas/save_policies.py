@@ -19,14 +19,14 @@ class SavePolicyQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     agent: wire.base.Name | None = None
 
 
-def _shown(said: TenantSavePolicies, agent: str | None) -> wire.retention.SavePolicies:
-    here = said.of(agent)
+def _shown(policies: TenantSavePolicies, agent: str | None) -> wire.retention.SavePolicies:
+    here = policies.of(agent)
     return wire.retention.SavePolicies(
         agent=agent,
         policy=wire.retention.SavePolicy(strict=here.strict),
-        strict=said.effective(agent),
-        agents=[*said.agents],
-        damaged=[name or None for name in sorted(said.damaged)],
+        strict=policies.effective(agent),
+        agents=[*policies.agents],
+        damaged=[name or None for name in sorted(policies.damaged)],
         updated_at=here.updated_at,
     )
 

@@ -125,27 +125,27 @@ def audit_verify(*, file: Path, anchors: tuple[Path, ...], public_key: str, as_j
             public_key = Path(public_key).read_text(encoding="utf-8")
         notes = [anchor.read_text(encoding="utf-8") for anchor in anchors]
         with file.open("rb") as lines:
-            found = verify_export(lines, notes, public_key)
+            report = verify_export(lines, notes, public_key)
     except AuditInvalid as error:
         raise Failure("nothing can be verified", detail=str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise Failure("a file cannot be read", detail=type(error).__name__) from None
     if as_json:
-        findings = [{"kind": each.kind, "sequence": each.sequence, "message": each.message} for each in found.findings]
-        gaps = [{"sequence": each.sequence, **each.detail} for each in found.gaps]
-        counts = {"events": found.events, "anchored_through": found.anchored_through}
-        render.emit_json({"ok": found.ok, **counts, "findings": findings, "gaps": gaps})
+        findings = [{"kind": each.kind, "sequence": each.sequence, "message": each.message} for each in report.findings]
+        gaps = [{"sequence": each.sequence, **each.detail} for each in report.gaps]
+        counts = {"events": report.events, "anchored_through": report.anchored_through}
+        render.emit_json({"ok": report.ok, **counts, "findings": findings, "gaps": gaps})
     else:
-        for gap in found.gaps:
+        for gap in report.gaps:
             render.line(f"Gap: {gap.message}.")
-    if found.ok and not as_json:
-        render.line(f"Verified: {found.events:,} events, anchored through event {found.anchored_through:,}.")
-        if found.events > found.anchored_through:
+    if report.ok and not as_json:
+        render.line(f"Verified: {report.events:,} events, anchored through event {report.anchored_through:,}.")
+        if report.events > report.anchored_through:
             render.say("Later events agree with each other; verify them against a newer anchor.")
-    if not found.ok:
-        shown = found.findings[:20]
+    if not report.ok:
+        shown = report.findings[:20]
         detail = "\n".join(f"{each.kind}: {each.message}" for each in shown)
-        more = f"\nand {len(found.findings) - len(shown):,} more" if len(found.findings) > len(shown) else ""
+        more = f"\nand {len(report.findings) - len(shown):,} more" if len(report.findings) > len(shown) else ""
         raise Failure("the audit log does not verify", detail=detail + more)
 
 

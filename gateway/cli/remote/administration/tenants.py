@@ -101,8 +101,8 @@ def tenant_quota(
 ) -> None:
     """Show what a tenant keeps in the object store and the database, or say how much it may; none: all it likes."""
     path = ["admin", "tenants", tenant_id, "usage"]
-    given = {"quota_bytes": quota, "rows_quota_bytes": rows_quota}
-    body = {name: None if each == "none" else each for name, each in given.items() if each is not None}
+    quotas = {"quota_bytes": quota, "rows_quota_bytes": rows_quota}
+    body = {name: None if each == "none" else each for name, each in quotas.items() if each is not None}
     usage = remote.call("PATCH", path, body=body) if body else remote.call("GET", path)
     remote.print_record(usage if remote.as_json else _readable(usage))
 

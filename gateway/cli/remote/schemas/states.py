@@ -98,8 +98,8 @@ def register(*, schema: str, number: int, file: Any, deployment: str | None, lab
             raise Failure("FILE is not JSON", detail=str(error), exit_code=ExitCode.USAGE) from None
         if not isinstance(definition, dict):
             raise Failure("FILE is not a JSON object", exit_code=ExitCode.USAGE)
-    given = {"deployment": deployment, "label": label}
-    definition |= {name: value for name, value in given.items() if value is not None}
+    more = {"deployment": deployment, "label": label}
+    definition |= {name: value for name, value in more.items() if value is not None}
     version = remote.call("PUT", ["state-schemas", schema, "versions", str(number)], body=definition)
     if remote.as_json:
         render.emit_json(version)
@@ -161,9 +161,9 @@ def _described(version: "Mapping[str, Any]") -> dict[str, str]:
 
 
 def _run_job(verb: str, schema: str, body: dict[str, Any], waiting: Waiting, remote: Remote) -> None:
-    given = {name: value for name, value in body.items() if value is not None}
+    sent = {name: value for name, value in body.items() if value is not None}
     with remote.connect() as connection:
-        job_id = connection.call("POST", ["state-schemas", schema, verb], body=given)["job_id"]
+        job_id = connection.call("POST", ["state-schemas", schema, verb], body=sent)["job_id"]
         render.say(f"Job {job_id}")
         if waiting.detach:
             if remote.as_json:

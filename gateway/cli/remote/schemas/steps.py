@@ -320,20 +320,20 @@ def _raw(value: Any) -> Raw:
     return Raw(msgspec.json.encode(value))
 
 
-def _case(path: Path, index: int, given: RecordedCase) -> Case:
+def _case(path: Path, index: int, recorded: RecordedCase) -> Case:
     where = f"/cases/{index}"
     return Case(
-        given.name,
-        _state(path, given.before, f"{where}/before"),
-        _state(path, given.after or {}, f"{where}/after"),
-        None if given.back is None else _state(path, given.back, f"{where}/back"),
+        recorded.name,
+        _state(path, recorded.before, f"{where}/before"),
+        _state(path, recorded.after or {}, f"{where}/after"),
+        None if recorded.back is None else _state(path, recorded.back, f"{where}/back"),
         tuple(
             RecordedWrite(
                 each.channel,
                 _encoded(path, each.value, f"{where}/writes/{place}/value"),
                 None if each.becomes is None else _state(path, each.becomes, f"{where}/writes/{place}/becomes"),
             )
-            for place, each in enumerate(given.writes)
+            for place, each in enumerate(recorded.writes)
         ),
     )
 
