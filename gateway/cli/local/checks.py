@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -203,10 +204,8 @@ async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
 async def _check_history(settings: Mapping[str, Any], root_key: RootKey | None, before: list[Finding]) -> Finding:
     """Whether the database has what the object store knows of it: shreds, and events that were anchored."""
     check = "history"
-    for name, needed in (
-        ("database", "a database that answers"),
-        ("PostgreSQL version", "a server that is new enough"),
-    ):
+    needs = {"database": "a database that answers", "PostgreSQL version": "a server that is new enough"}
+    for name, needed in needs.items():
         if any(each.check == name and each.outcome == "failed" for each in before):
             return skipped(check, f"needs {needed}")
     if root_key is None or not {"database_url", "deployment_id", "s3_url"} <= settings.keys():
@@ -260,21 +259,8 @@ async def _check_database(
         # The class tells enough (InvalidPasswordError, ConnectionRefusedError); the text may quote the URL.
         return [failed("database", f"{place} does not answer: {type(error).__name__}", _reach_fix(error, url.host))]
 
-    async def wrapped(connection: Any) -> Finding:
-        return await _check_wrapped(connection, root_key, settings.get("deployment_id"))
-
-    async def deployment(connection: Any) -> Finding:
-        return await _check_deployment(connection, settings.get("deployment_id"))
-
-    async def pepper(connection: Any) -> Finding:
-        return await _check_pepper(connection, settings, environ)
-
-    async def keys(connection: Any) -> Finding:
-        return await _check_api_keys(connection, _peppers(settings))
-
-    async def connections(connection: Any) -> Finding:
-        return await _check_connections(connection, settings.get("database_connections_max", CONNECTIONS_MAX))
-
+    deployment_id = settings.get("deployment_id")
+    connections = partial(_check_connections, own=settings.get("database_connections_max", CONNECTIONS_MAX))
     try:
         room = _check_pooler if speaks_to_a_pooler(settings["database_url"]) else connections
     except StorageError as error:
@@ -284,10 +270,10 @@ async def _check_database(
         findings = [ok("database", f"{place} answers")]
     checks = _DATABASE_CHECKS | {
         "connections": room,
-        "deployment id": deployment,
-        "wrapped keys": wrapped,
-        "API key pepper": pepper,
-        "API keys": keys,
+        "deployment id": partial(_check_deployment, deployment_id=deployment_id),
+        "wrapped keys": partial(_check_wrapped, root_key=root_key, deployment_id=deployment_id),
+        "API key pepper": partial(_check_pepper, settings=settings, environ=environ),
+        "API keys": partial(_check_api_keys, peppers=_peppers(settings)),
         "tenants": _check_tenants,
     }
     try:

@@ -5,6 +5,7 @@ They read the same settings as the gateway (`gateway.settings`) and open the sam
 """
 
 import os
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -16,10 +17,11 @@ from gateway.cli.failure import ExitCode, Failure
 from gateway.cli.parameters import Moment, data_dir_option, json_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from contextlib import AsyncExitStack
     from socket import socket
 
+    from gateway.app import Gateway
     from gateway.cli.local.checks import Finding
     from gateway.cli.local.instance import Identity
     from gateway.cli.local.serving import StopRequest
@@ -177,8 +179,7 @@ def serve(
     address = listen or _told_to_listen() or Address("127.0.0.1", EMBEDDED_PORT)
     if port is not None:
         address = Address(address.host, port)
-    folder = data_dir or DATA_DIR
-    _serve_embedded(folder, address, write_env, state_schemas)
+    _serve_embedded(data_dir or DATA_DIR, address, write_env, state_schemas)
 
 
 def _told_to_listen() -> "Address | None":
@@ -296,11 +297,24 @@ async def _serve(
     background: bool = True,
 ) -> None:
     """Serve until a stop is asked for, after making the keys of an embedded gateway's ``identity`` known."""
+    from gateway.cli.local import serving
+    from gateway.http.connections import Connections
+
+    async with _open_app(settings, identity, state_schemas, background=background) as app:
+        connections = Connections(app.services.metrics, settings.public_url)
+        await serving.serve(
+            app, listener, stop=stop, drain=app.services.drain, connections=connections, on_ready=on_ready
+        )
+
+
+@asynccontextmanager
+async def _open_app(
+    settings: "Settings", identity: "Identity | None", state_schemas: Path | None, *, background: bool
+) -> "AsyncIterator[Gateway]":
+    """The application of this process, which logs, shows its metrics, and answers probes once it is open."""
     from contextlib import AsyncExitStack
 
     from gateway.app import open_app
-    from gateway.cli.local import serving
-    from gateway.http.connections import Connections
     from gateway.telemetry import Metrics, configure_logging
     from migrations.state.worker.confinement import make_undumpable
 
@@ -309,7 +323,7 @@ async def _serve(
         make_undumpable()
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        listener_of_metrics = _show_metrics(stack, settings, metrics)
+        listener = _show_metrics(stack, settings, metrics)
         opening = open_app(settings, metrics=metrics, state_schemas=state_schemas, background=background)
         app = await stack.enter_async_context(opening)
         await _check_root_key(settings, app.services.store)
@@ -317,12 +331,9 @@ async def _serve(
             from gateway.cli.local.instance import register_keys
 
             await register_keys(app.services.store, identity)
-        if listener_of_metrics is not None:
-            listener_of_metrics.answer_probes(app.services.readiness.probe)
-        connections = Connections(metrics, settings.public_url)
-        await serving.serve(
-            app, listener, stop=stop, drain=app.services.drain, connections=connections, on_ready=on_ready
-        )
+        if listener is not None:
+            listener.answer_probes(app.services.readiness.probe)
+        yield app
 
 
 async def _check_root_key(settings: "Settings", store: "Store") -> None:
@@ -376,23 +387,11 @@ def worker(*, state_schemas: Path | None) -> None:
 
 async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path | None) -> None:
     import asyncio
-    from contextlib import AsyncExitStack
 
-    from gateway.app import open_app
-    from gateway.telemetry import Metrics, announce, configure_logging
-    from migrations.state.worker.confinement import make_undumpable
+    from gateway.telemetry import announce
 
-    configure_logging(settings.log_level)
-    if not settings.traceable:
-        make_undumpable()
-    metrics = Metrics()
     stopped = asyncio.Event()
-    async with AsyncExitStack() as stack:
-        listener = _show_metrics(stack, settings, metrics)
-        app = await stack.enter_async_context(open_app(settings, metrics=metrics, state_schemas=state_schemas))
-        await _check_root_key(settings, app.services.store)
-        if listener is not None:
-            listener.answer_probes(app.services.readiness.probe)
+    async with _open_app(settings, None, state_schemas, background=True) as app:
 
         def note() -> None:
             app.services.drain.begin()  # from here on /readyz says no

@@ -22,7 +22,7 @@ from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, S
 from stateroom._protocol.wire import Page
 from stateroom._remembered.pieces import PieceCache
 from stateroom._threads.intents import intent_of
-from stateroom._threads.steps import ThreadSteps
+from stateroom._threads.steps import ThreadOptions, ThreadSteps
 from stateroom.async_artifacts import AsyncArtifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -465,26 +465,8 @@ class AsyncClient:
 class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
     """One thread, and the head this object last saw of it. Not to be shared between threads of execution."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        thread_id: str,
-        *,
-        agent: str | None,
-        state_type: Any,
-        namespace: str,
-        state_version: StateVersion | None,
-        strict: bool,
-    ) -> None:
-        super().__init__(
-            thread_id,
-            agent=agent,
-            state_type=state_type,
-            namespace=namespace,
-            state_version=state_version,
-            strict=strict,
-            pieces=client.pieces,
-        )
+    def __init__(self, client: AsyncClient, thread_id: str, **options: Unpack[ThreadOptions]) -> None:
+        super().__init__(thread_id, client.pieces, options)
         self._client = client
 
     async def load(self, *, resolve_artifacts: bool = False) -> Head[StateT] | None:
@@ -698,15 +680,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         Raises:
             CheckpointNotFound: There is no such checkpoint.
         """
-        forked: AsyncThread[StateT] = AsyncThread(
-            self._client,
-            self.thread_id,
-            agent=self.agent,
-            state_type=self._state_type,
-            namespace=self.namespace,
-            state_version=self.state_version,
-            strict=self._strict,
-        )
+        forked: AsyncThread[StateT] = AsyncThread(self._client, self.thread_id, **self._options())
         pinned = self._client.pin()
         await self._client.drive(forked._fork_from(pinned, checkpoint_id), pinned)
         return forked

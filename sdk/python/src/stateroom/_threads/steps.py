@@ -7,7 +7,7 @@ each, a race between them is then reported as ``HeadMoved``.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, Generic, TypedDict
 
 from msgspec import UNSET
 
@@ -71,28 +71,28 @@ def once_place(once_key: str) -> tuple[str, str]:
     return f"once:{digest[:32]}", channel
 
 
+class ThreadOptions(TypedDict):
+    """What a thread object was made with; ``Client.thread`` says what each means."""
+
+    agent: str | None
+    state_type: Any
+    namespace: str
+    state_version: StateVersion | None
+    strict: bool
+
+
 class ThreadSteps(Generic[StateT]):
     """A thread's procedures, which ``Thread`` and ``AsyncThread`` drive."""
 
-    def __init__(
-        self,
-        thread_id: str,
-        *,
-        agent: str | None,
-        state_type: Any,
-        namespace: str,
-        state_version: StateVersion | None,
-        strict: bool,
-        pieces: PieceCache,
-    ) -> None:
+    def __init__(self, thread_id: str, pieces: PieceCache, options: ThreadOptions) -> None:
         self.thread_id = thread_id
-        self.agent = agent
-        self.namespace = namespace
-        self.state_version = state_version
-        self._accepts = None if state_version is None else accepted([state_version])
-        self._state_type = state_type
+        self.agent = options["agent"]
+        self.namespace = options["namespace"]
+        self.state_version = options["state_version"]
+        self._accepts = None if self.state_version is None else accepted([self.state_version])
+        self._state_type = options["state_type"]
         self._pieces = pieces
-        self._strict = strict
+        self._strict = options["strict"]
         self._is_made_strict = False
         # Three positions: never looked (known is false), looked and found nothing (None), a head.
         self._known = False
@@ -102,6 +102,16 @@ class ThreadSteps(Generic[StateT]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.thread_id!r}, namespace={self.namespace!r})"
+
+    def _options(self) -> ThreadOptions:
+        """What makes another object of the same thread."""
+        return ThreadOptions(
+            agent=self.agent,
+            state_type=self._state_type,
+            namespace=self.namespace,
+            state_version=self.state_version,
+            strict=self._strict,
+        )
 
     @property
     def head_id(self) -> str | None:
