@@ -348,7 +348,7 @@ def _operation(one: Operation[Any]) -> dict[str, Any]:  # noqa: C901, PLR0912  o
 
 def api_document(public_url: str) -> dict[str, Any]:
     """The OpenAPI document of every operation there is."""
-    operations = [(group, route.operation) for group, found in routes.GROUPS.items() for route in found]
+    operations = [(group, route.operation) for group, group_routes in routes.GROUPS.items() for route in group_routes]
     return document(operations, public_url=public_url)
 
 

@@ -86,10 +86,10 @@ class ListCursor:
         InvalidRequest: the cursor is forged, damaged or another list's.
     """
 
-    def __init__(self, cursors: Cursors, binding: bytes, given: str | None) -> None:
+    def __init__(self, cursors: Cursors, binding: bytes, cursor: str | None) -> None:
         self._cursors = cursors
         self._binding = binding
-        self.after = cursors.read(binding, given)
+        self.after = cursors.read(binding, cursor)
 
     def next(self, after: tuple[str, ...] | None) -> str | None:
         """The cursor of the page that begins ``after``; None: this page is the last."""

@@ -148,13 +148,13 @@ class Call(PublicCall, Generic[S_co], frozen=True):
         """Run what writes, to COMMIT even if the client hangs up."""
         return self.services.commits.run(work)
 
-    def cursor(self, given: str | None, *filters: object) -> ListCursor:
+    def cursor(self, sent: str | None, *filters: object) -> ListCursor:
         """Where the page that was asked for begins, in the list that this operation makes with ``filters``.
 
         Raises:
             InvalidRequest: the cursor is forged, damaged or another list's.
         """
-        return ListCursor(self.services.cursors, encode_msgpack((self.exchange.route, *filters)), given)
+        return ListCursor(self.services.cursors, encode_msgpack((self.exchange.route, *filters)), sent)
 
     def on(self, scope: S) -> "Call[S]":
         """The same call on other rows that the caller reaches by it."""

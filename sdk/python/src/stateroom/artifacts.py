@@ -197,17 +197,17 @@ class Artifacts:
             OSError: The target cannot be written.
         """
         pinned = self._client.pin()
-        known = self._client.drive(requests.fetched(artifact), pinned)
+        described = self._client.drive(requests.fetched(artifact), pinned)
         if isinstance(target, (str, os.PathLike)):
-            self._download_to_path(known, target, progress, pinned, resume=resume)
-            return known
-        reception = Reception(known, progress=progress)
+            self._download_to_path(described, target, progress, pinned, resume=resume)
+            return described
+        reception = Reception(described, progress=progress)
         if target is not None:
             file = target
             with in_blocks(lambda piece: write_all(file, piece)) as write:
                 self._client.receive(reception, write, pinned)
             reception.verify()
-            return known
+            return described
         return receive_whole(self._client, reception, pinned)
 
     def _download_to_path(

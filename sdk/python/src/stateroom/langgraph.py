@@ -302,8 +302,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         def pages() -> Iterator[CheckpointTuple]:
             while listing.wants_more:
                 page = client.drive(self._page(listing), pinned)
-                for found in listing.take(page):
-                    yield client.drive(self._completed(found, pinned), pinned)
+                for checkpoint in listing.take(page):
+                    yield client.drive(self._completed(checkpoint, pinned), pinned)
 
         return pages()
 
@@ -323,8 +323,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             client = await self._connections.on_loop()
             while listing.wants_more:
                 page = await client.drive(self._page(listing), pinned)
-                for found in listing.take(page):
-                    yield await client.drive(self._completed(found, pinned), pinned)
+                for checkpoint in listing.take(page):
+                    yield await client.drive(self._completed(checkpoint, pinned), pinned)
 
         return pages()
 
@@ -537,12 +537,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         place = Place.of(config)
         remembered = place_of(pinned, place.thread_id, place.namespace)
         before = None if place.checkpoint_id is not None else self._histories.for_load(remembered)
-        found = yield from self._loaded(place, before)
-        if found is None:
+        loaded = yield from self._loaded(place, before)
+        if loaded is None:
             return None
-        completed = yield from self._completed(found, pinned)
-        if isinstance(found.history, ChannelHistories):
-            self._histories.keep(remembered, joined(before, found.history), found.checkpoint_id)
+        completed = yield from self._completed(loaded, pinned)
+        if isinstance(loaded.history, ChannelHistories):
+            self._histories.keep(remembered, joined(before, loaded.history), loaded.checkpoint_id)
         return completed
 
     def _loaded(self, place: Place, before: ChannelHistories | None) -> Steps[CheckpointWithChannels | None]:
@@ -564,12 +564,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
                 self._histories.refuse_loads()
         return (yield from load())
 
-    def _completed(self, found: CheckpointWithChannels, pinned: Pinned) -> Steps[CheckpointTuple]:
+    def _completed(self, loaded: CheckpointWithChannels, pinned: Pinned) -> Steps[CheckpointTuple]:
         """A checkpoint with the large parts of its values, which came as references; those of histories, too."""
-        values: list[ChannelOut | SerialisedWrite] = [*found.channels.values(), *found.pending_writes]
-        values += _values_of(found.history) if isinstance(found.history, ChannelHistories) else []
-        yield from receiving(self._pieces, pinned, found.thread_id, values)
-        return self._values.tuple_of(found)
+        values: list[ChannelOut | SerialisedWrite] = [*loaded.channels.values(), *loaded.pending_writes]
+        values += _values_of(loaded.history) if isinstance(loaded.history, ChannelHistories) else []
+        yield from receiving(self._pieces, pinned, loaded.thread_id, values)
+        return self._values.tuple_of(loaded)
 
     @_thawing
     def _put(
@@ -634,14 +634,14 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self, config: RunnableConfig, channel: str, keep_last: int, summary: Sequence[Any]
     ) -> Steps[RunnableConfig]:
         place = Place.of(config)
-        found = yield from calls.show_head(place.thread_id, place.namespace)
-        if found is None:
+        head = yield from calls.show_head(place.thread_id, place.namespace)
+        if head is None:
             raise CheckpointNotFound("the namespace has no checkpoint to compact")
         encoding, data = self.serde.dumps_typed(calls.listed(summary))
         if encoding != "msgpack":
             raise InvalidRequest("a summary must be MessagePack, and this serialiser writes something else")
-        counted = found.metadata.get("step")
-        step = counted if isinstance(counted, int) and is_step(counted) else found.step
+        counted = head.metadata.get("step")
+        step = counted if isinstance(counted, int) and is_step(counted) else head.step
         version = self._state_versions.get(_subgraph(place.namespace))
         request = CompactRequest(
             channel=channel,
@@ -650,13 +650,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             namespace=place.namespace,
             agent=name_of(self._agent),
             # LangGraph counts on from here; what else it keeps in metadata still holds.
-            metadata={**found.metadata, "source": "update", "step": step + 1},
+            metadata={**head.metadata, "source": "update", "step": step + 1},
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
         )
-        receipt = yield from calls.compact(
-            place.thread_id, request, if_match=place.checkpoint_id or found.checkpoint_id
-        )
+        receipt = yield from calls.compact(place.thread_id, request, if_match=place.checkpoint_id or head.checkpoint_id)
         return place.config(receipt.checkpoint_id)
 
     def _save(self, place: Place, request: SaveRequest, pinned: Pinned) -> Steps[None]:
@@ -709,12 +707,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         )
 
     def _prune(self, thread_ids: Sequence[str], strategy: str) -> Steps[None]:
-        known = {"keep_latest": "keep_latest", "delete": "delete", "delete_all": "delete"}
-        if strategy not in known:
+        strategies = {"keep_latest": "keep_latest", "delete": "delete", "delete_all": "delete"}
+        if strategy not in strategies:
             raise ValueError(f"unknown strategy: {strategy}")
         wanted = [str(each) for each in calls.listed(thread_ids)]
         try:
-            yield from calls.prune(wanted, known[strategy])
+            yield from calls.prune(wanted, strategies[strategy])
         except ThreadArchived:
             if self._restore_seconds_max is None:
                 raise
@@ -722,7 +720,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             return
         # One of them has to be thawed, and which is not said; what was pruned already loses nothing more.
         for thread_id in wanted:
-            yield from self._prune_one(thread_id, known[strategy])
+            yield from self._prune_one(thread_id, strategies[strategy])
 
     def _prune_one(self, thread_id: str, strategy: str) -> Steps[RemovalReceipt]:
         return self._restoring(thread_id, lambda: calls.prune([thread_id], strategy))
@@ -738,10 +736,10 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             return {}
         place = Place.of(config)
         remembered = place_of(pinned, place.thread_id, place.namespace)
-        found = self._histories.take(remembered, channels, place.checkpoint_id)
-        if found is None:
+        answer = self._histories.take(remembered, channels, place.checkpoint_id)
+        if answer is None:
             before = self._histories.at(remembered, channels)
-            found = yield from calls.channel_history(
+            answer = yield from calls.channel_history(
                 place.thread_id,
                 place.namespace,
                 place.checkpoint_id,
@@ -749,12 +747,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
                 accepts=self._accepts,
                 mark=None if before is None else before.mark,
             )
-            yield from receiving(self._pieces, pinned, place.thread_id, _values_of(found))
-            found = joined(before, found)
-            self._histories.keep(remembered, found)
+            yield from receiving(self._pieces, pinned, place.thread_id, _values_of(answer))
+            answer = joined(before, answer)
+            self._histories.keep(remembered, answer)
         histories: dict[str, DeltaChannelHistory] = {}
         for name in channels:
-            history = found.channels.get(name)
+            history = answer.channels.get(name)
             if history is None:
                 histories[name] = {"writes": []}
                 continue
@@ -793,12 +791,12 @@ def _leave_out(channels: Mapping[str, ChannelIn], before: Mapping[str, Sent]) ->
 
 
 def _by_subgraph(
-    given: StateVersion | str | Mapping[str, StateVersion | str] | None,
+    versions: StateVersion | str | Mapping[str, StateVersion | str] | None,
 ) -> dict[str, StateVersion]:
     """State versions by subgraph; the root graph is the empty text."""
-    if given is None:
+    if versions is None:
         return {}
-    by_subgraph = given if isinstance(given, Mapping) else {"": given}
+    by_subgraph = versions if isinstance(versions, Mapping) else {"": versions}
     return {subgraph: StateVersion.of(each) for subgraph, each in by_subgraph.items()}
 
 

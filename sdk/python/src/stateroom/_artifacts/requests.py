@@ -124,9 +124,9 @@ def describe(
         InvalidRequest: There is no name, or something cannot be said in a header.
     """
     if name is None:
-        known = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", None)
-        if isinstance(known, (str, os.PathLike)):
-            name = os.path.basename(os.fspath(known))  # noqa: PTH119 - a path of bytes has no Path
+        path_or_name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", None)
+        if isinstance(path_or_name, (str, os.PathLike)):
+            name = os.path.basename(os.fspath(path_or_name))  # noqa: PTH119 - a path of bytes has no Path
     if not name or not isinstance(name, str):
         raise InvalidRequest("an artifact needs a name")
     try:

@@ -64,8 +64,8 @@ R = TypeVar("R")
 def _asked(call: Call, kind: type[R]) -> Steps[R]:
     """The answer to a call."""
     answer = yield call
-    found: R = answer.decode(kind)
-    return found
+    content: R = answer.decode(kind)
+    return content
 
 
 def _found(call: Call, kind: type[R], otherwise: Each) -> Steps[R | Each]:
@@ -74,8 +74,8 @@ def _found(call: Call, kind: type[R], otherwise: Each) -> Steps[R | Each]:
         answer = yield call
     except (CheckpointNotFound, ThreadNotFound):
         return otherwise
-    found: R = answer.decode(kind)
-    return found
+    content: R = answer.decode(kind)
+    return content
 
 
 def plain_call(
@@ -458,15 +458,15 @@ def copy_thread(thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:
     return _asked(call, CopyReceipt)
 
 
-def listed(given: Sequence[Each]) -> list[Each]:
+def listed(sequence: Sequence[Each]) -> list[Each]:
     """What a caller gave as a sequence of names or elements, as a list.
 
     Raises:
         TypeError: It is one text, of which each character would be taken for a name or an element.
     """
-    if isinstance(given, (str, bytes)):
+    if isinstance(sequence, (str, bytes)):
         raise TypeError("a sequence is needed, not one text: put it in a list")
-    return list(given)
+    return list(sequence)
 
 
 def prune(thread_ids: Sequence[str], strategy: str) -> Steps[RemovalReceipt]:
@@ -491,8 +491,8 @@ def delete_runs(run_ids: Sequence[str]) -> Steps[RemovalReceipt]:
     return _removed(run_ids, call)
 
 
-def _removed(given: Sequence[str], call: Callable[[list[str]], Call]) -> Steps[RemovalReceipt]:
-    ids = [str(each) for each in listed(given)]
+def _removed(sequence: Sequence[str], call: Callable[[list[str]], Call]) -> Steps[RemovalReceipt]:
+    ids = [str(each) for each in listed(sequence)]
     threads = checkpoints = pending_writes = 0
     for start in range(0, len(ids), IDS_PER_REQUEST_MAX):
         answer = yield call(ids[start : start + IDS_PER_REQUEST_MAX])

@@ -123,25 +123,25 @@ class ThreadSteps(Generic[StateT]):
         self._head_id = head_id
         self._step = step
 
-    def _as_head(self, found: CheckpointWithState) -> Head[StateT]:
-        fields = {name: getattr(found, name) for name in found.__struct_fields__}
-        fields["state"] = state_from_plain(found.state, self._state_type)
+    def _as_head(self, checkpoint: CheckpointWithState) -> Head[StateT]:
+        fields = {name: getattr(checkpoint, name) for name in checkpoint.__struct_fields__}
+        fields["state"] = state_from_plain(checkpoint.state, self._state_type)
         return Head(**fields)
 
     def _found(
         self, pinned: Pinned, checkpoint_id: str | None, *, resolve_artifacts: bool
     ) -> Steps[tuple[CheckpointWithState, str | None] | None]:
         for is_last in (False, True):
-            found = yield from calls.load_state(
+            loaded = yield from calls.load_state(
                 self.thread_id,
                 self.namespace,
                 checkpoint_id,
                 accepts=self._accepts,
                 resolve_artifacts=resolve_artifacts,
             )
-            if found is None:
+            if loaded is None:
                 return None
-            checkpoint, head_id = found
+            checkpoint, head_id = loaded
             if not isinstance(checkpoint, HoledCheckpoint):
                 return checkpoint, head_id
             try:
@@ -153,21 +153,21 @@ class ThreadSteps(Generic[StateT]):
         raise AssertionError  # the last round returns or raises
 
     def _load(self, pinned: Pinned, *, resolve_artifacts: bool = False) -> Steps[Head[StateT] | None]:
-        found = yield from self._found(pinned, self._fork_of, resolve_artifacts=resolve_artifacts)
-        if found is None:
+        loaded = yield from self._found(pinned, self._fork_of, resolve_artifacts=resolve_artifacts)
+        if loaded is None:
             if self._fork_of is not None:
                 raise CheckpointNotFound("the checkpoint to fork from is gone")
             self._take_position(None, None)
             return None
-        checkpoint, head_id = found
+        checkpoint, head_id = loaded
         self._take_position(head_id or checkpoint.checkpoint_id, checkpoint.step)
         return self._as_head(checkpoint)
 
     def _at(self, pinned: Pinned, checkpoint_id: str, *, resolve_artifacts: bool = False) -> Steps[Head[StateT]]:
-        found = yield from self._found(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
-        if found is None:
+        loaded = yield from self._found(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
+        if loaded is None:
             raise CheckpointNotFound("the namespace has no such checkpoint")
-        return self._as_head(found[0])
+        return self._as_head(loaded[0])
 
     def _fork_from(self, pinned: Pinned, checkpoint_id: str) -> Steps[None]:
         """Position this fresh object at an old checkpoint."""
