@@ -67,7 +67,7 @@ class Gateway:
     """The ASGI application.
 
     Args:
-        services: Its parts, for whoever runs it (`services.drain`, `services.metrics`).
+        services: The parts of the process (`services.drain`, `services.metrics`).
         background: Whether it also does what any process may do for all of them (`gateway.background`).
     """
 
@@ -265,11 +265,11 @@ def create_app(
     """Wire an application around an open store. The store's life is the caller's (see `open_app`).
 
     Args:
-        settings: What the process was told.
+        settings: The settings of the process.
         store: The open store.
         probes: Probes of what ``/readyz`` shows beside the database.
         metrics: The registry that storage observes into already, or None for a new one.
-        clock: What the expiry of keys is compared with.
+        clock: The clock that the expiry of keys is compared with.
         background: Whether it does what any process may do for all of them.
     """
     metrics = metrics or Metrics()
@@ -311,7 +311,7 @@ async def open_app(
     """Open the root key, the object store and the store, wire an application around them, and close them in the end.
 
     Args:
-        settings: What the process was told.
+        settings: The settings of the process.
         metrics: The registry to observe into, or None for a new one.
         state_schemas: A folder of the deployment's own steps in Python, beside those that are installed.
         background: As for `create_app`.
@@ -351,9 +351,9 @@ async def open_store(
     """Open the root key, the object stores and the store that the settings name, and close them in the end.
 
     Args:
-        settings: What the process was told.
+        settings: The settings of the process.
         connections_max: The number of connections in the pool.
-        options: What the store has and does besides what the settings say.
+        options: The options of the store that the settings do not give.
         restored: As for `Store.open`.
 
     Raises:

@@ -174,10 +174,10 @@ class Kind:
 
     Attributes:
         status: The status of the answer.
-        code: Its stable name.
-        advice: What the client can do.
+        code: The stable name.
+        advice: A sentence on what the client can do.
         retry_after_seconds: When the same request may succeed; None: never as it is.
-        title: What it is called; without one, the code in words.
+        title: The name for people; without one, the code in words.
     """
 
     status: int

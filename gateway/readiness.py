@@ -78,10 +78,10 @@ class Readiness:
     """Probes the dependencies, at most once a second.
 
     Args:
-        store: Whose database is asked.
+        store: The store whose database is asked.
         drain: Whether the process is on its way out.
-        metrics: Where probes are recorded.
-        outcomes: What became of the last writes of the process.
+        metrics: The metrics that record probes.
+        outcomes: The outcomes of the last writes of the process.
         probes: Probes of what is reported and does not count.
         probe_seconds_max: How long a probe may take; then what it asks is down.
     """

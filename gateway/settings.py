@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         database_url: PostgreSQL as the serving role (neither superuser nor owner).
-        root_key: What wraps tenant keys: ``file:...``, ``aws-kms:...`` or ``vault:...``.
+        root_key: The key that wraps tenant keys: ``file:...``, ``aws-kms:...`` or ``vault:...``.
         api_key_pepper: At least 32 bytes, mixed into every stored API key.
         api_key_pepper_version: The pepper's number.
         api_key_peppers_accepted: Other peppers, by which keys are checked too.
@@ -70,8 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         database_connections_max: Connections of this process.
         s3_url: Bucket of blobs. None: values stay in PostgreSQL.
         archive_url: Bucket of archived threads. None: nothing is archived.
-        listen: Where the API listens.
-        metrics_listen: Where Prometheus scrapes; never the API's address. None: nowhere.
+        listen: The address of the API.
+        metrics_listen: The address that Prometheus scrapes; never the API's. None: there is none.
         public_url: How clients reach the API, without a trailing slash; where nothing is said, at `listen`.
         requests_in_flight_max: Requests at once; more are answered 503 ``overloaded``.
         drain_seconds: How long to keep serving after a stop was asked for.

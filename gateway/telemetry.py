@@ -244,7 +244,7 @@ class Metrics:
         """Show a limit of this process, and what of it is in use at the moment somebody looks.
 
         Args:
-            limit: Its name.
+            limit: The limit's name.
             allowed: How much there may be.
             used: How much there is; called in a thread of the metrics' listener.
         """
@@ -350,7 +350,7 @@ class Metrics:
         self.round_ended("rows")
 
     def rows_told(self, census: RowCensus) -> None:
-        """What tenants' rows take, as last counted."""
+        """Storage read how many bytes tenants' rows take, as last counted."""
         self.row_usage_bytes.set(census.used_bytes)
         self.tenants_over_row_quota.set(census.over)
         self.row_count_age_seconds.set(census.age_seconds)
@@ -408,8 +408,8 @@ class MetricsServer:
         """Listen.
 
         Args:
-            metrics: Whose registry.
-            address: Where.
+            metrics: The metrics to show.
+            address: The address to listen on.
 
         Raises:
             OSError: The address cannot be had.
@@ -476,11 +476,11 @@ class _StandardError:
     name = "<stderr>"
 
     def write(self, text: bytes) -> int:
-        """Write."""
+        """Write to the standard error of the moment."""
         return sys.stderr.buffer.write(text)
 
     def flush(self) -> None:
-        """Flush."""
+        """Flush it."""
         sys.stderr.buffer.flush()
 
 

@@ -336,7 +336,7 @@ class Commits:
     """Writes under way. Each is a task of its own, so that a client that hangs up does not cancel it.
 
     Attributes:
-        outcomes: What became of the last ones.
+        outcomes: The outcomes of the last ones.
     """
 
     def __init__(self) -> None:

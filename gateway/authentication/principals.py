@@ -79,14 +79,14 @@ class Authenticator:
     any other waits for its turn among `Strangers`. So nobody who has such a key waits for those who try keys.
 
     Args:
-        peppers: What stored keys are mixed with.
+        peppers: The secrets that stored keys are mixed with.
         look_up: The stored key of an id, or None.
-        clock: What expiry is compared with.
+        clock: The clock that expiry is compared with.
         seals_needed: Whether every gateway seals keys by now, so that a key without a seal is damaged.
         monotonic: Seconds that only go forward.
 
     Attributes:
-        strangers: What callers may cost who are not known.
+        strangers: The limits on callers who are not known.
     """
 
     def __init__(

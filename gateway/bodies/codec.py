@@ -126,10 +126,10 @@ def read_body(name: Format, body: bytes, shape: type[T], values: Values) -> Work
     """Read a body; returns what it says, and the body as it was read (`gateway.bodies.whole_numbers`).
 
     Args:
-        name: Its format.
-        body: What came.
-        shape: What it must be.
-        values: What its values are counted with, before anything is made of them.
+        name: The body's format.
+        body: The bytes that came.
+        shape: The shape they must have.
+        values: The counter of values, which counts before anything is made of them.
 
     Raises:
         MalformedBody: it is empty, does not parse, is not UTF-8, or names a member of an object twice (in MessagePack

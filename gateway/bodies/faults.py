@@ -72,9 +72,9 @@ def check_shape(name: Format, body: bytes, shape: Any, not_text: frozenset[str] 
     """Look for everything in which a body that parses is no ``shape``; integers may have a point (`whole_numbers`).
 
     Args:
-        name: Its format.
-        body: What came.
-        shape: What it must be.
+        name: The body's format.
+        body: The bytes that came.
+        shape: The shape they must have.
         not_text: Members of the body that have maps with keys that are no text; they are not looked into.
 
     Raises:

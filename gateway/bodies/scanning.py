@@ -85,9 +85,9 @@ def scan(
     """Look at ``data``, and yield after each slice of it.
 
     Args:
-        name: Its format.
+        name: The text's format.
         data: One value.
-        values: What its values are counted with.
+        values: The counter of its values.
         depth_max: How deep containers may nest. None: as they like, and JSON may name members twice.
 
     Raises:

@@ -77,8 +77,8 @@ def explain(error: msgspec.ValidationError, shape: Any = None, at: Steps = ()) -
     Below a map whose keys are the client's, the path ends at the map.
 
     Args:
-        error: What the validator said.
-        shape: What was wanted: with it, it is also said which words and numbers a place may have.
+        error: The validator's error.
+        shape: The shape that was wanted: with it, the message names the words and numbers that a place may have.
         at: The steps to what has this shape.
     """
     text = str(error)

@@ -22,7 +22,7 @@ class Remote:
     """The gateway that a command calls.
 
     Attributes:
-        url: Where it answers.
+        url: The gateway's URL.
         subject: The subject to act for; None: the key's own.
         operator: Whether it is called with the operator's key (STATEROOM_OPERATOR_KEY), not the tenant's
             (STATEROOM_API_KEY).

@@ -148,7 +148,7 @@ class Connection:
         """Return a connection to a gateway that can be reached; nothing is sent yet.
 
         Args:
-            url: Where the gateway answers.
+            url: The gateway's URL.
             credential: Name of the variable that holds the API key.
             subject: The subject to act for, or None for the key's own.
             seconds: How long an attempt at a call may bring nothing, and how long all of them may take.
@@ -201,7 +201,7 @@ class Connection:
             method: HTTP method.
             path: Segments below ``/v1``, ids as they are.
             query: Parameters; None is left out.
-            body: What to send.
+            body: The body to send.
             head_id: Only if this is still the head.
 
         Raises:

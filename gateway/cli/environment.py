@@ -17,7 +17,7 @@ def secret(name: str, *, hint: str) -> str:
 
     Args:
         name: The variable.
-        hint: What to do when there is none.
+        hint: A sentence on what to do when there is none.
 
     Raises:
         Failure: There is none, there are two, or the file cannot be read.

@@ -74,7 +74,7 @@ def gathered(name: str, shape: type[Any], *options: Callable[..., Any], **fixed:
     """Give a command several options as one value.
 
     Args:
-        name: What the command calls the value.
+        name: The command's parameter that takes the value.
         shape: The value's dataclass; its fields are called like options or arguments of the command.
         options: Options to add; the command may have others above that are fields, too.
         fixed: Fields that are no options.

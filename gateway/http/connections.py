@@ -36,8 +36,8 @@ class Connections:
     """What all connections of a process go by.
 
     Attributes:
-        metrics: Where refusals are counted.
-        public_url: Where problems are explained.
+        metrics: The metrics that count refusals.
+        public_url: The URL below which problems are explained.
         header_seconds_max: How long a request's head may take.
         unread_seconds_max: How long a client may leave what was sent to it unread.
         connections_max: How many there may be.
@@ -68,7 +68,7 @@ class BoundedConnection(HttpToolsProtocol):
     No timer is set for a request whose head comes in one piece, and nothing is done for each byte or header.
 
     Args:
-        connections: What it goes by.
+        connections: The settings and counters of the process's connections.
         arguments: uvicorn's.
     """
 

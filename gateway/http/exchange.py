@@ -330,7 +330,7 @@ async def stream_body(
 
     Args:
         headers: The request's.
-        receive: Where it arrives.
+        receive: The channel that it arrives on.
         bytes_max: How long it may be.
         limit: The name of that limit.
 
@@ -370,8 +370,8 @@ class Exchange:
     """A request as handlers see it, and the way to answer it. Made before the handler runs.
 
     Args:
-        facts: What is known of the request.
-        receive: Where the body arrives.
+        facts: The facts of the request.
+        receive: The channel that the body arrives on.
         path: The operation's path, with its parameters in braces.
         any_accept: Whether the answer has a media type of its own, whatever is accepted.
 
@@ -579,8 +579,8 @@ class Exchange:
         """Answer with ``content`` in the negotiated format.
 
         Args:
-            content: What to say.
-            status: Of success; 201 and 202 say where what was made or begun is.
+            content: The content, of any shape.
+            status: The status of success; 201 and 202 say where what was made or begun is.
             etag: The head's id.
             token: The thread's token.
             compressed: Whether it is compressed for who accepts that; see `gateway.http.compressing` for what may be.
@@ -619,11 +619,11 @@ class Answer:
     """An answer that is complete.
 
     Args:
-        status: Its status.
-        headers: Its headers but Content-Length.
+        status: The status.
+        headers: The headers but Content-Length.
         body: All of its body.
         packed: Whether it is sent compressed, if that is worth it.
-        size_bytes: What Content-Length says of a body that stays away; None: the body is here.
+        size_bytes: The Content-Length of a body that stays away; None: the body is here.
     """
 
     def __init__(

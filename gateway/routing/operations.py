@@ -43,7 +43,7 @@ class Operation(Generic[S]):
     Attributes:
         pattern: The method and the path it answers, with the path's parameters in braces: ``GET /v1/threads/{id}``.
         summary: A sentence that says what it does.
-        reach: Whose rows it works on; None: it is public and needs no credential.
+        reach: The rows it works on; None: it is public and needs no credential.
         permission: The permission that the credential must have; None: any credential will do.
         body: Shape of the request body.
         query: Shape of the query; its members are the parameters.
@@ -165,8 +165,8 @@ class Route:
     """An operation with what answers it.
 
     Attributes:
-        operation: What is declared of it.
-        handler: What answers it, given a call and the path's parameters by name.
+        operation: The declaration.
+        handler: The function that answers it, given a call and the path's parameters by name.
     """
 
     __slots__ = ("handler", "operation")
@@ -181,11 +181,11 @@ class Route:
         """Let the caller in and count it, run the operation, and answer.
 
         Args:
-            services: What the operation works with.
-            facts: What is known of the request.
-            parameters: What the path names.
-            receive: Where the body arrives.
-            send: Where the answer goes.
+            services: The parts of the process.
+            facts: The facts of the request.
+            parameters: The texts of the path's parameters, by name.
+            receive: The channel that the body arrives on.
+            send: The channel that the answer goes to.
 
         Raises:
             Unauthenticated: nobody knows the caller.

@@ -24,10 +24,10 @@ class Census:
     """What was found.
 
     Attributes:
-        keys: That are not revoked.
-        older_pepper: Of them, under another pepper than the active one.
+        keys: The number of keys that are not revoked.
+        older_pepper: The number of those under another pepper than the active one.
         damaged: Keys that nothing opens, a sentence each.
-        notes: What somebody should do before it hurts, a sentence each.
+        notes: Things to do before they hurt, a sentence each.
     """
 
     keys: int = 0
@@ -47,10 +47,10 @@ def examine_keys(
     """Look at the keys that are not revoked.
 
     Args:
-        operators: Those of the operators.
-        tenants: Those of each tenant.
+        operators: The operators' keys.
+        tenants: The keys of each tenant.
         peppers: The deployment's.
-        now: What their ends are compared with.
+        now: The time that their ends are compared with.
         seals_needed: Whether a key without a seal is damaged.
     """
     census = Census()

@@ -163,9 +163,9 @@ async def serve(
     Args:
         app: The application; started and stopped here.
         listener: A bound socket.
-        stop: Who asks.
+        stop: The request to stop.
         drain: The application's way out.
-        connections: What connections go by.
+        connections: The settings and counters of the process's connections.
         on_ready: Called once, when ``/readyz`` said 200. What it raises ends the serving.
 
     Raises:

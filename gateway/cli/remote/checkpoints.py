@@ -37,7 +37,7 @@ class _Filters:
 
 @dataclass(frozen=True, slots=True)
 class _FiltersAcross:
-    """Which are listed of all threads, likewise."""
+    """Which checkpoints of all threads are listed; None: whatever they have."""
 
     agent: str | None
     since: datetime | None

@@ -27,9 +27,9 @@ class _OrNone(click.ParamType[Any]):
     """A value that is a whole number once it is read, or ``none``.
 
     Args:
-        name: What the help calls it.
+        name: The name in the help.
         read: Reads the text in lower case; None: it is no such value.
-        wanted: What a refusal says was wanted.
+        wanted: The kind of value, as a refusal names it.
     """
 
     def __init__(self, name: str, read: Callable[[str], int | None], wanted: str) -> None:

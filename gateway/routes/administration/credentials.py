@@ -109,9 +109,9 @@ def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str],
     """A key does no more than its kind, a subject's key stays its own, and nobody hands out what they may not grant.
 
     Args:
-        request: What is asked for.
-        grants: Of the key that asks.
-        services: The clock.
+        request: The key that is asked for.
+        grants: The grants of the key that asks.
+        services: The parts of the process.
 
     Raises:
         InvalidState: it is no key of its kind.

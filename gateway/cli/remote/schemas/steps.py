@@ -180,7 +180,7 @@ def read_folder(folder: Path, only: str | None = None) -> list[SchemaFolder]:
     """The schemas in a folder.
 
     Args:
-        folder: Where they are.
+        folder: The folder of schemas.
         only: One of them.
 
     Raises:
