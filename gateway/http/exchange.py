@@ -11,7 +11,7 @@ import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
@@ -187,34 +187,32 @@ def path_uuid(text: str, otherwise: type[Exception]) -> UUID:
 
 @functools.cache
 def _lists(shape: type[Struct]) -> frozenset[str]:
-    return frozenset(
-        member.encode_name
-        for member in msgspec.structs.fields(shape)
-        if isinstance(msgspec.inspect.type_info(member.type), msgspec.inspect.ListType)
-    )
+    return _members(shape, lambda kind: isinstance(kind, msgspec.inspect.ListType))
 
 
 @functools.cache
 def _nullables(shape: type[Struct]) -> frozenset[str]:
     """Parameters whose text ``null`` the validator would take for no value; of plain text it is a text like others."""
     plain = (msgspec.inspect.StrType, msgspec.inspect.NoneType)
-    return frozenset(
-        member.encode_name
-        for member in msgspec.structs.fields(shape)
-        if isinstance(kind := msgspec.inspect.type_info(member.type), msgspec.inspect.UnionType)
-        and not all(isinstance(each, plain) for each in kind.types)
+    return _members(
+        shape,
+        lambda kind: (
+            isinstance(kind, msgspec.inspect.UnionType) and not all(isinstance(each, plain) for each in kind.types)
+        ),
     )
 
 
 @functools.cache
 def _moments(shape: type[Struct]) -> frozenset[str]:
     """Parameters that are times: of a number the validator would make one, too, by a unit that it guesses."""
-    return frozenset(
-        member.encode_name
-        for member in msgspec.structs.fields(shape)
-        for each in alternatives(msgspec.inspect.type_info(member.type))
-        if isinstance(each, msgspec.inspect.DateTimeType)
+    return _members(
+        shape, lambda kind: any(isinstance(each, msgspec.inspect.DateTimeType) for each in alternatives(kind))
     )
+
+
+def _members(shape: type[Struct], is_one: Callable[[msgspec.inspect.Type], bool]) -> frozenset[str]:
+    fields = msgspec.structs.fields(shape)
+    return frozenset(field.encode_name for field in fields if is_one(msgspec.inspect.type_info(field.type)))
 
 
 def parse_query(query: bytes, shape: type[Q]) -> Q:

@@ -116,16 +116,19 @@ class ChannelOut(Struct, kw_only=True):
     holes: list[int] = []
 
 
-class SerialisedWrite(Struct, kw_only=True):
-    """A pending write as it was serialised."""
-
+class _Write(Struct, kw_only=True):
     task_id: str
     idx: int
     channel: str
     task_path: str = ""
+    holes: list[int] = []
+
+
+class SerialisedWrite(_Write, kw_only=True):
+    """A pending write as it was serialised."""
+
     encoding: str
     data: bytes
-    holes: list[int] = []
 
 
 class PieceRequest(Struct, kw_only=True):
@@ -155,15 +158,10 @@ class CheckpointWithState(CheckpointInfo, kw_only=True):
     artifacts: dict[str, InlinedArtifact] = msgspec.field(default_factory=dict)
 
 
-class HoledWrite(Struct, kw_only=True):
+class HoledWrite(_Write, kw_only=True):
     """A pending write in the ``state`` view, its value undecoded because it may have placeholders."""
 
-    task_id: str
-    idx: int
-    channel: str
-    task_path: str = ""
     value: Raw
-    holes: list[int] = []
 
 
 class HoledCheckpoint(CheckpointInfo, kw_only=True):
