@@ -46,7 +46,7 @@ class Operation(Generic[S]):
         reach: The rows it works on; None: it is public and needs no credential.
         permission: The permission that the credential must have; None: any credential will do.
         body: Shape of the request body.
-        query: Shape of the query; its members are the parameters.
+        query: Shape of the query, whose members are the parameters; None: a query is refused.
         returns: Shape of the answer.
         returns_otherwise: Shape of the answer with any status but the first, where it is another one.
         statuses: Statuses of success.

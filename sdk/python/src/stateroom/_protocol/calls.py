@@ -14,7 +14,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import structs
 
-from stateroom._protocol.core import Answer, Call, Steps, encode_body, is_repeatable, path
+from stateroom._protocol.core import Answer, Call, Steps, asked, encode_body, found, is_repeatable, path
 from stateroom._protocol.wire import (
     ChannelHistories,
     ChannelsPage,
@@ -61,23 +61,6 @@ Each = TypeVar("Each")
 R = TypeVar("R")
 
 
-def _asked(call: Call, kind: type[R]) -> Steps[R]:
-    """The answer to a call."""
-    answer = yield call
-    content: R = answer.decode(kind)
-    return content
-
-
-def _found(call: Call, kind: type[R], otherwise: Each) -> Steps[R | Each]:
-    """The answer to a call, or something else where there is no such thread or checkpoint."""
-    try:
-        answer = yield call
-    except (CheckpointNotFound, ThreadNotFound):
-        return otherwise
-    content: R = answer.decode(kind)
-    return content
-
-
 def plain_call(
     method: str,
     target: str,
@@ -104,7 +87,7 @@ def plain_call(
 
 def whoami() -> Steps[WhoAmI]:
     """Who the credential is."""
-    return _asked(Call(method="GET", path="/whoami", repeatable=True, subject_optional=True), WhoAmI)
+    return asked(Call(method="GET", path="/whoami", repeatable=True, subject_optional=True), WhoAmI)
 
 
 def save(
@@ -116,12 +99,12 @@ def save(
 ) -> Steps[SaveReceipt]:
     """Save a checkpoint; without an id of its own it carries an Idempotency-Key, so no retry doubles it."""
     only_new = {"If-None-Match": "*"} if if_new and if_match is None else {}
-    return _asked(_save_call("checkpoints", thread_id, body, if_match, only_new), SaveReceipt)
+    return asked(_save_call("checkpoints", thread_id, body, if_match, only_new), SaveReceipt)
 
 
 def compact(thread_id: str, body: CompactRequest, *, if_match: str | None = None) -> Steps[SaveReceipt]:
     """Compact a list channel; without an id of its own it carries an Idempotency-Key, so no retry doubles it."""
-    return _asked(_save_call("compact", thread_id, body, if_match, {}), SaveReceipt)
+    return asked(_save_call("compact", thread_id, body, if_match, {}), SaveReceipt)
 
 
 def _save_call(
@@ -143,7 +126,7 @@ def _save_call(
 
 def show_head(thread_id: str, namespace: str) -> Steps[CheckpointInfo | None]:
     """The namespace's head without its state; ``None`` when there is none."""
-    return _found(_load_call(thread_id, namespace, None, "none", None), CheckpointInfo, None)
+    return found(_load_call(thread_id, namespace, None, "none", None), CheckpointInfo, None)
 
 
 def load_state(
@@ -184,7 +167,7 @@ def load_channels(
     """
     call = _load_call(thread_id, namespace, checkpoint_id, "channels", accepts, pieces="refs")
     asked = (*(("history", name) for name in history), ("mark", mark))
-    return _found(structs.replace(call, query=(*call.query, *asked)), CheckpointWithChannels, None)
+    return found(structs.replace(call, query=(*call.query, *asked)), CheckpointWithChannels, None)
 
 
 def _accepting(accepts: str | None) -> dict[str, str]:
@@ -283,7 +266,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 def list_infos(selection: Selection, limit: int, cursor: str | None) -> Steps[CheckpointPage]:
     """A page of checkpoints without state; an unknown thread has none."""
     call = selection.call(view="none", limit=limit, cursor=cursor)
-    return _found(call, CheckpointPage, CheckpointPage(items=[]))
+    return found(call, CheckpointPage, CheckpointPage(items=[]))
 
 
 def list_channels(
@@ -291,7 +274,7 @@ def list_channels(
 ) -> Steps[ChannelsPage]:
     """A page of checkpoints with serialised channels; an unknown thread has none."""
     call = selection.call(view="channels", limit=limit, cursor=cursor, pieces="refs", accepts=accepts)
-    return _found(call, ChannelsPage, ChannelsPage(checkpoints=[]))
+    return found(call, ChannelsPage, ChannelsPage(checkpoints=[]))
 
 
 def channel_history(
@@ -316,7 +299,7 @@ def channel_history(
         repeatable=True,
         seen=(thread_id, namespace),
     )
-    return _found(call, ChannelHistories, ChannelHistories(channels={}))
+    return found(call, ChannelHistories, ChannelHistories(channels={}))
 
 
 def write(thread_id: str, checkpoint_id: str, task_id: str, body: WritesRequest) -> Steps[WritesReceipt]:
@@ -342,7 +325,7 @@ def read_writes(thread_id: str, namespace: str, checkpoint_id: str, task_id: str
         query=(("namespace", namespace),),
         repeatable=True,
     )
-    return _found(call, WritesPage, WritesPage(writes=[]))
+    return found(call, WritesPage, WritesPage(writes=[]))
 
 
 def list_threads(
@@ -350,18 +333,18 @@ def list_threads(
 ) -> Steps[ThreadPage]:
     """A page of the subject's threads."""
     query = (("status", status), ("agent", agent), ("tier", tier), ("limit", limit), ("cursor", cursor))
-    return _asked(Call(method="GET", path="/threads", query=query, repeatable=True), ThreadPage)
+    return asked(Call(method="GET", path="/threads", query=query, repeatable=True), ThreadPage)
 
 
 def show_thread(thread_id: str) -> Steps[ThreadInfo | None]:
     """A thread, or ``None``."""
-    return _found(Call(method="GET", path=path("threads", ":", thread_id), repeatable=True), ThreadInfo, None)
+    return found(Call(method="GET", path=path("threads", ":", thread_id), repeatable=True), ThreadInfo, None)
 
 
 def change_thread(thread_id: str, settings: ThreadSettings) -> Steps[ThreadInfo]:
     """Change a thread's settings; creates the thread."""
     call = Call(method="PATCH", path=path("threads", ":", thread_id), body=encode_body(settings), repeatable=True)
-    return _asked(call, ThreadInfo)
+    return asked(call, ThreadInfo)
 
 
 def delete_thread(thread_id: str) -> Steps[bool]:
@@ -455,7 +438,7 @@ def copy_thread(thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:
         repeatable=True,
         forgets=(target_thread_id,),
     )
-    return _asked(call, CopyReceipt)
+    return asked(call, CopyReceipt)
 
 
 def listed(sequence: Sequence[Each]) -> list[Each]:
