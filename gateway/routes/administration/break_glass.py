@@ -12,7 +12,7 @@ from gateway.authentication import principals
 from gateway.authentication.principals import OPERATORS
 from gateway.http.exchange import Answer, path_uuid
 from gateway.problems import InvalidRequest
-from gateway.routes.checkpoints.verbs import checkpoints_out
+from gateway.routes.checkpoints.conversion import checkpoints_out
 from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage.administration.audit import Opening
