@@ -168,20 +168,20 @@ class ArchiveCheck:
         return pack_named_ids(each for packed in self._named_ids for each in unpack_named_ids(packed))
 
     @property
-    def run_ids(self) -> tuple[str, ...]:
+    def run_ids(self) -> list[str]:
         """The runs of the checkpoints, each once, in order."""
         return _sorted(self._runs)
 
     @property
-    def agents(self) -> tuple[str, ...]:
+    def agents(self) -> list[str]:
         """The agents that saved the checkpoints, each once, in order."""
         return _sorted(self._agents)
 
     @property
-    def state_schemas(self) -> tuple[str, ...]:
+    def state_schemas(self) -> list[str]:
         """The schemas of the heads, one for each that has one, in order."""
-        return tuple(sorted(each for each in self._schemas.values() if each is not None))
+        return sorted(each for each in self._schemas.values() if each is not None)
 
 
-def _sorted(found: Iterable[str | None]) -> tuple[str, ...]:
-    return tuple(sorted({each for each in found if each is not None}))
+def _sorted(found: Iterable[str | None]) -> list[str]:
+    return sorted({each for each in found if each is not None})

@@ -21,7 +21,7 @@ gateway's to say.
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 from uuid import UUID
@@ -278,7 +278,7 @@ class Archives:
         async with self._sealing.unit_of_work.begin(scope) as transaction:
             locked = await transaction.fetch_one(sql.LOCK, **place)
             found = await transaction.fetch_one(sql.LOCK_STUB, **place)
-            if locked is None or locked.tier == "hot" or found is None or found.stub != stub:
+            if locked is None or locked.tier == "hot" or found is None or found != stub:
                 raise LostRaceError  # deleted, restored or archived anew meanwhile
             await self._sealing.check_keys_in(transaction, scope, sealer)
             for table in TABLES:
@@ -321,10 +321,9 @@ class Archives:
         async def attempt() -> Removal:
             async with self._sealing.unit_of_work.begin(scope) as transaction:
                 locked = await transaction.fetch_one(sql.LOCK, thread_id=thread_id)
-                row = await transaction.fetch_one(sql.LOCK_STUB, thread_id=thread_id)
-                if locked is None or locked.tier == "hot" or row is None:
+                stub = await transaction.fetch_one(sql.LOCK_STUB, thread_id=thread_id)
+                if locked is None or locked.tier == "hot" or stub is None:
                     return NOTHING
-                stub = row.stub
                 if blob_id is not None and stub.blob_id != blob_id:
                     return NOTHING
                 removal = await remove_thread(
@@ -513,7 +512,7 @@ class _Archiving:
             thread_id=request.thread_id,
             blob_id=blob_id,
             activity=read.thread.activity,
-            key_versions=tuple(sorted(check.key_versions | {sealer.active_key_version})),
+            key_versions=sorted(check.key_versions | {sealer.active_key_version}),
             client_share=check.client_share,
             checkpoints=check.counts[CHECKPOINTS],
             pending_writes=check.counts[PENDING_WRITES],
@@ -529,7 +528,7 @@ class _Archiving:
             key_version=sealer.active_key_version,
             sealed=b"",
         )
-        stub = replace(stub, sealed=stub.sealing(sealer, record))
+        stub = msgspec.structs.replace(stub, sealed=stub.sealing(sealer, record))
         await self._flip(request, sealer, stub, record, check)
         return Archived(stub, created=True)
 
@@ -629,13 +628,13 @@ class _Archiving:
             if locked is None or (locked.tier, locked.activity) != ("hot", stub.activity):
                 raise ThreadActive
             await self.sealing.check_keys_in(transaction, scope, sealer)
-            held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=list(stub.key_versions))
+            held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=stub.key_versions)
             if len(held) != len(stub.key_versions):
                 # Re-sealed while it was read: the rows of now need none of the versions that are being given up.
                 raise LostRaceError
             settlement = Settlement(stub.blob_id, stub.size_bytes, BlobPointer(record.blob_key, record.content_bytes))
             await self.sealing.offload.ledger.settle(transaction, sealer, [settlement], thread_id)
-            await transaction.run(sql.ADD_STUB, **asdict(stub))
+            await transaction.run(sql.ADD_STUB, **msgspec.structs.asdict(stub))
             for table, statement in sql.REMOVE.items():
                 if await transaction.run(statement, thread_id=thread_id) != check.counts[table]:
                     raise ThreadActive

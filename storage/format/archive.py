@@ -268,8 +268,7 @@ class ArchiveRecord(msgspec.Struct, array_like=True, frozen=True):
         return f"ArchiveRecord(content_bytes={self.content_bytes})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stub:
+class Stub(msgspec.Struct, frozen=True):
     """A thread's row of ``archives``: every column but the last two is bound into the seal.
 
     Attributes:
@@ -296,21 +295,24 @@ class Stub:
     thread_id: str
     blob_id: UUID
     activity: int
-    key_versions: tuple[int, ...]
+    key_versions: list[int]
     client_share: bool
     checkpoints: int
     pending_writes: int
     chunks: int
     hot_bytes: int
     size_bytes: int
-    run_ids: tuple[str, ...]
-    state_schemas: tuple[str, ...]
-    agents: tuple[str, ...]
-    named_ids: bytes | None = field(repr=False)
+    run_ids: list[str]
+    state_schemas: list[str]
+    agents: list[str]
+    named_ids: bytes | None
     storage_class: str
     created_at: datetime
     key_version: int
-    sealed: bytes = field(repr=False)
+    sealed: bytes
+
+    def __repr__(self) -> str:
+        return f"Stub(thread_id={self.thread_id!r}, blob_id={self.blob_id})"
 
     @property
     def location(self) -> tuple[Field, ...]:

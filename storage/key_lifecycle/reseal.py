@@ -289,7 +289,7 @@ async def _unproven(transaction: Transaction, sealer: Sealer) -> int:
         for row in rows:
             after = row.thread_id
             try:
-                row.stub.record(sealer)
+                row.record(sealer)
             except (IntegrityFailure, KeyDestroyed):
                 found += 1
         if len(rows) < _THREADS_PAGE:

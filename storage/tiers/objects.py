@@ -71,8 +71,7 @@ class ArchiveObjects:
 
     async def stub(self, transaction: Transaction, thread_id: str) -> Stub | None:
         """What the thread's row of archives says, or None if it is not archived."""
-        row = await transaction.fetch_one(sql.STUB, thread_id=thread_id)
-        return None if row is None else row.stub
+        return await transaction.fetch_one(sql.STUB, thread_id=thread_id)
 
     async def rows(self, scope: Scope, sealer: Sealer, stub: Stub) -> ThreadRows:
         """All rows of an archive; no transaction is open meanwhile.

@@ -290,9 +290,9 @@ async def _read_archived(transaction: Transaction, thread_id: str) -> _Archived 
     if tier is None or tier == "hot":
         return None
     thread = await transaction.fetch_only(archives_sql.SIZED_THREAD, thread_id=thread_id)
-    row = await transaction.fetch_one(archives_sql.STUB, thread_id=thread_id)
+    stub = await transaction.fetch_one(archives_sql.STUB, thread_id=thread_id)
     heads = await transaction.fetch_all(threads_sql.HEADS, thread_id=thread_id)
-    return _Archived(thread, heads, None if row is None else row.stub)
+    return _Archived(thread, heads, stub)
 
 
 class _Verifier:

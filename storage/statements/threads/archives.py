@@ -7,7 +7,6 @@ except for when the database got a row: one that comes back was got anew.
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
@@ -131,44 +130,13 @@ REMOVE = {
 # --- stubs ---------------------------------------------------------------------------------------------------------
 
 
-class StubRow(msgspec.Struct, frozen=True):
-    """A stub as it is stored; `storage.format.archive.Stub` says what the columns mean."""
-
-    thread_id: str
-    blob_id: UUID
-    activity: int
-    key_versions: list[int]
-    client_share: bool
-    checkpoints: int
-    pending_writes: int
-    chunks: int
-    hot_bytes: int
-    size_bytes: int
-    run_ids: list[str]
-    state_schemas: list[str]
-    agents: list[str]
-    named_ids: bytes | None
-    storage_class: str
-    created_at: datetime
-    key_version: int
-    sealed: bytes
-
-    @property
-    def stub(self) -> Stub:
-        """What it says."""
-        columns: dict[str, Any] = msgspec.structs.asdict(self)
-        for name in ("key_versions", "run_ids", "state_schemas", "agents"):
-            columns[name] = tuple(columns[name])
-        return Stub(**columns)
-
-
-_STUB = columns(StubRow)
+_STUB = columns(Stub)
 _ONE_STUB = f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD}"
-STUB = Statement(_ONE_STUB, StubRow)
-LOCK_STUB = Statement(f"{_ONE_STUB} FOR UPDATE", StubRow)
+STUB = Statement(_ONE_STUB, Stub)
+LOCK_STUB = Statement(f"{_ONE_STUB} FOR UPDATE", Stub)
 ADD_STUB = Statement(f"""
 INSERT INTO stateroom.archives (tenant_id, subject_id, {_STUB})
-VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in StubRow.__struct_fields__)})
+VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in Stub.__struct_fields__)})
 """)
 
 
@@ -188,7 +156,7 @@ SELECT {_STUB} FROM stateroom.archives
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after
 ORDER BY thread_id LIMIT :limit
 """,
-    StubRow,
+    Stub,
 )
 
 INTO_ARCHIVE = Statement(f"UPDATE stateroom.threads SET tier = 'archive' WHERE {_THREAD} AND tier = 'hot'")
