@@ -50,11 +50,11 @@ class ArchiveCheck:
     """Takes the rows of one thread.
 
     Attributes:
-        counts: Of the rows of each table.
-        hot_bytes: Sum of the lengths of their envelopes.
-        key_versions: Those that the envelopes name.
-        blob_ids: Of the pieces whose content is in the object store.
-        client_share: Whether the thread was made under one.
+        counts: The number of rows of each table.
+        hot_bytes: The sum of the lengths of their envelopes.
+        key_versions: The versions that the envelopes name.
+        blob_ids: The blobs of pieces whose content is in the object store.
+        client_share: Whether the thread was made under a client-held share.
     """
 
     def __init__(self, sealer: Sealer, thread_id: str, thread_row: SizedThreadRow, heads: Sequence[HeadRow]) -> None:

@@ -101,12 +101,11 @@ class ArchiveStatus:
     """Where a thread's rows are, and how far away.
 
     Attributes:
-        tier: As the thread's.
-        state: ``hot``; or whether the object can be read, which is unknown while nobody can be asked.
-        retry_after_seconds: When it is worth asking again.
-        progress: Of a thaw that a restore waits for, from 0 to 1; None: nobody knows.
-        job_id: Of the restore that is under way, if one is.
-        stub: What the archive is; None of a hot thread.
+        state: ``hot``, or whether the object can be read; ``unknown`` if there is no object store that answers.
+        retry_after_seconds: The seconds after which it is worth asking again.
+        progress: How far the thaw is that a restore waits for, from 0 to 1; None: it is not known.
+        job_id: The job of the restore that is under way, if one is.
+        stub: The thread's row of ``archives``; None of a hot thread.
     """
 
     tier: Literal["hot", "archive"]

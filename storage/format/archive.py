@@ -272,23 +272,15 @@ class Stub(msgspec.Struct, frozen=True):
     """A thread's row of ``archives``: every column but the last two is bound into the seal.
 
     Attributes:
-        thread_id: Which thread.
-        blob_id: The object.
         activity: The thread's when its rows were read.
         key_versions: Every data key version that an envelope of the archive, or ``sealed``, needs.
         client_share: Whether the thread was made under a client-held share.
-        checkpoints: How many rows moved.
-        pending_writes: Likewise.
-        chunks: Likewise.
-        hot_bytes: Sum of the lengths of the envelopes that moved.
-        size_bytes: Of the object.
-        run_ids: Of the checkpoints that moved, each once.
-        state_schemas: Of the heads, one for each that has one.
-        agents: That saved the checkpoints that moved, each once.
-        named_ids: Of the blobs and artifacts that the rows name, as `storage.ledger.ledger.pack_named_ids` does it.
-        storage_class: The object's.
-        created_at: When it was archived.
-        key_version: That ``sealed`` takes; not bound, but compared with it.
+        hot_bytes: The sum of the lengths of the envelopes that moved.
+        size_bytes: The size of the object.
+        run_ids: The runs of the checkpoints that moved, each once; ``agents`` likewise.
+        state_schemas: The schemas of the heads, one for each that has one.
+        named_ids: The blobs and artifacts that the rows name, as `storage.ledger.ledger.pack_named_ids` packs them.
+        key_version: The version that ``sealed`` takes; it is not bound, but compared with it.
         sealed: An `ArchiveRecord`.
     """
 
