@@ -42,8 +42,8 @@ serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DI
 SUITE := -m 'not soak and not mixed and not victims and not clients' -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: unit
-unit: setup ## Run the tests that need no engines: the loop while one works (under a minute)
-	@$(RUN) pytest -q -m 'not soak' -n 2 --dist worksteal tests/unit sdk/python/tests $(PYTEST_ARGS)
+unit: setup ## Run the quick tests that need no engines: the loop while one works (half a minute)
+	@$(RUN) pytest -q -m 'not soak and not slow' -n 2 --dist worksteal tests/unit sdk/python/tests $(PYTEST_ARGS)
 
 .PHONY: test
 test: setup ## Run the tests (PYTEST_ARGS=... is passed on)

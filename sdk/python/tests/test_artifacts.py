@@ -147,6 +147,7 @@ def sources_of(content, folder):
     yield "one large piece", [content]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 70_000, ONE_REQUEST_BYTES - 1, ONE_REQUEST_BYTES, ONE_REQUEST_BYTES + 1])
 async def test_whatever_the_source_its_content_is_stored(artifacts, server, tmp_path, size):
     content = content_of(size)
@@ -436,6 +437,7 @@ with Client(url, api_key) as client:
 """
 
 
+@pytest.mark.slow
 async def test_memory_is_a_few_parts_whatever_the_size(server, tmp_path):
     server.part_bytes = ONE_REQUEST_BYTES
     size = 128 * MIB

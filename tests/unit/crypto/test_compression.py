@@ -25,6 +25,7 @@ def test_a_frame_that_states_another_size_than_its_contents_is_damage(stated):
             inflate(lying, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", [True, False], ids=["of a new thread", "of one that compressed before"])
 def test_without_memory_is_a_memory_error_and_never_damage(new):
     # zstd itself takes some hundred KiB beside its output, and has its own word for not getting them.

@@ -407,6 +407,7 @@ async def test_a_tenants_tombstones_need_the_deployments_root_key_and_never_its_
         await roots.wrap(key, CONTEXT)
 
 
+@pytest.mark.slow
 def test_no_client_of_a_service_is_loaded_for_a_file() -> None:
     program = "import crypto, sys; sys.exit(any(name in sys.modules for name in ('boto3', 'hvac', 'requests')))"
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -531,6 +532,7 @@ async def test_a_context_of_other_names_is_refused() -> None:
             await root_key.wrap(SecretKey.generate(), context)
 
 
+@pytest.mark.slow
 def test_vault_without_its_extra_is_named() -> None:
     program = (
         "import sys; sys.modules['hvac'] = None\n"

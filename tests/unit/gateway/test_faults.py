@@ -235,6 +235,7 @@ def slices_of(shape: Any, body: bytes) -> int:
     return len(slices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORST)
 def test_as_many_values_as_allowed_are_looked_at_in_slices(name: str) -> None:
     shape, body = WORST[name]

@@ -34,6 +34,7 @@ def test_what_msgspec_refuses_is_refused_as_by_it():
         encode_msgpack(2**64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "act",
     [
